@@ -1,0 +1,19 @@
+# Warnings are errors in our own code; symbols are hidden so that two native libraries in one process never meet.
+# No -march=native and no -Ofast: one build serves every machine of its architecture, and IEEE rules hold.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+add_library(bps_flags INTERFACE)
+target_compile_features(bps_flags INTERFACE cxx_std_20)
+target_compile_options(bps_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror)
+if(BPS_SANITIZE STREQUAL "address")
+  set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+elseif(BPS_SANITIZE STREQUAL "thread")
+  set(sanitizers -fsanitize=thread -fno-omit-frame-pointer -g)
+elseif(BPS_SANITIZE)
+  message(FATAL_ERROR "BPS_SANITIZE is address, thread or empty, not '${BPS_SANITIZE}'")
+endif()
+target_compile_options(bps_flags INTERFACE ${sanitizers})
+target_link_options(bps_flags INTERFACE ${sanitizers})

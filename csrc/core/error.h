@@ -1,0 +1,62 @@
+// The two error regimes of the library, never mixed.
+//
+// Set-up and bad input throw Error: a code (one Python exception class each), what went wrong, and a hint that is an
+// action. The data path returns Status and never throws, allocates or exits.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace bps {
+
+enum class ErrorCode : std::uint8_t {
+  kInvalidArgument,
+  kMismatch,         // ranks, or two uses of one name, disagree
+  kNotInitialized,
+  kUnknownHandle,
+  kPortTaken,
+  kAuthentication,   // wrong secret or another job
+  kVersion,
+  kUnreachable,
+  kPeerLost,
+  kTimeout,
+  kTransport,
+  kInternal,
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& what, std::string hint)
+      : std::runtime_error(what), code_(code), hint_(std::move(hint)) {}
+  ErrorCode code() const { return code_; }
+  const std::string& hint() const { return hint_; }
+
+ private:
+  ErrorCode code_;
+  std::string hint_;
+};
+
+// What a data-path call came to.
+enum class [[nodiscard]] Status : std::uint8_t {
+  kOk,
+  kAgain,     // a window is full; retry after the next poll
+  kPeerLost,  // the peer is gone, or its memory is
+  kProtocol,  // the peer sent what it may not send
+};
+
+inline const char* to_string(Status status) {
+  switch (status) {
+    case Status::kOk: return "ok";
+    case Status::kAgain: return "window full";
+    case Status::kPeerLost: return "connection lost";
+    case Status::kProtocol: return "protocol violated";
+  }
+  return "?";
+}
+
+// Throws kTransport with errno in words.
+[[noreturn]] void throw_errno(const std::string& what, const std::string& hint = "");
+
+}  // namespace bps

@@ -1,0 +1,105 @@
+#include "core/event_loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "core/error.h"
+
+namespace bps {
+
+EventLoop::EventLoop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !doorbell_) throw_errno("cannot create an event loop", "raise the limit on open files (ulimit -n)");
+  watch(doorbell_.get(), EPOLLIN, [this](std::uint32_t) {
+    std::uint64_t rings = 0;
+    [[maybe_unused]] const auto n = ::read(doorbell_.get(), &rings, sizeof rings);
+  });
+}
+
+void EventLoop::watch(int fd, std::uint32_t events, Ready ready) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_errno("cannot watch a descriptor");
+  watches_[fd] = std::make_shared<Watch>(Watch{fd, std::move(ready)});
+}
+
+void EventLoop::change(int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void EventLoop::forget(int fd) {
+  if (watches_.erase(fd) != 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+void EventLoop::every(double period_s, std::function<void()> task) {
+  const auto period = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(period_s));
+  timers_.push_back({Clock::now() + period, period, std::move(task)});
+}
+
+void EventLoop::post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(posted_mutex_);
+    posted_.push_back(std::move(task));
+    has_posted_.store(true, std::memory_order_release);
+  }
+  wake();
+}
+
+void EventLoop::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
+}
+
+int EventLoop::turn(Duration wait) {
+  int ran = run_posted() + run_timers();
+  if (ran > 0) wait = Duration::zero();
+  for (const Timer& timer : timers_) {
+    wait = std::min(wait, std::max(Duration::zero(), Duration(timer.due - Clock::now())));
+  }
+  std::array<epoll_event, 64> events;
+  const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
+  int count = ::epoll_pwait2(epoll_.get(), events.data(), events.size(), &timeout, nullptr);
+  if (count < 0 && errno == ENOSYS) {  // kernels before 5.11: milliseconds, rounded up so that a timer is never spun for
+    count = ::epoll_wait(epoll_.get(), events.data(), events.size(),
+                         static_cast<int>((wait.count() + 999'999) / 1'000'000));
+  }
+  for (int i = 0; i < count; ++i) {
+    const auto found = watches_.find(events[static_cast<std::size_t>(i)].data.fd);
+    if (found == watches_.end()) continue;  // forgotten by an earlier callback of this turn
+    const std::shared_ptr<Watch> watch = found->second;
+    watch->ready(events[static_cast<std::size_t>(i)].events);
+    ++ran;
+  }
+  return ran + run_posted();
+}
+
+int EventLoop::run_posted() {
+  if (!has_posted_.load(std::memory_order_acquire)) return 0;
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::lock_guard lock(posted_mutex_);
+    tasks.swap(posted_);
+    has_posted_.store(false, std::memory_order_release);
+  }
+  for (auto& task : tasks) task();
+  return static_cast<int>(tasks.size());
+}
+
+int EventLoop::run_timers() {
+  int ran = 0;
+  for (std::size_t i = 0; i < timers_.size(); ++i) {
+    if (Clock::now() < timers_[i].due) continue;
+    timers_[i].due = Clock::now() + timers_[i].period;
+    timers_[i].task();
+    ++ran;
+  }
+  return ran;
+}
+
+}  // namespace bps

@@ -1,0 +1,69 @@
+// One epoll loop: descriptors, timers, and functions posted by other threads.
+//
+// Threading: everything but post() and wake() belongs to the thread that calls turn(). doorbell() is an eventfd that
+// another process may hold a copy of and write to in order to wake this loop.
+// Ordering:  functions run in the order in which they were posted.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/fd.h"
+
+namespace bps {
+
+class EventLoop {
+ public:
+  using Ready = std::function<void(std::uint32_t events)>;
+
+  EventLoop();
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+
+  // Calls `ready` with the epoll events of `fd` until forget(fd). Level-triggered. `ready` may forget any descriptor.
+  void watch(int fd, std::uint32_t events, Ready ready);
+  void change(int fd, std::uint32_t events);
+  void forget(int fd);
+
+  // Runs `task` every `period_s` seconds, first after one period, for as long as the loop lives.
+  void every(double period_s, std::function<void()> task);
+
+  // From any thread: run `task` on the loop soon.
+  void post(std::function<void()> task);
+  // From any thread: make a sleeping turn() return.
+  void wake();
+  int doorbell() const { return doorbell_.get(); }
+
+  // Dispatches what is ready, sleeping up to `wait` (zero: just look) when nothing is. Returns the number of things run.
+  int turn(Duration wait);
+
+ private:
+  struct Watch {
+    int fd;
+    Ready ready;
+  };
+  struct Timer {
+    Clock::time_point due;
+    Duration period;
+    std::function<void()> task;
+  };
+
+  int run_posted();
+  int run_timers();
+
+  Fd epoll_;
+  Fd doorbell_;
+  std::unordered_map<int, std::shared_ptr<Watch>> watches_;
+  std::vector<Timer> timers_;
+  std::mutex posted_mutex_;  // set-up and rare events only; the data path uses rings
+  std::vector<std::function<void()>> posted_;
+  std::atomic<bool> has_posted_{false};
+};
+
+}  // namespace bps

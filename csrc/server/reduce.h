@@ -1,0 +1,39 @@
+// Sums the pieces of all workers in one pass: [9] of the walk.
+//
+// reduce() reads every source once and writes every destination once, whatever the number of workers: N sources and M
+// destinations cost N + M memory touches. Half types are widened, accumulated in float32 in the order of the sources,
+// scaled, and rounded to nearest even once at the end; float32 accumulates in float32, float64 in float64, integers in
+// their own width with wrap-around. kAverage divides by `divisor` in that same pass (integers: floor division, as
+// BytePS); other ops ignore `divisor`. bool: sum and max are OR, product and min are AND; average is refused earlier.
+//
+// The best instruction set that this machine has is chosen once, at first use. Destinations may be exactly equal to
+// sources (in place); other overlap is not allowed. Nothing here allocates or throws. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "core/dtype.h"
+
+namespace bps {
+
+struct Reduction {
+  Dtype dtype;
+  ReduceOp op;
+  std::uint32_t divisor;  // for kAverage, the size of the group; at least 1
+};
+
+// `count` elements. At least one source; zero destinations is allowed and does nothing. One source with kSum is a copy.
+// Pointers need no alignment.
+void reduce(const Reduction& what, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
+            std::size_t count);
+
+// "avx512", "avx2", "neon" or "baseline": what reduce() uses here.
+std::string_view reduce_isa();
+// For tests and benchmarks: force an instruction set; false when this machine lacks it.
+bool set_reduce_isa(std::string_view isa);
+std::span<const std::string_view> available_reduce_isas();
+
+}  // namespace bps

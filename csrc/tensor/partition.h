@@ -1,0 +1,42 @@
+// How a tensor is cut into partitions: [1] of the walk. Pure functions; every rank computes the same cut.
+//
+// A tensor is `shards` equal runs of elements (the last ones shorter, possibly empty: like torch.chunk), so that
+// reduce_scatter and all_gather can name one owner per partition; each run is cut into partitions of at most
+// `partition_bytes`. Plain push_pull has one shard.
+#pragma once
+
+#include <cstdint>
+
+namespace bps {
+
+class Partitioning {
+ public:
+  // `bytes` of tensor, elements of `element` bytes. partition_bytes is rounded down to a multiple of `element`, at
+  // least one element. An empty tensor has no partitions.
+  Partitioning(std::uint64_t bytes, std::uint32_t element, std::uint64_t partition_bytes, std::uint32_t shards = 1);
+
+  struct Piece {
+    std::uint64_t offset;  // bytes from the start of the tensor
+    std::uint64_t length;  // bytes, never 0
+    std::uint32_t shard;
+  };
+  std::uint64_t count() const { return count_; }
+  Piece piece(std::uint64_t index) const;  // index < count()
+
+  // Where shard `index` lies: offset and length in bytes; length may be 0.
+  std::uint64_t shard_offset(std::uint32_t index) const;
+  std::uint64_t shard_length(std::uint32_t index) const;
+
+ private:
+  std::uint64_t bytes_;
+  std::uint64_t shard_bytes_;      // of a full shard
+  std::uint64_t piece_bytes_;
+  std::uint64_t pieces_in_shard_;  // of a full shard
+  std::uint64_t count_;
+};
+
+// The partition size used for a tensor of `bytes`: `limit` (BYTEPS_PARTITION_BYTES), or less for a middle-sized tensor
+// so that every one of `servers` servers gets a few pieces to pipeline, but never below `floor` bytes.
+std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t servers, std::uint64_t floor);
+
+}  // namespace bps
