@@ -1,0 +1,69 @@
+// Who takes part in a job. The scheduler fixes it once, when all have joined, and tells everybody.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/bytes.h"
+
+namespace bps {
+
+inline constexpr std::int32_t kNoRank = -1;
+
+// How to reach a node by one transport; the bytes mean something to that transport only.
+struct TransportAddress {
+  std::string transport;  // "shm", "tcp", "rdma"
+  Bytes address;
+};
+
+// One process. A joint process is a worker and a server; the scheduler is not a node.
+struct Node {
+  std::uint32_t id = 0;                 // its place in Membership::nodes plus one; 0 = the scheduler
+  std::int32_t worker_rank = kNoRank;
+  std::int32_t server_rank = kNoRank;
+  std::uint16_t lanes = 0;              // worker loops
+  std::uint16_t shards = 0;             // server loops
+  std::uint32_t pid = 0;
+  std::string host;                     // for people
+  std::string host_key;                 // equal for processes that can share memory
+  std::vector<TransportAddress> addresses;
+
+  // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
+  std::string describe() const;
+};
+
+struct Membership {
+  std::vector<Node> nodes;  // workers by rank first, then servers that are no workers
+  std::uint32_t workers = 0;
+  std::uint32_t servers = 0;
+
+  const Node* worker(std::uint32_t rank) const;
+  const Node* server(std::uint32_t rank) const;
+  const Node* by_id(std::uint32_t id) const;
+};
+
+// An ordered set of worker ranks that sums together. Group 0 is all workers.
+struct Group {
+  std::uint32_t id = 0;
+  std::vector<std::uint32_t> ranks;  // ascending, worker ranks
+  std::uint32_t size() const { return static_cast<std::uint32_t>(ranks.size()); }
+  // Position of a worker rank in the group, or kNoRank.
+  std::int32_t index_of(std::uint32_t worker_rank) const;
+};
+
+// What a rank says of a tensor when it first uses the name; all ranks of the group must say the same.
+struct TensorSpec {
+  std::uint32_t group = 0;
+  std::string name;
+  std::uint8_t dtype = 0;
+  std::uint64_t count = 0;  // elements
+  std::string shape;        // for people: "(3, 4)"
+};
+
+struct TensorId {
+  std::uint32_t id = 0;                     // below 2^30, unique in the job, made from the name
+  std::vector<std::uint64_t> server_load;   // bytes on each server before this tensor was placed (key hash `balanced`)
+};
+
+}  // namespace bps

@@ -1,0 +1,46 @@
+// The scheduler: rendezvous, barriers, the registry of tensors and groups, and the detector of lost peers.
+//
+// Small messages only; no tensor byte ever comes here. Runs on a thread of its own, started by the constructor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/handshake.h"
+
+namespace bps {
+
+struct SchedulerOptions {
+  std::string address;                 // "" = every interface
+  std::vector<std::uint16_t> ports;    // the first free one is taken; {0} = any
+  std::uint32_t workers = 1;
+  std::uint32_t servers = 1;
+  double heartbeat_timeout_s = 1.5;    // silence after which a node counts as lost
+  double join_timeout_s = 60;
+};
+
+class Scheduler {
+ public:
+  // Binds and starts. Throws kPortTaken.
+  Scheduler(SchedulerOptions options, Credentials credentials);
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  std::uint16_t port() const;
+  // Blocks until every node has left or the job failed; true when it ended well.
+  bool wait();
+  // What the scheduler counted, for tests: declares, barriers, lost nodes, refused callers.
+  struct Counters {
+    std::uint64_t messages, declared, barriers, lost, refused;
+  };
+  Counters counters() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace bps

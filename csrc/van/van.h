@@ -1,0 +1,73 @@
+// A process's line to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
+//
+// Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
+// block up to their time-out without spinning, and throw Error. Callbacks run on the van's thread and must not block.
+// Errors: once a peer or the scheduler is lost, calls that need it throw kPeerLost naming it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/event_loop.h"
+#include "transport/handshake.h"
+#include "van/membership.h"
+
+namespace bps {
+
+struct VanOptions {
+  std::string scheduler_host = "127.0.0.1";
+  std::vector<std::uint16_t> scheduler_ports;  // tried in turn, over and over: the one that answers for our job wins
+  double join_timeout_s = 60;
+  double heartbeat_interval_s = 0.5;
+  double call_timeout_s = 60;  // declare, new_group
+};
+
+struct VanEvents {
+  // A node is gone without leaving; `node` 0 is the scheduler. `why` is for people. Reported once per node.
+  std::function<void(std::uint32_t node, const std::string& why)> on_lost;
+  // Servers: a group exists. Called before any worker may use it.
+  std::function<void(const Group&)> on_group;
+  // Workers: ranks disagree about this tensor; operations on it cannot complete.
+  std::function<void(std::uint32_t tensor, const std::string& why)> on_tensor_failed;
+};
+
+class Van {
+ public:
+  // Starts the van's thread; nothing is sent yet, so that doors can be opened on loop() and put into `self`.
+  Van(VanOptions options, Credentials credentials, VanEvents events);
+  ~Van();
+  Van(const Van&) = delete;
+  Van& operator=(const Van&) = delete;
+
+  EventLoop& loop();
+  const Credentials& credentials() const;
+
+  // Joins the job. self.worker_rank / server_rank: the wanted rank, or -2 for "any", kNoRank for "not one". Returns when
+  // all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ), kTimeout
+  // (says how many are missing).
+  void join(Node self, std::uint32_t workers, std::uint32_t servers);
+  const Membership& membership() const;
+  const Node& self() const;
+
+  // Waits until all ranks of the group are here.
+  void barrier(const Group& group, double timeout_s);
+  // One round trip for any number of tensors. Throws kMismatch naming tensor, ranks and both shapes.
+  std::vector<TensorId> declare(std::span<const TensorSpec> tensors);
+  // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.
+  Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
+
+  // Says goodbye and waits until every worker has (then servers may stop); false when that took too long.
+  bool leave(double timeout_s);
+  // For servers: blocks until every worker has left or the job is lost; true when it ended well.
+  bool wait_for_end();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace bps
