@@ -1,0 +1,108 @@
+#include "server/reduce.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+
+#include "server/reduce_isa.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace bps {
+namespace {
+
+struct Isa {
+  std::string_view name;
+  isa::Kernel (*kernel)(Dtype, ReduceOp);
+};
+
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows this one.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+// What this machine has, best first.
+struct Available {
+  Available() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      add("avx512", isa::avx512);
+    }
+    if (has_avx2) add("avx2", isa::avx2);
+#elif defined(__aarch64__)
+    add("neon", isa::neon);
+#endif
+    add("baseline", isa::baseline);
+  }
+  void add(std::string_view name, isa::Kernel (*kernel)(Dtype, ReduceOp)) {
+    isas[count] = {name, kernel};
+    names[count++] = name;
+  }
+
+  std::array<Isa, 3> isas;
+  std::array<std::string_view, 3> names;
+  std::size_t count = 0;
+};
+
+const Available& available() {
+  static const Available found;
+  return found;
+}
+
+std::atomic<const Isa*>& chosen() {
+  static std::atomic<const Isa*> isa{available().isas.data()};
+  return isa;
+}
+
+// Piece by piece, so that what was read is still in the cache for every destination but the first.
+void copy(const std::byte* source, std::span<std::byte* const> destinations, std::size_t bytes) {
+  constexpr std::size_t kPiece = std::size_t{128} << 10;  // well inside any second-level cache
+  const std::size_t piece = destinations.size() > 1 ? kPiece : bytes;
+  for (std::size_t offset = 0; offset < bytes; offset += piece) {
+    for (std::byte* destination : destinations) {
+      if (destination != source) std::memcpy(destination + offset, source + offset, std::min(piece, bytes - offset));
+    }
+  }
+}
+
+}  // namespace
+
+void reduce(const Reduction& what, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
+            std::size_t count) {
+  if (sources.empty() || destinations.empty() || count == 0) return;
+  const std::size_t bytes = count * size_of(what.dtype);
+  const ReduceOp op = what.op == ReduceOp::kAverage && what.divisor == 1 ? ReduceOp::kSum : what.op;
+  if (sources.size() == 1 && op != ReduceOp::kAverage) return copy(sources[0], destinations, bytes);
+  const isa::Kernel kernel = chosen().load(std::memory_order_relaxed)->kernel(what.dtype, op);
+  if (kernel == nullptr) return;
+  kernel({sources.data(), sources.size(), destinations.data(), destinations.size(), bytes,
+          std::max(what.divisor, std::uint32_t{1})});
+}
+
+std::string_view reduce_isa() {
+  return chosen().load(std::memory_order_relaxed)->name;
+}
+
+bool set_reduce_isa(std::string_view isa) {
+  const Available& found = available();
+  for (std::size_t i = 0; i < found.count; ++i) {
+    if (found.isas[i].name != isa) continue;
+    chosen().store(&found.isas[i], std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
+
+std::span<const std::string_view> available_reduce_isas() {
+  return std::span(available().names).first(available().count);
+}
+
+}  // namespace bps

@@ -1,0 +1,31 @@
+// The kernels for AVX-512 (F, BW, DQ, VL: every server CPU that has any of it since 2017).
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+
+#include "server/reduce_kernels.h"
+
+namespace bps {
+namespace {
+
+// The forms with a mask, of all ones here, because gcc 12 warns of what its headers do in the plain ones.
+struct Float16 : FloatMath<float> {
+  static constexpr std::size_t kParts = 1;
+  static constexpr std::size_t kUnitBytes = 32;
+
+  static void load(const std::byte* from, Floats* to) {
+    *to = (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static void store(std::byte* to, const Floats* from) {
+    const __m256i half = _mm512_maskz_cvtps_ph(0xffff, (__m512)*from, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
+  }
+};
+
+}  // namespace
+
+isa::Kernel isa::avx512(Dtype dtype, ReduceOp op) {
+  return choose<Float16>(dtype, op);
+}
+
+}  // namespace bps
+#endif

@@ -1,0 +1,32 @@
+// What the instruction-set files of the reducer offer to reduce.cc: one function each that names a kernel.
+//
+// Those files are compiled with flags that this machine may not honour. So that none of their code can leak into the
+// rest of the program, they may not instantiate inline functions or templates of namespaces that other files use (the
+// linker keeps one copy of each, perhaps theirs): everything in them but the functions below has internal linkage.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace bps::isa {
+
+struct Job {
+  const std::byte* const* sources;
+  std::size_t source_count;  // at least 1
+  std::byte* const* destinations;
+  std::size_t destination_count;
+  std::size_t bytes;      // of each source and destination
+  std::uint32_t divisor;  // at least 1, also for operations that ignore it
+};
+
+using Kernel = void (*)(const Job&);
+
+// Null when there is no such combination.
+Kernel baseline(Dtype dtype, ReduceOp op);
+Kernel avx2(Dtype dtype, ReduceOp op);
+Kernel avx512(Dtype dtype, ReduceOp op);
+Kernel neon(Dtype dtype, ReduceOp op);
+
+}  // namespace bps::isa

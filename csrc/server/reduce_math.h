@@ -1,0 +1,144 @@
+// Arithmetic on vectors of the width of the including file's instruction set. Only for reduce_<isa>.cc, by way of
+// reduce_kernels.h.
+//
+// The unnamed namespace is the point: every including file gets its own copy, compiled with its own flags (see
+// reduce_isa.h). GCC's vector types are used because one source then serves all widths and keeps accumulators in
+// registers, which auto-vectorisation of a loop over sources does not. No multiplication here feeds an addition, so no
+// compiler can fuse them and all instruction sets agree to the bit.
+#pragma once
+
+#include "server/reduce_isa.h"
+
+namespace bps {
+namespace {
+
+#if defined(__AVX512BW__)
+constexpr std::size_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr std::size_t kVectorBytes = 32;
+#else
+constexpr std::size_t kVectorBytes = 16;
+#endif
+
+template <typename T>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(kVectorBytes)));  // NOLINT: the attributes need a typedef
+  typedef T Anywhere __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::Type;
+
+// Not memcpy: gcc 12 makes two halves of it where the vector has 32 bytes.
+template <typename T>
+Vector<T> load_vector(const std::byte* from) {
+  return *reinterpret_cast<const typename VectorOf<T>::Anywhere*>(from);
+}
+template <typename T>
+void store_vector(std::byte* to, Vector<T> from) {
+  *reinterpret_cast<typename VectorOf<T>::Anywhere*>(to) = from;
+}
+
+using Floats = Vector<float>;
+using Words = Vector<std::uint32_t>;
+
+template <typename T>
+struct FloatMath {
+  using Lane = T;
+  using Lanes = Vector<T>;
+
+  // Both ways round the exact quotient once, so the result is sum / divisor to the bit; multiplying is faster, and
+  // right only where the reciprocal is exact.
+  struct Divisor {
+    explicit Divisor(std::uint32_t by)
+        : value(static_cast<T>(by)), reciprocal(T{1} / value), is_power_of_two((by & (by - 1)) == 0) {}
+    T value;
+    T reciprocal;
+    bool is_power_of_two;
+  };
+
+  static Lanes add(Lanes a, Lanes b) { return a + b; }
+  static Lanes multiply(Lanes a, Lanes b) { return a * b; }
+  // As numpy.minimum and numpy.maximum: NaN wins.
+  static Lanes minimum(Lanes a, Lanes b) { return ((a < b) | (a != a)) ? a : b; }
+  static Lanes maximum(Lanes a, Lanes b) { return ((a > b) | (a != a)) ? a : b; }
+  static Lanes divide(Lanes a, const Divisor& by) { return by.is_power_of_two ? a * by.reciprocal : a / by.value; }
+};
+
+template <typename T>
+struct UnsignedOf;
+template <>
+struct UnsignedOf<std::uint8_t> {
+  using Type = std::uint8_t;
+};
+template <>
+struct UnsignedOf<std::int8_t> {
+  using Type = std::uint8_t;
+};
+template <>
+struct UnsignedOf<std::int32_t> {
+  using Type = std::uint32_t;
+};
+template <>
+struct UnsignedOf<std::int64_t> {
+  using Type = std::uint64_t;
+};
+
+// Rounds towards minus infinity. 32 bits and fewer go through double, which vectorises: the quotient is off an integer
+// by 1/by or more, and double's rounding error is below 2^-21 / by, so truncation never sees the wrong integer.
+template <typename T>
+T floor_divide(T value, std::uint32_t by) {
+  const double quotient = static_cast<double>(value) / static_cast<double>(by);
+  const auto whole = static_cast<std::int32_t>(quotient);
+  return static_cast<T>(whole - (static_cast<double>(whole) > quotient ? 1 : 0));
+}
+template <>
+std::int64_t floor_divide(std::int64_t value, std::uint32_t by) {
+  const auto divisor = static_cast<std::int64_t>(by);
+  return value / divisor - (value % divisor < 0 ? 1 : 0);
+}
+
+// Lanes are unsigned: wrap-around is then defined.
+template <typename T>
+struct IntegerMath {
+  using Lane = typename UnsignedOf<T>::Type;
+  using Lanes = Vector<Lane>;
+  using Signed = Vector<T>;  // as the type itself orders them
+
+  struct Divisor {
+    explicit Divisor(std::uint32_t by)
+        : value(by), shift(__builtin_ctz(by)), is_shift((by & (by - 1)) == 0 && shift < 8 * int{sizeof(T)}) {}
+    std::uint32_t value;
+    int shift;
+    bool is_shift;
+  };
+
+  static Lanes add(Lanes a, Lanes b) { return a + b; }
+  static Lanes multiply(Lanes a, Lanes b) { return a * b; }
+  static Lanes minimum(Lanes a, Lanes b) { return (Signed)a < (Signed)b ? a : b; }
+  static Lanes maximum(Lanes a, Lanes b) { return (Signed)a > (Signed)b ? a : b; }
+  static Lanes divide(Lanes a, const Divisor& by) {
+    if (by.is_shift) return (Lanes)((Signed)a >> static_cast<T>(by.shift));
+    T lanes[sizeof(Lanes) / sizeof(T)];
+    __builtin_memcpy(lanes, &a, sizeof a);
+    for (T& lane : lanes) lane = floor_divide(lane, by.value);
+    __builtin_memcpy(&a, lanes, sizeof a);
+    return a;
+  }
+};
+
+// Bytes of 0 and 1. Nobody averages them: the operation is refused before it gets here.
+struct BoolMath {
+  using Lane = std::uint8_t;
+  using Lanes = Vector<std::uint8_t>;
+  struct Divisor {
+    explicit Divisor(std::uint32_t /*by*/) {}
+  };
+  static Lanes add(Lanes a, Lanes b) { return a | b; }
+  static Lanes multiply(Lanes a, Lanes b) { return a & b; }
+  static Lanes minimum(Lanes a, Lanes b) { return a & b; }
+  static Lanes maximum(Lanes a, Lanes b) { return a | b; }
+  static Lanes divide(Lanes a, const Divisor& /*by*/) { return a; }
+};
+
+}  // namespace
+}  // namespace bps
