@@ -16,6 +16,7 @@
 
 #include "core/bytes.h"
 #include "core/clock.h"
+#include "core/error.h"
 #include "core/fd.h"
 
 namespace bps {
@@ -41,12 +42,32 @@ struct Hello {
   Plane plane = Plane::kVan;
 };
 
-// The calling side; blocks up to `deadline`. Throws Error: kVersion, kAuthentication (wrong secret, or the other side
-// serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
+// Why a hello failed; the numbers of the first three are part of the protocol.
+enum class Refusal : std::uint8_t {
+  kVersion = 1,
+  kJob = 2,  // the other side serves another job
+  kSecret = 3,
+  kSilent = 4,  // closed, silent, or not one of us
+};
+
+class GreetError : public Error {
+ public:
+  GreetError(Refusal refusal, ErrorCode code, const std::string& what, std::string hint)
+      : Error(code, what, std::move(hint)), refusal_(refusal) {}
+  Refusal refusal() const { return refusal_; }
+
+ private:
+  Refusal refusal_;
+};
+
+// The calling side; blocks up to `deadline`. Throws GreetError: kVersion, kAuthentication (wrong secret, or the other
+// side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
 void greet(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
            const std::string& whom);
 
-// The called side, without blocking: call advance() whenever the descriptor is readable.
+// The called side, without blocking: call advance() whenever the descriptor is readable. A caller that is refused stays
+// pending until it has hung up, because closing on unread bytes would destroy the reason on its way; the owner bounds
+// how long that may take.
 class Greeter {
  public:
   enum class State : std::uint8_t { kPending, kAccepted, kRefused };
@@ -58,18 +79,24 @@ class Greeter {
   Fd take() { return std::move(fd_); }  // once accepted
 
  private:
-  void refuse(std::uint8_t reason);
-  bool read_exactly(std::size_t size);
+  enum class Step : std::uint8_t { kHello, kProof, kDrain };
+  enum class Read : std::uint8_t { kDone, kMore, kClosed };
+
+  Read read_up_to(std::size_t size);
+  State read_hello();
+  State read_proof();
+  State refuse(Refusal reason);
+  State drain();
+  bool send_all(std::span<const std::byte> bytes);
 
   Fd fd_;
   const Credentials& credentials_;
   Hello hello_;
-  std::array<std::byte, 128> buffer_{};
-  std::size_t have_ = 0;
-  std::array<std::byte, 128> transcript_{};
+  std::array<std::byte, 48> hello_bytes_{};
+  std::array<std::byte, 32> proof_{};
   std::array<std::byte, 16> challenge_{};
-  State state_ = State::kPending;
-  bool challenged_ = false;
+  std::size_t have_ = 0;
+  Step step_ = Step::kHello;
 };
 
 }  // namespace bps

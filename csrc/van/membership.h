@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,27 +11,30 @@
 namespace bps {
 
 inline constexpr std::int32_t kNoRank = -1;
+inline constexpr std::int32_t kAnyRank = -2;  // a wish at joining time only
 
 // How to reach a node by one transport; the bytes mean something to that transport only.
 struct TransportAddress {
   std::string transport;  // "shm", "tcp", "rdma"
   Bytes address;
+  bool operator==(const TransportAddress&) const = default;
 };
 
 // One process. A joint process is a worker and a server; the scheduler is not a node.
 struct Node {
-  std::uint32_t id = 0;                 // its place in Membership::nodes plus one; 0 = the scheduler
+  std::uint32_t id = 0;  // its place in Membership::nodes plus one; 0 = the scheduler
   std::int32_t worker_rank = kNoRank;
   std::int32_t server_rank = kNoRank;
-  std::uint16_t lanes = 0;              // worker loops
-  std::uint16_t shards = 0;             // server loops
+  std::uint16_t lanes = 0;   // worker loops
+  std::uint16_t shards = 0;  // server loops
   std::uint32_t pid = 0;
-  std::string host;                     // for people
-  std::string host_key;                 // equal for processes that can share memory
+  std::string host;      // for people
+  std::string host_key;  // equal for processes that can share memory
   std::vector<TransportAddress> addresses;
 
   // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
   std::string describe() const;
+  bool operator==(const Node&) const = default;
 };
 
 struct Membership {
@@ -38,9 +42,13 @@ struct Membership {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
 
+  // nullptr for a rank or an id that does not exist.
   const Node* worker(std::uint32_t rank) const;
   const Node* server(std::uint32_t rank) const;
   const Node* by_id(std::uint32_t id) const;
+  // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
+  bool is_consistent() const;
+  bool operator==(const Membership&) const = default;
 };
 
 // An ordered set of worker ranks that sums together. Group 0 is all workers.
@@ -50,6 +58,7 @@ struct Group {
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks.size()); }
   // Position of a worker rank in the group, or kNoRank.
   std::int32_t index_of(std::uint32_t worker_rank) const;
+  bool operator==(const Group&) const = default;
 };
 
 // What a rank says of a tensor when it first uses the name; all ranks of the group must say the same.
@@ -59,11 +68,16 @@ struct TensorSpec {
   std::uint8_t dtype = 0;
   std::uint64_t count = 0;  // elements
   std::string shape;        // for people: "(3, 4)"
+  bool operator==(const TensorSpec&) const = default;
 };
 
 struct TensorId {
-  std::uint32_t id = 0;                     // below 2^30, unique in the job, made from the name
-  std::vector<std::uint64_t> server_load;   // bytes on each server before this tensor was placed (key hash `balanced`)
+  std::uint32_t id = 0;                    // below 2^30, unique in the job, made from the name
+  std::vector<std::uint64_t> server_load;  // bytes on each server before this tensor was placed (key hash `balanced`)
+  bool operator==(const TensorId&) const = default;
 };
+
+// "rank 3" or "ranks 0, 1, 3": how texts name ranks. A long list is cut short.
+std::string name_ranks(std::span<const std::uint32_t> ranks);
 
 }  // namespace bps

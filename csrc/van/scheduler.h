@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,12 +14,16 @@
 namespace bps {
 
 struct SchedulerOptions {
-  std::string address;                 // "" = every interface
-  std::vector<std::uint16_t> ports;    // the first free one is taken; {0} = any
+  std::string address;               // "" = every interface
+  std::vector<std::uint16_t> ports;  // the first free one is taken; {0} = any
   std::uint32_t workers = 1;
   std::uint32_t servers = 1;
-  double heartbeat_timeout_s = 1.5;    // silence after which a node counts as lost
-  double join_timeout_s = 60;
+  double heartbeat_timeout_s = 1.5;         // silence after which a node counts as lost
+  double join_timeout_s = 60;               // from the first who joins
+  bool balanced = false;                    // key hash `balanced`: answer declares with the bytes on each server
+  std::uint64_t partition_bytes = 4096000;  // for that
+  // For people: a member is gone without leaving. Runs on the scheduler's thread.
+  std::function<void(const std::string& why)> on_lost;
 };
 
 class Scheduler {
@@ -32,6 +37,8 @@ class Scheduler {
   std::uint16_t port() const;
   // Blocks until every node has left or the job failed; true when it ended well.
   bool wait();
+  // Ends it at once, from any thread: wait() then returns false, unless the job was over.
+  void stop();
   // What the scheduler counted, for tests: declares, barriers, lost nodes, refused callers.
   struct Counters {
     std::uint64_t messages, declared, barriers, lost, refused;

@@ -2,7 +2,7 @@
 //
 // Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
 // block up to their time-out without spinning, and throw Error. Callbacks run on the van's thread and must not block.
-// Errors: once a peer or the scheduler is lost, calls that need it throw kPeerLost naming it.
+// Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,12 @@ struct VanOptions {
   std::vector<std::uint16_t> scheduler_ports;  // tried in turn, over and over: the one that answers for our job wins
   double join_timeout_s = 60;
   double heartbeat_interval_s = 0.5;
-  double call_timeout_s = 60;  // declare, new_group
+  double heartbeat_timeout_s = 1.5;  // silence of the scheduler after which it counts as lost
+  double call_timeout_s = 60;        // declare, new_group
 };
 
 struct VanEvents {
-  // A node is gone without leaving; `node` 0 is the scheduler. `why` is for people. Reported once per node.
+  // A node is gone without leaving; `node` 0 is the scheduler. `why`, for people, names it. Reported once per node.
   std::function<void(std::uint32_t node, const std::string& why)> on_lost;
   // Servers: a group exists. Called before any worker may use it.
   std::function<void(const Group&)> on_group;
@@ -46,9 +47,9 @@ class Van {
   EventLoop& loop();
   const Credentials& credentials() const;
 
-  // Joins the job. self.worker_rank / server_rank: the wanted rank, or -2 for "any", kNoRank for "not one". Returns when
-  // all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ), kTimeout
-  // (says how many are missing).
+  // Joins the job. self.worker_rank / server_rank: the wanted rank, or -2 for "any", kNoRank for "not one". Returns
+  // when all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ),
+  // kTimeout (says how many are missing).
   void join(Node self, std::uint32_t workers, std::uint32_t servers);
   const Membership& membership() const;
   const Node& self() const;
@@ -60,7 +61,8 @@ class Van {
   // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.
   Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
 
-  // Says goodbye and waits until every worker has (then servers may stop); false when that took too long.
+  // Says goodbye and waits until every worker has (then servers may stop); false when that took too long. A van that is
+  // destroyed without leaving counts as lost.
   bool leave(double timeout_s);
   // For servers: blocks until every worker has left or the job is lost; true when it ended well.
   bool wait_for_end();

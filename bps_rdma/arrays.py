@@ -1,0 +1,142 @@
+"""What the core needs to know of an array: where it lies, how long it is, and its dtype.
+
+Accepted: numpy arrays, CPU torch tensors (when torch is imported), anything with DLPack on the CPU or with the buffer
+protocol. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bps_rdma import _core
+from bps_rdma.errors import InvalidTensorError
+
+Dtype = _core.Dtype
+
+NUMPY_DTYPES: dict[str, Any] = {
+    "float32": Dtype.float32,
+    "float64": Dtype.float64,
+    "float16": Dtype.float16,
+    "bfloat16": Dtype.bfloat16,  # ml_dtypes'
+    "uint8": Dtype.uint8,
+    "int8": Dtype.int8,
+    "int32": Dtype.int32,
+    "int64": Dtype.int64,
+    "bool": Dtype.bool,
+}
+
+
+class Memory(NamedTuple):
+    """The bytes of an array.
+
+    Attributes:
+        address: of the first element.
+        nbytes: of the elements.
+        count: elements.
+        dtype: the core's dtype.
+        shape: as given, for people.
+        allocation: (address, bytes) of the memory block around the array, which is registered as a whole.
+        keep: what must stay alive while the memory is in use.
+    """
+
+    address: int
+    nbytes: int
+    count: int
+    dtype: Any
+    shape: tuple[int, ...]
+    allocation: tuple[int, int]
+    keep: object
+
+
+def describe(array: Any, writable: bool) -> Memory:
+    """Looks at an array without copying it.
+
+    Raises:
+        InvalidTensorError: unsupported type, dtype or device; not contiguous; read-only although `writable` is wanted.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _describe_torch(array)
+    return _describe_numpy(_as_numpy(array), writable)
+
+
+def empty_like(array: Any) -> Any:
+    """A new array of the same type, shape and dtype."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.empty_like(array, requires_grad=False)
+    return np.empty_like(_as_numpy(array))
+
+
+def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the same type and dtype, with another shape."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.empty(shape, dtype=array.dtype)
+    return np.empty(shape, dtype=_as_numpy(array).dtype)
+
+
+def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        return np.asarray(memoryview(array))
+    except TypeError:
+        pass
+    if hasattr(array, "__dlpack__"):
+        try:
+            return np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise InvalidTensorError(
+                f"this {type(array).__name__} cannot be shared: {error}", "move it to the CPU first"
+            ) from error
+    raise InvalidTensorError(
+        f"a {type(array).__name__} is not an array",
+        "pass a numpy array, a CPU torch tensor, or an object with DLPack or the buffer protocol",
+    )
+
+
+def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
+    dtype = NUMPY_DTYPES.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise InvalidTensorError(f"dtype {array.dtype} is not supported", f"use one of {', '.join(NUMPY_DTYPES)}")
+    if not array.flags.c_contiguous:
+        raise InvalidTensorError(
+            f"the array of shape {array.shape} is not contiguous", "pass numpy.ascontiguousarray(array)"
+        )
+    if writable and not array.flags.writeable:
+        raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
+    address = array.__array_interface__["data"][0]
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    allocation = (address, array.nbytes)
+    if base is not array and base.flags.c_contiguous:
+        allocation = (base.__array_interface__["data"][0], base.nbytes)
+    return Memory(address, array.nbytes, array.size, dtype, array.shape, allocation, array)
+
+
+def _describe_torch(tensor: Any) -> Memory:
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = NUMPY_DTYPES.get(name)
+    if dtype is None:
+        raise InvalidTensorError(f"dtype {tensor.dtype} is not supported", f"use one of {', '.join(NUMPY_DTYPES)}")
+    if tensor.device.type != "cpu":
+        raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
+    if tensor.layout is not sys.modules["torch"].strided or not tensor.is_contiguous():
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
+        )
+    storage = tensor.untyped_storage()
+    return Memory(
+        tensor.data_ptr(),
+        tensor.numel() * tensor.element_size(),
+        tensor.numel(),
+        dtype,
+        tuple(tensor.shape),
+        (storage.data_ptr(), storage.nbytes()),
+        tensor,
+    )

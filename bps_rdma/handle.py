@@ -1,0 +1,81 @@
+"""Handles: operations in progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+from bps_rdma.errors import DeadlineError, UnknownHandleError
+
+# Arrays must outlive the operations on them, also when the caller forgets the handle. Newest last.
+_in_flight: deque[Handle] = deque()
+_GRACE_S = 10.0
+
+
+class Handle:
+    """One asynchronous operation. Take its result with `synchronize(handle)`, `handle.wait()` or `await handle`.
+
+    A handle gives its result once; the array belongs to the operation until then.
+    """
+
+    __slots__ = ("__weakref__", "_keep", "_operation", "_result", "_taken")
+
+    def __init__(self, operation: Any, result: Any, keep: object) -> None:
+        self._operation = operation
+        self._result = result
+        self._keep: object = keep
+        self._taken = False
+        while _in_flight and _in_flight[0]._operation.finished():
+            _in_flight.popleft()._keep = None
+        _in_flight.append(self)
+
+    def done(self) -> bool:
+        """Whether wait() would return (or raise) at once."""
+        return bool(self._operation.done())
+
+    def wait(self) -> Any:
+        """Blocks until the operation is over, without holding the GIL, and returns its array.
+
+        Raises:
+            UnknownHandleError: the result has been taken before.
+            PeerLostError, DeadlineError, MismatchError, ...: what became of the operation.
+        """
+        if self._taken:
+            raise UnknownHandleError("the result of this handle has been taken before", "wait for a handle once")
+        # The core ends every operation at its deadline; the grace is for the answer to "who is missing".
+        if not self._operation.wait(self._operation.timeout_s + _GRACE_S):
+            raise DeadlineError(f"{self._operation!r} is stuck", "report this as a bug")
+        return self._take()
+
+    def _take(self) -> Any:
+        self._taken = True
+        result, self._result = self._result, None
+        if self._operation.finished():
+            self._keep = None
+        self._operation.rethrow()
+        return result
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._operation.done():
+            loop = asyncio.get_running_loop()
+            woken = loop.create_future()
+            fd = self._operation.completion_fd()
+            loop.add_reader(fd, lambda: woken.done() or woken.set_result(None))
+            try:
+                yield from woken.__await__()
+            finally:
+                loop.remove_reader(fd)
+        return self.wait()
+
+    def __repr__(self) -> str:
+        state = "taken" if self._taken else "done" if self.done() else "pending"
+        return f"<Handle {self._operation!r} {state}>"
+
+
+def abandon_all() -> None:
+    """The job is over: nothing can be written into the arrays any more."""
+    _in_flight.clear()
+
+

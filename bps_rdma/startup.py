@@ -1,0 +1,115 @@
+"""Who is this process? Turns the variables that launchers set into a `_core.Startup`.
+
+Three ways to start (architecture: Start-up):
+
+* classic: DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, ... with separate scheduler and server processes;
+* launched with separate servers: `bps run --servers K` sets BPS_NUM_SERVERS beside torchrun's variables;
+* embedded: torchrun's variables, or none at all; rank 0 hosts the scheduler and every rank is also a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from typing import Any
+
+from bps_rdma import _core
+from bps_rdma.errors import InvalidArgumentError
+
+_LARGEST_WORLD = 65535
+_PORT_CANDIDATES = 16
+
+
+def from_config(config: Any) -> Any:
+    """The Startup of this process.
+
+    Raises:
+        InvalidArgumentError: variables contradict each other or are missing; says which.
+    """
+    role = config.text("BPS_ROLE") or "joint"
+    if role not in ("worker", "joint"):
+        raise InvalidArgumentError(
+            f"init() is for workers, and BPS_ROLE (or DMLC_ROLE) is {role!r}",
+            "start servers with bps-server and the scheduler with bps-scheduler (or bpslaunch)",
+        )
+    startup = _core.Startup()
+    rank, world = _rank_and_world(config)
+    if not 0 <= rank < world:
+        raise InvalidArgumentError(f"rank {rank} is not in 0..{world - 1}", "check RANK and WORLD_SIZE")
+    startup.worker_rank = rank
+    startup.workers = world
+    startup.processes_on_host = _integer(config, "BPS_LOCAL_SIZE", 1, default=1)
+    startup.scheduler_host = config.text("BPS_ROOT_URI")
+    if config.text("BPS_NUM_SERVERS"):
+        _separate(config, startup)
+    else:
+        _embedded(config, startup)
+    return startup
+
+
+def _integer(config: Any, name: str, lowest: int, default: int) -> int:
+    if not config.text(name):
+        return default
+    return int(config.integer(name, lowest, _LARGEST_WORLD))
+
+
+def _rank_and_world(config: Any) -> tuple[int, int]:
+    local_size = _integer(config, "BPS_LOCAL_SIZE", 1, default=1)
+    local_rank = _integer(config, "BPS_LOCAL_RANK", 0, default=0)
+    if config.text("BPS_ROLE") and config.text("BPS_NUM_WORKERS"):
+        # BytePS counts machines; every local process of a machine is a worker.
+        world = _integer(config, "BPS_NUM_WORKERS", 1, default=1) * local_size
+        by_machine = _integer(config, "BPS_WORKER_ID", 0, default=0) * local_size + local_rank
+        named = config.source("BPS_RANK") in ("BPS_RANK", "BYTEPS_GLOBAL_RANK")
+        return (_integer(config, "BPS_RANK", 0, default=by_machine) if named else by_machine), world
+    if config.text("BPS_WORLD_SIZE"):
+        if not config.text("BPS_RANK"):
+            raise InvalidArgumentError("WORLD_SIZE is set but RANK is not", "start with torchrun or `bps run`")
+        return _integer(config, "BPS_RANK", 0, default=0), _integer(config, "BPS_WORLD_SIZE", 1, default=1)
+    return 0, 1
+
+
+def _separate(config: Any, startup: Any) -> None:
+    startup.servers = config.integer("BPS_NUM_SERVERS", 1, _LARGEST_WORLD)
+    if not config.text("BPS_ROOT_PORT"):
+        raise InvalidArgumentError(
+            "separate servers need a scheduler, and its port is not set",
+            "set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (or BPS_ROOT_URI and BPS_ROOT_PORT) on all members",
+        )
+    startup.scheduler_ports = [config.integer("BPS_ROOT_PORT", 1, 65535)]
+    startup.job = config.text("BPS_JOB_ID")
+    startup.secret = config.text("BPS_SECRET")
+
+
+def _embedded(config: Any, startup: Any) -> None:
+    startup.joint = True
+    startup.server_rank = startup.worker_rank
+    startup.servers = startup.workers
+    startup.hosts_scheduler = startup.worker_rank == 0
+    if startup.workers == 1:
+        startup.job = secrets.token_hex(16)
+        startup.secret = secrets.token_hex(32)
+        startup.scheduler_host = "127.0.0.1"
+        startup.scheduler_ports = [0]
+        return
+    # All ranks see the same variables, so all derive the same job, secret and ports. A secret of one's own
+    # (BPS_SECRET) is what keeps other users of the hosts out; `bps run` makes one.
+    parts = [
+        config.text("BPS_JOB_ID"),
+        config.text("BPS_ROOT_URI"),
+        os.environ.get("MASTER_PORT", ""),
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+    ]
+    startup.job = "|".join(parts)
+    digest = hashlib.sha256(f"bps_rdma|{startup.job}|{os.getuid()}".encode()).digest()
+    startup.secret = config.text("BPS_SECRET") or digest.hex()
+    if config.text("BPS_ROOT_PORT"):
+        startup.scheduler_ports = [config.integer("BPS_ROOT_PORT", 1, 65535)]
+        return
+    # Below the range from which the system hands out ports (32768 and up). Rank 0 takes the first free one; the
+    # others find it because only the scheduler of this job lets them in.
+    pool = hashlib.sha256(digest).digest()
+    startup.scheduler_ports = [
+        12000 + int.from_bytes(pool[2 * i : 2 * i + 2], "big") % 20000 for i in range(_PORT_CANDIDATES)
+    ]

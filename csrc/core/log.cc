@@ -1,0 +1,43 @@
+#include "core/log.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+
+namespace bps {
+namespace {
+
+std::atomic<LogLevel> g_level{LogLevel::kWarning};
+std::mutex g_mutex;
+std::string g_who;  // guarded by g_mutex
+
+constexpr const char* kNames[] = {"ERROR", "WARNING", "INFO", "DEBUG"};
+
+}  // namespace
+
+void set_log(LogLevel level, std::string who) {
+  g_level = level;
+  const std::lock_guard lock(g_mutex);
+  g_who = std::move(who);
+}
+
+LogLevel parse_log_level(std::string_view name) {
+  if (name == "ERROR" || name == "FATAL") return LogLevel::kError;
+  if (name == "INFO") return LogLevel::kInfo;
+  if (name == "DEBUG" || name == "TRACE") return LogLevel::kDebug;
+  return LogLevel::kWarning;
+}
+
+bool log_enabled(LogLevel level) { return level <= g_level.load(std::memory_order_relaxed); }
+
+void log_line(LogLevel level, const std::string& text) {
+  if (!log_enabled(level)) return;
+  const std::lock_guard lock(g_mutex);
+  std::fprintf(stderr, "bps %s [%s] %s\n", kNames[static_cast<int>(level)], g_who.c_str(), text.c_str());
+}
+
+void name_thread(const std::string& name) { ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str()); }
+
+}  // namespace bps

@@ -1,0 +1,77 @@
+#include "node/local_address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+
+#include "core/error.h"
+#include "core/fd.h"
+
+namespace bps {
+namespace {
+
+std::string numeric(const sockaddr* address) {
+  std::array<char, NI_MAXHOST> text{};
+  const socklen_t size = address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  if (::getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  return text.data();
+}
+
+std::string address_of_interface(const std::string& interface) {
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0) throw_errno("cannot list the network interfaces");
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(raw, ::freeifaddrs);
+  std::string ipv6;
+  std::string names;
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr) continue;
+    if (one->ifa_addr->sa_family == AF_INET) names += std::string(names.empty() ? "" : ", ") + one->ifa_name;
+    if (interface != one->ifa_name) continue;
+    if (one->ifa_addr->sa_family == AF_INET) return numeric(one->ifa_addr);
+    if (one->ifa_addr->sa_family == AF_INET6 && ipv6.empty()) ipv6 = numeric(one->ifa_addr);
+  }
+  if (!ipv6.empty()) return ipv6;
+  throw Error(ErrorCode::kInvalidArgument, "no network interface '" + interface + "' with an address",
+              "set BPS_INTERFACE (or DMLC_INTERFACE) to one of: " + names);
+}
+
+// Connecting a datagram socket sends nothing; it only asks the kernel for the route.
+std::string address_of_route(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* raw = nullptr;
+  if (::getaddrinfo(host.c_str(), "9", &hints, &raw) != 0) return "127.0.0.1";
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(raw, ::freeaddrinfo);
+  const Fd socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage self{};
+  socklen_t size = sizeof self;
+  if (!socket || ::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&self), &size) != 0) {
+    return "127.0.0.1";
+  }
+  return numeric(reinterpret_cast<const sockaddr*>(&self));
+}
+
+}  // namespace
+
+std::string local_address(const std::string& wanted, const std::string& interface,
+                          const std::string& scheduler_host) {
+  if (!wanted.empty()) return wanted;
+  if (!interface.empty()) return address_of_interface(interface);
+  return address_of_route(scheduler_host);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+}  // namespace bps

@@ -1,0 +1,14 @@
+// Which address of this host its peers should use.
+#pragma once
+
+#include <string>
+
+namespace bps {
+
+// `wanted` if given; else the first address of `interface`; else the source address of the route to the scheduler.
+// Throws kInvalidArgument when the interface does not exist or has no address.
+std::string local_address(const std::string& wanted, const std::string& interface, const std::string& scheduler_host);
+
+std::string host_name();
+
+}  // namespace bps

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace bps {
+
+void bind_errors(pybind11::module_& module);
+void bind_config(pybind11::module_& module);
+void bind_memory(pybind11::module_& module);
+void bind_process(pybind11::module_& module);
+void bind_tensor(pybind11::module_& module);
+
+}  // namespace bps

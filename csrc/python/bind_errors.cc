@@ -1,0 +1,42 @@
+// Error becomes the class of bps_rdma.errors that stands for its code, with .hint set.
+#include "core/error.h"
+#include "python/bind.h"
+
+namespace py = pybind11;
+
+namespace bps {
+namespace {
+
+const char* class_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return "InvalidArgumentError";
+    case ErrorCode::kMismatch: return "MismatchError";
+    case ErrorCode::kNotInitialized: return "NotInitializedError";
+    case ErrorCode::kUnknownHandle: return "UnknownHandleError";
+    case ErrorCode::kPortTaken: return "PortTakenError";
+    case ErrorCode::kAuthentication: return "AuthenticationError";
+    case ErrorCode::kVersion: return "VersionError";
+    case ErrorCode::kUnreachable: return "UnreachableError";
+    case ErrorCode::kPeerLost: return "PeerLostError";
+    case ErrorCode::kTimeout: return "DeadlineError";
+    case ErrorCode::kTransport: return "TransportError";
+    case ErrorCode::kInternal: return "InternalError";
+  }
+  return "BpsError";
+}
+
+}  // namespace
+
+void bind_errors(py::module_&) {
+  py::register_local_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Error& error) {
+      const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
+      const py::object value = type(error.what(), error.hint());
+      PyErr_SetObject(type.ptr(), value.ptr());
+    }
+  });
+}
+
+}  // namespace bps

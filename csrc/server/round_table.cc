@@ -1,0 +1,59 @@
+#include "server/round_table.h"
+
+namespace bps {
+
+Round* RoundTable::find(std::uint64_t key, std::uint32_t number) {
+  const auto found = keys_.find(key);
+  if (found == keys_.end()) return nullptr;
+  Round* round = found->second.open;
+  while (round != nullptr && round->number != number) round = round->next_of_key;
+  return round;
+}
+
+RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t number, const Group& group) {
+  Key& state = keys_[key];
+  for (Round* round = state.open; round != nullptr; round = round->next_of_key) {
+    if (round->number == number) return {Found::kOpen, round};
+  }
+  // Serial arithmetic: round numbers may wrap in a very long job.
+  const std::uint32_t ahead = number - state.all_over_below;
+  if (ahead >= (std::uint32_t{1} << 31)) return {Found::kOver, nullptr};
+  if (ahead >= 64) return {Found::kTooFarAhead, nullptr};
+  if ((state.over >> ahead & 1) != 0) return {Found::kOver, nullptr};
+
+  if (free_.empty()) free_.push_back(&rounds_.emplace_back());
+  Round* round = free_.back();
+  free_.pop_back();
+  round->key = key;
+  round->number = number;
+  round->group = &group;
+  round->arrivals.assign(group.size(), Arrival{});
+  round->next_of_key = state.open;
+  state.open = round;
+  round->open_index = open_.size();
+  open_.push_back(round);
+  return {Found::kNew, round};
+}
+
+void RoundTable::close(Round* round) {
+  Key& state = keys_[round->key];
+  Round** link = &state.open;
+  while (*link != round) link = &(*link)->next_of_key;
+  *link = round->next_of_key;
+
+  state.over |= std::uint64_t{1} << (round->number - state.all_over_below);
+  while ((state.over & 1) != 0) {
+    state.over >>= 1;
+    ++state.all_over_below;
+  }
+  open_.back()->open_index = round->open_index;
+  open_[round->open_index] = open_.back();
+  open_.pop_back();
+
+  auto arrivals = std::move(round->arrivals);
+  *round = Round{};
+  round->arrivals = std::move(arrivals);
+  free_.push_back(round);
+}
+
+}  // namespace bps

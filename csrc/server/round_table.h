@@ -1,0 +1,48 @@
+// The open rounds of a server loop, and what each key has already completed.
+//
+// A key remembers which rounds are over, so that a late or repeated push is recognised. Rounds of one key may complete
+// in any order within a span of 64. Memory: one small entry per key for good, a recycled Round per open round.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "server/round.h"
+
+namespace bps {
+
+constexpr std::uint64_t round_key(std::uint32_t tensor, std::uint32_t partition) {
+  return (std::uint64_t{tensor} << 32) | partition;
+}
+
+class RoundTable {
+ public:
+  enum class Found : std::uint8_t { kOpen, kNew, kOver, kTooFarAhead };
+  struct Lookup {
+    Found found;
+    Round* round;  // set for kOpen and kNew
+  };
+
+  Lookup find_or_open(std::uint64_t key, std::uint32_t number, const Group& group);
+  Round* find(std::uint64_t key, std::uint32_t number);
+  // The round is over; the entry is recycled.
+  void close(Round* round);
+
+  const std::vector<Round*>& open() const { return open_; }
+  std::size_t keys() const { return keys_.size(); }
+
+ private:
+  struct Key {
+    std::uint32_t all_over_below = 0;  // rounds
+    std::uint64_t over = 0;            // bit i: round all_over_below + i is over
+    Round* open = nullptr;
+  };
+  std::unordered_map<std::uint64_t, Key> keys_;
+  std::deque<Round> rounds_;
+  std::vector<Round*> free_;
+  std::vector<Round*> open_;
+};
+
+}  // namespace bps

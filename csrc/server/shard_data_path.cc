@@ -1,0 +1,290 @@
+// The hot part of a server loop: a push comes in, a complete round is summed, answers go out.
+#include <algorithm>
+#include <cstring>
+
+#include "server/shard.h"
+
+namespace bps {
+namespace {
+
+constexpr std::uint64_t kSmallCapacity = 8 * 1024;
+
+}  // namespace
+
+// [8] A push has landed. The immediate is all the peer chose; everything is checked before it is used.
+void Shard::on_write(Endpoint& from, std::uint32_t immediate) {
+  Link& link = *static_cast<Link*>(from.user);
+  Slot* slot = pool_.by_number(immediate);
+  if (slot == nullptr || slot->landing_for != &link) {
+    counters_.stale.add();
+    return;
+  }
+  std::uint32_t& held = slot->capacity <= kSmallCapacity ? link.free_small : link.free_large;
+  if (held > 0) --held;
+  PushHeader header;
+  std::memcpy(&header, slot->data, sizeof header);
+  take(link, from, header, slot, {});
+  if (link.free_large == 0) relieve_all();
+}
+
+void Shard::on_offer(Endpoint& from, std::span<const std::byte> bytes, const RemoteSpan& span) {
+  Link& link = *static_cast<Link*>(from.user);
+  PushHeader header;
+  if (bytes.size() != sizeof header) {
+    counters_.stale.add();
+    return;
+  }
+  std::memcpy(&header, bytes.data(), sizeof header);
+  take(link, from, header, nullptr, span);
+}
+
+bool Shard::check(Link& link, const PushHeader& header, const Slot* slot, const RemoteSpan& span) {
+  const std::size_t element = size_of(header.dtype);
+  const auto group = groups_.find(header.group);
+  const char* wrong = nullptr;
+  if (header.version != kProtocolVersion) {
+    wrong = "it has another protocol version";
+  } else if (element == 0 || !is_valid(header.op)) {
+    wrong = "its dtype or operation is unknown";
+  } else if (header.length == 0 || header.length > options_.largest_partition || header.length % element != 0) {
+    wrong = "its length is not allowed";
+  } else if (group == groups_.end() || header.member >= group->second.size() ||
+             group->second.ranks[header.member] != link.worker_rank) {
+    wrong = "its group is unknown or does not contain the sender";
+  } else if ((header.flags & (kIsPush | kIsPull)) == 0 ||
+             ((header.flags & kHasPayload) != 0 && (header.flags & kIsPush) == 0)) {
+    wrong = "its flags make no sense";
+  } else if ((header.flags & kHasPayload) != 0 &&
+             (slot != nullptr ? slot->capacity < kMaxHeader + header.length : span.length != header.length)) {
+    wrong = "its payload is not as long as it says";
+  }
+  if (wrong == nullptr) return true;
+  refuse(link, header, ErrorCode::kTransport, std::string("the server refused a push: ") + wrong,
+         "install the same bps_rdma version everywhere and use the same settings on all ranks");
+  return false;
+}
+
+bool Shard::agrees(Round& round, Link& link, const PushHeader& header) {
+  const PushHeader& first = round.first;
+  if (first.dtype == header.dtype && first.op == header.op && first.kind == header.kind &&
+      first.length == header.length && first.group == header.group) {
+    return true;
+  }
+  std::string others;
+  for (const Arrival& arrival : round.arrivals) {
+    if (arrival.link != nullptr) others = "rank " + std::to_string(arrival.link->worker_rank);
+  }
+  round.disagreement = "ranks disagree in round " + std::to_string(header.round) + ": " + others + " and rank " +
+                       std::to_string(link.worker_rank) +
+                       " called different operations, or with different dtype, size or reduction";
+  fail(round, ErrorCode::kMismatch, round.disagreement,
+       "call the same operation with the same arguments for a name on every rank of the group");
+  return false;
+}
+
+void Shard::take(Link& link, Endpoint& from, const PushHeader& header, Slot* slot, const RemoteSpan& span) {
+  const auto give_up = [&] {
+    if (slot != nullptr) release(slot);
+  };
+  if (!check(link, header, slot, span)) return give_up();
+  const Group& group = groups_.find(header.group)->second;
+  for (const std::uint32_t rank : lost_ranks_) {
+    if (group.index_of(rank) >= 0) return give_up();  // the scheduler tells the workers whom they lost
+  }
+  const auto [found, opened] = table_.find_or_open(round_key(header.tensor, header.partition), header.round, group);
+  if (opened == nullptr) {
+    refuse(link, header, ErrorCode::kInternal,
+           found == RoundTable::Found::kOver ? "a push came twice, or for a round that is over"
+                                             : "a push is more than 64 rounds ahead of the other ranks",
+           "wait for earlier rounds of a name before starting so many more");
+    return give_up();
+  }
+  Round& round = *opened;
+  if (found == RoundTable::Found::kNew) round.first = header;
+  Arrival& arrival = round.arrivals[header.member];
+  if (round.failed || !agrees(round, link, header)) {
+    if (arrival.link == nullptr) {
+      refuse(link, header, ErrorCode::kMismatch, round.disagreement,
+             "call the same operation with the same arguments for a name on every rank of the group");
+      arrival.link = &link;
+      if (++round.pushed == group.size()) drop(round);  // everybody has been told
+    }
+    return give_up();
+  }
+  const bool pushes = (header.flags & kIsPush) != 0;
+  const bool pulls = (header.flags & kIsPull) != 0;
+  if ((pushes && arrival.pushed) || (pulls && (arrival.pull_waiting || arrival.pulled))) {
+    refuse(link, header, ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug");
+    return give_up();
+  }
+
+  counters_.pushes.add();
+  arrival.link = &link;
+  arrival.data = &from;
+  arrival.header = header;
+  if (pushes) {
+    arrival.pushed = true;
+    ++round.pushed;
+    arrival.has_payload = (header.flags & kHasPayload) != 0;
+  }
+  if (pushes && arrival.has_payload) {
+    arrival.slot = slot;
+    arrival.span = span;
+  } else if (slot != nullptr) {
+    release(slot);  // it held a header and nothing else
+  }
+  if (pulls) {
+    arrival.pull_waiting = true;
+  } else {
+    // A push on its own: its memory is the worker's again once we hold the bytes.
+    if (!keep(arrival)) return lose_node(link.node);
+    post(link, {.op = {.immediate = header.immediate}, .data = &from, .round = nullptr});
+  }
+
+  if (round.pushed == group.size() && !round.summed) {
+    sum(round);
+  } else if (round.summed && pulls) {
+    answer(round, arrival, false);
+    close_if_over(round);
+  } else if (found == RoundTable::Found::kNew) {
+    relieve(round);
+  }
+}
+
+// Makes sure that the payload is ours: copies what was offered in place into a slot.
+bool Shard::keep(Arrival& arrival) {
+  if (!arrival.has_payload || arrival.slot != nullptr) return true;
+  arrival.slot = pool_.take(arrival.header.length);
+  if (arrival.data->direct()->get(arrival.span, arrival.slot->payload()) != Status::kOk) return false;
+  arrival.span = {};
+  return true;
+}
+
+// [9] Everyone has pushed.
+void Shard::sum(Round& round) {
+  sources_.clear();
+  targets_.clear();
+  placed_.assign(round.arrivals.size(), false);
+  bool needs_result = false;
+  for (std::size_t i = 0; i < round.arrivals.size(); ++i) {
+    Arrival& arrival = round.arrivals[i];
+    DirectAccess* direct = arrival.data->direct();
+    if (arrival.has_payload) {
+      SumSource source{.direct = direct, .span = arrival.span, .link = arrival.link};
+      source.bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
+      sources_.push_back(source);
+    }
+    const bool wants_data = (arrival.header.flags & kWantsData) != 0;
+    if (!arrival.pull_waiting) {
+      needs_result = true;  // a pull comes later
+    } else if (wants_data && direct == nullptr) {
+      needs_result = true;
+    } else if (wants_data) {
+      const RemoteSpan span{arrival.header.answer_key, arrival.header.answer_address, round.first.length};
+      targets_.push_back({.bytes = direct->map(span), .direct = direct, .span = span, .link = arrival.link});
+      placed_[i] = true;
+    }
+  }
+  if (needs_result) {
+    // The slot of the first payload becomes the result: it is read before it is written, block by block.
+    for (Arrival& arrival : round.arrivals) {
+      if (arrival.slot == nullptr || round.result != nullptr) continue;
+      round.result = arrival.slot;
+      arrival.slot = nullptr;
+    }
+    if (round.result == nullptr) round.result = pool_.take(round.first.length);
+    targets_.push_back({.bytes = round.result->payload()});
+  }
+  Link* broken = nullptr;
+  if (sources_.empty()) {
+    return fail(round, ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank");
+  }
+  if (summer_.sum(round.first, round.group->size(), sources_, targets_, round.first.length, broken) != Status::kOk) {
+    return lose_node(broken->node);
+  }
+  round.summed = true;
+  counters_.rounds.add();
+  counters_.summed_bytes.add(round.first.length);
+  for (std::size_t i = 0; i < round.arrivals.size(); ++i) {
+    Arrival& arrival = round.arrivals[i];
+    if (arrival.slot != nullptr) release(arrival.slot);
+    arrival.slot = nullptr;
+    if (arrival.pull_waiting) answer(round, arrival, placed_[i]);
+  }
+  close_if_over(round);
+}
+
+// [10] One answer: the bytes where they have to travel, and the immediate that says which wait is over.
+void Shard::answer(Round& round, Arrival& arrival, bool in_place) {
+  arrival.pull_waiting = false;
+  arrival.pulled = true;
+  ++round.pulled;
+  const PushHeader& header = arrival.header;
+  Link::Answer answer{.op = {.immediate = header.immediate}, .data = arrival.data, .round = nullptr};
+  if ((header.flags & kWantsData) != 0 && !in_place) {
+    const RemoteSpan target{header.answer_key, header.answer_address, round.first.length};
+    if (DirectAccess* direct = arrival.data->direct()) {
+      if (direct->put(target, round.result->payload()) != Status::kOk) return lose_node(arrival.link->node);
+    } else {
+      answer.op.source = &pool_.region(*round.result, *arrival.link->transport);
+      answer.op.source_offset = round.result->offset + kMaxHeader;
+      answer.op.length = round.first.length;
+      answer.op.target = target;
+      answer.op.token = reinterpret_cast<std::uint64_t>(&round);
+      answer.round = &round;
+      ++round.writes_in_flight;
+    }
+  }
+  post(*arrival.link, answer);
+}
+
+void Shard::post(Link& link, Link::Answer answer) {
+  if (link.lost) {
+    if (answer.round != nullptr) --answer.round->writes_in_flight;
+    return;
+  }
+  if (link.answers.empty() && answer.data->write({&answer.op, 1}) == 1) return;
+  link.answers.push_back(answer);
+  answers_due_ = true;
+}
+
+void Shard::on_written(Endpoint&, std::uint64_t token) {
+  Round& round = *reinterpret_cast<Round*>(token);  // our own pointer: tokens never leave this process
+  --round.writes_in_flight;
+  close_if_over(round);
+}
+
+void Shard::close_if_over(Round& round) {
+  if (round.pulled < round.group->size() || round.writes_in_flight > 0) return;
+  if (round.result != nullptr) release(round.result);
+  table_.close(&round);
+}
+
+bool Shard::step() {
+  bool found = losses_due_;
+  blocked_ = false;
+  if (losses_due_) forget_lost();
+  if (answers_due_) {
+    answers_due_ = false;
+    for (const auto& link : links_) {
+      std::size_t sent = 0;
+      while (sent < link->answers.size() && link->answers[sent].data->write({&link->answers[sent].op, 1}) == 1) ++sent;
+      link->answers.erase(link->answers.begin(), link->answers.begin() + static_cast<std::ptrdiff_t>(sent));
+      found |= sent > 0;
+      answers_due_ |= !link->answers.empty();
+    }
+    blocked_ = answers_due_;
+  }
+  if (credits_due_) {
+    credits_due_ = false;
+    found = true;
+    for (const auto& link : links_) {
+      if (link->credits.empty() || link->lost || link->control == nullptr) continue;
+      (void)link->control->send(encode(Credits{link->credits}));  // one message per turn, however many slots
+      link->credits.clear();
+    }
+  }
+  return found;
+}
+
+}  // namespace bps

@@ -1,0 +1,64 @@
+#include "server/sum.h"
+
+#include <algorithm>
+
+#include "server/reduce.h"
+
+namespace bps {
+namespace {
+
+// A block of each of two sources and one result stay within 1 MiB of second-level cache, and a cross-memory copy of this
+// size is long against its system call.
+constexpr std::uint64_t kBlock = 128 * 1024;
+
+}  // namespace
+
+std::byte* Summer::scratch(std::size_t index) {
+  while (scratch_.size() <= index) scratch_.emplace_back(kBlock);
+  return scratch_[index].data();
+}
+
+Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
+                   std::span<const SumTarget> targets, std::uint64_t length, Link*& broken) {
+  const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumTarget& t) { return !t.bytes; });
+  in_.resize(sources.size());
+  for (std::uint64_t at = 0; at < length; at += kBlock) {
+    const std::uint64_t size = std::min(kBlock, length - at);
+    std::size_t used = 0;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const SumSource& source = sources[i];
+      if (source.bytes != nullptr) {
+        in_[i] = source.bytes + at;
+        continue;
+      }
+      std::byte* block = scratch(used++);
+      if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
+          status != Status::kOk) {
+        broken = source.link;
+        return status;
+      }
+      in_[i] = block;
+    }
+    out_.clear();
+    for (const SumTarget& target : targets) {
+      if (target.bytes != nullptr) out_.push_back(target.bytes + at);
+    }
+    const std::byte* result = nullptr;
+    if (must_put) {
+      if (out_.empty()) out_.push_back(used > 0 ? scratch(0) : scratch(used));
+      result = out_.front();
+    }
+    reduce({what.dtype, what.op, divisor}, in_, out_, size / size_of(what.dtype));
+    for (const SumTarget& target : targets) {
+      if (target.bytes != nullptr) continue;
+      if (const Status status = target.direct->put({target.span.key, target.span.address + at, size}, result);
+          status != Status::kOk) {
+        broken = target.link;
+        return status;
+      }
+    }
+  }
+  return Status::kOk;
+}
+
+}  // namespace bps

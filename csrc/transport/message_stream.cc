@@ -1,0 +1,112 @@
+#include "transport/message_stream.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace bps {
+
+MessageStream::MessageStream(Fd socket, std::size_t largest_message)
+    : socket_(std::move(socket)), largest_(largest_message), in_(4096) {
+  ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
+}
+
+MessageStream::~MessageStream() { close(); }
+
+void MessageStream::start(EventLoop& loop, Events events) {
+  loop_ = &loop;
+  events_ = std::move(events);
+  loop.watch(socket_.get(), EPOLLIN, [this](std::uint32_t ready) { on_ready(ready); });
+}
+
+void MessageStream::close() {
+  if (loop_ != nullptr && socket_) loop_->forget(socket_.get());
+  socket_.reset();
+}
+
+void MessageStream::fail(const std::string& why) {
+  if (!socket_) return;
+  close();
+  if (events_.on_closed) {
+    const auto tell = events_.on_closed;  // the callback may destroy this object
+    tell(why);
+  }
+}
+
+Status MessageStream::send(std::span<const std::byte> message) {
+  if (!socket_) return Status::kPeerLost;
+  if (message.size() > largest_) return Status::kProtocol;
+  const auto length = static_cast<std::uint32_t>(message.size());
+  const auto* prefix = reinterpret_cast<const std::byte*>(&length);
+  out_.insert(out_.end(), prefix, prefix + sizeof length);
+  out_.insert(out_.end(), message.begin(), message.end());
+  transmit();
+  // A failure shows up as an event of the loop as well, so that on_closed never runs inside send().
+  return Status::kOk;
+}
+
+void MessageStream::transmit() {
+  while (out_begin_ < out_.size()) {
+    const auto sent =
+        ::send(socket_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      out_begin_ += static_cast<std::size_t>(sent);
+      continue;
+    }
+    if (sent < 0 && errno == EINTR) continue;
+    break;
+  }
+  if (out_begin_ == out_.size()) {
+    out_.clear();
+    out_begin_ = 0;
+  }
+  const bool want = !out_.empty();
+  if (want != want_write_ && loop_ != nullptr) {
+    want_write_ = want;
+    loop_->change(socket_.get(), want ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  }
+}
+
+void MessageStream::flush(int timeout_ms) {
+  const Deadline deadline = Deadline::after(timeout_ms / 1e3);
+  while (socket_ && !out_.empty() && !deadline.passed()) {
+    pollfd wait{socket_.get(), POLLOUT, 0};
+    if (::poll(&wait, 1, deadline.left_ms()) <= 0 || (wait.revents & (POLLERR | POLLHUP)) != 0) return;
+    transmit();
+  }
+}
+
+void MessageStream::on_ready(std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) transmit();
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
+}
+
+void MessageStream::receive() {
+  for (;;) {
+    if (in_size_ == in_.size()) in_.resize(in_.size() * 2);  // bounded: a message beyond largest_ is refused below
+    const auto got = ::recv(socket_.get(), in_.data() + in_size_, in_.size() - in_size_, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) return fail(got == 0 ? "connection closed" : std::strerror(errno));
+    in_size_ += static_cast<std::size_t>(got);
+
+    std::size_t begin = 0;
+    while (in_size_ - begin >= sizeof(std::uint32_t)) {
+      std::uint32_t length = 0;
+      std::memcpy(&length, in_.data() + begin, sizeof length);
+      if (length > largest_) return fail("a message of " + std::to_string(length) + " bytes is beyond the limit");
+      if (in_size_ - begin - sizeof length < length) break;
+      events_.on_message({in_.data() + begin + sizeof length, length});
+      if (!socket_) return;  // the callback closed us
+      begin += sizeof length + length;
+    }
+    std::memmove(in_.data(), in_.data() + begin, in_size_ - begin);
+    in_size_ -= begin;
+  }
+}
+
+}  // namespace bps

@@ -1,0 +1,83 @@
+#include "transport/reactor.h"
+
+#include <algorithm>
+
+#include "core/log.h"
+
+namespace bps {
+namespace {
+
+constexpr Duration kLongestSleep = std::chrono::milliseconds(250);
+constexpr Duration kBlockedSleep = std::chrono::milliseconds(1);
+
+}  // namespace
+
+Reactor::Reactor(std::string name, int spin_limit_us)
+    : name_(std::move(name)), spin_limit_(std::chrono::microseconds(spin_limit_us)) {}
+
+Reactor::~Reactor() { stop(); }
+
+Transport* Reactor::transport(std::string_view name) const {
+  for (const auto& transport : transports_) {
+    if (transport->name() == name) return transport.get();
+  }
+  return nullptr;
+}
+
+void Reactor::start() {
+  thread_ = std::thread([this] {
+    name_thread(name_);
+    run();
+  });
+}
+
+void Reactor::stop() {
+  stop_ = true;
+  loop_.wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Reactor::work() {
+  bool found = loop_.turn(Duration::zero()) > 0;
+  for (const auto& transport : transports_) found |= transport->poll() > 0;
+  for (std::size_t i = 0; i < actors_.size(); ++i) found |= actors_[i]->step();
+  return found;
+}
+
+void Reactor::run() {
+  auto last_work = Clock::now();
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (work()) {
+      last_work = Clock::now();
+      continue;
+    }
+    const auto idle = Clock::now() - last_work;
+    if (idle < spin_) continue;
+    sleep();
+    // Learn: a mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
+    const Duration gap = Clock::now() - last_work;
+    mean_gap_ = (mean_gap_ * 7 + std::min<Duration>(gap, std::chrono::milliseconds(1))) / 8;
+    spin_ = mean_gap_ * 2 <= spin_limit_ ? mean_gap_ * 2 : Duration::zero();
+    last_work = Clock::now();
+  }
+}
+
+void Reactor::sleep() {
+  bool ready = true;
+  bool blocked = false;
+  std::size_t armed_transports = 0;
+  std::size_t armed_actors = 0;
+  while (ready && armed_transports < transports_.size()) ready = transports_[armed_transports++]->arm();
+  while (ready && armed_actors < actors_.size()) {
+    blocked |= actors_[armed_actors]->blocked();
+    ready = actors_[armed_actors++]->arm();
+  }
+  if (ready) {
+    loop_.turn(blocked ? kBlockedSleep : kLongestSleep);
+    counters_.wakeups.add();
+  }
+  for (std::size_t i = 0; i < armed_transports; ++i) transports_[i]->disarm();
+  for (std::size_t i = 0; i < armed_actors; ++i) actors_[i]->disarm();
+}
+
+}  // namespace bps

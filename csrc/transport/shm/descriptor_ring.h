@@ -1,0 +1,101 @@
+// A bounded ring of descriptors in shared memory: one producer process, one consumer process.
+//
+// The consumer says when it goes to sleep; the producer then knows that it has to ring the consumer's doorbell. Both use
+// a full fence between their store and their load, so that at least one of them sees the other. The consumer trusts
+// nothing in here: indices are checked, and descriptors are copied out before they are looked at.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/ring.h"
+#include "transport/transport.h"
+
+namespace bps {
+
+enum class DescriptorKind : std::uint32_t { kWrite = 1, kOffer = 2 };
+
+struct Descriptor {
+  DescriptorKind kind;
+  std::uint32_t immediate;
+  RemoteSpan span;  // offers: what is offered
+  std::uint32_t header_size;
+  std::uint32_t reserved;
+  std::array<std::byte, kMaxHeader> header;
+};
+
+struct DescriptorRing {
+  static constexpr std::uint32_t kSize = 1024;  // 128 KiB: a few milliseconds of 4 KiB partitions
+
+  struct alignas(2 * kCacheLine) Cell {
+    Descriptor descriptor;
+  };
+
+  alignas(kCacheLine) std::atomic<std::uint32_t> tail;      // producer
+  alignas(kCacheLine) std::atomic<std::uint32_t> head;      // consumer
+  alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // consumer sets, either clears
+  alignas(kCacheLine) std::array<Cell, kSize> cells;
+};
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "the ring is shared between processes");
+static_assert(sizeof(Descriptor) <= 2 * kCacheLine);
+
+class RingProducer {
+ public:
+  explicit RingProducer(DescriptorRing* ring) : ring_(ring) {}
+
+  std::uint32_t room() {
+    std::uint32_t used = tail_ - head_;
+    if (used == DescriptorRing::kSize) {
+      head_ = ring_->head.load(std::memory_order_acquire);
+      used = tail_ - head_;
+    }
+    return used <= DescriptorRing::kSize ? DescriptorRing::kSize - used : 0;  // a lying consumer gets nothing more
+  }
+  // Needs room(); publish() makes what was added visible and says whether the consumer sleeps.
+  Descriptor& add() { return ring_->cells[tail_++ % DescriptorRing::kSize].descriptor; }
+  bool publish() {
+    ring_->tail.store(tail_, std::memory_order_release);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return ring_->sleeping.load(std::memory_order_relaxed) != 0 &&
+           ring_->sleeping.exchange(0, std::memory_order_relaxed) != 0;
+  }
+
+ private:
+  DescriptorRing* ring_;
+  std::uint32_t tail_ = 0;
+  std::uint32_t head_ = 0;
+};
+
+class RingConsumer {
+ public:
+  explicit RingConsumer(DescriptorRing* ring) : ring_(ring) {}
+
+  bool empty() const { return ring_->tail.load(std::memory_order_acquire) == head_; }
+  // Copies the next descriptor out; false when there is none. A tail that jumps too far means a broken peer.
+  bool take(Descriptor& out, bool& broken) {
+    const std::uint32_t waiting = ring_->tail.load(std::memory_order_acquire) - head_;
+    if (waiting == 0) return false;
+    if (waiting > DescriptorRing::kSize) {
+      broken = true;
+      return false;
+    }
+    out = ring_->cells[head_ % DescriptorRing::kSize].descriptor;
+    ring_->head.store(++head_, std::memory_order_release);
+    return true;
+  }
+  // Announces sleep; false when something arrived meanwhile.
+  bool sleep() {
+    ring_->sleeping.store(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return empty();
+  }
+  void awake() { ring_->sleeping.store(0, std::memory_order_relaxed); }
+
+ private:
+  DescriptorRing* ring_;
+  std::uint32_t head_ = 0;
+};
+
+}  // namespace bps

@@ -1,0 +1,82 @@
+#include "transport/shm/local_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace bps {
+
+Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds) {
+  iovec part{const_cast<std::byte*>(record.data()), record.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))] = {};
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  // Records are far below the socket's buffer, which the kernel fills whole or not at all for messages this small.
+  const auto sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent == static_cast<ssize_t>(record.size())) return Status::kOk;
+  if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kAgain;
+  return Status::kPeerLost;
+}
+
+Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds) {
+  std::size_t have = 0;
+  while (have < record.size()) {
+    iovec part{record.data() + have, record.size() - have};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))] = {};
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const auto got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (have == 0) return Status::kAgain;
+      pollfd wait{socket, POLLIN, 0};  // the rest of a record is already on its way
+      if (::poll(&wait, 1, 1000) <= 0) return Status::kPeerLost;
+      continue;
+    }
+    if (got <= 0) return Status::kPeerLost;
+    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+      const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (std::size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+        fds.emplace_back(fd);
+      }
+    }
+    have += static_cast<std::size_t>(got);
+  }
+  return Status::kOk;
+}
+
+Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline) {
+  for (;;) {
+    const Status status = receive_record(socket, record, fds);
+    if (status != Status::kAgain) return status;
+    pollfd wait{socket, POLLIN, 0};
+    if (::poll(&wait, 1, deadline.left_ms()) == 0) return Status::kAgain;
+  }
+}
+
+int peer_pid(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return 0;
+  return credentials.pid;
+}
+
+}  // namespace bps

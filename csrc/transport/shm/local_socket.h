@@ -1,0 +1,26 @@
+// Fixed-size records over a Unix stream socket, with descriptors attached.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/fd.h"
+
+namespace bps {
+
+inline constexpr std::size_t kMaxFds = 4;
+
+// Sends all of `record` and `fds` at once, or nothing (kAgain). kPeerLost when the socket is closed.
+Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds);
+// Receives exactly `record`, without blocking: kAgain when nothing is there yet.
+Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds);
+// The same, but waits.
+Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline);
+
+// Process id of the other side as the kernel knows it; 0 when it lives in another pid namespace.
+int peer_pid(int socket);
+
+}  // namespace bps

@@ -1,0 +1,75 @@
+#include "transport/shm/shared_memory.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <map>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace bps {
+namespace {
+
+struct Table {
+  std::mutex mutex;
+  std::map<std::uintptr_t, std::weak_ptr<SharedMemory>> pieces;  // by first byte
+};
+
+Table& table() {
+  static Table* table = new Table;  // never destroyed: arrays may outlive static destruction
+  return *table;
+}
+
+std::span<std::byte> map_file(int fd, std::size_t size) {
+  void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (memory == MAP_FAILED) throw_errno("cannot map " + std::to_string(size) + " bytes of shared memory");
+  ::madvise(memory, size, MADV_HUGEPAGE);  // only where the system allows it for shared memory
+  return {static_cast<std::byte*>(memory), size};
+}
+
+}  // namespace
+
+std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t size) {
+  Fd file(::memfd_create("bps", MFD_CLOEXEC));
+  if (!file) throw_errno("cannot create shared memory", "raise the limit on open files (ulimit -n)");
+  if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) {
+    throw_errno("cannot reserve " + std::to_string(size) + " bytes of shared memory");
+  }
+  const auto bytes = map_file(file.get(), size);
+  std::shared_ptr<SharedMemory> piece(new SharedMemory(std::move(file), bytes));
+  const std::lock_guard lock(table().mutex);
+  table().pieces[reinterpret_cast<std::uintptr_t>(bytes.data())] = piece;
+  piece->listed_ = true;
+  return piece;
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::map(Fd file, std::size_t size) {
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0 || static_cast<std::size_t>(info.st_size) < size || size == 0) {
+    throw Error(ErrorCode::kTransport, "a peer announced shared memory that is smaller than it says", "");
+  }
+  const auto bytes = map_file(file.get(), size);
+  return std::shared_ptr<SharedMemory>(new SharedMemory(std::move(file), bytes));
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::find(std::span<const std::byte> bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  const std::lock_guard lock(table().mutex);
+  auto found = table().pieces.upper_bound(begin);
+  if (found == table().pieces.begin()) return nullptr;
+  --found;
+  auto piece = found->second.lock();
+  if (!piece || begin + bytes.size() > found->first + piece->bytes_.size()) return nullptr;
+  return piece;
+}
+
+SharedMemory::~SharedMemory() {
+  if (listed_) {
+    const std::lock_guard lock(table().mutex);
+    table().pieces.erase(reinterpret_cast<std::uintptr_t>(bytes_.data()));
+  }
+  ::munmap(bytes_.data(), bytes_.size());
+}
+
+}  // namespace bps

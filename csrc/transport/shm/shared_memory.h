@@ -1,0 +1,40 @@
+// Memory that other processes of the host can map: what bps_rdma.empty() returns.
+//
+// Each piece is an anonymous memory file; nothing has a name, so nothing can be left behind. The process keeps a table of
+// its pieces so that a transport can find the file behind a pointer. Thread-safe (set-up path).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "core/fd.h"
+
+namespace bps {
+
+class SharedMemory {
+ public:
+  // Zeroed pages, readable and writable. Throws kTransport when memory is short.
+  static std::shared_ptr<SharedMemory> create(std::size_t size);
+  // Maps a file that a peer sent. `size` is what the peer claims; a file that is smaller is refused (throws).
+  static std::shared_ptr<SharedMemory> map(Fd file, std::size_t size);
+  // The piece that contains all of `bytes`, if there is one.
+  static std::shared_ptr<SharedMemory> find(std::span<const std::byte> bytes);
+
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  std::span<std::byte> bytes() const { return bytes_; }
+  int fd() const { return file_.get(); }
+
+ private:
+  SharedMemory(Fd file, std::span<std::byte> bytes) : file_(std::move(file)), bytes_(bytes) {}
+
+  Fd file_;
+  std::span<std::byte> bytes_;
+  bool listed_ = false;
+};
+
+}  // namespace bps

@@ -1,0 +1,109 @@
+// The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/event_loop.h"
+#include "transport/shm/descriptor_ring.h"
+#include "transport/shm/shared_memory.h"
+#include "transport/transport.h"
+
+namespace bps {
+
+// What travels on the data endpoint's Unix socket.
+struct ShmRecord {
+  enum Kind : std::uint32_t { kSetup = 1, kReply = 2, kMapped = 3, kPlain = 4, kWithdrawn = 5 };
+  std::uint32_t kind;
+  std::uint32_t reaches_plain;    // kReply: the sender can copy from our plain memory
+  std::uint64_t key;
+  std::uint64_t base;             // kPlain: virtual address; kMapped: offset in the file; kSetup, kReply: of the probe
+  std::uint64_t size;             // of the region, or of the rings
+  std::uint64_t file_size;        // kMapped
+  std::array<std::byte, 16> probe;  // kSetup, kReply: what the other side should find at `base`
+};
+
+class ShmRegion final : public Region {
+ public:
+  ShmRegion(std::span<std::byte> bytes, std::uint64_t key, std::shared_ptr<SharedMemory> behind,
+            std::function<void()> withdraw)
+      : Region(bytes), piece(std::move(behind)), withdraw_(std::move(withdraw)) {
+    key_ = key;
+  }
+  ~ShmRegion() override { withdraw_(); }
+  const std::shared_ptr<SharedMemory> piece;  // null: plain memory
+
+ private:
+  std::function<void()> withdraw_;
+};
+
+class ShmData final : public Endpoint, public DirectAccess {
+ public:
+  ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory);
+  ~ShmData() override;
+
+  void call(const Deadline& deadline, const std::string& whom);  // the connecting side's set-up
+  void start();                                                  // watch the socket
+  int poll();
+  bool arm();
+  void disarm();
+  void withdraw(std::uint64_t key);
+
+  std::size_t write(std::span<const WriteOp> ops) override;
+  Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
+  DirectAccess* direct() override { return this; }
+  bool peer_reaches(const Region& region) const override;
+  std::size_t offer(std::span<const Offer> offers) override;
+  std::byte* map(const RemoteSpan& span) override;
+  Status get(const RemoteSpan& span, std::byte* into) override;
+  Status put(const RemoteSpan& span, const std::byte* from) override;
+
+ private:
+  struct PeerRegion {
+    std::shared_ptr<SharedMemory> piece;  // null: plain
+    std::byte* mapped = nullptr;
+    std::uint64_t base = 0;
+    std::uint64_t size = 0;
+  };
+
+  void set_rings(bool caller);
+  ShmRecord probe_record(ShmRecord::Kind kind) const;
+  bool probe_succeeds(const ShmRecord& record) const;
+  void on_socket();
+  void take_records();
+  bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
+  bool announce(const Region& region);
+  const PeerRegion* find(const RemoteSpan& span);
+  void publish();
+  void lose(const std::string& why);
+
+  Fd socket_;
+  EventLoop& loop_;
+  Counters& counters_;
+  const bool allow_cross_memory_;
+  const int pid_;
+  std::array<std::byte, 16> probe_{};
+  bool we_reach_plain_ = false;
+  bool peer_reaches_plain_ = false;
+  bool watched_ = false;
+  bool lost_ = false;
+  bool told_ = false;
+  std::string lost_why_;
+
+  std::shared_ptr<SharedMemory> rings_;
+  std::optional<RingProducer> out_;
+  std::optional<RingConsumer> in_;
+  Fd doorbell_;  // the peer's
+  std::unordered_map<std::uint64_t, PeerRegion> peer_regions_;
+  std::unordered_set<std::uint64_t> announced_;
+  std::vector<std::uint64_t> written_;  // tokens for the next poll
+  std::vector<std::uint64_t> written_now_;
+};
+
+}  // namespace bps

@@ -1,0 +1,211 @@
+// The hot part of shm: descriptors out, descriptors in, and the peer's memory.
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "transport/shm/local_socket.h"
+#include "transport/shm/shm_data.h"
+
+namespace bps {
+namespace {
+
+// Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
+constexpr int kPollBudget = 64;
+
+Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std::uint64_t length) {
+  while (length > 0) {
+    iovec local{here, length};
+    iovec remote{reinterpret_cast<void*>(there), length};
+    const ssize_t done = read ? ::process_vm_readv(pid, &local, 1, &remote, 1, 0)
+                              : ::process_vm_writev(pid, &local, 1, &remote, 1, 0);
+    if (done <= 0) return Status::kPeerLost;
+    here += done;
+    there += static_cast<std::uint64_t>(done);
+    length -= static_cast<std::uint64_t>(done);
+  }
+  return Status::kOk;
+}
+
+}  // namespace
+
+bool ShmData::peer_reaches(const Region& region) const {
+  return static_cast<const ShmRegion&>(region).piece != nullptr || peer_reaches_plain_;
+}
+
+// The peer must know a region before a descriptor names it. Its socket holds the record by the time it sees the
+// descriptor, because the record is sent first.
+bool ShmData::announce(const Region& region) {
+  if (announced_.contains(region.key())) return true;
+  const auto& shm = static_cast<const ShmRegion&>(region);
+  ShmRecord record{};
+  record.key = region.key();
+  record.size = region.bytes().size();
+  Status status;
+  if (shm.piece) {
+    record.kind = ShmRecord::kMapped;
+    record.base = static_cast<std::uint64_t>(region.bytes().data() - shm.piece->bytes().data());
+    record.file_size = shm.piece->bytes().size();
+    const int fd = shm.piece->fd();
+    status = send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {&fd, 1});
+  } else {
+    record.kind = ShmRecord::kPlain;
+    record.base = reinterpret_cast<std::uint64_t>(region.bytes().data());
+    status = send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {});
+  }
+  if (status == Status::kOk) announced_.insert(region.key());
+  if (status == Status::kPeerLost) lose("connection closed");
+  return status == Status::kOk;
+}
+
+void ShmData::withdraw(std::uint64_t key) {
+  if (announced_.erase(key) == 0 || lost_) return;
+  ShmRecord record{};
+  record.kind = ShmRecord::kWithdrawn;
+  record.key = key;
+  // A full socket only means that the peer keeps a mapping until it closes: keys are never used twice.
+  if (send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {}) == Status::kPeerLost) {
+    lose("connection closed");
+  }
+}
+
+const ShmData::PeerRegion* ShmData::find(const RemoteSpan& span) {
+  auto found = peer_regions_.find(span.key);
+  if (found == peer_regions_.end()) {
+    take_records();  // the announcement may still be in the socket
+    found = peer_regions_.find(span.key);
+    if (found == peer_regions_.end()) return nullptr;
+  }
+  const PeerRegion& region = found->second;
+  if (span.address > region.size || span.length > region.size - span.address) return nullptr;
+  return &region;
+}
+
+std::byte* ShmData::map(const RemoteSpan& span) {
+  const PeerRegion* region = find(span);
+  return region == nullptr || region->mapped == nullptr ? nullptr : region->mapped + span.address;
+}
+
+Status ShmData::get(const RemoteSpan& span, std::byte* into) {
+  const PeerRegion* region = find(span);
+  if (region == nullptr) return Status::kProtocol;
+  counters_.copies.add();
+  counters_.copied_bytes.add(span.length);
+  if (region->mapped != nullptr) {
+    std::memcpy(into, region->mapped + span.address, span.length);
+    return Status::kOk;
+  }
+  return cross_copy(true, pid_, into, region->base + span.address, span.length);
+}
+
+Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
+  const PeerRegion* region = find(span);
+  if (region == nullptr) return Status::kProtocol;
+  counters_.copies.add();
+  counters_.copied_bytes.add(span.length);
+  if (region->mapped != nullptr) {
+    std::memcpy(region->mapped + span.address, from, span.length);
+    return Status::kOk;
+  }
+  return cross_copy(false, pid_, const_cast<std::byte*>(from), region->base + span.address, span.length);
+}
+
+std::size_t ShmData::write(std::span<const WriteOp> ops) {
+  if (lost_ || !out_) return 0;
+  std::size_t accepted = 0;
+  for (const WriteOp& op : ops) {
+    if (out_->room() == 0) break;
+    RemoteSpan part = op.target;
+    if (!op.header.empty()) {
+      part.length = op.header.size();
+      if (put(part, op.header.data()) != Status::kOk) {
+        lose("its memory cannot be written");
+        break;
+      }
+      part.address += part.length;
+    }
+    if (op.length > 0) {
+      part.length = op.length;
+      if (put(part, op.source->bytes().data() + op.source_offset) != Status::kOk) {
+        lose("its memory cannot be written");
+        break;
+      }
+    }
+    Descriptor& descriptor = out_->add();
+    descriptor.kind = DescriptorKind::kWrite;
+    descriptor.immediate = op.immediate;
+    descriptor.header_size = 0;
+    counters_.data_writes.add();
+    counters_.data_bytes.add(op.length);
+    if (op.token != kNoToken) written_.push_back(op.token);
+    ++accepted;
+  }
+  if (accepted > 0) publish();
+  return accepted;
+}
+
+std::size_t ShmData::offer(std::span<const Offer> offers) {
+  if (lost_ || !out_) return 0;
+  std::size_t accepted = 0;
+  for (const Offer& o : offers) {
+    if (out_->room() == 0) break;
+    if (o.length > 0 && !announce(*o.source)) break;
+    Descriptor& descriptor = out_->add();
+    descriptor.kind = DescriptorKind::kOffer;
+    descriptor.span = o.length > 0 ? o.source->remote(o.source_offset, o.length) : RemoteSpan{};
+    descriptor.header_size = static_cast<std::uint32_t>(o.header.size());
+    std::memcpy(descriptor.header.data(), o.header.data(), o.header.size());
+    counters_.data_writes.add();
+    counters_.data_bytes.add(o.length);
+    ++accepted;
+  }
+  if (accepted > 0) publish();
+  return accepted;
+}
+
+void ShmData::publish() {
+  if (!out_->publish()) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
+}
+
+int ShmData::poll() {
+  if (lost_) {
+    on_socket();
+    return 0;
+  }
+  int found = 0;
+  if (!written_.empty()) {
+    std::swap(written_, written_now_);
+    for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
+    found += static_cast<int>(written_now_.size());
+    written_now_.clear();
+  }
+  if (!in_) return found;
+  Descriptor descriptor;
+  bool broken = false;
+  for (int i = 0; i < kPollBudget && !lost_ && in_->take(descriptor, broken); ++i, ++found) {
+    if (descriptor.kind == DescriptorKind::kWrite) {
+      sink->on_write(*this, descriptor.immediate);
+    } else if (descriptor.kind == DescriptorKind::kOffer && descriptor.header_size <= kMaxHeader) {
+      sink->on_offer(*this, {descriptor.header.data(), descriptor.header_size}, descriptor.span);
+    } else {
+      broken = true;
+      break;
+    }
+  }
+  if (broken) lose("it broke the shared-memory protocol");
+  return found;
+}
+
+bool ShmData::arm() {
+  if (lost_) return told_;
+  return written_.empty() && (!in_ || in_->sleep());
+}
+
+void ShmData::disarm() {
+  if (in_) in_->awake();
+}
+
+}  // namespace bps

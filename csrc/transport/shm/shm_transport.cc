@@ -1,0 +1,220 @@
+#include "transport/shm/shm_transport.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/hmac.h"
+#include "transport/control_endpoint.h"
+#include "transport/door.h"
+#include "transport/shm/local_socket.h"
+#include "transport/shm/shm_data.h"
+
+namespace bps {
+
+ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters,
+                           bool allow_cross_memory)
+    : loop_(loop), credentials_(credentials), counters_(counters), allow_cross_memory_(allow_cross_memory) {}
+
+ShmTransport::~ShmTransport() { *alive_ = false; }
+
+RegionPtr ShmTransport::register_memory(std::span<std::byte> bytes) {
+  const std::uint64_t key = next_key_++;
+  return std::make_shared<ShmRegion>(bytes, key, SharedMemory::find(bytes), [this, key, alive = alive_] {
+    if (*alive) withdraw(key);
+  });
+}
+
+void ShmTransport::withdraw(std::uint64_t key) {
+  for (ShmData* data : data_) data->withdraw(key);
+}
+
+std::unique_ptr<Endpoint> ShmTransport::connect(std::span<const std::byte> address, const Hello& hello,
+                                                const Deadline& deadline, const std::string& whom) {
+  const std::string name(reinterpret_cast<const char*>(address.data()), address.size());
+  Fd socket = connect_local(name, deadline);
+  greet(socket.get(), hello, credentials_, deadline, whom);
+  if (hello.plane == Plane::kControl) return std::make_unique<ControlEndpoint>(std::move(socket), hello, counters_);
+  auto data = std::make_unique<ShmData>(std::move(socket), hello, loop_, counters_, allow_cross_memory_);
+  data->call(deadline, whom);
+  return data;
+}
+
+Endpoint* ShmTransport::accept(Fd fd, const Hello& hello, Sink& sink) {
+  std::unique_ptr<Endpoint> endpoint;
+  if (hello.plane == Plane::kControl) {
+    endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);
+  } else {
+    endpoint = std::make_unique<ShmData>(std::move(fd), hello, loop_, counters_, allow_cross_memory_);
+  }
+  endpoint->sink = &sink;
+  return attach(std::move(endpoint));
+}
+
+Endpoint* ShmTransport::attach(std::unique_ptr<Endpoint> endpoint) {
+  endpoints_.push_back(std::move(endpoint));
+  Endpoint* attached = endpoints_.back().get();
+  if (auto* data = dynamic_cast<ShmData*>(attached)) {
+    data_.push_back(data);
+    data->start();
+  } else {
+    static_cast<ControlEndpoint*>(attached)->start(loop_);
+  }
+  return attached;
+}
+
+void ShmTransport::close(Endpoint* endpoint) {
+  std::erase_if(data_, [&](ShmData* data) { return data == endpoint; });
+  std::erase_if(endpoints_, [&](const auto& owned) { return owned.get() == endpoint; });
+}
+
+int ShmTransport::poll() {
+  int found = 0;
+  for (std::size_t i = 0; i < data_.size(); ++i) found += data_[i]->poll();
+  return found;
+}
+
+bool ShmTransport::arm() {
+  for (ShmData* data : data_) {
+    if (!data->arm()) {
+      disarm();
+      return false;
+    }
+  }
+  return true;
+}
+
+void ShmTransport::disarm() {
+  for (ShmData* data : data_) data->disarm();
+}
+
+// ---- Set-up of a data endpoint
+
+ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory)
+    : Endpoint(true, made_by),
+      socket_(std::move(socket)),
+      loop_(loop),
+      counters_(counters),
+      allow_cross_memory_(allow_cross_memory),
+      pid_(peer_pid(socket_.get())) {
+  ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
+  random_bytes(probe_);
+}
+
+ShmData::~ShmData() {
+  if (watched_) loop_.forget(socket_.get());
+}
+
+void ShmData::set_rings(bool caller) {
+  auto* rings = reinterpret_cast<DescriptorRing*>(rings_->bytes().data());
+  out_.emplace(rings + (caller ? 0 : 1));
+  in_.emplace(rings + (caller ? 1 : 0));
+}
+
+ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
+  ShmRecord record{};
+  record.kind = kind;
+  record.base = reinterpret_cast<std::uint64_t>(probe_.data());
+  record.probe = probe_;
+  record.size = 2 * sizeof(DescriptorRing);
+  return record;
+}
+
+bool ShmData::probe_succeeds(const ShmRecord& record) const {
+  if (!allow_cross_memory_ || pid_ == 0) return false;
+  std::array<std::byte, 16> found{};
+  iovec here{found.data(), found.size()};
+  iovec there{reinterpret_cast<void*>(record.base), found.size()};
+  return ::process_vm_readv(pid_, &here, 1, &there, 1, 0) == static_cast<ssize_t>(found.size()) &&
+         found == record.probe;
+}
+
+void ShmData::call(const Deadline& deadline, const std::string& whom) {
+  rings_ = SharedMemory::create(2 * sizeof(DescriptorRing));
+  set_rings(true);
+  const ShmRecord setup = probe_record(ShmRecord::kSetup);
+  const int fds[] = {rings_->fd(), loop_.doorbell()};
+  ShmRecord reply{};
+  std::vector<Fd> received;
+  if (send_record(socket_.get(), std::as_bytes(std::span(&setup, 1)), fds) != Status::kOk ||
+      receive_record(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)), received, deadline) != Status::kOk ||
+      reply.kind != ShmRecord::kReply || received.size() != 1) {
+    throw Error(ErrorCode::kUnreachable, whom + " did not complete the shared-memory set-up",
+                "check that it is still running, or set BPS_TRANSPORT=tcp");
+  }
+  doorbell_ = std::move(received[0]);
+  peer_reaches_plain_ = reply.reaches_plain != 0;
+  we_reach_plain_ = probe_succeeds(reply);
+}
+
+void ShmData::start() {
+  watched_ = true;
+  loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { on_socket(); });
+}
+
+void ShmData::on_socket() {
+  take_records();
+  if (lost_ && !told_) {
+    told_ = true;
+    loop_.forget(socket_.get());
+    watched_ = false;
+    sink->on_lost(*this, lost_why_);
+  }
+}
+
+void ShmData::take_records() {
+  while (!lost_) {
+    ShmRecord record{};
+    std::vector<Fd> fds;
+    const Status status = receive_record(socket_.get(), std::as_writable_bytes(std::span(&record, 1)), fds);
+    if (status == Status::kAgain) return;
+    if (status != Status::kOk) return lose("connection closed");
+    if (!take_record(record, fds)) return lose("it broke the shared-memory protocol");
+  }
+}
+
+bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
+  switch (record.kind) {
+    case ShmRecord::kSetup: {
+      if (rings_ || fds.size() != 2 || record.size != 2 * sizeof(DescriptorRing)) return false;
+      rings_ = SharedMemory::map(std::move(fds[0]), record.size);
+      doorbell_ = std::move(fds[1]);
+      set_rings(false);
+      ShmRecord reply = probe_record(ShmRecord::kReply);
+      we_reach_plain_ = probe_succeeds(record);
+      peer_reaches_plain_ = we_reach_plain_;  // the kernel's rule for one user's processes is symmetric
+      reply.reaches_plain = we_reach_plain_ ? 1 : 0;
+      const int doorbell = loop_.doorbell();
+      return send_record(socket_.get(), std::as_bytes(std::span(&reply, 1)), {&doorbell, 1}) == Status::kOk;
+    }
+    case ShmRecord::kMapped: {
+      if (fds.size() != 1 || record.base > record.file_size || record.size > record.file_size - record.base) {
+        return false;
+      }
+      auto piece = SharedMemory::map(std::move(fds[0]), record.file_size);
+      std::byte* mapped = piece->bytes().data() + record.base;
+      peer_regions_[record.key] = {std::move(piece), mapped, 0, record.size};
+      return true;
+    }
+    case ShmRecord::kPlain:
+      if (record.base + record.size < record.base) return false;
+      peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size};
+      return true;
+    case ShmRecord::kWithdrawn: peer_regions_.erase(record.key); return true;
+    default: return false;
+  }
+} catch (const Error&) {
+  return false;
+}
+
+void ShmData::lose(const std::string& why) {
+  if (lost_) return;
+  lost_ = true;
+  lost_why_ = why;
+  loop_.wake();  // on_lost is told from poll() at the latest
+}
+
+}  // namespace bps

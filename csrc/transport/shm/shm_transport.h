@@ -1,0 +1,53 @@
+// Processes of one host: control messages over a Unix socket, data as descriptors in shared rings.
+//
+// A data endpoint is a ring of descriptors in each direction, and the knowledge of the peer's regions. Regions in
+// SharedMemory are mapped by the peer on first use; other regions the peer reads and writes by cross-memory copies
+// (process_vm_readv) where the kernel allows it, which a probe at set-up finds out. The endpoint's Unix socket carries
+// the announcements of regions and shows when the peer is gone.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "core/event_loop.h"
+#include "transport/shm/descriptor_ring.h"
+#include "transport/shm/shared_memory.h"
+#include "transport/transport.h"
+
+namespace bps {
+
+class ShmData;
+
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory);
+  ~ShmTransport() override;
+
+  std::string_view name() const override { return "shm"; }
+  RegionPtr register_memory(std::span<std::byte> bytes) override;
+  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
+                                    const std::string& whom) override;
+  Endpoint* accept(Fd fd, const Hello& hello, Sink& sink) override;
+  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  void close(Endpoint* endpoint) override;
+  int poll() override;
+  bool arm() override;
+  void disarm() override;
+
+ private:
+  friend class ShmData;
+  friend class ShmRegion;
+  void withdraw(std::uint64_t key);
+
+  EventLoop& loop_;
+  const Credentials& credentials_;
+  Counters& counters_;
+  const bool allow_cross_memory_;
+  std::uint64_t next_key_ = 1;
+  std::vector<ShmData*> data_;  // subset of endpoints_
+  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // regions may outlive the transport
+};
+
+}  // namespace bps

@@ -1,0 +1,86 @@
+// The data endpoint of tcp: one connection, a bounded queue of writes out, and frames in.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/event_loop.h"
+#include "transport/tcp/tcp_transport.h"
+#include "transport/transport.h"
+
+namespace bps {
+
+struct TcpFrame {
+  static constexpr std::uint32_t kMagic = 0x53504231;
+  std::uint32_t magic;
+  std::uint32_t immediate;
+  std::uint64_t key;
+  std::uint64_t address;
+  std::uint64_t length;  // header and payload
+};
+static_assert(sizeof(TcpFrame) == 32, "part of the protocol");
+
+class TcpData final : public Endpoint {
+ public:
+  TcpData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const TcpTransport::Regions& regions);
+  ~TcpData() override;
+
+  void start();
+  int poll();
+  bool idle() const { return written_.empty() && (!lost_ || told_); }
+
+  std::size_t write(std::span<const WriteOp> ops) override;
+  Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
+
+ private:
+  // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that
+  // has more to say keeps it, where it can still be overtaken by something more urgent.
+  static constexpr std::size_t kWindow = 32;
+  static constexpr std::size_t kScratch = 16 * 1024;
+
+  struct Outgoing {
+    TcpFrame frame;
+    std::array<std::byte, kMaxHeader> header;
+    std::size_t header_size;
+    const std::byte* payload;
+    std::uint64_t length;
+    std::uint64_t token;
+    std::uint64_t sent;  // of frame, header and payload together
+    std::uint64_t total() const { return sizeof frame + header_size + length; }
+  };
+
+  void on_ready(std::uint32_t events);
+  void transmit();
+  void receive();
+  bool take_scratch(std::size_t size);
+  bool begin_frame();
+  void end_frame();
+  void lose(const std::string& why);
+  void tell_loss();
+
+  Fd socket_;
+  EventLoop& loop_;
+  Counters& counters_;
+  const TcpTransport::Regions& regions_;
+  bool watched_ = false;
+  bool want_write_ = false;
+  bool lost_ = false;
+  bool told_ = false;
+  std::string lost_why_;
+
+  std::array<Outgoing, kWindow> out_;
+  std::size_t out_head_ = 0;  // oldest
+  std::size_t out_count_ = 0;
+  std::vector<std::uint64_t> written_;
+  std::vector<std::uint64_t> written_now_;
+
+  TcpFrame frame_{};
+  std::size_t frame_have_ = 0;
+  bool in_payload_ = false;
+  std::byte* target_ = nullptr;  // where the rest goes; null: nowhere, the region has been withdrawn
+  std::uint64_t missing_ = 0;
+  std::array<std::byte, kScratch> scratch_;
+};
+
+}  // namespace bps

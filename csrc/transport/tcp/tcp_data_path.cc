@@ -1,0 +1,226 @@
+// The hot part of tcp: frames out, frames in.
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "transport/tcp/tcp_data.h"
+
+namespace bps {
+namespace {
+
+// One readiness callback moves at most this much, so that no peer starves the others of the loop.
+constexpr std::uint64_t kReceiveBudget = 4 << 20;
+constexpr std::size_t kBatch = 8;  // writes per system call
+
+}  // namespace
+
+TcpData::TcpData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters,
+                 const TcpTransport::Regions& regions)
+    : Endpoint(true, made_by), socket_(std::move(socket)), loop_(loop), counters_(counters), regions_(regions) {
+  ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
+  written_.reserve(kWindow);
+  written_now_.reserve(kWindow);
+}
+
+TcpData::~TcpData() {
+  if (watched_) loop_.forget(socket_.get());
+}
+
+void TcpData::start() {
+  watched_ = true;
+  loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t events) { on_ready(events); });
+}
+
+std::size_t TcpData::write(std::span<const WriteOp> ops) {
+  if (lost_) return 0;
+  std::size_t accepted = 0;
+  for (const WriteOp& op : ops) {
+    if (out_count_ == kWindow) break;
+    Outgoing& out = out_[(out_head_ + out_count_) % kWindow];
+    out.frame = {TcpFrame::kMagic, op.immediate, op.target.key, op.target.address, op.header.size() + op.length};
+    std::memcpy(out.header.data(), op.header.data(), op.header.size());
+    out.header_size = op.header.size();
+    out.payload = op.length > 0 ? op.source->bytes().data() + op.source_offset : nullptr;
+    out.length = op.length;
+    out.token = op.token;
+    out.sent = 0;
+    ++out_count_;
+    ++accepted;
+    counters_.data_writes.add();
+    counters_.data_bytes.add(op.length);
+  }
+  if (accepted > 0 && !want_write_) transmit();
+  return accepted;
+}
+
+void TcpData::transmit() {
+  while (out_count_ > 0 && !lost_) {
+    std::array<iovec, 3 * kBatch> parts;
+    std::size_t count = 0;
+    const auto add = [&](const void* data, std::uint64_t size, std::uint64_t& skip) {
+      const std::uint64_t skipped = std::min(skip, size);
+      skip -= skipped;
+      if (size == skipped) return;
+      parts[count++] = {const_cast<char*>(static_cast<const char*>(data)) + skipped, size - skipped};
+    };
+    for (std::size_t i = 0; i < std::min(out_count_, kBatch); ++i) {
+      const Outgoing& out = out_[(out_head_ + i) % kWindow];
+      std::uint64_t skip = out.sent;
+      add(&out.frame, sizeof out.frame, skip);
+      add(out.header.data(), out.header_size, skip);
+      add(out.payload, out.length, skip);
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (sent < 0) return lose(std::strerror(errno));
+    auto left = static_cast<std::uint64_t>(sent);
+    while (left > 0) {
+      Outgoing& out = out_[out_head_];
+      const std::uint64_t took = std::min(left, out.total() - out.sent);
+      out.sent += took;
+      left -= took;
+      if (out.sent < out.total()) break;
+      if (out.token != kNoToken) written_.push_back(out.token);
+      out_head_ = (out_head_ + 1) % kWindow;
+      --out_count_;
+    }
+  }
+  const bool want = out_count_ > 0;
+  if (want != want_write_) {
+    want_write_ = want;
+    loop_.change(socket_.get(), want ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  }
+}
+
+void TcpData::on_ready(std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) transmit();
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !lost_) receive();
+  tell_loss();
+}
+
+void TcpData::receive() {
+  std::uint64_t budget = kReceiveBudget;
+  while (budget > 0 && !lost_) {
+    // Into place as far as we know where that is, and what follows into the scratch, so that a small frame behind a
+    // large one costs no system call of its own.
+    std::array<iovec, 2> parts;
+    int count = 0;
+    std::uint64_t direct = 0;
+    if (in_payload_ && target_ != nullptr) {
+      direct = std::min(missing_, budget);
+      parts[static_cast<std::size_t>(count++)] = {target_, direct};
+    }
+    const bool whole = direct == missing_ || !in_payload_ || target_ == nullptr;
+    if (whole) parts[static_cast<std::size_t>(count++)] = {scratch_.data(), scratch_.size()};
+    const ssize_t got = ::readv(socket_.get(), parts.data(), count);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) return lose(got == 0 ? "connection closed" : std::strerror(errno));
+    const auto bytes = static_cast<std::uint64_t>(got);
+    budget -= std::min(budget, bytes);
+    const std::uint64_t in_place = std::min(bytes, direct);
+    if (in_place > 0) {
+      target_ += in_place;
+      missing_ -= in_place;
+      if (missing_ == 0) end_frame();
+    }
+    if (!take_scratch(bytes - in_place)) return lose("it broke the tcp protocol");
+    if (bytes < direct + (whole ? scratch_.size() : 0)) return;  // drained: spare the call that would say so
+  }
+}
+
+bool TcpData::take_scratch(std::size_t size) {
+  const std::byte* data = scratch_.data();
+  while (size > 0) {
+    if (in_payload_) {
+      const std::size_t part = std::min<std::uint64_t>(missing_, size);
+      if (target_ != nullptr) {
+        std::memcpy(target_, data, part);
+        target_ += part;
+      }
+      missing_ -= part;
+      data += part;
+      size -= part;
+      if (missing_ == 0) end_frame();
+      continue;
+    }
+    const std::size_t part = std::min(sizeof frame_ - frame_have_, size);
+    std::memcpy(reinterpret_cast<std::byte*>(&frame_) + frame_have_, data, part);
+    frame_have_ += part;
+    data += part;
+    size -= part;
+    if (frame_have_ == sizeof frame_ && !begin_frame()) return false;
+  }
+  return true;
+}
+
+bool TcpData::begin_frame() {
+  if (frame_.magic != TcpFrame::kMagic) return false;
+  in_payload_ = true;
+  missing_ = frame_.length;
+  target_ = nullptr;
+  if (frame_.length > 0) {
+    const auto found = regions_.find(frame_.key);
+    if (found != regions_.end()) {
+      const std::uint64_t size = found->second.size();
+      if (frame_.address > size || frame_.length > size - frame_.address) return false;
+      target_ = found->second.data() + frame_.address;
+    } else if (frame_.length > (std::uint64_t{1} << 40)) {
+      return false;
+    }
+    // An unknown key is a region withdrawn while the bytes were on the way: they go nowhere, and are counted.
+  } else {
+    end_frame();
+  }
+  return true;
+}
+
+void TcpData::end_frame() {
+  const bool delivered = frame_.length == 0 || target_ != nullptr;
+  in_payload_ = false;
+  frame_have_ = 0;
+  target_ = nullptr;
+  if (delivered) {
+    sink->on_write(*this, frame_.immediate);
+  } else {
+    counters_.stale.add();
+  }
+}
+
+int TcpData::poll() {
+  if (lost_) {
+    tell_loss();
+    return 0;
+  }
+  if (written_.empty()) return 0;
+  std::swap(written_, written_now_);
+  for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
+  const int found = static_cast<int>(written_now_.size());
+  written_now_.clear();
+  return found;
+}
+
+void TcpData::lose(const std::string& why) {
+  if (lost_) return;
+  lost_ = true;
+  lost_why_ = why;
+}
+
+void TcpData::tell_loss() {
+  if (!lost_ || told_) return;
+  told_ = true;
+  loop_.forget(socket_.get());
+  watched_ = false;
+  sink->on_lost(*this, lost_why_);
+}
+
+}  // namespace bps

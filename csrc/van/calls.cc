@@ -1,0 +1,174 @@
+#include "van/calls.h"
+
+#include <algorithm>
+
+namespace bps {
+namespace {
+
+constexpr const char* kSeeItsLog = "look into the log of that process, then start the job again";
+
+std::string name_group(std::uint32_t id) {
+  return "group " + std::to_string(id);
+}
+
+}  // namespace
+
+Calls::Calls(Roster& roster, Registry::Options options, Send send)
+    : roster_(roster), registry_(std::move(options)), send_(std::move(send)) {}
+
+void Calls::fail(const Meeting::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint) {
+  const Member& member = roster_.worker(caller.rank);
+  if (member.fate != Member::Fate::kLost) send_(member.peer, Failed{caller.call, code, text, hint});
+}
+
+bool Calls::fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
+                         const std::string& what) {
+  for (const std::uint32_t rank : ranks) {
+    const Member& member = roster_.worker(rank);
+    if (member.fate == Member::Fate::kHere) continue;
+    fail({caller.rank(), call}, ErrorCode::kPeerLost, what + ": " + member.farewell, kSeeItsLog);
+    return true;
+  }
+  return false;
+}
+
+void Calls::declare(const Member& caller, const Declare& call) {
+  const std::uint32_t rank = caller.rank();
+  auto [ids, problem, conflicts] = registry_.declare(rank, call.tensors);
+  for (const auto& conflict : conflicts) {
+    for (const std::uint32_t other : conflict.ranks) {
+      const Member& member = roster_.worker(other);
+      if (member.fate == Member::Fate::kHere) send_(member.peer, TensorFailed{conflict.tensor, conflict.text});
+    }
+  }
+  if (!problem.empty()) {
+    return fail({rank, call.call}, ErrorCode::kMismatch, problem,
+                "all ranks of a group must declare a name with the same shape and element type");
+  }
+  declared_ += ids.size();
+  send_(caller.peer, Declared{call.call, std::move(ids)});
+}
+
+void Calls::barrier(const Member& caller, const Barrier& call) {
+  const std::uint32_t rank = caller.rank();
+  const Group* group = registry_.group(call.group);
+  if (group == nullptr || group->index_of(rank) == kNoRank) {
+    return fail({rank, call.call}, ErrorCode::kInvalidArgument,
+                "rank " + std::to_string(rank) + " is not a member of " + name_group(call.group),
+                "use a group that new_group() has returned on this rank");
+  }
+  if (fail_if_gone(caller, call.call, group->ranks, "barrier of " + name_group(group->id))) return;
+  Meeting& meeting = barriers_by_group_.try_emplace(group->id, group->ranks).first->second;
+  const auto released = meeting.arrive({rank, call.call});
+  if (!released.empty()) ++barriers_;
+  for (const auto& [other, number] : released) send_(roster_.worker(other).peer, Done{number});
+}
+
+void Calls::new_group(const Member& caller, const NewGroup& call) {
+  const std::uint32_t rank = caller.rank();
+  if (const std::string problem = registry_.check_group(call.ranks, rank); !problem.empty()) {
+    return fail({rank, call.call}, ErrorCode::kInvalidArgument, problem, "pass the same ranks on each of them");
+  }
+  if (fail_if_gone(caller, call.call, call.ranks, "group '" + call.name + "'")) return;
+  if (const Group* known = registry_.find_group(call.ranks, call.name)) {
+    const auto forming = forming_.find(known->id);
+    if (forming == forming_.end()) return send_(caller.peer, GroupReady{call.call, known->id});
+    forming->second.callers.push_back({rank, call.call});
+    return;
+  }
+  const auto meeting = new_groups_.try_emplace(GroupKey(call.ranks, call.name), call.ranks).first;
+  std::vector<Meeting::Caller> all_here = meeting->second.arrive({rank, call.call});
+  if (all_here.empty()) return;
+  for (const auto& again : meeting->second.dissolve()) all_here.push_back(again);  // ranks that asked twice
+  new_groups_.erase(meeting);
+  announce(registry_.add_group(call.ranks, call.name), std::move(all_here));
+}
+
+void Calls::announce(const Group& group, std::vector<Meeting::Caller> callers) {
+  Forming& forming = forming_[group.id];
+  forming.callers = std::move(callers);
+  for (const Member& member : roster_.members()) {
+    if (!member.is_server() || member.fate == Member::Fate::kLost || !member.connected) continue;
+    forming.unaware.push_back(member.peer);
+    send_(member.peer, GroupInfo{group});
+  }
+  finish_if_known(group.id);
+}
+
+void Calls::group_ack(const Member& server, const GroupAck& ack) {
+  const auto forming = forming_.find(ack.group);
+  if (forming == forming_.end()) return;
+  std::erase(forming->second.unaware, server.peer);
+  finish_if_known(ack.group);
+}
+
+void Calls::finish_if_known(std::uint32_t group) {
+  const auto forming = forming_.find(group);
+  if (forming == forming_.end() || !forming->second.unaware.empty()) return;
+  for (const auto& [rank, call] : forming->second.callers) {
+    if (roster_.worker(rank).connected) send_(roster_.worker(rank).peer, GroupReady{call, group});
+  }
+  forming_.erase(forming);
+}
+
+void Calls::cancel(const Member& caller, const Cancel& call) {
+  const std::string text = caller.is_worker() ? whom_it_awaits({caller.rank(), call.call}) : "";
+  send_(caller.peer, Missing{call.call, text});
+}
+
+std::string Calls::whom_it_awaits(Meeting::Caller caller) {
+  for (auto& [group, meeting] : barriers_by_group_) {
+    if (const auto missing = meeting.cancel(caller)) return name_ranks(*missing) + " did not come";
+  }
+  for (auto entry = new_groups_.begin(); entry != new_groups_.end(); ++entry) {
+    const auto missing = entry->second.cancel(caller);
+    if (!missing) continue;
+    std::string text = name_ranks(*missing) + " did not ask for it";
+    for (const auto& [key, meeting] : new_groups_) {
+      if (key.second != entry->first.second || key.first == entry->first.first || meeting.empty()) continue;
+      text += "; a group of the same name is asked for with " + name_ranks(key.first);
+    }
+    if (entry->second.empty()) new_groups_.erase(entry);
+    return text;
+  }
+  for (auto& [group, forming] : forming_) {
+    if (std::erase(forming.callers, caller) == 0) continue;
+    std::string text;
+    for (const Peer peer : forming.unaware) {
+      text += (text.empty() ? "" : ", ") + roster_.find(peer)->node->describe();
+    }
+    return text + " did not confirm it";
+  }
+  return "";
+}
+
+void Calls::gone(const Member& member) {
+  const auto has = [&member](const std::vector<std::uint32_t>& ranks) {
+    return member.is_worker() && std::ranges::binary_search(ranks, member.rank());
+  };
+  for (auto& [id, meeting] : barriers_by_group_) {
+    if (!has(meeting.ranks())) continue;
+    for (const auto& caller : meeting.dissolve()) {
+      fail(caller, ErrorCode::kPeerLost, "barrier of " + name_group(id) + ": " + member.farewell, kSeeItsLog);
+    }
+  }
+  for (auto entry = new_groups_.begin(); entry != new_groups_.end();) {
+    if (!has(entry->first.first)) {
+      ++entry;
+      continue;
+    }
+    for (const auto& caller : entry->second.dissolve()) {
+      fail(caller, ErrorCode::kPeerLost, "group '" + entry->first.second + "': " + member.farewell, kSeeItsLog);
+    }
+    entry = new_groups_.erase(entry);
+  }
+  // A group that is being made known can do without a server that is no more.
+  std::vector<std::uint32_t> forming;
+  for (auto& [id, group] : forming_) {
+    std::erase(group.unaware, member.peer);
+    forming.push_back(id);
+  }
+  for (const std::uint32_t id : forming) finish_if_known(id);
+}
+
+}  // namespace bps

@@ -1,0 +1,62 @@
+// What members ask of the scheduler while a job runs: tensors, groups, barriers.
+//
+// A call that needs a rank which has left or is lost fails at once, naming it; so do those that already wait when a
+// rank goes. Belongs to the scheduler's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "van/meeting.h"
+#include "van/registry.h"
+#include "van/roster.h"
+
+namespace bps {
+
+class Calls {
+ public:
+  using Send = std::function<void(Peer, const Message&)>;
+
+  Calls(Roster& roster, Registry::Options options, Send send);
+
+  void declare(const Member& caller, const Declare& call);
+  void barrier(const Member& caller, const Barrier& call);
+  void new_group(const Member& caller, const NewGroup& call);
+  void group_ack(const Member& server, const GroupAck& ack);
+  void cancel(const Member& caller, const Cancel& call);
+  // This member has left or is lost.
+  void gone(const Member& member);
+
+  std::uint64_t declared() const { return declared_; }
+  std::uint64_t barriers() const { return barriers_; }
+
+ private:
+  using GroupKey = std::pair<std::vector<std::uint32_t>, std::string>;
+  struct Forming {  // a group that some server does not know yet
+    std::vector<Meeting::Caller> callers;
+    std::vector<Peer> unaware;
+  };
+
+  bool fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
+                    const std::string& what);
+  void fail(const Meeting::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint);
+  void announce(const Group& group, std::vector<Meeting::Caller> callers);
+  void finish_if_known(std::uint32_t group);
+  std::string whom_it_awaits(Meeting::Caller caller);
+
+  Roster& roster_;
+  Registry registry_;
+  Send send_;
+  std::unordered_map<std::uint32_t, Meeting> barriers_by_group_;
+  std::map<GroupKey, Meeting> new_groups_;
+  std::map<std::uint32_t, Forming> forming_;
+  std::uint64_t declared_ = 0;
+  std::uint64_t barriers_ = 0;
+};
+
+}  // namespace bps

@@ -1,0 +1,54 @@
+// A stream of van messages between a node and the scheduler; both ends use it.
+//
+// Threading: belongs to the thread of its loop, which must outlive it. It may be destroyed at any time, also by its own
+// callbacks; none is called after that. Errors: a socket that closes, and a peer that sends what no van sends, are
+// reported once through on_closed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/event_loop.h"
+#include "core/fd.h"
+#include "transport/message_stream.h"
+#include "van/messages.h"
+
+namespace bps {
+
+class Connection {
+ public:
+  using OnMessage = std::function<void(Message&&)>;
+  using OnClosed = std::function<void(const std::string& why)>;
+
+  Connection(EventLoop& loop, Fd socket, OnMessage on_message, OnClosed on_closed);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Goes out now or as soon as the socket takes it. A failure comes as on_closed, from the loop.
+  void send(const Message& message) { send_encoded(encode(message)); }
+  void send_encoded(const Bytes& message);
+  // When the peer last said anything.
+  Clock::time_point heard() const { return state_->heard; }
+  void forgive_silence() { state_->heard = Clock::now(); }
+
+ private:
+  // Outlives the connection while one of its callbacks runs.
+  struct State {
+    explicit State(Fd socket) : stream(std::move(socket), kMostMessageBytes) {}
+    void receive(std::span<const std::byte> bytes);
+    void fail(const std::string& why);
+
+    MessageStream stream;
+    OnMessage on_message;
+    OnClosed on_closed;
+    Clock::time_point heard = Clock::now();
+    bool closed = false;
+  };
+
+  EventLoop& loop_;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace bps

@@ -1,0 +1,71 @@
+#include "van/find_scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "transport/door.h"
+
+namespace bps {
+namespace {
+
+// A port that swallows packets, or a program that never answers, must not hide the ports after it for long.
+constexpr double kConnectSeconds = 1;
+constexpr double kGreetSeconds = 3;
+
+// How much an error tells: a scheduler that refuses us is more than another job's, and that more than a closed port.
+int telling(const Error& error) {
+  const auto* greeting = dynamic_cast<const GreetError*>(&error);
+  if (greeting == nullptr) return 0;
+  switch (greeting->refusal()) {
+    case Refusal::kVersion:
+    case Refusal::kSecret: return 3;
+    case Refusal::kJob: return 2;
+    case Refusal::kSilent: break;
+  }
+  return 1;
+}
+
+Deadline sooner(const Deadline& deadline, double seconds) {
+  return Deadline::after(std::min(seconds, deadline.left_ms() / 1e3));
+}
+
+}  // namespace
+
+FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
+                              const Credentials& credentials, const Deadline& deadline) {
+  if (ports.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "there is no port to look for the scheduler", "set DMLC_PS_ROOT_PORT");
+  }
+  std::optional<Error> best;
+  int best_tells = -1;
+  auto pause = std::chrono::milliseconds(10);
+  for (;;) {
+    for (const std::uint16_t port : ports) {
+      const std::string where = host + ":" + std::to_string(port);
+      try {
+        Fd socket = connect_tcp(host, port, sooner(deadline, kConnectSeconds));
+        greet(socket.get(), {.plane = Plane::kVan}, credentials, sooner(deadline, kGreetSeconds),
+              "the scheduler at " + where);
+        return {std::move(socket), where};
+      } catch (const Error& error) {
+        const int tells = telling(error);
+        if (tells == 3 && ports.size() == 1) throw;
+        if (tells >= best_tells) best = error;
+        best_tells = std::max(tells, best_tells);
+      }
+      if (deadline.passed()) break;
+    }
+    if (deadline.passed()) break;
+    std::this_thread::sleep_for(std::min(pause, std::chrono::milliseconds(deadline.left_ms())));
+    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+  }
+  if (best_tells > 1) throw *best;
+  std::string where = host + (ports.size() == 1 ? ":" : ", ports ");
+  for (std::size_t i = 0; i < ports.size(); ++i) where += (i > 0 ? ", " : "") + std::to_string(ports[i]);
+  throw Error(ErrorCode::kUnreachable, "no scheduler answers at " + where + " (" + best->what() + ")",
+              "start the scheduler first, or check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT");
+}
+
+}  // namespace bps

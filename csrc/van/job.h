@@ -1,0 +1,69 @@
+// One job as the scheduler sees it: gathering, running, over. No sockets: messages and losses come in, messages go out.
+//
+// Belongs to the scheduler's thread; its callbacks must not call back into it.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "core/clock.h"
+#include "van/calls.h"
+#include "van/rendezvous.h"
+#include "van/roster.h"
+
+namespace bps {
+
+class Job {
+ public:
+  enum class Phase : std::uint8_t { kGathering, kRunning, kOver };
+  struct Options {
+    Registry::Options registry;       // with the numbers of workers and servers
+    std::uint32_t silence_ms = 1500;  // told to the members
+    std::chrono::milliseconds join_timeout{60000};
+  };
+
+  Job(Options options, Calls::Send send, std::function<void(const std::string&)> on_lost);
+
+  // False: no member says that, or not now; the caller is to cut this peer off.
+  bool receive(Peer peer, Message&& message);
+  // The connection ended, or was cut off.
+  void closed(Peer peer, const std::string& why);
+  // When the most impatient of those who wait for the others gives up. At that time call give_up().
+  std::optional<Clock::time_point> join_deadline() const;
+  void give_up();
+
+  Phase phase() const { return phase_; }
+  // Once over: every worker left and nobody was lost.
+  bool ended_well() const { return ended_well_; }
+  // Whether this peer waits for the others, or is a member.
+  bool knows(Peer peer) const;
+  std::uint64_t lost() const { return lost_; }
+  std::uint64_t refused() const { return refused_; }
+  std::uint64_t declared() const { return calls_ ? calls_->declared() : 0; }
+  std::uint64_t barriers() const { return calls_ ? calls_->barriers() : 0; }
+
+ private:
+  bool join(Peer peer, const Join& join);
+  void start();
+  void leave(Member& member);
+  void end_if_all_left();
+  void tell_all(const Message& message);
+
+  const Options options_;
+  const Calls::Send send_;
+  const std::function<void(const std::string&)> on_lost_;
+  Phase phase_ = Phase::kGathering;
+  bool ended_well_ = false;
+  Rendezvous rendezvous_;
+  std::unordered_map<Peer, Clock::time_point> patience_;  // of those who wait to be seated
+  std::unique_ptr<Roster> roster_;                        // once running
+  std::unique_ptr<Calls> calls_;
+  std::uint64_t lost_ = 0;
+  std::uint64_t refused_ = 0;
+};
+
+}  // namespace bps

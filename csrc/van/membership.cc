@@ -1,0 +1,68 @@
+#include "van/membership.h"
+
+#include <algorithm>
+
+namespace bps {
+
+std::string Node::describe() const {
+  std::string text;
+  if (worker_rank >= 0) text = "worker " + std::to_string(worker_rank);
+  if (server_rank >= 0) text += (text.empty() ? "server " : " and server ") + std::to_string(server_rank);
+  if (text.empty()) text = "a process without a rank";
+  return text + " (" + host + ", pid " + std::to_string(pid) + ")";
+}
+
+const Node* Membership::worker(std::uint32_t rank) const {
+  if (rank >= workers || rank >= nodes.size()) return nullptr;
+  return &nodes[rank];
+}
+
+const Node* Membership::server(std::uint32_t rank) const {
+  const auto found = std::ranges::find(nodes, static_cast<std::int64_t>(rank),
+                                       [](const Node& node) { return std::int64_t{node.server_rank}; });
+  return found == nodes.end() ? nullptr : &*found;
+}
+
+const Node* Membership::by_id(std::uint32_t id) const {
+  return id == 0 || id > nodes.size() ? nullptr : &nodes[id - 1];
+}
+
+bool Membership::is_consistent() const {
+  if (workers > nodes.size()) return false;
+  std::vector<bool> servers_seen(nodes.size());
+  std::size_t servers_found = 0;
+  std::int32_t last_extra = kNoRank;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const Node& node = nodes[i];
+    const bool is_worker = i < workers;
+    if (node.id != i + 1) return false;
+    if (node.worker_rank != (is_worker ? static_cast<std::int32_t>(i) : kNoRank)) return false;
+    if (node.server_rank < kNoRank || (!is_worker && node.server_rank <= last_extra)) return false;
+    if (!is_worker) last_extra = node.server_rank;
+    if (node.server_rank == kNoRank) continue;
+    const auto rank = static_cast<std::size_t>(node.server_rank);
+    if (rank >= servers || rank >= servers_seen.size() || servers_seen[rank]) return false;
+    servers_seen[rank] = true;
+    ++servers_found;
+  }
+  return servers_found == servers;
+}
+
+std::int32_t Group::index_of(std::uint32_t worker_rank) const {
+  const auto found = std::ranges::lower_bound(ranks, worker_rank);
+  if (found == ranks.end() || *found != worker_rank) return kNoRank;
+  return static_cast<std::int32_t>(found - ranks.begin());
+}
+
+std::string name_ranks(std::span<const std::uint32_t> ranks) {
+  constexpr std::size_t kMostShown = 16;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMostShown); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kMostShown) text += " and " + std::to_string(ranks.size() - kMostShown) + " more";
+  return text;
+}
+
+}  // namespace bps

@@ -1,0 +1,53 @@
+#include "van/pending_calls.h"
+
+namespace bps {
+
+PendingCalls::Call::Call(PendingCalls& calls) : calls_(calls), number_(0) {
+  const std::lock_guard lock(calls_.mutex_);
+  do {
+    number_ = ++calls_.last_number_;
+  } while (number_ == 0 || !calls_.waiting_.try_emplace(number_, this).second);
+}
+
+PendingCalls::Call::Call(PendingCalls& calls, std::uint32_t number) : calls_(calls), number_(number) {
+  const std::lock_guard lock(calls_.mutex_);
+  calls_.waiting_[number_] = this;
+}
+
+PendingCalls::Call::~Call() {
+  const std::lock_guard lock(calls_.mutex_);
+  calls_.waiting_.erase(number_);
+}
+
+std::optional<Message> PendingCalls::Call::wait(const Deadline& deadline) {
+  std::unique_lock lock(calls_.mutex_);
+  answered_.wait_until(lock, deadline.at(), [this] { return answer_ || calls_.broken_; });
+  if (!answer_) {
+    if (!calls_.broken_) return std::nullopt;
+    throw Error(ErrorCode::kPeerLost, *calls_.broken_, "look into the log of the scheduler, then start the job again");
+  }
+  if (const auto* failed = std::get_if<Failed>(&*answer_)) throw Error(failed->code, failed->text, failed->hint);
+  if (const auto* refused = std::get_if<Refused>(&*answer_)) throw Error(refused->code, refused->text, refused->hint);
+  return std::move(answer_);
+}
+
+void PendingCalls::answer(std::uint32_t number, Message&& message) {
+  const std::lock_guard lock(mutex_);
+  const auto found = waiting_.find(number);
+  if (found == waiting_.end() || found->second->answer_) return;  // its caller gave up
+  found->second->answer_ = std::move(message);
+  found->second->answered_.notify_one();  // under the lock: the call may vanish as soon as it is released
+}
+
+void PendingCalls::break_all(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  broken_ = why;
+  for (const auto& [number, call] : waiting_) call->answered_.notify_one();
+}
+
+void PendingCalls::mend() {
+  const std::lock_guard lock(mutex_);
+  broken_.reset();
+}
+
+}  // namespace bps

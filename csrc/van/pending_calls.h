@@ -1,0 +1,55 @@
+// Questions to the scheduler that wait for their answers.
+//
+// Threading: callers wait on their own threads; the van's thread brings the answers.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "core/clock.h"
+#include "van/messages.h"
+
+namespace bps {
+
+class PendingCalls {
+ public:
+  // One question; forgets itself. Lives on the caller's stack.
+  class Call {
+   public:
+    explicit Call(PendingCalls& calls);               // numbered by itself
+    Call(PendingCalls& calls, std::uint32_t number);  // with a number of its own
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    std::uint32_t number() const { return number_; }
+    // The answer; nothing when the deadline passed first. Throws kPeerLost if break_all() comes or came first, and what
+    // a Failed or Refused says.
+    std::optional<Message> wait(const Deadline& deadline);
+
+   private:
+    friend class PendingCalls;
+    PendingCalls& calls_;
+    std::uint32_t number_;
+    std::condition_variable answered_;
+    std::optional<Message> answer_;
+  };
+
+  void answer(std::uint32_t number, Message&& message);
+  // No answer will come any more: `why` is a sentence that names who is lost.
+  void break_all(const std::string& why);
+  // For a new connection.
+  void mend();
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::uint32_t, Call*> waiting_;
+  std::uint32_t last_number_ = 0;
+  std::optional<std::string> broken_;
+};
+
+}  // namespace bps

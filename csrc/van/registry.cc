@@ -1,0 +1,139 @@
+#include "van/registry.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "core/dtype.h"
+#include "tensor/key_map.h"
+#include "tensor/partition.h"
+
+namespace bps {
+namespace {
+
+constexpr std::uint32_t kIdMask = (1U << 30) - 1;
+// Keys hold 16 bits of partition: a tensor with more pieces than that is not cut as finely as announced here.
+constexpr std::uint64_t kMostPieces = 1U << 16;
+
+std::string describe(const TensorSpec& spec, std::uint32_t rank) {
+  const std::string shape = spec.shape.empty() ? "of " + std::to_string(spec.count) + " elements" : spec.shape;
+  return std::string(to_string(Dtype{spec.dtype})) + " " + shape + " on rank " + std::to_string(rank);
+}
+
+}  // namespace
+
+std::uint64_t Registry::fnv1a(std::uint32_t group, std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&hash](std::uint8_t byte) { hash = (hash ^ byte) * 0x100000001b3; };
+  for (unsigned shift = 0; shift < 32; shift += 8) mix(static_cast<std::uint8_t>(group >> shift));
+  for (const char letter : name) mix(static_cast<std::uint8_t>(letter));
+  return hash;
+}
+
+Registry::Registry(Options options) : options_(std::move(options)), load_(options_.balanced ? options_.servers : 0) {
+  std::vector<std::uint32_t> all(options_.workers);
+  std::iota(all.begin(), all.end(), 0);
+  groups_.push_back({{0, std::move(all)}, {}});
+}
+
+Registry::Declared Registry::declare(std::uint32_t rank, std::span<const TensorSpec> specs) {
+  Declared result;
+  result.ids.reserve(specs.size());
+  std::size_t problems = 0;
+  const auto complain = [&](const std::string& text) {
+    if (problems++ == 0) result.problem = text;
+  };
+  for (const TensorSpec& spec : specs) {
+    if (spec.group >= groups_.size()) {
+      complain("tensor '" + spec.name + "' names the group " + std::to_string(spec.group) + ", which does not exist");
+      continue;
+    }
+    Entry& entry = groups_[spec.group];
+    const auto member = entry.group.index_of(rank);
+    if (member == kNoRank) {
+      complain("tensor '" + spec.name + "' belongs to group " + std::to_string(spec.group) + " (" +
+               name_ranks(entry.group.ranks) + "), rank " + std::to_string(rank) + " does not");
+      continue;
+    }
+    const auto [found, is_new] = entry.tensors.try_emplace(spec.name);
+    Tensor& tensor = found->second;
+    if (is_new) add_tensor(entry.group, tensor, spec, rank);
+    if (!tensor.failure.empty()) {
+      complain(tensor.failure);
+      continue;
+    }
+    if (tensor.spec != spec) {
+      const std::string text =
+          "tensor '" + spec.name + "' is " + describe(tensor.spec, tensor.first_rank) + " but " + describe(spec, rank);
+      complain(text);
+      // A rank that agreed before contradicts itself only: the others can still complete the tensor with it.
+      if (tensor.declared_by[static_cast<std::size_t>(member)]) continue;
+      tensor.failure = text;
+      Conflict& conflict = result.conflicts.emplace_back(tensor.id.id, text, std::vector<std::uint32_t>());
+      for (std::size_t i = 0; i < tensor.declared_by.size(); ++i) {
+        if (tensor.declared_by[i]) conflict.ranks.push_back(entry.group.ranks[i]);
+      }
+      continue;
+    }
+    tensor.declared_by[static_cast<std::size_t>(member)] = true;
+    result.ids.push_back(tensor.id);
+  }
+  if (problems > 1) result.problem += " (and " + std::to_string(problems - 1) + " more tensors like it)";
+  return result;
+}
+
+void Registry::add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank) {
+  tensor = {.spec = spec,
+            .id = {free_id(spec.group, spec.name), load_},
+            .first_rank = rank,
+            .declared_by = std::vector<bool>(group.size()),
+            .failure = ""};
+  if (!load_.empty()) place(spec);
+}
+
+std::uint32_t Registry::free_id(std::uint32_t group, std::string_view name) {
+  const std::uint64_t hash = options_.hash(group, name);
+  auto id = static_cast<std::uint32_t>(hash ^ (hash >> 30)) & kIdMask;
+  while (id == 0 || !tensor_ids_.insert(id).second) id = (id + 1) & kIdMask;
+  return id;
+}
+
+// As the workers will place it: they start from the same load and cut the tensor the same way.
+void Registry::place(const TensorSpec& spec) {
+  const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
+  const std::uint64_t bytes = spec.count * element;
+  const Partitioning pieces(bytes, element, std::max(options_.partition_bytes, bytes / kMostPieces));
+  for (std::uint64_t i = 0; i < pieces.count(); ++i) least_loaded(load_, pieces.piece(i).length);
+}
+
+std::string Registry::check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const {
+  if (ranks.empty()) return "a group needs at least one rank";
+  if (std::ranges::adjacent_find(ranks, std::greater_equal()) != ranks.end()) {
+    return "the ranks of a group must be ascending and different, not " + name_ranks(ranks);
+  }
+  if (ranks.back() >= options_.workers) {
+    return "rank " + std::to_string(ranks.back()) + " does not exist: the job has " + std::to_string(options_.workers) +
+           (options_.workers == 1 ? " worker" : " workers");
+  }
+  if (!std::ranges::binary_search(ranks, caller)) {
+    return "rank " + std::to_string(caller) + " is not a member of the group it asks for (" + name_ranks(ranks) + ")";
+  }
+  return "";
+}
+
+const Group* Registry::find_group(const std::vector<std::uint32_t>& ranks, const std::string& name) const {
+  const auto found = group_ids_.find({ranks, name});
+  return found == group_ids_.end() ? nullptr : &groups_[found->second].group;
+}
+
+const Group& Registry::add_group(std::vector<std::uint32_t> ranks, const std::string& name) {
+  const auto id = static_cast<std::uint32_t>(groups_.size());
+  group_ids_[{ranks, name}] = id;
+  return groups_.emplace_back(Entry{{id, std::move(ranks)}, {}}).group;
+}
+
+const Group* Registry::group(std::uint32_t id) const {
+  return id < groups_.size() ? &groups_[id].group : nullptr;
+}
+
+}  // namespace bps

@@ -1,0 +1,79 @@
+// The tensors and groups of a job, by name. A pure state machine of the scheduler: no sockets, no clock.
+//
+// A tensor's id is a hash of its group and name, so it does not depend on the order in which ranks declare; two names
+// that collide get neighbouring ids. A tensor on which ranks disagree stays failed: every rank that uses it is told.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "van/membership.h"
+
+namespace bps {
+
+class Registry {
+ public:
+  using Hash = std::function<std::uint64_t(std::uint32_t group, std::string_view name)>;
+  static std::uint64_t fnv1a(std::uint32_t group, std::string_view name);
+
+  struct Options {
+    std::uint32_t workers = 1;
+    std::uint32_t servers = 1;
+    bool balanced = false;                    // key hash `balanced`: keep count of the bytes on each server
+    std::uint64_t partition_bytes = 4096000;  // for that
+    Hash hash = fnv1a;
+  };
+  explicit Registry(Options options);
+
+  struct Conflict {
+    std::uint32_t tensor;
+    std::string text;
+    std::vector<std::uint32_t> ranks;  // those that had declared it and are to be told
+  };
+  struct Declared {
+    std::vector<TensorId> ids;        // one per specification, if all went well
+    std::string problem;              // otherwise: what to tell the caller
+    std::vector<Conflict> conflicts;  // new ones
+  };
+  Declared declare(std::uint32_t rank, std::span<const TensorSpec> specs);
+
+  // Why `ranks` cannot be a group made by `caller`, or "".
+  std::string check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const;
+  const Group* find_group(const std::vector<std::uint32_t>& ranks, const std::string& name) const;
+  const Group& add_group(std::vector<std::uint32_t> ranks, const std::string& name);
+  // nullptr for an id that does not exist. Group 0, all workers, always does.
+  const Group* group(std::uint32_t id) const;
+
+ private:
+  struct Tensor {
+    TensorSpec spec;
+    TensorId id;
+    std::uint32_t first_rank;
+    std::vector<bool> declared_by;  // per member of the group
+    std::string failure;
+  };
+  struct Entry {
+    Group group;
+    std::unordered_map<std::string, Tensor> tensors;
+  };
+
+  void add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank);
+  std::uint32_t free_id(std::uint32_t group, std::string_view name);
+  void place(const TensorSpec& spec);
+
+  const Options options_;
+  std::deque<Entry> groups_;  // by id; references to groups stay valid
+  std::map<std::pair<std::vector<std::uint32_t>, std::string>, std::uint32_t> group_ids_;
+  std::unordered_set<std::uint32_t> tensor_ids_;
+  std::vector<std::uint64_t> load_;  // bytes on each server
+};
+
+}  // namespace bps

@@ -1,0 +1,56 @@
+// Who has asked to join, and which ranks they get. A pure state machine of the scheduler: no sockets, no clock.
+//
+// Wishes are granted; who has none gets a free rank in the order of arrival. Servers that are no workers get the lower
+// free server ranks (what the key hash `mixed` expects), then joint ones in the order of their worker ranks: in a job
+// of joint processes both ranks are equal.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "van/messages.h"
+
+namespace bps {
+
+// A connection of the scheduler. Numbers are never used twice.
+using Peer = std::uint64_t;
+
+class Rendezvous {
+ public:
+  Rendezvous(std::uint32_t workers, std::uint32_t servers) : workers_(workers), servers_(servers) {}
+
+  // Why this one cannot join, or nothing.
+  std::optional<Refused> add(Peer peer, const Join& join);
+  void remove(Peer peer);
+  bool empty() const { return joined_.empty(); }
+  bool complete() const;
+  // "2 of 4 workers joined; missing ranks 1, 3".
+  std::string missing() const;
+
+  struct Seating {
+    Membership membership;
+    std::vector<Peer> peers;  // peers[i] is membership.nodes[i]
+  };
+  // Once, when complete.
+  Seating seat();
+
+ private:
+  struct Joined {
+    Peer peer;
+    Node node;
+  };
+  using Rank = std::int32_t Node::*;
+
+  std::optional<Refused> check_rank(const Node& node, Rank rank, std::uint32_t count, const std::string& role) const;
+  std::uint32_t number_of(Rank rank) const;
+  std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
+  void assign(Rank rank, std::uint32_t count, std::vector<Joined*> order);
+
+  const std::uint32_t workers_;
+  const std::uint32_t servers_;
+  std::vector<Joined> joined_;  // in the order of arrival
+};
+
+}  // namespace bps

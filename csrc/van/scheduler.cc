@@ -1,0 +1,204 @@
+#include "van/scheduler.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "transport/door.h"
+#include "van/connection.h"
+#include "van/job.h"
+
+namespace bps {
+namespace {
+
+// How long somebody may stay who has not asked to join, or was refused: the reason must have time to arrive.
+constexpr auto kLinger = std::chrono::seconds(2);
+
+Fd listen_on_first_free(const SchedulerOptions& options) {
+  for (std::size_t i = 0; i < options.ports.size(); ++i) {
+    try {
+      return Door::listen_tcp(options.address, options.ports[i]);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kPortTaken || i + 1 == options.ports.size()) throw;
+    }
+  }
+  throw Error(ErrorCode::kInvalidArgument, "the scheduler has no port to listen on", "give at least one port");
+}
+
+Job::Options job_options(const SchedulerOptions& options) {
+  if (options.workers == 0) throw Error(ErrorCode::kInvalidArgument, "a job needs a worker", "set DMLC_NUM_WORKER");
+  Job::Options job;
+  job.registry.workers = options.workers;
+  job.registry.servers = options.servers;
+  job.registry.balanced = options.balanced;
+  job.registry.partition_bytes = options.partition_bytes;
+  job.silence_ms = static_cast<std::uint32_t>(std::clamp(options.heartbeat_timeout_s * 1e3, 1.0, 1e9));
+  job.join_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.join_timeout_s * 1e3));
+  return job;
+}
+
+}  // namespace
+
+class Scheduler::Impl {
+ public:
+  Impl(SchedulerOptions options, Credentials credentials)
+      : options_(std::move(options)),
+        credentials_(std::move(credentials)),
+        job_(
+            job_options(options_), [this](Peer peer, const Message& message) { send(peer, message); },
+            options_.on_lost) {
+    Fd listener = listen_on_first_free(options_);
+    port_ = Door::port_of(listener.get());
+    door_ = std::make_unique<Door>(loop_, std::move(listener), credentials_,
+                                   [this](Fd socket, const Hello& hello) { enter(std::move(socket), hello); });
+    loop_.every(period_s(), [this] { sweep(); });
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Impl() {
+    stop();
+    thread_.join();
+  }
+
+  std::uint16_t port() const { return port_; }
+
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done_; });
+    return ended_well_;
+  }
+
+  void stop() {
+    stopping_ = true;
+    loop_.wake();
+  }
+
+  Counters counters() const { return {messages_, declared_, barriers_, lost_, refused_ + door_->refused()}; }
+
+ private:
+  double period_s() const { return options_.heartbeat_timeout_s / 4; }
+
+  void run() {
+    name_thread("bps-scheduler");
+    try {
+      while (!stopping_ && !(job_.phase() == Job::Phase::kOver && connections_.empty())) {
+        loop_.turn(time_to_join_deadline());
+        if (job_.join_deadline().value_or(Clock::time_point::max()) <= Clock::now()) job_.give_up();
+        if (job_.phase() == Job::Phase::kOver) door_->close();  // the next job may have the port
+        publish();
+      }
+    } catch (const std::exception& error) {
+      log_line(LogLevel::kError, std::string("the scheduler failed: ") + error.what());
+    }
+    connections_.clear();
+    door_->close();
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    ended_well_ = job_.phase() == Job::Phase::kOver && job_.ended_well();
+    changed_.notify_all();
+  }
+
+  Duration time_to_join_deadline() const {
+    const auto deadline = job_.join_deadline();
+    if (!deadline) return std::chrono::hours(1);
+    return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
+  }
+
+  void enter(Fd socket, const Hello& hello) {
+    if (hello.plane != Plane::kVan) return;
+    const Peer peer = ++last_peer_;
+    connections_[peer] = std::make_unique<Connection>(
+        loop_, std::move(socket), [this, peer](Message&& message) { receive(peer, std::move(message)); },
+        [this, peer](const std::string& why) { cut_off(peer, why); });
+  }
+
+  void receive(Peer peer, Message&& message) {
+    ++messages_;
+    if (!job_.receive(peer, std::move(message))) cut_off(peer, "sent a message out of turn");
+  }
+
+  void cut_off(Peer peer, const std::string& why) {
+    connections_.erase(peer);
+    job_.closed(peer, why);
+  }
+
+  void send(Peer peer, const Message& message) {
+    if (const auto found = connections_.find(peer); found != connections_.end()) found->second->send(message);
+  }
+
+  // Signs of life, and their absence.
+  void sweep() {
+    const auto now = Clock::now();
+    const auto since_last = now - std::exchange(last_sweep_, now);
+    const auto timeout = std::chrono::duration<double>(options_.heartbeat_timeout_s);
+    // Who was stopped itself (a debugger, a lid that was closed) cannot tell who was silent meanwhile.
+    const bool was_stopped = since_last > timeout / 2;
+    std::vector<std::pair<Peer, double>> silent;
+    for (const auto& [peer, connection] : connections_) {
+      if (was_stopped) connection->forgive_silence();
+      const std::chrono::duration<double> silence = now - connection->heard();
+      const bool gathering = job_.phase() == Job::Phase::kGathering;
+      if (job_.knows(peer)) {
+        connection->send(Heartbeat{});
+        if (!gathering && silence > timeout) silent.emplace_back(peer, silence.count());
+      } else if (silence > kLinger) {
+        silent.emplace_back(peer, silence.count());
+      }
+    }
+    for (const auto& [peer, seconds] : silent) {
+      const std::string why = "silent for " + std::to_string(seconds).substr(0, 4) + " s";
+      send(peer, Refused{ErrorCode::kPeerLost, "this process was " + why + "; the job goes on without it",
+                         "raise BPS_HEARTBEAT_TIMEOUT if processes may be stopped for so long"});
+      cut_off(peer, why);
+    }
+  }
+
+  void publish() {
+    declared_ = job_.declared();
+    barriers_ = job_.barriers();
+    lost_ = job_.lost();
+    refused_ = job_.refused();
+  }
+
+  const SchedulerOptions options_;
+  const Credentials credentials_;
+  EventLoop loop_;
+  Job job_;
+  std::unique_ptr<Door> door_;
+  std::unordered_map<Peer, std::unique_ptr<Connection>> connections_;
+  Peer last_peer_ = 0;
+  Clock::time_point last_sweep_ = Clock::now();
+  std::uint16_t port_ = 0;
+
+  std::atomic<std::uint64_t> messages_{0}, declared_{0}, barriers_{0}, lost_{0}, refused_{0};
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;        // guarded by mutex_
+  bool ended_well_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+Scheduler::Scheduler(SchedulerOptions options, Credentials credentials)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(credentials))) {}
+Scheduler::~Scheduler() = default;
+std::uint16_t Scheduler::port() const {
+  return impl_->port();
+}
+bool Scheduler::wait() {
+  return impl_->wait();
+}
+void Scheduler::stop() {
+  impl_->stop();
+}
+Scheduler::Counters Scheduler::counters() const {
+  return impl_->counters();
+}
+
+}  // namespace bps

@@ -1,0 +1,193 @@
+#include "van/van.h"
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "van/find_scheduler.h"
+#include "van/van_line.h"
+
+namespace bps {
+namespace {
+
+// The scheduler decides when a wait has been too long, because it knows for whom; this is what it may be late by.
+constexpr double kGraceSeconds = 1;
+// A longer list of tensors goes out in several messages at once: the answers are as long as the questions.
+constexpr std::size_t kMostBatchBytes = kMostMessageBytes / 4;
+
+std::string seconds_text(double seconds) {
+  std::string text = std::to_string(seconds);  // "1.500000"
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.' || text.back() == ',') text.pop_back();
+  return text + " s";
+}
+
+}  // namespace
+
+class Van::Impl {
+ public:
+  Impl(VanOptions options, Credentials credentials, VanEvents events)
+      : options_(std::move(options)),
+        credentials_(std::move(credentials)),
+        line_(std::move(events), options_.heartbeat_interval_s) {}
+
+  void join(Node self, std::uint32_t workers, std::uint32_t servers) {
+    if (line_.joined()) {
+      throw Error(ErrorCode::kInvalidArgument, "this van has joined already", "make a new one for each job");
+    }
+    const Deadline deadline = Deadline::after(options_.join_timeout_s);
+    while (!try_to_join(self, workers, servers, deadline)) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+
+  void barrier(const Group& group, double timeout_s) {
+    require_worker("barrier");
+    PendingCalls::Call call(line_.calls());
+    line_.post(Barrier{call.number(), group.id});
+    await<Done>(call, timeout_s, "the barrier of group " + std::to_string(group.id));
+  }
+
+  std::vector<TensorId> declare(std::span<const TensorSpec> tensors) {
+    require_worker("declare");
+    for (const TensorSpec& tensor : tensors) check_spec(tensor);
+    std::list<PendingCalls::Call> calls;
+    for (std::size_t next = 0; next < tensors.size();) {
+      Declare batch{.call = calls.emplace_back(line_.calls()).number(), .tensors = {}};
+      for (std::size_t bytes = 0; next < tensors.size() && bytes < kMostBatchBytes; ++next) {
+        bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * line_.membership().servers;
+        batch.tensors.push_back(tensors[next]);
+      }
+      line_.post(batch);
+    }
+    std::vector<TensorId> ids;
+    const Deadline deadline = Deadline::after(options_.call_timeout_s);
+    for (PendingCalls::Call& call : calls) {
+      auto answer = await<Declared>(call, deadline.left_ms() / 1e3, "declaring tensors");
+      std::ranges::move(answer.tensors, std::back_inserter(ids));
+    }
+    if (ids.size() != tensors.size()) unexpected();
+    return ids;
+  }
+
+  Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+    require_worker("new_group");
+    if (name.size() > kMostNameBytes) {
+      throw Error(ErrorCode::kInvalidArgument, "the name of the group is too long", "use at most 4096 bytes");
+    }
+    PendingCalls::Call call(line_.calls());
+    line_.post(NewGroup{call.number(), ranks, name});
+    return {await<GroupReady>(call, timeout_s, "making the group '" + name + "'").group, std::move(ranks)};
+  }
+
+  bool leave(double timeout_s) {
+    require_joined();
+    if (!left_.exchange(true)) line_.post(Leave{});
+    const Deadline deadline = Deadline::after(timeout_s);
+    const VanLine::End end = line_.wait_for_end(&deadline);
+    if (end == VanLine::End::kSchedulerLost) {
+      throw Error(ErrorCode::kPeerLost, line_.why_lost(), "look into the log of the scheduler");
+    }
+    return end != VanLine::End::kNotYet;
+  }
+
+  bool wait_for_end() {
+    require_joined();
+    return line_.wait_for_end(nullptr) == VanLine::End::kWell;
+  }
+
+  void require_joined() const {
+    if (!line_.joined()) throw Error(ErrorCode::kNotInitialized, "this process has not joined a job", "join first");
+  }
+
+  const VanOptions options_;
+  const Credentials credentials_;
+  std::atomic<bool> left_{false};
+  VanLine line_;
+
+ private:
+  // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
+  bool try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline) {
+    auto [socket, where] = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
+    line_.calls().mend();
+    PendingCalls::Call call(line_.calls(), 0);
+    line_.open(std::move(socket), where, {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
+    try {
+      if (call.wait(Deadline::after(deadline.left_ms() / 1e3 + kGraceSeconds))) return true;
+      throw Error(ErrorCode::kTimeout, "the scheduler at " + where + " did not let this process join in time",
+                  "check that the scheduler runs and is not stopped");
+    } catch (const Error& error) {
+      line_.hang_up();
+      if (error.code() != ErrorCode::kPeerLost || deadline.passed()) throw;
+      return false;
+    }
+  }
+
+  void require_worker(const std::string& what) const {
+    require_joined();
+    if (left_) throw Error(ErrorCode::kNotInitialized, "this process has left the job", "join again first");
+    if (line_.self().worker_rank == kNoRank) {
+      throw Error(ErrorCode::kInvalidArgument, what + " is for workers, this process is a server only",
+                  "call it in the workers");
+    }
+  }
+
+  template <typename Answer>
+  Answer await(PendingCalls::Call& call, double timeout_s, const std::string& what) {
+    auto answer = call.wait(Deadline::after(timeout_s));
+    if (!answer) {
+      line_.post(Cancel{call.number()});
+      answer = call.wait(Deadline::after(kGraceSeconds));
+    }
+    if (answer && std::holds_alternative<Answer>(*answer)) return std::move(std::get<Answer>(*answer));
+    const auto* missing = answer ? std::get_if<Missing>(&*answer) : nullptr;
+    if (answer && missing == nullptr) unexpected();
+    const std::string reason = missing == nullptr || missing->text.empty() ? "no answer" : missing->text;
+    throw Error(ErrorCode::kTimeout, what + " took longer than " + seconds_text(timeout_s) + ": " + reason,
+                "look into the logs of the ranks that are missing, or raise BPS_TIMEOUT");
+  }
+
+  [[noreturn]] void unexpected() const {
+    throw Error(ErrorCode::kInternal, "the scheduler gave an unexpected answer", "report this as a bug");
+  }
+};
+
+Van::Van(VanOptions options, Credentials credentials, VanEvents events)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(credentials), std::move(events))) {}
+Van::~Van() = default;
+
+EventLoop& Van::loop() {
+  return impl_->line_.loop();
+}
+const Credentials& Van::credentials() const {
+  return impl_->credentials_;
+}
+void Van::join(Node self, std::uint32_t workers, std::uint32_t servers) {
+  impl_->join(std::move(self), workers, servers);
+}
+const Membership& Van::membership() const {
+  impl_->require_joined();
+  return impl_->line_.membership();
+}
+const Node& Van::self() const {
+  impl_->require_joined();
+  return impl_->line_.self();
+}
+void Van::barrier(const Group& group, double timeout_s) {
+  impl_->barrier(group, timeout_s);
+}
+std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
+  return impl_->declare(tensors);
+}
+Group Van::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+  return impl_->new_group(std::move(ranks), name, timeout_s);
+}
+bool Van::leave(double timeout_s) {
+  return impl_->leave(timeout_s);
+}
+bool Van::wait_for_end() {
+  return impl_->wait_for_end();
+}
+
+}  // namespace bps

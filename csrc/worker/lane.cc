@@ -1,0 +1,211 @@
+// The control side of a lane: servers, submissions, deadlines, failures. The hot part is lane_data_path.cc.
+#include "worker/lane.h"
+
+#include <algorithm>
+
+#include "core/log.h"
+
+namespace bps {
+namespace {
+
+constexpr std::size_t kSubmissions = 1 << 14;   // operations on their way into a lane; callers wait beyond
+constexpr std::size_t kCachedRegions = 4096;    // per transport; an entry is a table row except on a NIC
+constexpr double kDeadlineCheck_s = 0.25;
+constexpr double kAnswerGrace_s = 1.0;          // for the server to say who is missing
+
+}  // namespace
+
+Lane::Lane(LaneOptions options, EventLoop& loop, Counters& counters)
+    : options_(options), loop_(loop), counters_(counters), submissions_(kSubmissions), servers_(options.servers) {
+  loop_.every(kDeadlineCheck_s, [this] { check_deadlines(); });
+}
+
+void Lane::add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
+                      std::vector<Endpoint*> data) {
+  auto server = std::make_unique<Server>();
+  server->rank = rank;
+  server->name = std::move(name);
+  server->transport = transport;
+  server->control = control;
+  server->data = std::move(data);
+  const auto known = std::find(cached_transports_.begin(), cached_transports_.end(), transport);
+  const auto cache = static_cast<std::size_t>(known - cached_transports_.begin());
+  if (known == cached_transports_.end()) {
+    cached_transports_.push_back(transport);
+    caches_.push_back(std::make_unique<RegionCache>(*transport, kCachedRegions));
+  }
+  server->regions = caches_[cache].get();
+  for (Endpoint* endpoint : server->data) {
+    endpoint->sink = this;
+    endpoint->user = server.get();
+  }
+  control->sink = this;
+  control->user = server.get();
+  const bool needs_slots = server->data.front()->direct() == nullptr;
+  (void)control->send(encode(Attach{options_.largest_partition, needs_slots}));
+  servers_[place] = std::move(server);
+}
+
+void Lane::submit(const std::shared_ptr<Operation>& operation, bool home) {
+  Submission submission{operation, home};
+  while (!submissions_.push(std::move(submission))) {
+    if (operation->deadline.passed()) {
+      throw Error(ErrorCode::kTimeout, operation->describe() + ": too many operations are waiting to start",
+                  "wait for earlier operations before starting more");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // 16,384 operations ahead of us: not the data path
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (sleeping_.load(std::memory_order_relaxed) && sleeping_.exchange(false)) loop_.wake();
+}
+
+bool Lane::arm() {
+  sleeping_.store(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return submissions_.empty();
+}
+
+bool Lane::take_submissions() {
+  Submission submission;
+  bool found = false;
+  while (submissions_.pop(submission)) {
+    found = true;
+    Operation& operation = *submission.operation;
+    std::uint64_t nothing_to_do = 1;  // the lane's own share: it has taken the operation in
+    for (std::size_t place = 0; place < servers_.size(); ++place) {
+      Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
+      if (cursor.partitions->empty()) continue;
+      Server* server = servers_[place].get();
+      if (server->lost) {
+        operation.fail(ErrorCode::kPeerLost, server->name + " is lost: " + server->why_lost,
+                       "restart the job from its last checkpoint");
+      }
+      if (operation.done()) {
+        nothing_to_do += cursor.partitions->size();
+        continue;
+      }
+      server->queue.add(&cursor);
+      has_work_ = true;
+    }
+    if (submission.home) home_.push_back(submission.operation);
+    finish(operation, nothing_to_do);
+  }
+  if (home_.size() >= purge_at_) purge();
+  return found;
+}
+
+// Drops what is over. Amortised: the list is walked when it has doubled, and by the timer.
+void Lane::purge() {
+  std::erase_if(home_, [](const auto& operation) { return operation->finished(); });
+  purge_at_ = std::max<std::size_t>(64, 2 * home_.size());
+}
+
+void Lane::check_deadlines() {
+  purge();
+  for (const auto& operation : home_) {
+    if (operation->done() || !operation->deadline.passed()) continue;
+    const auto late = Clock::now() - operation->deadline.at();
+    if (!operation->asked.exchange(true)) {
+      // Ask a server that still owes an answer who is missing; its reply fails the operation with their names.
+      for (std::uint32_t i = 0; i < flights_.size(); ++i) {
+        const Flight& flight = flights_[i];
+        if (flight.operation != operation.get() || flight.server->lost) continue;
+        const std::uint32_t immediate = i | std::uint32_t{flight.generation} << 24;
+        (void)flight.server->control->send(
+            encode(WhoIsMissing{immediate, operation->tensor->id, flight.partition, operation->round}));
+        break;
+      }
+    } else if (late > std::chrono::duration<double>(kAnswerGrace_s)) {
+      operation->fail(ErrorCode::kTimeout, "not complete within " + std::to_string(operation->request.timeout_s) + " s",
+                      "check that every rank of the group calls it, or raise BPS_TIMEOUT");
+    }
+  }
+}
+
+void Lane::on_message(Endpoint& from, std::span<const std::byte> message) {
+  Server& server = *static_cast<Server*>(from.user);
+  const auto decoded = decode_link_message(message);
+  if (!decoded) {
+    counters_.stale.add();
+    return;
+  }
+  if (const auto* credits = std::get_if<Credits>(&*decoded)) {
+    for (const SlotCredit& slot : credits->slots) {
+      (slot.capacity <= 8 * 1024 ? server.small_slots : server.large_slots).push_back(slot);
+    }
+    has_work_ = true;
+  } else if (const auto* failed = std::get_if<PushFailed>(&*decoded)) {
+    Flight* flight = find(failed->immediate, &server);
+    if (flight == nullptr) return;
+    const auto code = failed->code <= static_cast<std::uint8_t>(ErrorCode::kInternal)
+                          ? static_cast<ErrorCode>(failed->code)
+                          : ErrorCode::kInternal;
+    flight->operation->fail(code, failed->what, failed->hint);
+    land(failed->immediate & 0xffffff);
+  } else if (const auto* missing = std::get_if<Missing>(&*decoded)) {
+    Flight* flight = find(missing->immediate, &server);
+    if (flight == nullptr) return;
+    std::string ranks;
+    for (const std::uint32_t rank : missing->ranks) ranks += (ranks.empty() ? " " : ", ") + std::to_string(rank);
+    flight->operation->fail(ErrorCode::kTimeout,
+                            "after " + std::to_string(static_cast<int>(flight->operation->request.timeout_s)) + " s " +
+                                server.name + " still waits for rank" + (ranks.empty() ? "s it knows nothing of" : ranks),
+                            "check that those ranks are alive and call the same operation, or raise BPS_TIMEOUT");
+  }
+}
+
+void Lane::fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
+                           const std::string& what, const std::string& hint) {
+  take_submissions();
+  for (const auto& operation : home_) {
+    if (!operation->done() && concerns(*operation)) operation->fail(code, what, hint);
+  }
+}
+
+void Lane::lose_server(std::uint32_t rank, const std::string& why) {
+  for (const auto& server : servers_) {
+    if (server && server->rank == rank && !server->lost) lose(*server, why);
+  }
+}
+
+void Lane::lose(Server& server, const std::string& why) {
+  server.lost = true;
+  server.why_lost = why;
+  const auto fail = [&](Operation& operation) {
+    operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
+  };
+  for (Operation::Cursor* cursor : server.queue.take_all()) {
+    fail(*cursor->operation);
+    finish(*cursor->operation, cursor->partitions->size() - cursor->next);
+  }
+  for (std::uint32_t i = 0; i < flights_.size(); ++i) {
+    if (flights_[i].operation == nullptr || flights_[i].server != &server) continue;
+    fail(*flights_[i].operation);
+    land(i);  // nobody is left who could write into the tensor
+  }
+}
+
+void Lane::finish(Operation& operation, std::uint64_t partitions) {
+  const std::uint64_t bytes = operation.bytes();
+  switch (operation.finish(partitions)) {
+    case Operation::kPending: return;
+    case Operation::kDone:
+      counters_.operations.add();
+      counters_.operation_bytes.add(bytes);
+      return;
+    case Operation::kFailed: counters_.failed.add(); return;
+  }
+}
+
+void Lane::on_lost(Endpoint& peer, const std::string& why) {
+  Server& server = *static_cast<Server*>(peer.user);
+  if (server.lost) return;
+  lose(server, why);
+  if (when_lost) when_lost(server.rank, why);
+}
+
+void Lane::forget_memory(std::span<std::byte> bytes) {
+  for (const auto& cache : caches_) cache->forget(bytes);
+}
+
+}  // namespace bps

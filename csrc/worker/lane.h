@@ -1,0 +1,135 @@
+// One push loop and its pull loop: the worker's end of the walk, on one thread.
+//
+// [4] push: takes the most urgent partition for each server that has room, and writes it into a landing slot, or offers it
+// in place to a server on the same host. [6] pull: an answer's immediate names the partition that is over; the bytes
+// already lie in the user's tensor. Both run to completion here, so nothing is handed between threads but the operation
+// itself, once on its way in (a bounded ring) and once when its caller wakes.
+//
+// Every server has a queue and credits of its own, so a server that is busy never holds up another. Threading: submit()
+// from any thread, everything else on the reactor's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/metrics.h"
+#include "core/ring.h"
+#include "tensor/link_messages.h"
+#include "transport/reactor.h"
+#include "transport/region_cache.h"
+#include "worker/operation.h"
+#include "worker/send_queue.h"
+#include "worker/staging.h"
+
+namespace bps {
+
+struct LaneOptions {
+  std::size_t index = 0;
+  std::size_t servers = 1;              // places: loops of servers in the job
+  std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
+  std::uint64_t largest_partition = 0;
+  std::uint64_t staging_bytes = 0;
+};
+
+class Lane final : public Actor, public Sink {
+ public:
+  // The lane's way to one loop of one server.
+  struct Server {
+    std::uint32_t rank = 0;
+    std::string name;             // for errors
+    Transport* transport = nullptr;
+    RegionCache* regions = nullptr;
+    Endpoint* control = nullptr;
+    std::vector<Endpoint*> data;
+    std::size_t next_data = 0;    // round robin over the data endpoints
+    std::vector<SlotCredit> small_slots;
+    std::vector<SlotCredit> large_slots;
+    SendQueue queue;
+    bool lost = false;
+    std::string why_lost;
+  };
+
+  Lane(LaneOptions options, EventLoop& loop, Counters& counters);
+
+  // Set-up, on the reactor's thread. The endpoints' sink is this lane from now on.
+  void add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
+                  std::vector<Endpoint*> data);
+
+  // From any thread. kTimeout when the lane does not keep up with the submissions.
+  void submit(const std::shared_ptr<Operation>& operation, bool home);
+
+  // On the reactor's thread: fail every operation that `concerns` says so of.
+  void fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
+                       const std::string& hint);
+  void lose_server(std::uint32_t rank, const std::string& why);
+  void forget_memory(std::span<std::byte> bytes);
+
+  bool step() override;
+  bool arm() override;
+  void disarm() override { sleeping_.store(false, std::memory_order_relaxed); }
+  bool blocked() const override { return blocked_; }
+
+  void on_write(Endpoint& from, std::uint32_t immediate) override;
+  void on_offer(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override;
+  void on_written(Endpoint& to, std::uint64_t token) override;
+  void on_message(Endpoint& from, std::span<const std::byte> message) override;
+  void on_lost(Endpoint& peer, const std::string& why) override;
+
+  // Called once when a server's connection breaks; set before the reactor starts.
+  std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
+
+ private:
+  // A partition on its way: from the push until its answer. Its index and generation are the answer's immediate.
+  struct Flight {
+    Operation* operation = nullptr;  // null: free
+    Server* server = nullptr;
+    std::uint32_t partition = 0;
+    std::uint8_t generation = 0;
+    std::uint64_t length = 0;
+    std::byte* stage = nullptr;      // the copy that the server works on, when it cannot reach the tensor
+    RegionPtr input{};               // held while the server may touch them
+    RegionPtr output{};
+  };
+  struct Submission {
+    std::shared_ptr<Operation> operation;
+    bool home = false;
+  };
+  struct Batch;
+
+  bool take_submissions();
+  bool push(Server& server);
+  bool prepare(Server& server, Operation::Cursor& cursor, Batch& batch);
+  std::size_t post(Server& server, Batch& batch);
+  void undo(Server& server, Batch& batch, std::size_t from);
+  std::uint32_t board();
+  void land(std::uint32_t index);
+  Flight* find(std::uint32_t immediate, const Server* server);
+  void lose(Server& server, const std::string& why);
+  void finish(Operation& operation, std::uint64_t partitions);
+  void check_deadlines();
+  void purge();
+
+  const LaneOptions options_;
+  EventLoop& loop_;
+  Counters& counters_;
+  MpscRing<Submission> submissions_;
+  std::atomic<bool> sleeping_{false};
+  std::vector<std::unique_ptr<Server>> servers_;       // by place; null where this lane has no business
+  std::vector<std::unique_ptr<RegionCache>> caches_;   // one per transport
+  std::vector<Transport*> cached_transports_;
+  std::vector<Flight> flights_;
+  std::vector<std::uint32_t> free_flights_;
+  std::uint64_t bytes_in_flight_ = 0;
+  std::vector<std::shared_ptr<Operation>> home_;       // operations whose deadline this lane watches
+  std::size_t purge_at_ = 64;
+  std::unique_ptr<Staging> staging_;                   // made at first need
+  bool has_work_ = false;
+  bool blocked_ = false;
+  Clock::time_point last_landing_ = Clock::now();
+};
+
+}  // namespace bps

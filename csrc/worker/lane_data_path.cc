@@ -1,0 +1,287 @@
+// The hot part of a lane: partitions out, answers in.
+#include <array>
+#include <cstring>
+
+#include "tensor/push_header.h"
+#include "worker/lane.h"
+
+namespace bps {
+namespace {
+
+constexpr std::size_t kBatch = 16;  // partitions per doorbell
+// With work to do, credits spent and nothing coming back for this long, ranks may be waiting for each other in a circle;
+// the limits of this side (scheduling credit, staging) then yield by one partition.
+constexpr auto kStuck = std::chrono::milliseconds(2);
+
+std::uint8_t flags_of(const Request& request, std::uint16_t member, std::uint32_t shard) {
+  const std::uint8_t both = kIsPush | kIsPull;
+  switch (request.kind) {
+    case Kind::kPushPull: return both | kHasPayload | kWantsData;
+    case Kind::kReduceScatter: return both | kHasPayload | (shard == member ? kWantsData : 0);
+    case Kind::kAllGather: return both | (shard == member ? kHasPayload : kWantsData);
+    case Kind::kBroadcast: return both | (request.root == member ? kHasPayload : kWantsData);
+    case Kind::kSplit: return request.pushes ? kIsPush | kHasPayload : kIsPull | kWantsData;
+  }
+  return 0;
+}
+
+}  // namespace
+
+struct Lane::Batch {
+  std::array<PushHeader, kBatch> headers;
+  std::array<WriteOp, kBatch> writes;
+  std::array<Offer, kBatch> offers;
+  std::array<SlotCredit, kBatch> slots;
+  std::array<std::uint32_t, kBatch> flights;
+  std::array<Operation::Cursor*, kBatch> cursors;
+  std::size_t size = 0;
+};
+
+bool Lane::step() {
+  bool found = take_submissions();
+  if (!has_work_) return found;
+  has_work_ = false;
+  blocked_ = false;
+  for (const auto& server : servers_) {
+    if (server && !server->queue.empty()) found |= push(*server);
+  }
+  return found;
+}
+
+// [4] Sends what there is room for.
+bool Lane::push(Server& server) {
+  bool sent = false;
+  Batch batch;
+  for (;;) {
+    batch.size = 0;
+    bool room = true;
+    while (batch.size < kBatch && !server.queue.empty() && room) {
+      Operation::Cursor& cursor = *server.queue.top();
+      if (cursor.operation->done()) {  // failed: what was not sent is over
+        server.queue.pop();
+        finish(*cursor.operation, cursor.partitions->size() - cursor.next);
+        continue;
+      }
+      room = prepare(server, cursor, batch);
+      if (room && cursor.next == cursor.partitions->size()) server.queue.pop();
+    }
+    if (batch.size == 0) break;
+    const std::size_t accepted = post(server, batch);
+    if (accepted > 0) sent = true;
+    if (accepted < batch.size) {
+      undo(server, batch, accepted);
+      break;
+    }
+    if (!room) break;
+  }
+  if (!server.queue.empty()) {
+    counters_.credit_stalls.add();
+    blocked_ = true;
+    has_work_ = true;
+  }
+  return sent;
+}
+
+// Makes the next partition of `cursor` ready in the batch; false when a limit says not now.
+bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
+  Operation& operation = *cursor.operation;
+  const Request& request = operation.request;
+  const Tensor& tensor = *operation.tensor;
+  const bool sharded = request.kind == Kind::kReduceScatter || request.kind == Kind::kAllGather;
+  const std::uint32_t partition = (*cursor.partitions)[cursor.next];
+  const Partitioning::Piece piece = (sharded ? tensor.sharded : tensor.whole).piece(partition);
+  const std::uint8_t flags = flags_of(request, tensor.member, piece.shard);
+  const bool carries = (flags & kHasPayload) != 0;
+  const bool wants = (flags & kWantsData) != 0;
+
+  const bool stuck = Clock::now() - last_landing_ > kStuck;
+  if (options_.scheduling_credit > 0 && bytes_in_flight_ > 0 &&
+      bytes_in_flight_ + piece.length > options_.scheduling_credit) {
+    if (!stuck) return false;
+    last_landing_ = Clock::now();
+  }
+  const std::size_t n = batch.size;
+  Endpoint& endpoint = *server.data[server.next_data];
+  DirectAccess* direct = endpoint.direct();
+  if (direct == nullptr) {
+    const bool small = kMaxHeader + (carries ? piece.length : 0) <= 8 * 1024 && !server.small_slots.empty();
+    auto& slots = small ? server.small_slots : server.large_slots;
+    if (slots.empty()) return false;
+    batch.slots[n] = slots.back();
+    slots.pop_back();
+  }
+
+  const std::uint32_t index = board();
+  Flight& flight = flights_[index];
+  const std::uint64_t shard_start = sharded ? tensor.sharded.shard_offset(tensor.member) : 0;
+  const std::uint64_t in_at = piece.offset - (request.kind == Kind::kAllGather ? shard_start : 0);
+  const std::uint64_t out_at = piece.offset - (request.kind == Kind::kReduceScatter ? shard_start : 0);
+  try {
+    if (carries) flight.input = server.regions->find({request.input + in_at, piece.length}, request.input_allocation);
+    if (wants) flight.output = server.regions->find({request.output + out_at, piece.length}, request.output_allocation);
+    if (direct != nullptr && ((carries && !direct->peer_reaches(*flight.input)) ||
+                              (wants && !direct->peer_reaches(*flight.output)))) {
+      if (!staging_) staging_ = std::make_unique<Staging>(options_.largest_partition, options_.staging_bytes);
+      flight.stage = staging_->take();
+      if (flight.stage == nullptr && stuck) {
+        staging_->grow();
+        flight.stage = staging_->take();
+        last_landing_ = Clock::now();
+      }
+      if (flight.stage == nullptr) {
+        flight.input.reset();
+        flight.output.reset();
+        free_flights_.push_back(index);
+        return false;
+      }
+      const std::span<std::byte> stage{flight.stage, staging_->buffer_bytes()};
+      flight.input = flight.output = server.regions->find(stage, stage);
+      if (carries) {
+        std::memcpy(flight.stage, request.input + in_at, piece.length);
+        counters_.copies.add();
+        counters_.copied_bytes.add(piece.length);
+      }
+    }
+  } catch (const Error& error) {  // registering memory is set-up: it can fail, and then this operation has
+    operation.fail(error.code(), error.what(), error.hint());
+    flight.input.reset();
+    flight.output.reset();
+    free_flights_.push_back(index);
+    if (direct == nullptr) {
+      (batch.slots[n].capacity <= 8 * 1024 ? server.small_slots : server.large_slots).push_back(batch.slots[n]);
+    }
+    return true;  // the next look at the queue sees that it is over
+  }
+  flight.operation = &operation;
+  flight.server = &server;
+  flight.partition = partition;
+  flight.length = piece.length;
+  bytes_in_flight_ += piece.length;
+
+  PushHeader& header = batch.headers[n];
+  header = PushHeader{};
+  header.version = kProtocolVersion;
+  header.dtype = tensor.dtype;
+  header.op = request.op;
+  header.flags = flags;
+  header.kind = static_cast<std::uint8_t>(request.kind);
+  header.member = tensor.member;
+  header.group = tensor.group->id;
+  header.tensor = tensor.id;
+  header.partition = partition;
+  header.round = operation.round;
+  header.immediate = index | std::uint32_t{flight.generation} << 24;
+  header.length = piece.length;
+  const auto offset_in = [&](const Region& region, const std::byte* at) {
+    return static_cast<std::uint64_t>((flight.stage != nullptr ? flight.stage : at) - region.bytes().data());
+  };
+  if (wants) {
+    const RemoteSpan answer =
+        flight.output->remote(offset_in(*flight.output, request.output + out_at), piece.length);
+    header.answer_key = answer.key;
+    header.answer_address = answer.address;
+  }
+  const std::uint64_t source_offset = carries ? offset_in(*flight.input, request.input + in_at) : 0;
+  const std::uint64_t length = carries ? piece.length : 0;
+  if (direct != nullptr) {
+    batch.offers[n] = {bytes_of(header), flight.input.get(), source_offset, length};
+  } else {
+    const SlotCredit& slot = batch.slots[n];
+    batch.writes[n] = {.header = bytes_of(header),
+                       .source = flight.input.get(),
+                       .source_offset = source_offset,
+                       .length = length,
+                       .target = {slot.key, slot.address, slot.capacity},
+                       .immediate = slot.slot};
+  }
+  batch.flights[n] = index;
+  batch.cursors[n] = &cursor;
+  ++batch.size;
+  ++cursor.next;
+  return true;
+}
+
+std::size_t Lane::post(Server& server, Batch& batch) {
+  Endpoint& endpoint = *server.data[server.next_data];
+  server.next_data = (server.next_data + 1) % server.data.size();
+  if (DirectAccess* direct = endpoint.direct()) return direct->offer({batch.offers.data(), batch.size});
+  return endpoint.write({batch.writes.data(), batch.size});
+}
+
+// The window took only the first `from`: the rest goes back to where it came from.
+void Lane::undo(Server& server, Batch& batch, std::size_t from) {
+  for (std::size_t i = batch.size; i-- > from;) {
+    Flight& flight = flights_[batch.flights[i]];
+    Operation::Cursor* cursor = batch.cursors[i];
+    if (cursor->next == cursor->partitions->size()) server.queue.add(cursor);
+    --cursor->next;
+    if (server.data.front()->direct() == nullptr) {
+      const SlotCredit& slot = batch.slots[i];
+      (slot.capacity <= 8 * 1024 ? server.small_slots : server.large_slots).push_back(slot);
+    }
+    bytes_in_flight_ -= flight.length;
+    if (flight.stage != nullptr) staging_->give_back(flight.stage);
+    flight = Flight{.generation = flight.generation};
+    free_flights_.push_back(batch.flights[i]);
+  }
+}
+
+std::uint32_t Lane::board() {
+  if (free_flights_.empty()) {
+    flights_.emplace_back();
+    return static_cast<std::uint32_t>(flights_.size() - 1);
+  }
+  const std::uint32_t index = free_flights_.back();
+  free_flights_.pop_back();
+  return index;
+}
+
+Lane::Flight* Lane::find(std::uint32_t immediate, const Server* server) {
+  const std::uint32_t index = immediate & 0xffffff;
+  if (index < flights_.size()) {
+    Flight& flight = flights_[index];
+    if (flight.operation != nullptr && flight.server == server && flight.generation == immediate >> 24) return &flight;
+  }
+  counters_.stale.add();
+  return nullptr;
+}
+
+// [6] An answer: the bytes are in place already.
+void Lane::on_write(Endpoint& from, std::uint32_t immediate) {
+  Flight* flight = find(immediate, static_cast<Server*>(from.user));
+  if (flight == nullptr) return;
+  if (flight->stage != nullptr) {
+    const Operation& operation = *flight->operation;
+    const Request& request = operation.request;
+    const bool sharded = request.kind == Kind::kReduceScatter || request.kind == Kind::kAllGather;
+    const Partitioning& cut = sharded ? operation.tensor->sharded : operation.tensor->whole;
+    const Partitioning::Piece piece = cut.piece(flight->partition);
+    if ((flags_of(request, operation.tensor->member, piece.shard) & kWantsData) != 0 && !operation.done()) {
+      const std::uint64_t start =
+          request.kind == Kind::kReduceScatter ? cut.shard_offset(operation.tensor->member) : 0;
+      std::memcpy(request.output + piece.offset - start, flight->stage, piece.length);
+      counters_.copies.add();
+      counters_.copied_bytes.add(piece.length);
+    }
+  }
+  counters_.partitions.add();
+  land(immediate & 0xffffff);
+}
+
+void Lane::land(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  Operation* operation = flight.operation;
+  bytes_in_flight_ -= flight.length;
+  if (flight.stage != nullptr) staging_->give_back(flight.stage);
+  flight = Flight{.generation = static_cast<std::uint8_t>(flight.generation + 1)};
+  free_flights_.push_back(index);
+  last_landing_ = Clock::now();
+  if (blocked_) has_work_ = true;
+  finish(*operation, 1);
+}
+
+void Lane::on_offer(Endpoint&, std::span<const std::byte>, const RemoteSpan&) { counters_.stale.add(); }
+
+void Lane::on_written(Endpoint&, std::uint64_t) {}
+
+}  // namespace bps

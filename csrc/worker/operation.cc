@@ -1,0 +1,108 @@
+#include "worker/operation.h"
+
+#include <linux/futex.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace bps {
+namespace {
+
+constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather", "broadcast", "push or pull"};
+
+long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value, const timespec* timeout) {
+  return ::syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
+                     std::size_t lanes, std::size_t servers)
+    : tensor(std::move(of)),
+      request(what),
+      round(of_round),
+      sequence(order),
+      deadline(Deadline::after(what.timeout_s)),
+      started_ns(now_ns()) {
+  const bool sharded = what.kind == Kind::kReduceScatter || what.kind == Kind::kAllGather;
+  const auto& plan = sharded ? tensor->sharded_plan : tensor->whole_plan;
+  cursors.resize(lanes * servers);
+  std::uint64_t partitions = 0;
+  for (std::size_t i = 0; i < cursors.size(); ++i) {
+    cursors[i] = {this, 0, &plan[i]};
+    partitions += plan[i].size();
+  }
+  // Each lane finishes one more when it has taken the operation in: so it cannot complete while a lane still looks.
+  remaining = partitions + lanes;
+}
+
+Operation::~Operation() {
+  if (const int fd = completion_fd_.load(); fd >= 0) ::close(fd);
+}
+
+bool Operation::wait(const Deadline& until) const {
+  sleepers_.fetch_add(1);
+  while (!done() && !until.passed()) {
+    const int left = until.left_ms();
+    const timespec timeout{.tv_sec = left / 1000, .tv_nsec = left % 1000 * 1'000'000L};
+    futex(&state_, FUTEX_WAIT, kPending, &timeout);
+  }
+  sleepers_.fetch_sub(1);
+  return done();
+}
+
+void Operation::settle(State state) {
+  std::uint32_t expected = kPending;
+  if (!state_.compare_exchange_strong(expected, state)) return;
+  if (sleepers_.load() > 0) futex(&state_, FUTEX_WAKE, INT_MAX, nullptr);
+  if (const int fd = completion_fd_.load(); fd >= 0) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto n = ::write(fd, &one, sizeof one);
+  }
+}
+
+int Operation::completion_fd() {
+  int fd = completion_fd_.load();
+  if (fd >= 0) return fd;
+  const int made = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (made < 0) throw_errno("cannot create an eventfd", "raise the limit on open files (ulimit -n)");
+  if (!completion_fd_.compare_exchange_strong(fd, made)) {
+    ::close(made);
+    return fd;
+  }
+  if (done()) {  // it may have settled before it could see the descriptor
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto n = ::write(made, &one, sizeof one);
+  }
+  return made;
+}
+
+Operation::State Operation::finish(std::uint64_t count) {
+  if (remaining.fetch_sub(count, std::memory_order_acq_rel) != count) return kPending;
+  settle(kDone);
+  const auto ended = static_cast<State>(state_.load(std::memory_order_relaxed));
+  finished_.store(true, std::memory_order_release);
+  return ended;
+}
+
+void Operation::fail(ErrorCode code, const std::string& what, const std::string& hint) {
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (done() || error_) return;
+    error_ = std::make_unique<Error>(code, describe() + ": " + what, hint);
+  }
+  settle(kFailed);
+}
+
+void Operation::rethrow() const {
+  if (state_.load(std::memory_order_acquire) == kFailed) throw Error(*error_);
+}
+
+std::string Operation::describe() const {
+  return std::string(kNames[static_cast<std::size_t>(request.kind)]) + " of '" + tensor->name + "', round " +
+         std::to_string(round);
+}
+
+}  // namespace bps

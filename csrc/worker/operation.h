@@ -1,0 +1,95 @@
+// One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference to
+// one of these.
+//
+// Threading: made by the calling thread, then driven by the lanes; `remaining` and `state` are the meeting points. The
+// caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "worker/tensor.h"
+
+namespace bps {
+
+// What the user called. The numbers are part of the protocol.
+enum class Kind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBroadcast, kSplit };
+
+struct Request {
+  Kind kind = Kind::kPushPull;
+  ReduceOp op = ReduceOp::kSum;
+  bool pushes = true;   // kSplit: push() and pull() are two requests of one round
+  bool pulls = true;
+  std::uint32_t root = 0;             // place in the group; kBroadcast
+  std::byte* input = nullptr;         // kReduceScatter: the whole tensor; kAllGather: the own shard
+  std::byte* output = nullptr;        // kReduceScatter: the own shard; kAllGather: the whole tensor
+  std::span<std::byte> input_allocation;   // what to register around them
+  std::span<std::byte> output_allocation;
+  std::int32_t priority = 0;          // higher first
+  double timeout_s = 300;
+};
+
+class Operation {
+ public:
+  enum State : std::uint32_t { kPending = 0, kDone = 1, kFailed = 2 };
+
+  // A place in the walk through one tensor's partitions on one server.
+  struct Cursor {
+    Operation* operation = nullptr;
+    std::size_t next = 0;
+    const std::vector<std::uint32_t>* partitions = nullptr;
+  };
+
+  Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
+            std::size_t lanes, std::size_t servers);
+
+  ~Operation();
+
+  bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
+  // Every answer has come (or will never be written): the memory is the user's again.
+  bool finished() const { return finished_.load(std::memory_order_acquire); }
+  // Sleeps until done or the deadline; false at the deadline.
+  bool wait(const Deadline& deadline) const;
+  // Throws what it failed with; returns when it is well.
+  void rethrow() const;
+
+  void fail(ErrorCode code, const std::string& what, const std::string& hint);
+  // `count` partitions are over; the last one completes the operation. Returns how it ended, kPending before the end.
+  // After the end the operation may vanish at any moment.
+  State finish(std::uint64_t count);
+  // Readable (eventfd) once done, for event loops; made at first use.
+  int completion_fd();
+
+  std::string describe() const;  // "push_pull of 'name', round 3"
+
+  const std::shared_ptr<Tensor> tensor;
+  const Request request;
+  const std::uint32_t round;
+  const std::uint64_t sequence;  // order of the calls, for equal priorities
+  const Deadline deadline;
+  std::atomic<std::uint64_t> remaining;
+  std::vector<Cursor> cursors;   // [lane * servers + server]
+  std::atomic<bool> asked{false};  // at the deadline: who is missing?
+  std::uint64_t bytes() const { return tensor->bytes; }
+  const std::uint64_t started_ns;
+
+ private:
+  void settle(State state);
+
+  std::atomic<std::uint32_t> state_{kPending};
+  std::atomic<bool> finished_{false};  // the last thing that is written here
+  mutable std::atomic<std::uint32_t> sleepers_{0};
+  std::mutex error_mutex_;  // failures only
+  std::unique_ptr<Error> error_;
+  std::atomic<int> completion_fd_{-1};
+};
+
+}  // namespace bps

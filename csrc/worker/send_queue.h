@@ -1,0 +1,39 @@
+// What a lane has to send to one server, most urgent first: [3] of the walk.
+//
+// Entries are operations, not partitions: one entry walks through all partitions that an operation has for this server,
+// so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "worker/operation.h"
+
+namespace bps {
+
+class SendQueue {
+ public:
+  void add(Operation::Cursor* cursor) {
+    heap_.push_back(cursor);
+    std::push_heap(heap_.begin(), heap_.end(), later);
+  }
+  bool empty() const { return heap_.empty(); }
+  Operation::Cursor* top() const { return heap_.front(); }
+  void pop() {
+    std::pop_heap(heap_.begin(), heap_.end(), later);
+    heap_.pop_back();
+  }
+  // Takes out everything, for a server that is gone.
+  std::vector<Operation::Cursor*> take_all() { return std::exchange(heap_, {}); }
+
+ private:
+  static bool later(const Operation::Cursor* a, const Operation::Cursor* b) {
+    const Operation& x = *a->operation;
+    const Operation& y = *b->operation;
+    if (x.request.priority != y.request.priority) return x.request.priority < y.request.priority;
+    return x.sequence > y.sequence;
+  }
+  std::vector<Operation::Cursor*> heap_;
+};
+
+}  // namespace bps

@@ -1,0 +1,39 @@
+// A declared name: its id, its cut into partitions, and which loop and server each partition belongs to. Made once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "tensor/key_map.h"
+#include "tensor/partition.h"
+#include "van/membership.h"
+
+namespace bps {
+
+struct Tensor {
+  std::string name;
+  std::uint32_t id = 0;
+  std::shared_ptr<const Group> group;
+  std::uint16_t member = 0;  // our place in the group
+  Dtype dtype{};
+  std::uint64_t bytes = 0;
+  std::string shape;
+  Partitioning whole;        // push_pull, broadcast
+  Partitioning sharded;      // reduce_scatter, all_gather: one shard per member
+  // Partitions by [lane * servers + server], for each of the two cuts.
+  std::vector<std::vector<std::uint32_t>> whole_plan;
+  std::vector<std::vector<std::uint32_t>> sharded_plan;
+  std::atomic<std::uint32_t> next_round{0};
+  // push() and pull() apart: which round each of them is at.
+  std::atomic<std::uint32_t> next_pull{0};
+  std::atomic<bool> failed{false};  // the scheduler said that ranks disagree
+  std::string why_failed;           // set before `failed`
+
+  Tensor(Partitioning whole_cut, Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
+};
+
+}  // namespace bps
