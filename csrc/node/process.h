@@ -22,7 +22,6 @@ class Scheduler;
 class Van;
 class Worker;
 
-inline constexpr std::int32_t kAnyRank = -2;
 
 // Who this process is; the launcher's variables, already understood.
 struct Startup {
