@@ -1,0 +1,124 @@
+#include "tensor/key_map.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace bps {
+namespace {
+
+constexpr std::array<std::pair<KeyHash, std::string_view>, 7> kNames{{
+    {KeyHash::kRaw, "raw"},
+    {KeyHash::kDjb2, "djb2"},
+    {KeyHash::kNaive, "naive"},
+    {KeyHash::kBuiltIn, "built_in"},
+    {KeyHash::kSdbm, "sdbm"},
+    {KeyHash::kMixed, "mixed"},
+    {KeyHash::kBalanced, "balanced"},
+}};
+
+// The string hashes read the decimal digits of a key.
+class Digits {
+ public:
+  explicit Digits(std::uint64_t key) : end_(std::to_chars(text_.data(), text_.data() + text_.size(), key).ptr) {}
+  const char* begin() const { return text_.data(); }
+  const char* end() const { return end_; }
+
+ private:
+  std::array<char, 20> text_;  // 2^64 has twenty digits
+  const char* end_;
+};
+
+// BytePS uses std::hash here, which differs between standard libraries, so that two hosts could disagree. This is
+// FNV-1a with 64 bits: the same everywhere, and not BytePS's placement.
+std::uint64_t built_in(std::uint64_t key) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char digit : Digits(key)) hash = (hash ^ static_cast<std::uint64_t>(digit)) * 0x100000001b3;
+  return hash;
+}
+
+// A tensor's first partition goes anywhere, the next ones to the next servers. The id is multiplied by 2^64 / golden
+// ratio (Knuth, The Art of Computer Programming 3, 6.4), so that consecutive ids and ids with a stride, such as those
+// of all biases, spread as evenly as random ones.
+std::uint64_t raw(std::uint32_t tensor, std::uint64_t partition) {
+  return ((tensor * std::uint64_t{0x9e3779b97f4a7c15}) >> 32) + partition;
+}
+
+// Servers on workers' hosts share their links with the workers; extra ones do not and take the larger part of keys.
+std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t key) {
+  const std::uint64_t workers = config.workers;
+  const std::uint64_t bound = std::max<std::uint64_t>(config.mixed_bound, 1);
+  const std::uint64_t hash = djb2(key) % bound;
+  if (workers == 0 || config.servers <= workers) return djb2(hash) % config.servers;
+  const std::uint64_t extra = config.servers - workers;
+  double ratio = 0;  // a single worker: the formula is 0 / 0
+  if (workers > 1) {
+    ratio =
+        static_cast<double>(2 * extra * (workers - 1)) / static_cast<double>(workers * (workers + extra) - 2 * extra);
+  }
+  if (static_cast<double>(hash) < ratio * static_cast<double>(bound)) return djb2(hash) % extra;
+  return extra + djb2(hash) % workers;
+}
+
+}  // namespace
+
+std::uint64_t djb2(std::uint64_t key) {
+  std::uint64_t hash = 5381;
+  for (const char digit : Digits(key)) hash = hash * 33 + static_cast<std::uint64_t>(digit);
+  return hash;
+}
+
+std::uint64_t sdbm(std::uint64_t key) {
+  std::uint64_t hash = 0;
+  for (const char digit : Digits(key)) hash = static_cast<std::uint64_t>(digit) + (hash << 6) + (hash << 16) - hash;
+  return hash;
+}
+
+std::uint64_t naive(std::uint64_t key) {
+  return ((key >> 16) + key % 65536) * 9973;
+}
+
+KeyHash parse_key_hash(std::string_view name) {
+  std::string names;
+  for (const auto& [hash, known] : kNames) {
+    if (known == name) return hash;
+    names.append(names.empty() ? "" : ", ").append(known);
+  }
+  throw Error(ErrorCode::kInvalidArgument, "no key hash is called '" + std::string(name) + "'", "use one of " + names);
+}
+
+std::string_view to_string(KeyHash hash) {
+  for (const auto& [known, name] : kNames) {
+    if (known == hash) return name;
+  }
+  return "unknown";
+}
+
+std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
+  if (config.servers <= 1) return 0;
+  const std::uint64_t key = make_key(tensor, partition);
+  std::uint64_t hash = 0;
+  switch (config.hash) {
+    case KeyHash::kDjb2: hash = djb2(key); break;
+    case KeyHash::kNaive: hash = naive(key); break;
+    case KeyHash::kBuiltIn: hash = built_in(key) * config.built_in_coefficient; break;
+    case KeyHash::kSdbm: hash = sdbm(key); break;
+    case KeyHash::kMixed: hash = mixed(config, key); break;
+    case KeyHash::kRaw:
+    case KeyHash::kBalanced: hash = raw(tensor, partition); break;  // balanced is the scheduler's; this is a fallback
+  }
+  return static_cast<std::uint32_t>(hash % config.servers);
+}
+
+std::uint32_t least_loaded(std::span<std::uint64_t> load, std::uint64_t bytes) {
+  if (load.empty()) return 0;
+  const auto least = std::min_element(load.begin(), load.end());  // the first of equals: deterministic
+  *least += bytes;
+  return static_cast<std::uint32_t>(least - load.begin());
+}
+
+}  // namespace bps
