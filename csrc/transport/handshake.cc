@@ -205,7 +205,7 @@ Greeter::State Greeter::read_hello() {
     if (header.detail > static_cast<std::uint8_t>(Plane::kData)) return State::kRefused;
     hello_.plane = Plane{header.detail};
   }
-  Reader in(std::span(hello_bytes_).subspan(kHeaderSize));
+  Reader in(std::span<const std::byte>(hello_bytes_).subspan(kHeaderSize));
   hello_.node = in.get<std::uint32_t>();
   hello_.lane = in.get<std::uint16_t>();
   hello_.shard = in.get<std::uint16_t>();
