@@ -1,0 +1,52 @@
+#include "van/membership.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace bps {
+namespace {
+
+Node node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
+  return {
+      .id = id, .worker_rank = worker, .server_rank = server, .pid = 42, .host = "a", .host_key = "", .addresses = {}};
+}
+
+TEST(Membership, DescribesNodesForPeople) {
+  EXPECT_EQ(node(1, 1, 1).describe(), "worker 1 and server 1 (a, pid 42)");
+  EXPECT_EQ(node(1, 3, kNoRank).describe(), "worker 3 (a, pid 42)");
+  EXPECT_EQ(node(1, kNoRank, 0).describe(), "server 0 (a, pid 42)");
+}
+
+TEST(Membership, FindsByRankAndId) {
+  const Membership members{{node(1, 0, 1), node(2, 1, kNoRank), node(3, kNoRank, 0)}, 2, 2};
+  EXPECT_TRUE(members.is_consistent());
+  EXPECT_EQ(members.worker(1), &members.nodes[1]);
+  EXPECT_EQ(members.worker(2), nullptr);
+  EXPECT_EQ(members.server(0), &members.nodes[2]);
+  EXPECT_EQ(members.server(1), &members.nodes[0]);
+  EXPECT_EQ(members.server(2), nullptr);
+  EXPECT_EQ(members.server(0xffffffff), nullptr) << "-1 is no rank";
+  EXPECT_EQ(members.by_id(3), &members.nodes[2]);
+  EXPECT_EQ(members.by_id(0), nullptr);
+  EXPECT_EQ(members.by_id(4), nullptr);
+}
+
+TEST(Membership, GroupsKnowPositions) {
+  const Group group{1, {2, 5, 7}};
+  EXPECT_EQ(group.size(), 3U);
+  EXPECT_EQ(group.index_of(5), 1);
+  EXPECT_EQ(group.index_of(3), kNoRank);
+  EXPECT_EQ(group.index_of(8), kNoRank);
+}
+
+TEST(Membership, NamesRanks) {
+  EXPECT_EQ(name_ranks(std::vector<std::uint32_t>{3}), "rank 3");
+  EXPECT_EQ(name_ranks(std::vector<std::uint32_t>{0, 1, 3}), "ranks 0, 1, 3");
+  std::vector<std::uint32_t> many(100);
+  std::iota(many.begin(), many.end(), 0);
+  EXPECT_EQ(name_ranks(many), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 84 more");
+}
+
+}  // namespace
+}  // namespace bps

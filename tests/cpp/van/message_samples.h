@@ -1,0 +1,53 @@
+// One or more of each van message, for round trips, mutations and as seeds of the fuzzer.
+#pragma once
+
+#include <vector>
+
+#include "core/dtype.h"
+#include "van/messages.h"
+
+namespace bps::test {
+
+inline Node sample_node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
+  return {.id = id,
+          .worker_rank = worker,
+          .server_rank = server,
+          .lanes = 2,
+          .shards = 3,
+          .pid = 42,
+          .host = "host-a",
+          .host_key = "boot-1234",
+          .addresses = {{"shm", Bytes(5, std::byte{7})}, {"tcp", Bytes(12, std::byte{1})}}};
+}
+
+inline std::vector<Message> message_samples() {
+  const Membership membership{.nodes = {sample_node(1, 0, 1), sample_node(2, 1, kNoRank), sample_node(3, kNoRank, 0)},
+                              .workers = 2,
+                              .servers = 2};
+  const auto float32 = static_cast<std::uint8_t>(Dtype::kFloat32);
+  return {
+      Join{sample_node(0, kAnyRank, kNoRank), 2, 2, 60000},
+      Welcome{2, 1500, membership},
+      Refused{ErrorCode::kMismatch, "rank 1 is taken", "choose another"},
+      Heartbeat{},
+      Barrier{7, 0},
+      Done{7},
+      Failed{8, ErrorCode::kPeerLost, "worker 1 was lost", "see its log"},
+      Cancel{9},
+      Missing{9, "ranks 1, 3 did not come"},
+      Declare{10, {{0, "layer.0.weight", float32, 12, "(3, 4)"}, {1, "b", float32, 0, "(0,)"}}},
+      Declare{11, {}},
+      Declared{10, {{1234, {}}, {(1U << 30) - 1, {1, 2}}}},
+      TensorFailed{1234, "tensor 'w' is float32 (3, 4) on rank 0 but float64 (3, 4) on rank 1"},
+      NewGroup{12, {0, 1}, "tp"},
+      GroupInfo{{3, {0, 2, 5}}},
+      GroupAck{3},
+      GroupReady{12, 3},
+      Leave{},
+      AllLeft{true},
+      AllLeft{false},
+      PeerLost{2, "worker 1 was lost: connection closed"},
+  };
+}
+
+}  // namespace bps::test

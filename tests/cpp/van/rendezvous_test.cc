@@ -1,0 +1,94 @@
+#include "van/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+namespace bps {
+namespace {
+
+Join wish(std::int32_t worker, std::int32_t server, std::uint32_t workers, std::uint32_t servers) {
+  Node node{.worker_rank = worker, .server_rank = server, .pid = 42, .host = "a", .host_key = "", .addresses = {}};
+  return {node, workers, servers, 1000};
+}
+
+TEST(Rendezvous, GrantsWishesInAnyOrder) {
+  Rendezvous rendezvous(3, 1);
+  EXPECT_FALSE(rendezvous.add(10, wish(2, kNoRank, 3, 1)));
+  EXPECT_FALSE(rendezvous.add(11, wish(kNoRank, 0, 3, 1)));
+  EXPECT_FALSE(rendezvous.add(12, wish(0, kNoRank, 3, 1)));
+  EXPECT_FALSE(rendezvous.complete());
+  EXPECT_FALSE(rendezvous.add(13, wish(1, kNoRank, 3, 1)));
+  ASSERT_TRUE(rendezvous.complete());
+  const auto [members, peers] = rendezvous.seat();
+  EXPECT_TRUE(members.is_consistent());
+  EXPECT_EQ(peers, (std::vector<Peer>{12, 13, 10, 11}));
+}
+
+TEST(Rendezvous, FreeRanksGoByArrival) {
+  Rendezvous rendezvous(3, 0);
+  EXPECT_FALSE(rendezvous.add(10, wish(kAnyRank, kNoRank, 3, 0)));
+  EXPECT_FALSE(rendezvous.add(11, wish(0, kNoRank, 3, 0)));
+  EXPECT_FALSE(rendezvous.add(12, wish(kAnyRank, kNoRank, 3, 0)));
+  EXPECT_EQ(rendezvous.seat().peers, (std::vector<Peer>{11, 10, 12}));
+}
+
+TEST(Rendezvous, JointProcessesGetEqualRanks) {
+  Rendezvous rendezvous(3, 3);
+  for (const std::int32_t rank : {2, 0, 1}) {
+    EXPECT_FALSE(rendezvous.add(static_cast<Peer>(rank), wish(rank, kAnyRank, 3, 3)));
+  }
+  const auto members = rendezvous.seat().membership;
+  ASSERT_TRUE(members.is_consistent());
+  for (const Node& node : members.nodes) EXPECT_EQ(node.worker_rank, node.server_rank);
+}
+
+TEST(Rendezvous, SpareServersComeBeforeJointOnes) {
+  Rendezvous rendezvous(2, 3);
+  EXPECT_FALSE(rendezvous.add(1, wish(kAnyRank, kAnyRank, 2, 3)));
+  EXPECT_FALSE(rendezvous.add(2, wish(kAnyRank, kAnyRank, 2, 3)));
+  EXPECT_FALSE(rendezvous.add(3, wish(kNoRank, kAnyRank, 2, 3)));
+  const auto [members, peers] = rendezvous.seat();
+  EXPECT_TRUE(members.is_consistent());
+  EXPECT_EQ(peers, (std::vector<Peer>{1, 2, 3}));
+  EXPECT_EQ(members.nodes[0].server_rank, 1);
+  EXPECT_EQ(members.nodes[1].server_rank, 2);
+  EXPECT_EQ(members.nodes[2].server_rank, 0);
+}
+
+TEST(Rendezvous, RefusesWhatDoesNotFit) {
+  Rendezvous rendezvous(2, 1);
+  EXPECT_FALSE(rendezvous.add(1, wish(1, kNoRank, 2, 1)));
+  const auto taken = rendezvous.add(2, wish(1, kNoRank, 2, 1));
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(taken->code, ErrorCode::kMismatch);
+  EXPECT_EQ(taken->text, "worker rank 1 is taken by the process with pid 42 on a");
+  EXPECT_EQ(rendezvous.add(3, wish(2, kNoRank, 2, 1))->text,
+            "worker rank 2 is out of range: the job has 2 workers and 1 server");
+  EXPECT_EQ(rendezvous.add(4, wish(0, kNoRank, 4, 1))->text,
+            "this process expects 4 workers and 1 server, the scheduler expects 2 workers and 1 server");
+  EXPECT_EQ(rendezvous.add(5, wish(kNoRank, kNoRank, 2, 1))->code, ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(rendezvous.add(6, wish(kAnyRank, kNoRank, 2, 1)));
+  EXPECT_EQ(rendezvous.add(7, wish(kAnyRank, kNoRank, 2, 1))->text, "all 2 workers and 1 server have joined already");
+}
+
+TEST(Rendezvous, SaysWhoIsMissing) {
+  Rendezvous rendezvous(4, 1);
+  EXPECT_FALSE(rendezvous.add(1, wish(0, kNoRank, 4, 1)));
+  EXPECT_FALSE(rendezvous.add(2, wish(2, kNoRank, 4, 1)));
+  EXPECT_EQ(rendezvous.missing(),
+            "2 of 4 workers joined; missing ranks 1, 3; 0 of 1 server joined; missing server rank 0");
+  EXPECT_FALSE(rendezvous.add(3, wish(kNoRank, 0, 4, 1)));
+  EXPECT_EQ(rendezvous.missing(), "2 of 4 workers joined; missing ranks 1, 3");
+  EXPECT_FALSE(rendezvous.add(4, wish(kAnyRank, kNoRank, 4, 1)));
+  EXPECT_EQ(rendezvous.missing(), "3 of 4 workers joined");
+}
+
+TEST(Rendezvous, WhoWithdrawsFreesTheRank) {
+  Rendezvous rendezvous(2, 0);
+  EXPECT_FALSE(rendezvous.add(1, wish(0, kNoRank, 2, 0)));
+  rendezvous.remove(1);
+  EXPECT_TRUE(rendezvous.empty());
+  EXPECT_FALSE(rendezvous.add(2, wish(0, kNoRank, 2, 0)));
+}
+
+}  // namespace
+}  // namespace bps
