@@ -109,6 +109,7 @@ class SelfRegion final : public Region {
 
 }  // namespace
 
+SelfTransport::SelfTransport(Counters& counters) : counters_(counters) {}
 SelfTransport::~SelfTransport() = default;
 
 RegionPtr SelfTransport::register_memory(std::span<std::byte> bytes) { return std::make_shared<SelfRegion>(bytes); }

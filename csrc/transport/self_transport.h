@@ -12,7 +12,7 @@ namespace bps {
 
 class SelfTransport final : public Transport {
  public:
-  explicit SelfTransport(Counters& counters) : counters_(counters) {}
+  explicit SelfTransport(Counters& counters);
   ~SelfTransport() override;
 
   // Both ends of one connection; each end is named by the hello and needs its sink set by the caller.

@@ -1,0 +1,46 @@
+"""What the commands share: how an error looks, and how a typed command line is run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from bps_rdma.errors import BpsError
+
+if TYPE_CHECKING:
+    import typer
+
+
+def print_error(message: str, hint: str = "") -> None:
+    """Write `error: ...` and `hint: ...` to standard error, in colour on a terminal unless NO_COLOR is set."""
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    for word, colour, text in (("error", 31, message), ("hint", 36, hint)):
+        if text:
+            label = f"\x1b[1;{colour}m{word}:\x1b[0m" if coloured else f"{word}:"
+            print(label, text, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def run_app(app: typer.Typer, name: str) -> NoReturn:
+    """Run `app` on this process's arguments and exit: 0, or what a command returns, 1 for an error of the library,
+    2 for a command line that makes no sense, 130 after Ctrl-C. A user's mistake never prints a traceback.
+    """
+    import typer
+
+    # The base of all errors about the command line; its module differs between the versions of typer.
+    usage_error = typer.BadParameter.__mro__[2]
+    status: object = 1
+    try:
+        status = typer.main.get_command(app).main(prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+    except BpsError as error:
+        print_error(error.message, error.hint)
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except usage_error as error:
+        print_error(error.format_message(), f"`{name} --help` shows what there is")  # type: ignore[attr-defined]
+        status = 2
+    sys.exit(status if isinstance(status, int) else 0)
