@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bps_rdma.errors import BpsError
 
@@ -23,13 +23,15 @@ def print_error(message: str, hint: str = "") -> None:
 
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
-    """Run `app` on this process's arguments and exit: 0, or what a command returns, 1 for an error of the library,
-    2 for a command line that makes no sense, 130 after Ctrl-C. A user's mistake never prints a traceback.
+    """Run `app` on this process's arguments and exit.
+
+    The status is 0 or what the command returns, 1 for an error of the library, 2 for a command line that makes no
+    sense, 130 after Ctrl-C. A user's mistake never prints a traceback.
     """
     import typer
 
     # The base of all errors about the command line; its module differs between the versions of typer.
-    usage_error = typer.BadParameter.__mro__[2]
+    usage_error: Any = typer.BadParameter.__mro__[2]
     status: object = 1
     try:
         status = typer.main.get_command(app).main(prog_name=name, standalone_mode=False)
@@ -41,6 +43,6 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
     except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except usage_error as error:
-        print_error(error.format_message(), f"`{name} --help` shows what there is")  # type: ignore[attr-defined]
+        print_error(error.format_message(), f"`{name} --help` shows what there is")
         status = 2
     sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,77 @@
+"""How fast the machine could be: the ranks sum shared memory together, with nothing to agree on and nothing to send.
+
+All tensors lie in memory that every rank has mapped; each rank sums its part of all of them into the first one. That is
+the least that any sum on one host must do, so no library gets past it by more than noise. It is measured between the
+other contenders' rounds, since the bandwidth of memory moves with whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+import bps_rdma
+from bps_rdma.bench.pattern import Array, numpy_dtype
+from bps_rdma.bench.plan import Case, Plan
+from bps_rdma.errors import BpsError
+
+# numpy converts half types one element at a time: that would bound numpy, not the machine.
+_DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8")
+
+
+def supports(case: Case) -> bool:
+    """Only sums have this bound."""
+    return case.op == "push_pull" and case.dtype in _DTYPES
+
+
+def shared_bytes(plan: Plan, world: int) -> int:
+    """How much memory the ranks must share for `plan`; 0: there is nothing to bound."""
+    return max((case.total_bytes * world for case in plan.cases if plan.bound and supports(case)), default=0)
+
+
+class Bound:
+    """A contender that no library can be."""
+
+    name = "bound"
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Maps the `size` bytes behind `descriptor`, the same on every rank."""
+        self._memory = mmap.mmap(descriptor, size)
+        self._rank, self._world = bps_rdma.rank(), bps_rdma.size()
+
+    def supports(self, case: Case) -> bool:
+        """Only sums have this bound."""
+        return supports(case)
+
+    def start(self, case: Case, memory: str) -> None:
+        """Take this rank's part of every row; what `memory` the others use makes no difference."""
+        count = case.elements * case.tensors
+        rows = np.frombuffer(self._memory, numpy_dtype(case.dtype), count * self._world).reshape(self._world, count)
+        begin, end = bps_rdma.shard_bounds(count, self._world, self._rank)
+        self._parts: list[Array] = [row[begin:end] for row in rows]
+        self._rounds = 0
+        for row, part in enumerate(self._parts):
+            part.fill(1 if row else 0)
+
+    def prepare(self, round_: int) -> None:
+        """Nothing: every round adds the same ones."""
+
+    def barrier(self) -> None:
+        """bps_rdma's; it has none of its own."""
+        bps_rdma.barrier()
+
+    def run(self) -> None:
+        """Add the other rows' part to the first row's."""
+        first, *others = self._parts
+        for other in others:
+            np.add(first, other, out=first)
+
+    def check(self, round_: int) -> int:
+        """That the work was done. It is no result of ours and counts as none."""
+        self._rounds += 1
+        ends = self._parts[0][[0, -1]] if self._parts[0].size else np.empty(0)
+        wanted = np.array(self._rounds * (self._world - 1)).astype(self._parts[0].dtype)  # wraps as int8 does
+        if (ends != wanted).any():
+            raise BpsError(f"round {round_}: the shared sum is {ends}, not {wanted}", "please report this")
+        return 0

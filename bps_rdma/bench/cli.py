@@ -1,0 +1,141 @@
+"""The options of pushpull_bench."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bps_rdma.bench.launch import Listener, run_bench
+from bps_rdma.bench.plan import (
+    DEFAULT_SIZES,
+    DTYPES,
+    MEMORY_KINDS,
+    OPS,
+    PEERS,
+    Case,
+    Plan,
+    format_size,
+    make_cases,
+    parse_choices,
+)
+from bps_rdma.bench.rank import run_rank
+from bps_rdma.bench.results import Outcome, to_json
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.launch.environment import LocalJob, inside_a_job
+from bps_rdma.launch.run import signals_raise
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def pushpull_bench(
+    sizes: Annotated[str, typer.Option(help="Bytes per tensor, for example 4K,64K,1M,64M.")] = DEFAULT_SIZES,
+    dtypes: Annotated[str, typer.Option("--dtypes", "--dtype", help=f"Of {','.join(DTYPES)}.")] = "float32",
+    ops: Annotated[str, typer.Option(help=f"Of {','.join(OPS)}.")] = "push_pull",
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes to start.")] = 2,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Dedicated server processes. Default: the workers serve.")
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
+    iters: Annotated[int | None, typer.Option(min=1, help="Rounds per case. Default: what --seconds allows.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds per case before those, checked but not timed.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time for all cases without --iters.")] = 16.0,
+    group: Annotated[int, typer.Option(min=1, help="Tensors per round, started in one go.")] = 1,
+    memory: Annotated[str, typer.Option(help="plain (numpy.empty) or shared (bps_rdma.empty).")] = "plain",
+    compare: Annotated[str | None, typer.Option(help="gloo: torch.distributed's all_reduce, round by round.")] = None,
+    bound: Annotated[bool, typer.Option(help="Also measure a bare sum in shared memory.")] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw rate over size into this file (png, svg, pdf).")] = None,
+    size_mb: Annotated[
+        float | None, typer.Option(help="One size in MiB and a line per round, as BytePS's bench.")
+    ] = None,
+) -> None:
+    """Measure push_pull and its relatives, and check every result against the known sum.
+
+    Starts its own workers on this machine; inside a job (torchrun, bps run, DMLC_ROLE=worker) it is one rank of that.
+    """
+    if size_mb is not None:
+        sizes = str(int(size_mb * (1 << 20)))
+    plan = Plan(
+        cases=make_cases(sizes, dtypes, ops, group),
+        iterations=iters,
+        warmup=warmup,
+        seconds=seconds,
+        memory=parse_choices(memory, MEMORY_KINDS, "kind of memory")[0],
+        compare=parse_choices(compare, PEERS, "peer") if compare else (),
+        bound=bound,
+    )
+    _require_modules(plan, plot)
+    for path in (json_file, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InvalidArgumentError(f"{path.absolute().parent} is no folder", "make it first, or write elsewhere")
+    with signals_raise():
+        if inside_a_job():
+            outcome = run_rank(plan, line_per_round=size_mb is not None)
+        else:
+            with _progress() as listener:
+                outcome = run_bench(plan, LocalJob(workers, servers, transport), listener)
+    if outcome is not None:
+        _show(outcome, json_file, plot)
+
+
+def _require_modules(plan: Plan, plot: Path | None) -> None:
+    """Raise InvalidArgumentError at the start, not after the measuring, when an optional package is missing."""
+    wanted = {"torch": bool(plan.compare) or any(case.dtype == "bfloat16" for case in plan.cases)}
+    wanted["matplotlib"] = plot is not None
+    extras = {"torch": "torch", "matplotlib": "plot"}
+    for module, needed in wanted.items():
+        if needed and importlib.util.find_spec(module) is None:
+            raise InvalidArgumentError(f"this needs {module}", f"pip install 'bps_rdma[{extras[module]}]'")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Listener]:
+    """A bar on standard error, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[what]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=1.0, what="")
+
+        def listen(case: Case, rounds: int, share: float) -> None:
+            what = f"{case.op} {case.dtype} {format_size(case.nbytes)}"
+            progress.update(task, description=what, completed=share, what=f"{rounds} rounds")
+
+        yield listen
+
+
+def _show(outcome: Outcome, json_file: Path | None, plot: Path | None) -> None:
+    if json_file is not None and str(json_file) == "-":
+        json.dump(to_json(outcome), sys.stdout, indent=1)
+        print()
+    else:
+        from rich.console import Console
+
+        from bps_rdma.bench.report import print_report
+
+        # A pipe has no width; 80 columns would fold the table.
+        console = Console() if sys.stdout.isatty() else Console(width=160)
+        print_report(outcome, console)
+        if json_file is not None:
+            json_file.write_text(json.dumps(to_json(outcome), indent=1) + "\n")
+    if plot is not None:
+        from bps_rdma.bench.plot import save_plot
+
+        save_plot(outcome, plot)

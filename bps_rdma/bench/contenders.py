@@ -1,0 +1,129 @@
+"""Those whose rounds are timed: bps_rdma itself here; gloo in peers/gloo.py, the machine's bound in bound.py.
+
+A contender gets its arrays once per case. A round is then: prepare (not timed), its own barrier, run (timed), check
+(not timed). All contenders of a run live in the same processes and are called in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+import bps_rdma
+from bps_rdma.bench.pattern import Array, Pattern, itemsize, numpy_dtype
+from bps_rdma.bench.plan import Case
+
+
+class Contender(Protocol):
+    """One way to do a case, on one rank."""
+
+    name: str
+
+    def supports(self, case: Case) -> bool:
+        """Whether it can do `case` at all; the same answer on every rank."""
+
+    def start(self, case: Case, memory: str) -> None:
+        """Allocate for `case`; collective."""
+
+    def prepare(self, round_: int) -> None:
+        """Fill the inputs of `round_`."""
+
+    def barrier(self) -> None:
+        """Wait for the other ranks."""
+
+    def run(self) -> None:
+        """The round itself."""
+
+    def check(self, round_: int) -> int:
+        """Compare all results of `round_`; how many tensors those were. Raises WrongResultError."""
+
+
+class Ours:
+    """bps_rdma."""
+
+    name = "bps_rdma"
+
+    def __init__(self) -> None:
+        self._rank = bps_rdma.rank()
+        self._world = bps_rdma.size()
+
+    def supports(self, case: Case) -> bool:
+        """Everything that can be planned."""
+        return True
+
+    def start(self, case: Case, memory: str) -> None:
+        """Allocate the tensors, plain or mapped by the servers of this host."""
+        self._case = case
+        self._pattern = Pattern(case.dtype, self._world)
+        self._wholes = [allocate(case.elements, case.dtype, memory) for _ in range(case.tensors)]
+        self._begin, self._end = bps_rdma.shard_bounds(case.elements, self._world, self._rank)
+        self._arrays = [as_operand(whole, case.dtype) for whole in self._wholes]
+        self._parts: list[Array] = []
+        if case.op == "reduce_scatter":
+            self._parts = [allocate(self._end - self._begin, case.dtype, memory) for _ in self._wholes]
+        elif case.op == "all_gather":
+            self._parts = [whole[self._begin : self._end] for whole in self._wholes]
+        self._operands = [as_operand(part, case.dtype) for part in self._parts]
+        self._names = [case.name(index) for index in range(case.tensors)]
+
+    def prepare(self, round_: int) -> None:
+        """Own values everywhere; in an all_gather in the own part only, so that a missing part is seen."""
+        for index, whole in enumerate(self._wholes):
+            if self._case.op == "all_gather":
+                whole.fill(0)
+                self._pattern.fill(self._parts[index], self._rank, round_, self._begin)
+            else:
+                self._pattern.fill(whole, self._rank, round_)
+
+    def barrier(self) -> None:
+        """That of bps_rdma."""
+        bps_rdma.barrier()
+
+    def run(self) -> None:
+        """All tensors in one go when there are several and the operation has an asynchronous form."""
+        op = self._case.op
+        if op == "push_pull" and len(self._arrays) > 1:
+            start = bps_rdma.push_pull_async_inplace
+            bps_rdma.wait([start(a, average=False, name=n) for a, n in zip(self._arrays, self._names, strict=True)])
+            return
+        for index, (array, name) in enumerate(zip(self._arrays, self._names, strict=True)):
+            if op == "push_pull":
+                bps_rdma.push_pull_inplace(array, average=False, name=name)
+            elif op == "reduce_scatter":
+                bps_rdma.reduce_scatter(array, average=False, name=name, out=self._operands[index])
+            elif op == "all_gather":
+                bps_rdma.all_gather(self._operands[index], name=name, out=array)
+            else:
+                bps_rdma.broadcast(array, root=0, name=name)
+
+    def check(self, round_: int) -> int:
+        """Every element of every result."""
+        for index, whole in enumerate(self._wholes):
+            if self._case.op == "push_pull":
+                self._pattern.check_sum(whole, round_)
+            elif self._case.op == "reduce_scatter":
+                self._pattern.check_sum(self._parts[index], round_, self._begin)
+            elif self._case.op == "broadcast":
+                self._pattern.check_copy(whole, 0, round_)
+            else:
+                for rank in range(self._world):
+                    begin, end = bps_rdma.shard_bounds(whole.size, self._world, rank)
+                    self._pattern.check_copy(whole[begin:end], rank, round_, begin)
+        return len(self._wholes)
+
+
+def allocate(elements: int, dtype: str, memory: str) -> Array:
+    """A flat array; `memory` is "shared" for bps_rdma.empty, else "plain"."""
+    if memory == "shared":
+        return bps_rdma.empty(elements * itemsize(dtype), "uint8").view(numpy_dtype(dtype))
+    return np.empty(elements, numpy_dtype(dtype))
+
+
+def as_operand(array: Array, dtype: str) -> Any:
+    """`array` as an operation takes it: itself, or a torch tensor over the same memory for bfloat16."""
+    if dtype != "bfloat16":
+        return array
+    import torch
+
+    return torch.from_numpy(array).view(torch.bfloat16)

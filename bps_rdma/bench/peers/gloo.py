@@ -1,0 +1,54 @@
+"""torch.distributed's gloo all_reduce, in the same processes and on the same kind of memory as a plain push_pull."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from bps_rdma.bench.contenders import allocate, as_operand
+from bps_rdma.bench.pattern import Pattern
+from bps_rdma.bench.plan import Case
+
+
+class Gloo:
+    """A contender for push_pull; sums in place, as push_pull_inplace(average=False) does."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        dist.init_process_group("gloo", init_method="env://")
+        self._rank = dist.get_rank()
+
+    def supports(self, case: Case) -> bool:
+        """Sums only: all_reduce is the one that training uses over gloo."""
+        return case.op == "push_pull"
+
+    def start(self, case: Case, memory: str) -> None:
+        """Tensors of its own; gloo copies them in any case, so `memory` makes no difference to it."""
+        self._pattern = Pattern(case.dtype, dist.get_world_size())
+        self._arrays = [allocate(case.elements, case.dtype, "plain") for _ in range(case.tensors)]
+        operands = (as_operand(array, case.dtype) for array in self._arrays)
+        self._tensors = [o if isinstance(o, torch.Tensor) else torch.from_numpy(o) for o in operands]
+
+    def prepare(self, round_: int) -> None:
+        """Own values everywhere."""
+        for array in self._arrays:
+            self._pattern.fill(array, self._rank, round_)
+
+    def barrier(self) -> None:
+        """That of gloo."""
+        dist.barrier()
+
+    def run(self) -> None:
+        """All tensors in one go, as Ours does."""
+        if len(self._tensors) == 1:
+            dist.all_reduce(self._tensors[0])
+            return
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in self._tensors]:
+            work.wait()
+
+    def check(self, round_: int) -> int:
+        """Every element of every result."""
+        for array in self._arrays:
+            self._pattern.check_sum(array, round_)
+        return len(self._arrays)

@@ -1,0 +1,125 @@
+"""What is to be measured: operations, dtypes and sizes, and how often. Pure data that travels to the ranks as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bps_rdma.errors import InvalidArgumentError
+
+OPS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
+# Bytes per element. bool is left out: its sum is "any", which shows nothing about who contributed.
+DTYPES = {
+    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
+}  # fmt: skip
+PEERS = ("gloo",)
+MEMORY_KINDS = ("plain", "shared")
+DEFAULT_SIZES = "4K,16K,64K,256K,1M,4M,16M,64M"
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: `op` on `tensors` tensors of `nbytes` bytes each, started in one go.
+
+    For reduce_scatter and all_gather `nbytes` is the whole tensor, of which each rank gets or gives its part.
+    """
+
+    op: str
+    dtype: str
+    nbytes: int
+    tensors: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Elements of one tensor."""
+        return self.nbytes // DTYPES[self.dtype]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors of one rank."""
+        return self.nbytes * self.tensors
+
+    def name(self, index: int) -> str:
+        """Name of tensor `index`, unlike that of any other case."""
+        return f"bench/{self.op}/{self.dtype}/{self.nbytes}/{self.tensors}/{index}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cases of a run, and what holds for each of them.
+
+    `iterations` rounds are measured per case; None: as many as fit, with all cases together taking `seconds`.
+    `warmup` rounds before them are checked but not measured. `memory` is "plain" (numpy.empty) or "shared"
+    (bps_rdma.empty). `bound`: also measure how fast the machine could be.
+    """
+
+    cases: tuple[Case, ...]
+    iterations: int | None = None
+    warmup: int = 3
+    seconds: float = 16.0
+    memory: str = "plain"
+    compare: tuple[str, ...] = ()
+    bound: bool = True
+
+    def to_json(self) -> str:
+        """As one line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of to_json."""
+        values: dict[str, Any] = json.loads(text)
+        values["cases"] = tuple(Case(**case) for case in values["cases"])
+        values["compare"] = tuple(values["compare"])
+        return Plan(**values)
+
+
+def make_cases(sizes: str, dtypes: str, ops: str, tensors: int) -> tuple[Case, ...]:
+    """Cases for comma-separated lists; sizes are cut to whole elements. Raises InvalidArgumentError."""
+    return tuple(
+        Case(op, dtype, size - size % DTYPES[dtype], tensors)
+        for op in parse_choices(ops, OPS, "operation")
+        for dtype in parse_choices(dtypes, tuple(DTYPES), "dtype")
+        for size in map(parse_size, _words(sizes, "size"))
+    )
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4096", "4K", "1.5M", "64MiB" or "1G"; the units are powers of 1024. Raises InvalidArgumentError."""
+    number = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = number[-1:] if number[-1:] in _UNITS else ""
+    try:
+        size = int(float(number.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        size = 0
+    if size < DTYPES["float64"]:  # the largest element
+        raise InvalidArgumentError(f"{text!r} is no size", "write it like 4096, 64K, 1.5M or 1G; at least 8 bytes")
+    return size
+
+
+def parse_choices(text: str, allowed: Sequence[str], what: str) -> tuple[str, ...]:
+    """A comma-separated list of words that must all be in `allowed`. Raises InvalidArgumentError."""
+    words = _words(text, what)
+    for word in words:
+        if word not in allowed:
+            raise InvalidArgumentError(f"{word!r} is no {what}", f"use one or more of {','.join(allowed)}")
+    return words
+
+
+def format_size(nbytes: int) -> str:
+    """`4 KiB`, `1.5 MiB`, `100 B`."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def _words(text: str, what: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise InvalidArgumentError(f"{text!r} names no {what}", "give one or more, separated by commas")
+    return words

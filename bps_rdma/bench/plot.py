@@ -1,0 +1,70 @@
+"""The picture of a bench: rate over size, for us, the peers and the machine's bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from bps_rdma.bench.plan import format_size
+from bps_rdma.bench.results import OURS, CaseResult, Outcome
+from bps_rdma.bench.stats import quantile, rates
+
+# One colour for each contender in every picture; they differ in lightness too, for eyes and printers without colour.
+_COLOURS = {OURS: "#0b5394", "gloo": "#e69138", "bound": "#999999"}
+_LABELS = {OURS: "bps_rdma", "gloo": "gloo all_reduce", "bound": "bound: shared-memory sum"}
+
+
+def save_plot(outcome: Outcome, path: Path) -> None:
+    """Draw one panel per operation and dtype into `path`; its ending chooses the format (png, svg, pdf).
+
+    A line joins the medians, its band spans the quartiles.
+    """
+    panels: dict[tuple[str, str], list[CaseResult]] = {}
+    for result in outcome.results:
+        panels.setdefault((result.case.op, result.case.dtype), []).append(result)
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    mpl.use("Agg")
+    figure = Figure(figsize=(6.4 * columns, 4.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axis, ((op, dtype), results) in zip(axes, panels.items(), strict=False):
+        _draw(axis, results, outcome.workers)
+        axis.set_title(f"{op}, {dtype}", fontsize=11)
+    for axis in list(axes)[len(panels) :]:
+        axis.set_visible(False)
+    servers = f"{outcome.servers} server processes" if outcome.servers else "servers in the workers"
+    figure.suptitle(
+        f"{outcome.workers} workers, {servers}, {outcome.transport}, {outcome.plan.memory} memory",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _draw(axis: Axes, results: list[CaseResult], world: int) -> None:
+    ordered = sorted(results, key=lambda result: result.case.total_bytes)
+    names = dict.fromkeys(name for result in ordered for name in result.timings)
+    for name in sorted(names, key=list(_COLOURS).index):
+        have = [result for result in ordered if name in result.timings]
+        sizes = [result.case.total_bytes for result in have]
+
+        def rate_at(q: float, name: str = name, have: list[CaseResult] = have) -> list[float]:
+            return [rates(r.case, world, quantile(r.timings[name].seconds, q)).per_rank for r in have]
+
+        style = "--" if name == "bound" else "-"
+        marker = "" if name == "bound" else "o"
+        axis.plot(sizes, rate_at(0.5), style, marker=marker, markersize=4, color=_COLOURS[name], label=_LABELS[name])
+        axis.fill_between(sizes, rate_at(0.75), rate_at(0.25), color=_COLOURS[name], alpha=0.15, linewidth=0)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = sorted({result.case.total_bytes for result in ordered})
+    axis.set_xticks(ticks, [format_size(size) for size in ticks], rotation=30, ha="right")
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_xlabel("bytes per rank")
+    axis.set_ylabel("GB/s per rank (bytes / time)")
+    axis.grid(visible=True, which="major", alpha=0.3)
+    axis.legend(frameon=False, fontsize=9)

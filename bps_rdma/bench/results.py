@@ -1,0 +1,108 @@
+"""What a run came to, and its JSON form, whose keys are stable: additions only, within one `schema`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import bps_rdma
+from bps_rdma.bench.plan import Case, Plan
+from bps_rdma.bench.stats import Timing, compare, rates
+
+SCHEMA = 1
+OURS = "bps_rdma"
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: the timing of each contender, and how many results of ours were checked, on all ranks together."""
+
+    case: Case
+    timings: dict[str, Timing]
+    checked: int
+
+    @property
+    def ours(self) -> Timing:
+        """Our own timing."""
+        return self.timings[OURS]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A whole run. `servers`: dedicated server processes; 0: the workers serve themselves.
+
+    `routes`: how ranks reach servers, each of "self", "shm", "tcp", "rdma" that is in use.
+    """
+
+    plan: Plan
+    results: tuple[CaseResult, ...]
+    workers: int
+    servers: int
+    routes: tuple[str, ...]
+
+    @property
+    def transport(self) -> str:
+        """The transport between processes, as `shm` or `shm+tcp`; `self` in a world of one."""
+        return "+".join(sorted(set(self.routes) - {"self"})) or "self"
+
+    @property
+    def checked(self) -> int:
+        """Results of ours that were compared with the known sum, all equal: a single wrong one ends a run."""
+        return sum(result.checked for result in self.results)
+
+
+def routes_of(per_rank: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """All routes that any rank reports."""
+    return tuple(sorted({route for routes in per_rank for route in routes}))
+
+
+def to_json(outcome: Outcome) -> dict[str, Any]:
+    """Everything that the table shows, and all times."""
+    return {
+        "schema": SCHEMA,
+        "version": bps_rdma.__version__,
+        "machine": {"processor": platform.machine(), "cpus": os.cpu_count(), "kernel": platform.release()},
+        "job": {
+            "workers": outcome.workers,
+            "servers": outcome.servers,
+            "transport": outcome.transport,
+            "routes": list(outcome.routes),
+            "memory": outcome.plan.memory,
+        },
+        "checked": outcome.checked,
+        "results": [_case_json(result, outcome.workers) for result in outcome.results],
+    }
+
+
+def _case_json(result: CaseResult, world: int) -> dict[str, Any]:
+    case = result.case
+    others = {name: timing for name, timing in result.timings.items() if name != OURS}
+    return {
+        "op": case.op,
+        "dtype": case.dtype,
+        "size_bytes": case.nbytes,
+        "tensors": case.tensors,
+        "rounds": len(result.ours.seconds),
+        "checked": result.checked,
+        **_timing_json(case, world, result.ours),
+        "compare": {
+            name: _timing_json(case, world, timing) | {"speedup": asdict(compare(result.ours, timing))}
+            for name, timing in others.items()
+        },
+    }
+
+
+def _timing_json(case: Case, world: int, timing: Timing) -> dict[str, Any]:
+    gbps = rates(case, world, timing.median)
+    return {
+        "median_ms": timing.median * 1e3,
+        "p99_ms": timing.p99 * 1e3,
+        "min_ms": timing.least * 1e3,
+        "per_rank_gbps": gbps.per_rank,
+        "aggregate_gbps": gbps.aggregate,
+        "bus_gbps": gbps.bus,
+        "times_ms": [seconds * 1e3 for seconds in timing.seconds],
+    }

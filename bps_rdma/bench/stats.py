@@ -1,0 +1,79 @@
+"""From times to figures: what one case came to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bps_rdma.bench.plan import Case
+
+
+@dataclass(frozen=True)
+class Rates:
+    """GB/s (10^9 bytes) of one contender in one case, from its median time.
+
+    As BytePS's own bench and nccl-tests define them: `per_rank` = bytes of one rank / time, `aggregate` = that times
+    the ranks, `bus` = per_rank times what an optimal algorithm must move over each link: 2(n-1)/n for a sum on all
+    ranks, (n-1)/n for half of it, 1 for a broadcast.
+    """
+
+    per_rank: float
+    aggregate: float
+    bus: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one contender in one case, one per round, the slowest rank's each."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle time."""
+        return statistics.median(self.seconds)
+
+    @property
+    def p99(self) -> float:
+        """The time that 99 of 100 rounds do not exceed; the largest when there are fewer."""
+        return quantile(self.seconds, 0.99)
+
+    @property
+    def least(self) -> float:
+        """The shortest time."""
+        return min(self.seconds)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How often faster than another contender: quartiles of time(other) / time(ours) over paired rounds."""
+
+    median: float
+    lower: float
+    upper: float
+
+
+def rates(case: Case, world: int, seconds: float) -> Rates:
+    """Rates of a round of `case` among `world` ranks that took `seconds`."""
+    per_rank = case.total_bytes / seconds / 1e9
+    factor = {"push_pull": 2 * (world - 1) / world, "broadcast": 1.0}.get(case.op, (world - 1) / world)
+    return Rates(per_rank, per_rank * world, per_rank * factor)
+
+
+def slowest(per_rank: Sequence[Sequence[float]]) -> Timing:
+    """Per round, the time of the rank that took longest: a round is over when it is over everywhere."""
+    return Timing(tuple(max(times) for times in zip(*per_rank, strict=True)))
+
+
+def compare(ours: Timing, other: Timing) -> Ratio:
+    """Round by round, so that what disturbed the machine for a while disturbs both sides of a ratio."""
+    ratios = [b / a for a, b in zip(ours.seconds, other.seconds, strict=True)]
+    return Ratio(statistics.median(ratios), quantile(ratios, 0.25), quantile(ratios, 0.75))
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest value that a share `q` of all values does not exceed (nearest rank)."""
+    ordered = sorted(values)
+    index = -(-len(ordered) * round(q * 1000) // 1000) - 1
+    return ordered[max(index, 0)]

@@ -1,0 +1,103 @@
+"""The variables that tell each process of a job on this machine who it is, and where the plain binaries are."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import socket
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bps_rdma.errors import BpsError
+
+LOCALHOST = "127.0.0.1"
+
+# Whatever says who a process is. A launcher started inside another job must not pass that job's values on.
+_IDENTITY = (
+    "BPS_ROLE", "BPS_NUM_WORKERS", "BPS_NUM_SERVERS", "BPS_WORKER_ID", "BPS_LOCAL_RANK", "BPS_LOCAL_SIZE", "BPS_RANK",
+    "BPS_WORLD_SIZE", "BPS_ROOT_URI", "BPS_ROOT_PORT", "BPS_JOB_ID", "BPS_SECRET",
+    "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_WORKER_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
+    "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT",
+)  # fmt: skip
+
+
+def inside_a_job() -> bool:
+    """Whether this process was started as one rank of a job, by torchrun, `bps run` or BytePS's variables."""
+    return any(os.environ.get(name) for name in ("RANK", "BPS_RANK", "DMLC_ROLE", "BPS_ROLE"))
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on, below the range the kernel gives to outgoing connections."""
+    for _ in range(1000):
+        port = random.randrange(20000, 32768)  # noqa: S311  # not a secret
+        with socket.socket() as probe:
+            try:
+                probe.bind((LOCALHOST, port))
+            except OSError:
+                continue
+            return port
+    raise BpsError("no free TCP port between 20000 and 32767", "end processes that listen there (`ss -ltn`)")
+
+
+def find_binary(name: str) -> str:
+    """Path of `bps-server` or `bps-scheduler`: beside this Python's commands, else on PATH.
+
+    Raises BpsError when there is none.
+    """
+    folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+    for folder in folders:
+        if os.access(folder / name, os.X_OK):
+            return str(folder / name)
+    if found := shutil.which(name):
+        return found
+    raise BpsError(f"{name} is neither beside {sys.executable} nor on PATH", "install it with `pip install .`")
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """A job on this machine: `workers` processes, and `servers` dedicated ones (None: inside the workers).
+
+    Every object is a job of its own: it draws a name, a secret and ports that no other job has.
+    """
+
+    workers: int
+    servers: int | None = None
+    transport: str | None = None
+    name: str = field(default_factory=lambda: f"run-{os.getpid()}-{secrets.token_hex(4)}")
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    scheduler_port: int = field(default_factory=free_port)
+    master_port: int = field(default_factory=free_port)
+
+    def worker(self, rank: int) -> dict[str, str]:
+        """The whole environment of worker `rank`."""
+        return self._common() | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+    def role(self, role: str) -> dict[str, str]:
+        """The whole environment of a dedicated "server" or of the "scheduler"."""
+        return self._common() | {"DMLC_ROLE": role}
+
+    def _common(self) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if name not in _IDENTITY}
+        env |= {
+            "WORLD_SIZE": str(self.workers),
+            "LOCAL_WORLD_SIZE": str(self.workers),
+            "BPS_NUM_WORKERS": "1",  # machines
+            "MASTER_ADDR": LOCALHOST,
+            "MASTER_PORT": str(self.master_port),
+            "BPS_JOB_ID": self.name,
+            "BPS_SECRET": self.secret,
+            "BPS_ROOT_URI": LOCALHOST,
+            "BPS_ROOT_PORT": str(self.scheduler_port),
+        }
+        if self.servers is not None:
+            env["BPS_NUM_SERVERS"] = str(self.servers)
+        if self.transport is not None:
+            env["BPS_TRANSPORT"] = self.transport
+        return env

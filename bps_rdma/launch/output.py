@@ -1,0 +1,53 @@
+"""Children's output line by line, each line with the name of the child before it."""
+
+from __future__ import annotations
+
+import os
+
+_COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI cyan, yellow, green, magenta, blue, red
+_CHUNK = 65536
+
+
+def line_prefix(label: str, index: int, *, coloured: bool) -> bytes:
+    """`[label] `, in a colour of its own when `coloured`."""
+    text = f"[{label}] "
+    return (f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{text}\x1b[0m" if coloured else text).encode()
+
+
+class LineCopier:
+    """Copies one pipe to one descriptor, whole lines at a time, so that lines of different children never mix.
+
+    Owns `source` (non-blocking from here on) and closes it at its end; `target` is only written to.
+    """
+
+    def __init__(self, source: int, target: int, prefix: bytes) -> None:
+        os.set_blocking(source, False)
+        self.source = source
+        self._target = target
+        self._prefix = prefix
+        self._rest = b""
+
+    def copy(self) -> bool:
+        """Copy what there is; False at the end of the pipe, after which the copier is of no more use."""
+        try:
+            while chunk := os.read(self.source, _CHUNK):
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
+                self._write(lines)
+        except BlockingIOError:
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Write a last line that had no end, and close the pipe."""
+        if self._rest:
+            self._write([self._rest])
+            self._rest = b""
+        if self.source >= 0:
+            os.close(self.source)
+            self.source = -1
+
+    def _write(self, lines: list[bytes]) -> None:
+        block = memoryview(b"".join(self._prefix + line + b"\n" for line in lines))
+        while block:
+            block = block[os.write(self._target, block) :]

@@ -1,0 +1,198 @@
+"""Child processes that never outlive their launcher, and that are waited for without polling.
+
+Each child leads a process group of its own, so that what it starts ends with it. Three things end it: `stop()`, leaving
+the `with` block, and the death of the launcher (the kernel's death signal for the child, guard.py for its group). An
+ended child stays a zombie until the block is left: as long as it does, its id cannot come to mean another process.
+
+Threading: use from the main thread only, and before it starts others. The kernel ties the death signal to the thread
+that started the child, and code between fork and exec must find no lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from bps_rdma.errors import BpsError
+from bps_rdma.launch.output import LineCopier, line_prefix
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_libc = ctypes.CDLL(None)
+
+
+@dataclass
+class Child:
+    """One child: `label` names it to people, `status` is None while it runs, else as Popen's returncode."""
+
+    label: str
+    pid: int
+    pidfd: int
+    popen: subprocess.Popen[bytes]
+    status: int | None = None
+
+    def describe_end(self) -> str:
+        """`rank 1 (pid 77) was killed by SIGKILL`, or `... ended with status 3`."""
+        status = self.status or 0
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
+        return f"{self.label} (pid {self.pid}) {how}"
+
+
+def exit_status(status: int) -> int:
+    """A status as a shell reports it: 128 + n for a child that signal n killed."""
+    return 128 - status if status < 0 else status
+
+
+class Children:
+    """The children of one launcher; use as `with Children() as children:`."""
+
+    def __init__(self, *, prefixed: bool = False) -> None:
+        """`prefixed`: each line of output starts with `[label]`; otherwise children write to our descriptors."""
+        self._prefixed = prefixed
+        self._all: list[Child] = []
+        self._selector = selectors.DefaultSelector()
+        script = str(Path(__file__).with_name("guard.py"))
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", script],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # out of reach of the terminal's Ctrl-C
+        )  # fmt: skip
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish()
+
+    @property
+    def running(self) -> list[Child]:
+        """Those that have not ended, as far as `wait` has seen."""
+        return [child for child in self._all if child.status is None]
+
+    def spawn(self, label: str, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Child:
+        """Start `command` with exactly `env`, no standard input, and the descriptors `pass_fds` kept open.
+
+        Raises BpsError when the command cannot be started.
+        """
+        launcher = os.getpid()
+
+        def between_fork_and_exec() -> None:
+            os.setpgid(0, 0)
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:  # it died before the death signal was set
+                os._exit(1)
+
+        output = subprocess.PIPE if self._prefixed else None
+        try:
+            popen = subprocess.Popen(
+                command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=tuple(pass_fds), preexec_fn=between_fork_and_exec, bufsize=0,  # noqa: PLW1509  # we have no threads
+            )  # fmt: skip
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise BpsError(f"cannot start {command[0]!r}: {reason}", "check the command and PATH") from None
+        self._tell_guard(f"+{popen.pid}\n")
+        child = Child(label, popen.pid, os.pidfd_open(popen.pid), popen)
+        self._all.append(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        for pipe, target in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr)):
+            if pipe is not None:
+                prefix = line_prefix(label, len(self._all) - 1, coloured=_coloured(target.fileno()))
+                copier = LineCopier(os.dup(pipe.fileno()), target.fileno(), prefix)
+                pipe.close()
+                self._selector.register(copier.source, selectors.EVENT_READ, copier)
+        return child
+
+    def wait(self, timeout: float | None = None) -> list[Child]:
+        """Children that ended since the last call; waits up to `timeout` seconds (None: for ever) for the first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ended: list[Child] = []
+        while not ended and self.running:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left < 0:
+                break
+            for key, _ in self._selector.select(left):
+                if isinstance(key.data, LineCopier):
+                    self._copy(key.data)
+                else:
+                    ended.append(self._note_end(key.data))
+        return ended
+
+    def stop(self, signum: int = signal.SIGTERM, grace: float = 3.0) -> None:
+        """Send `signum` to all, and SIGKILL to those that still run `grace` seconds later, or at a second Ctrl-C."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._signal_running(signum)
+            deadline = time.monotonic() + grace
+            while self.running and time.monotonic() < deadline:
+                self.wait(deadline - time.monotonic())
+        self._signal_running(signal.SIGKILL)
+        while self.running:
+            self.wait()
+
+    def _note_end(self, child: Child) -> Child:
+        # WNOWAIT: the zombie keeps the id, and with it the group's, until _finish.
+        result = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert result is not None
+        exited = result.si_code == os.CLD_EXITED
+        child.status = result.si_status if exited else -result.si_status
+        self._selector.unregister(child.pidfd)
+        _signal_group(child, signal.SIGTERM)  # helpers that it left behind
+        return child
+
+    def _copy(self, copier: LineCopier) -> None:
+        source = copier.source
+        if not copier.copy():
+            self._selector.unregister(source)
+
+    def _signal_running(self, signum: int) -> None:
+        for child in self.running:
+            _signal_group(child, signum)
+
+    def _tell_guard(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # without its guard a job still runs
+            self._guard.stdin.write(line.encode())
+            self._guard.stdin.flush()
+
+    def _finish(self) -> None:
+        for child in self._all:
+            _signal_group(child, signal.SIGKILL)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, LineCopier) and key.data.copy():
+                key.data.close()
+        for child in self._all:
+            child.popen.wait()
+            os.close(child.pidfd)
+            self._tell_guard(f"-{child.pid}\n")
+        self._all.clear()
+        self._selector.close()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+def _signal_group(child: Child, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signum)
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {signum}"
+
+
+def _coloured(descriptor: int) -> bool:
+    return os.isatty(descriptor) and not os.environ.get("NO_COLOR")

@@ -1,0 +1,85 @@
+"""`bps run`: one command as N ranks on this machine, and everything they need around them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from bps_rdma.launch.environment import LocalJob, find_binary
+from bps_rdma.launch.process import Child, Children, exit_status
+from bps_rdma.terminal import print_error
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the launcher to end; `signum` is that signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Inside, SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread."""
+
+    def interrupt(signum: int, _: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    before = {n: signal.signal(n, interrupt) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def spawn_helpers(children: Children, job: LocalJob) -> None:
+    """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
+    if job.servers is None:
+        return
+    children.spawn("scheduler", [find_binary("bps-scheduler")], job.role("scheduler"))
+    for index in range(job.servers):
+        children.spawn(f"server {index}", [find_binary("bps-server")], job.role("server"))
+
+
+def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0) -> int:
+    """Run `command` as every worker of `job`; returns the exit status for the shell.
+
+    That is 0 when all ranks ended with 0, else the status of the first process that failed. The others then have
+    `grace` seconds to end by themselves (they learn of the loss within 2), as many again after SIGTERM, then SIGKILL.
+    """
+    words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
+    with signals_raise(), Children(prefixed=prefixed) as children:
+        try:
+            spawn_helpers(children, job)
+            ranks = [children.spawn(f"rank {rank}", words, job.worker(rank)) for rank in range(job.workers)]
+            failed = _first_failure(children, ranks)
+            if failed is not None:
+                print_error(failed.describe_end(), "the other ranks are ended too; its own messages are above")
+            _let_end(children, grace)
+        except Interrupted as interrupted:
+            children.stop(interrupted.signum, grace)
+            return 128 + interrupted.signum
+        return 0 if failed is None else exit_status(failed.status or 0)
+
+
+def _first_failure(children: Children, ranks: Sequence[Child]) -> Child | None:
+    """Wait until all ranks have ended well (None) or until any process of the job failed."""
+    while any(rank.status is None for rank in ranks):
+        for child in children.wait():
+            if child.status:
+                return child
+    return None
+
+
+def _let_end(children: Children, grace: float) -> None:
+    """Give the rest `grace` seconds, then end it."""
+    deadline = time.monotonic() + grace
+    while children.running and (left := deadline - time.monotonic()) > 0:
+        children.wait(left)
+    if children.running:
+        children.stop(signal.SIGTERM, grace)
