@@ -13,6 +13,7 @@
 #include "node/local_address.h"
 #include "server/shard.h"
 #include "transport/door.h"
+#include "transport/fault.h"
 #include "transport/reactor.h"
 #include "transport/self_transport.h"
 #include "transport/shm/shm_transport.h"
@@ -199,15 +200,19 @@ void Process::Impl::make_loops() {
   const std::size_t count = std::max(lanes_, shards_);
   auto spin = config_.integer("BPS_SPIN_US", -1, 1'000'000);
   if (spin < 0) spin = static_cast<std::int64_t>(count * startup_.processes_on_host) < cores ? 20 : 0;
+  const FaultPlan faults = FaultPlan::parse(config_.text("BPS_FAULT"));
   for (std::size_t i = 0; i < count; ++i) {
     auto loop = std::make_unique<Loop>();
     loop->reactor = std::make_unique<Reactor>("bps-loop-" + std::to_string(i), static_cast<int>(spin));
     Reactor& reactor = *loop->reactor;
     reactor.add(std::make_unique<SelfTransport>(reactor.counters()));
-    reactor.add(std::make_unique<ShmTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                               config_.flag("BPS_SHM_CMA")));
-    reactor.add(std::make_unique<TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                               config_.text("BPS_TCP_CONGESTION")));
+    const auto add = [&](std::unique_ptr<Transport> transport) {
+      if (faults.any()) transport = std::make_unique<FaultTransport>(std::move(transport), faults);
+      reactor.add(std::move(transport));
+    };
+    add(std::make_unique<ShmTransport>(reactor.loop(), credentials_, reactor.counters(), config_.flag("BPS_SHM_CMA")));
+    add(std::make_unique<TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
+                                       config_.text("BPS_TCP_CONGESTION")));
     loops_.push_back(std::move(loop));
   }
   for (const auto& loop : loops_) loop->reactor->start();
