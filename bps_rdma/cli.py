@@ -10,18 +10,14 @@ import typer
 
 import bps_rdma
 from bps_rdma.bench.cli import pushpull_bench
-from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.run import run_job
-from bps_rdma.terminal import run_app
+from bps_rdma.terminal import run_app, wide_console
 
 app = typer.Typer(
     help="Gradient push/pull for PyTorch and Megatron.",
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True,
 )  # fmt: skip
-
-# Everything after the command's own options belongs to the script, its options too.
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def main() -> None:
@@ -32,9 +28,10 @@ def main() -> None:
 app.command("bench")(pushpull_bench)
 
 
-@app.command(context_settings=_PASS_ON)
+# What follows the command belongs to the command, its options too.
+@app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What every rank runs.")],
     processes: Annotated[int, typer.Option("--nproc", "-np", "-n", min=1, help="Ranks to start.")],
     servers: Annotated[
         int | None, typer.Option(min=1, help="Dedicated server processes. Default: the ranks serve.")
@@ -47,9 +44,7 @@ def run(
 
     Ends with the status of the first rank that fails; nothing is left running, whatever happens.
     """
-    if not context.args:
-        raise InvalidArgumentError("no command to run", "give one, as in `bps run -np 2 python train.py`")
-    return run_job(LocalJob(processes, servers, transport), context.args, prefixed=prefix, grace=grace)
+    return run_job(LocalJob(processes, servers, transport), command, prefixed=prefix, grace=grace)
 
 
 @app.command()
@@ -64,15 +59,15 @@ def config(
     elif as_markdown:
         print(_markdown(settings), end="")
     else:
-        from rich.console import Console
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        table = Table("setting", "value", "source", "meaning", row_styles=["", "dim"])
+        table = Table("setting", "value", "source", "meaning", box=SIMPLE_HEAD)
         for setting in settings:
             value = "(hidden)" if setting.name == "BPS_SECRET" and setting.value else setting.value or "-"
             source = setting.source if setting.source == "default" else f"[bold]{setting.source}[/bold]"
             table.add_row(setting.name, value, source, setting.help)
-        Console().print(table)
+        wide_console().print(table)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from bps_rdma.errors import BpsError
 
 if TYPE_CHECKING:
     import typer
+    from rich.console import Console
 
 
 def print_error(message: str, hint: str = "") -> None:
@@ -20,6 +21,13 @@ def print_error(message: str, hint: str = "") -> None:
             label = f"\x1b[1;{colour}m{word}:\x1b[0m" if coloured else f"{word}:"
             print(label, text, file=sys.stderr)
     sys.stderr.flush()
+
+
+def wide_console() -> Console:
+    """Standard output as rich knows it; 160 columns into a pipe, which has no width and would get tables folded."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
@@ -43,6 +51,9 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
     except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except usage_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            print(error.format_message())
+            sys.exit(2)
         print_error(error.format_message(), f"`{name} --help` shows what there is")
         status = 2
     sys.exit(status if isinstance(status, int) else 0)

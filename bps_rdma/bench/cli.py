@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +28,8 @@ from bps_rdma.bench.rank import run_rank
 from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob, inside_a_job
-from bps_rdma.launch.run import signals_raise
+from bps_rdma.launch.run import Interrupted, signals_raise
+from bps_rdma.terminal import wide_console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -78,14 +78,21 @@ def pushpull_bench(
     for path in (json_file, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise InvalidArgumentError(f"{path.absolute().parent} is no folder", "make it first, or write elsewhere")
-    with signals_raise():
-        if inside_a_job():
-            outcome = run_rank(plan, line_per_round=size_mb is not None)
-        else:
-            with _progress() as listener:
-                outcome = run_bench(plan, LocalJob(workers, servers, transport), listener)
+    job = LocalJob(workers, servers, transport)
+    try:
+        with signals_raise():
+            outcome = _measure(plan, job, line_per_round=size_mb is not None)
+    except Interrupted as interrupted:
+        raise typer.Exit(128 + interrupted.signum) from None
     if outcome is not None:
         _show(outcome, json_file, plot)
+
+
+def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | None:
+    if inside_a_job():
+        return run_rank(plan, line_per_round=line_per_round)
+    with _progress() as listener:
+        return run_bench(plan, job, listener)
 
 
 def _require_modules(plan: Plan, plot: Path | None) -> None:
@@ -123,18 +130,13 @@ def _progress() -> Iterator[Listener]:
 
 def _show(outcome: Outcome, json_file: Path | None, plot: Path | None) -> None:
     if json_file is not None and str(json_file) == "-":
-        json.dump(to_json(outcome), sys.stdout, indent=1)
-        print()
+        print(json.dumps(to_json(outcome)))
     else:
-        from rich.console import Console
-
         from bps_rdma.bench.report import print_report
 
-        # A pipe has no width; 80 columns would fold the table.
-        console = Console() if sys.stdout.isatty() else Console(width=160)
-        print_report(outcome, console)
+        print_report(outcome, wide_console())
         if json_file is not None:
-            json_file.write_text(json.dumps(to_json(outcome), indent=1) + "\n")
+            json_file.write_text(json.dumps(to_json(outcome)) + "\n")
     if plot is not None:
         from bps_rdma.bench.plot import save_plot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,9 @@ def _table(outcome: Outcome) -> Table:
     several_ops = len({(case.op, case.dtype) for case in cases}) > 1
     grouped = any(case.tensors > 1 for case in cases)
     bounded = any("bound" in result.timings for result in outcome.results)
-    table = Table(title=None if several_ops else f"{cases[0].op}, {cases[0].dtype}", title_justify="left")
+    table = Table(
+        title=None if several_ops else f"{cases[0].op}, {cases[0].dtype}", title_justify="left", box=SIMPLE_HEAD
+    )
     if several_ops:
         table.add_column("operation", no_wrap=True)
         table.add_column("dtype", no_wrap=True)

@@ -104,5 +104,5 @@ def _timing_json(case: Case, world: int, timing: Timing) -> dict[str, Any]:
         "per_rank_gbps": gbps.per_rank,
         "aggregate_gbps": gbps.aggregate,
         "bus_gbps": gbps.bus,
-        "times_ms": [seconds * 1e3 for seconds in timing.seconds],
+        "times_ms": [round(seconds * 1e3, 4) for seconds in timing.seconds],
     }

@@ -58,13 +58,14 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
             spawn_helpers(children, job)
             ranks = [children.spawn(f"rank {rank}", words, job.worker(rank)) for rank in range(job.workers)]
             failed = _first_failure(children, ranks)
-            if failed is not None:
-                print_error(failed.describe_end(), "the other ranks are ended too; its own messages are above")
             _let_end(children, grace)
         except Interrupted as interrupted:
             children.stop(interrupted.signum, grace)
             return 128 + interrupted.signum
-        return 0 if failed is None else exit_status(failed.status or 0)
+    if failed is None:
+        return 0
+    print_error(failed.describe_end(), "it failed first; its own messages, if any, are above")
+    return exit_status(failed.status or 0)
 
 
 def _first_failure(children: Children, ranks: Sequence[Child]) -> Child | None:
