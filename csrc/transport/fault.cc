@@ -131,7 +131,7 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
 
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < p; }
   std::size_t how_many(std::size_t offered) {
-    if (lost_ || held_.size() > 256 || chance(plan_.refuse)) return 0;
+    if (lost_ || !is_data_plane || held_.size() > 256 || chance(plan_.refuse)) return 0;
     if (chance(plan_.partial)) return std::uniform_int_distribution<std::size_t>(0, offered)(random_);
     return offered;
   }

@@ -1,0 +1,63 @@
+#include "server/round_table.h"
+
+#include <gtest/gtest.h>
+
+namespace bps {
+namespace {
+
+using Found = RoundTable::Found;
+
+class RoundTableTest : public ::testing::Test {
+ protected:
+  RoundTable table;
+  const Group group{1, {0, 1, 2}};
+  const std::uint64_t key = round_key(7, 3);
+};
+
+TEST_F(RoundTableTest, RoundsOfAKeyAreSeparate) {
+  const auto first = table.find_or_open(key, 0, group);
+  const auto second = table.find_or_open(key, 1, group);
+  EXPECT_EQ(first.found, Found::kNew);
+  EXPECT_EQ(second.found, Found::kNew);
+  EXPECT_NE(first.round, second.round);
+  EXPECT_EQ(table.find_or_open(key, 0, group).round, first.round);
+  EXPECT_EQ(table.find_or_open(key, 1, group).found, Found::kOpen);
+  EXPECT_EQ(first.round->arrivals.size(), 3U);
+  EXPECT_EQ(table.find(round_key(7, 4), 0), nullptr);
+}
+
+TEST_F(RoundTableTest, AClosedRoundIsRemembered) {
+  table.close(table.find_or_open(key, 0, group).round);
+  EXPECT_EQ(table.find_or_open(key, 0, group).found, Found::kOver);
+  EXPECT_EQ(table.find_or_open(key, 1, group).found, Found::kNew);
+}
+
+TEST_F(RoundTableTest, RoundsMayEndInAnyOrder) {
+  for (std::uint32_t i = 0; i < 5; ++i) table.find_or_open(key, i, group);
+  for (const std::uint32_t i : {3U, 1U, 4U, 0U, 2U}) {
+    table.close(table.find(key, i));
+    EXPECT_EQ(table.find_or_open(key, i, group).found, Found::kOver);
+  }
+  EXPECT_TRUE(table.open().empty());
+  EXPECT_EQ(table.find_or_open(key, 5, group).found, Found::kNew);
+}
+
+TEST_F(RoundTableTest, TooFarAheadIsRefusedAndNumbersMayWrap) {
+  EXPECT_EQ(table.find_or_open(key, 64, group).found, Found::kTooFarAhead);
+  EXPECT_EQ(table.find_or_open(key, ~std::uint32_t{0}, group).found, Found::kOver);  // just behind zero
+}
+
+TEST_F(RoundTableTest, ManyRoundsReuseTheSameMemory) {
+  const Round* only = table.find_or_open(key, 0, group).round;
+  table.close(table.find(key, 0));
+  for (std::uint32_t i = 1; i < 100000; ++i) {
+    Round* round = table.find_or_open(key, i, group).round;
+    ASSERT_EQ(round, only);
+    ASSERT_EQ(round->pushed, 0U);
+    table.close(round);
+  }
+  EXPECT_EQ(table.keys(), 1U);
+}
+
+}  // namespace
+}  // namespace bps

@@ -1,0 +1,240 @@
+// A server loop alone, with workers that say what they like: right sums, and no harm from wrong pushes.
+#include "server/shard.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "transport/self_transport.h"
+
+namespace bps {
+namespace {
+
+// A worker made of two endpoints and a diary.
+struct FakeWorker final : Sink {
+  void on_write(Endpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
+  void on_offer(Endpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
+  void on_written(Endpoint&, std::uint64_t) override {}
+  void on_message(Endpoint&, std::span<const std::byte> bytes) override {
+    const auto message = decode_link_message(bytes);
+    ASSERT_TRUE(message.has_value());
+    if (const auto* failed = std::get_if<PushFailed>(&*message)) failures.push_back(*failed);
+    if (const auto* missing = std::get_if<Missing>(&*message)) missing_ranks = missing->ranks;
+  }
+  void on_lost(Endpoint&, const std::string&) override {}
+
+  Endpoint* control = nullptr;
+  Endpoint* data = nullptr;
+  std::map<std::uint32_t, int> answers;
+  std::vector<PushFailed> failures;
+  std::vector<std::uint32_t> missing_ranks;
+  std::vector<float> tensor = std::vector<float>(1000);
+  RegionPtr region;
+};
+
+class ShardTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kWorkers = 3;
+
+  ShardTest() {
+    Membership members;
+    members.workers = kWorkers;
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      Node node;
+      node.id = i + 1;
+      node.worker_rank = static_cast<std::int32_t>(i);
+      members.nodes.push_back(node);
+    }
+    shard = std::make_unique<Shard>(ShardOptions{.window = 2, .largest_partition = 1 << 20}, members,
+                                    std::vector<Transport*>{}, counters);
+    shard->add_group(Group{0, {0, 1, 2}});
+    shard->add_group(Group{5, {0, 2}});
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      FakeWorker& w = workers[i];
+      Hello hello{.node = i + 1, .lane = 0, .shard = 0, .plane = Plane::kControl};
+      const auto [control, control_there] = transport.connect_pair(hello);
+      hello.plane = Plane::kData;
+      const auto [data, data_there] = transport.connect_pair(hello);
+      w.control = control;
+      w.data = data;
+      control->sink = data->sink = &w;
+      shard->add_endpoint(control_there, &transport);
+      shard->add_endpoint(data_there, &transport);
+      w.region = transport.register_memory(std::as_writable_bytes(std::span(w.tensor)));
+      for (float& x : w.tensor) x = static_cast<float>(i + 1);
+    }
+  }
+
+  PushHeader header(std::uint32_t worker, std::uint32_t round = 0) {
+    PushHeader h{};
+    h.version = kProtocolVersion;
+    h.dtype = Dtype::kFloat32;
+    h.op = ReduceOp::kSum;
+    h.flags = kHasPayload | kIsPush | kIsPull | kWantsData;
+    h.member = static_cast<std::uint16_t>(worker);
+    h.group = 0;
+    h.tensor = 11;
+    h.round = round;
+    h.immediate = 100 + worker;
+    h.length = 4000;
+    const RemoteSpan answer = workers[worker].region->remote(0, 4000);
+    h.answer_key = answer.key;
+    h.answer_address = answer.address;
+    return h;
+  }
+  void push(std::uint32_t worker, const PushHeader& h, std::uint64_t length = 4000) {
+    const Offer offer{.header = bytes_of(h), .source = workers[worker].region.get(), .length = length};
+    ASSERT_EQ(workers[worker].data->direct()->offer({&offer, 1}), 1U);
+    settle();
+  }
+  void settle() {
+    for (int i = 0; i < 6; ++i) {
+      transport.poll();
+      shard->step();
+    }
+  }
+  void expect_sum(float sum) {
+    for (const FakeWorker& w : workers) {
+      for (const float x : w.tensor) ASSERT_EQ(x, sum);
+    }
+  }
+
+  Counters counters;
+  SelfTransport transport{counters};
+  FakeWorker workers[kWorkers];
+  std::unique_ptr<Shard> shard;
+};
+
+TEST_F(ShardTest, SumsWhenTheLastOneHasPushed) {
+  push(2, header(2));
+  push(0, header(0));
+  EXPECT_TRUE(workers[0].answers.empty());
+  EXPECT_EQ(shard->open_rounds(), 1U);
+  push(1, header(1));
+  expect_sum(6);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(workers[i].answers[100 + i], 1);
+  EXPECT_EQ(shard->open_rounds(), 0U);
+  EXPECT_EQ(counters.copies.get(), 0U);
+}
+
+TEST_F(ShardTest, WrongPushesAreRefusedAndHarmNothing) {
+  std::vector<PushHeader> wrong(12, header(0));
+  wrong[0].version = 99;
+  wrong[1].dtype = static_cast<Dtype>(77);
+  wrong[2].op = static_cast<ReduceOp>(9);
+  wrong[3].flags = 0;
+  wrong[4].flags = kHasPayload | kIsPull;
+  wrong[5].member = 1;       // somebody else's place
+  wrong[6].member = 60000;
+  wrong[7].group = 1234;
+  wrong[8].length = 0;
+  wrong[9].length = 4001;    // no whole elements
+  wrong[10].length = ~std::uint64_t{0} - 3;
+  wrong[11].length = 8000;   // longer than what is offered
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    push(0, wrong[i]);
+    EXPECT_EQ(workers[0].failures.size(), i + 1) << i;
+  }
+  EXPECT_EQ(shard->open_rounds(), 0U);
+  EXPECT_EQ(counters.stale.get(), wrong.size());
+  const Offer garbage{.header = bytes_of(header(0)).first(63), .source = nullptr, .length = 0};
+  workers[0].data->direct()->offer({&garbage, 1});
+  settle();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i));
+  expect_sum(6);
+}
+
+TEST_F(ShardTest, DuplicatesAndStalePushesAreRefused) {
+  push(0, header(0));
+  push(0, header(0));
+  EXPECT_EQ(workers[0].failures.size(), 1U);
+  push(1, header(1));
+  push(2, header(2));
+  expect_sum(6);
+  push(1, header(1));  // the round is over
+  EXPECT_EQ(workers[1].failures.size(), 1U);
+  expect_sum(6);
+  push(1, header(1, 200));  // far in the future
+  EXPECT_EQ(workers[1].failures.size(), 2U);
+}
+
+TEST_F(ShardTest, TwoRoundsNeverMix) {
+  push(0, header(0, 0));
+  PushHeader next = header(0, 1);
+  next.immediate = 900;
+  push(0, next);
+  push(1, header(1, 0));
+  push(2, header(2, 0));
+  EXPECT_EQ(workers[0].answers[100], 1);
+  EXPECT_EQ(workers[0].answers.count(900), 0U);
+  EXPECT_EQ(shard->open_rounds(), 1U);
+}
+
+TEST_F(ShardTest, DisagreementReachesEveryoneAndTheNextRoundWorks) {
+  push(0, header(0));
+  PushHeader other = header(1);
+  other.op = ReduceOp::kMax;
+  push(1, other);
+  push(2, header(2));
+  for (const FakeWorker& w : workers) {
+    ASSERT_EQ(w.failures.size(), 1U);
+    EXPECT_EQ(static_cast<ErrorCode>(w.failures[0].code), ErrorCode::kMismatch);
+    EXPECT_NE(w.failures[0].what.find("rank 0"), std::string::npos);
+  }
+  EXPECT_EQ(shard->open_rounds(), 0U);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i, 1));
+  expect_sum(6);
+}
+
+TEST_F(ShardTest, AGroupAveragesOverItsOwnSize) {
+  for (const std::uint32_t i : {0U, 2U}) {
+    PushHeader h = header(i);
+    h.group = 5;
+    h.member = i == 0 ? 0 : 1;
+    h.op = ReduceOp::kAverage;
+    push(i, h);
+  }
+  EXPECT_EQ(workers[0].tensor[999], 2);
+  EXPECT_EQ(workers[2].tensor[0], 2);
+  EXPECT_EQ(workers[1].tensor[0], 2);  // its own, untouched
+  EXPECT_TRUE(workers[1].answers.empty());
+}
+
+TEST_F(ShardTest, PushAndPullApart) {
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    PushHeader h = header(i);
+    h.flags = kHasPayload | kIsPush;
+    push(i, h);
+    EXPECT_EQ(workers[i].answers[100 + i], 1);  // the memory is free again
+    for (float& x : workers[i].tensor) x = -1;  // and is reused
+  }
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    PushHeader h = header(i);
+    h.flags = kIsPull | kWantsData;
+    push(i, h, 0);
+    EXPECT_EQ(workers[i].answers[100 + i], 2);
+  }
+  expect_sum(6);
+  EXPECT_EQ(shard->open_rounds(), 0U);
+}
+
+TEST_F(ShardTest, SaysWhoIsMissing) {
+  push(1, header(1));
+  (void)workers[1].control->send(encode(WhoIsMissing{1, 11, 0, 0}));
+  settle();
+  EXPECT_EQ(workers[1].missing_ranks, (std::vector<std::uint32_t>{0, 2}));
+}
+
+TEST_F(ShardTest, ALostWorkerFreesItsRounds) {
+  push(0, header(0));
+  push(1, header(1));
+  shard->lose_node(3);
+  settle();
+  EXPECT_EQ(shard->open_rounds(), 0U);
+  PushHeader h = header(0, 1);
+  push(0, h);
+  EXPECT_EQ(shard->open_rounds(), 0U);  // a group without its third member opens nothing
+}
+
+}  // namespace
+}  // namespace bps

@@ -1,0 +1,233 @@
+// What every transport promises, plain and behind the fault decorator.
+#include <numeric>
+#include <random>
+
+#include "transport/shm/shared_memory.h"
+#include "transport/two_sides.h"
+
+namespace bps::testing {
+namespace {
+
+class Conformance : public TwoSides {
+ protected:
+  static void fill(std::span<std::byte> bytes, unsigned seed) {
+    std::mt19937 random(seed);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  }
+  RegionPtr registered(Side& side, std::span<std::byte> bytes) {
+    return side.call([&] { return side.transport->register_memory(bytes); });
+  }
+  // Tells the caller's process of a callee region as the protocol does: by its remote name, used in a write.
+  void drop(Side& side, RegionPtr& region) {
+    side.call([&] { region.reset(); });
+  }
+};
+
+TEST_P(Conformance, PlanesAreKeptApart) {
+  EXPECT_TRUE(data->is_data_plane);
+  EXPECT_FALSE(control->is_data_plane);
+  EXPECT_TRUE(callee->data->is_data_plane);
+  EXPECT_FALSE(callee->control->is_data_plane);
+  EXPECT_EQ(callee->data->hello.node, 7U);
+  EXPECT_EQ(callee->data->hello.lane, 1U);
+  EXPECT_EQ(callee->control->hello.shard, 2U);
+  const Bytes word(8);
+  caller->call([&] {
+    EXPECT_NE(data->send(word), Status::kOk);
+    const WriteOp op{.immediate = 1};
+    EXPECT_EQ(control->write({&op, 1}), 0U);
+  });
+}
+
+TEST_P(Conformance, MessagesArriveWholeAndInOrder) {
+  for (std::size_t i = 0; i < 500; ++i) {
+    Bytes message(i * 131 % 60000);
+    fill(message, static_cast<unsigned>(i));
+    caller->call([&] { EXPECT_EQ(control->send(message), Status::kOk); });
+  }
+  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.messages.size() == 500; }));
+  for (std::size_t i = 0; i < 500; ++i) {
+    Bytes message(i * 131 % 60000);
+    fill(message, static_cast<unsigned>(i));
+    EXPECT_EQ(callee->sink.messages[i], message) << i;
+  }
+  EXPECT_EQ(caller->counters().data_bytes.get(), 0U);
+}
+
+TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
+  if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here; staging has its own tests";
+  for (const std::size_t size : {0UL, 1UL, 63UL, 64UL, 65UL, 4096UL, 1UL << 20, (9UL << 20) + 3}) {
+    Bytes source(size + 5), target(size + 200, std::byte{0xee}), header(64);
+    fill(source, 1);
+    fill(header, 2);
+    auto from = registered(*caller, source);
+    auto to = registered(*callee, target);
+    // The region of a peer that only the peer has announced: let it announce itself by an offer, as workers do.
+    introduce(*callee, callee->data, *to);
+    const WriteOp op{.header = header,
+                     .source = from.get(),
+                     .source_offset = 5,
+                     .length = size,
+                     .target = to->remote(100, size + 64),
+                     .immediate = 4000000000U};
+    post_all(*caller, data, {op});
+    const Bytes before(100, std::byte{0xee}), after(target.size() - 164 - size, std::byte{0xee});
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), target.begin()));
+    EXPECT_TRUE(std::equal(header.begin(), header.end(), target.begin() + 100));
+    EXPECT_TRUE(std::equal(source.begin() + 5, source.end(), target.begin() + 164)) << size;
+    EXPECT_TRUE(std::equal(after.begin(), after.end(), target.end() - static_cast<std::ptrdiff_t>(after.size())));
+    drop(*caller, from);
+    drop(*callee, to);
+  }
+  EXPECT_EQ(callee->sink.writes[4000000000U], 8U);
+  EXPECT_EQ(caller->counters().data_writes.get(), 8U);
+}
+
+TEST_P(Conformance, ManyWritesArriveOnceEachInAnyOrder) {
+  if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here";
+  constexpr std::size_t kCount = 3000, kRoom = 5000;
+  Bytes source(1 << 16), target(kCount * kRoom);
+  fill(source, 3);
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, target);
+  introduce(*callee, callee->data, *to);
+  std::mt19937 random(4);
+  std::vector<WriteOp> ops;
+  for (std::uint32_t i = 0; i < kCount; ++i) {
+    const std::uint64_t length = random() % kRoom;
+    ops.push_back({.source = from.get(),
+                   .source_offset = random() % ((1 << 16) - kRoom),
+                   .length = length,
+                   .target = to->remote(i * kRoom, kRoom),
+                   .immediate = i,
+                   .token = i});
+  }
+  post_all(*caller, data, ops);
+  for (std::uint32_t i = 0; i < kCount; ++i) {
+    EXPECT_EQ(callee->sink.writes[i], 1U) << i;
+    EXPECT_EQ(std::memcmp(target.data() + i * kRoom, source.data() + ops[i].source_offset, ops[i].length), 0) << i;
+  }
+  ASSERT_TRUE(caller->sink.wait([](const Recorder& sink) { return sink.written.size() == kCount; }));
+  for (const auto& [token, times] : caller->sink.written) EXPECT_EQ(times, 1U) << token;
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
+TEST_P(Conformance, AFullWindowRefusesAndNeverBlocks) {
+  if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here";
+  Bytes source(1 << 20), target(1 << 20);
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, target);
+  introduce(*callee, callee->data, *to);
+  const WriteOp op{.source = from.get(), .length = 1 << 20, .target = to->remote(0, 1 << 20), .immediate = 9};
+  std::size_t accepted = 0;
+  bool refused = false;
+  callee->call([&] {  // the callee's thread stands still meanwhile
+    for (int i = 0; i < 5000 && !refused; ++i) {
+      const std::size_t took = caller->call([&] { return data->write({&op, 1}); });
+      accepted += took;
+      refused = took == 0;
+    }
+  });
+  EXPECT_TRUE(refused);
+  ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.write_count() == accepted; }));
+  post_all(*caller, data, {op});  // and it goes on
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
+TEST_P(Conformance, WritesOutsideARegionHarmNothing) {
+  Bytes source(4096), target(8192, std::byte{0x11});
+  fill(source, 6);
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, std::span(target).first(4096));
+  introduce(*callee, callee->data, *to);
+  const RemoteSpan good = to->remote(0, 4096);
+  const WriteOp outside[] = {
+      {.source = from.get(), .length = 4096, .target = {good.key, good.address + 1, 4096}, .immediate = 1},
+      {.source = from.get(), .length = 4096, .target = {good.key, ~std::uint64_t{0} - 100, 4096}, .immediate = 2},
+      {.source = from.get(), .length = 4096, .target = {good.key + 12345, good.address, 4096}, .immediate = 3}};
+  for (const WriteOp& op : outside) {
+    for (int tries = 0; tries < 20; ++tries) {
+      if (caller->call([&] { return data->write({&op, 1}); }) == 1) break;
+    }
+  }
+  // One of the sides notices and gives the connection up; the immediates are never delivered.
+  caller->sink.wait([&](const Recorder& sink) { return sink.lost > 0 || callee->sink.lost > 0; });
+  EXPECT_EQ(callee->sink.writes.size(), 0U);
+  for (const std::byte b : target) ASSERT_EQ(b, std::byte{0x11});
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
+TEST_P(Conformance, AClosedPeerIsReportedOnce) {
+  callee.reset();
+  ASSERT_TRUE(caller->sink.wait([](const Recorder& sink) { return sink.lost == 2; }));
+  const WriteOp op{.immediate = 1};
+  EXPECT_EQ(caller->call([&] { return data->write({&op, 1}); }), 0U);
+  EXPECT_NE(caller->call([&] { return control->send(Bytes(4)); }), Status::kOk);
+  EXPECT_EQ(caller->sink.lost, 2);  // one per endpoint
+}
+
+TEST_P(Conformance, OffersAreReadAndWrittenInPlace) {
+  if (data->direct() == nullptr) GTEST_SKIP() << GetParam().transport << " has no direct access";
+  auto piece = SharedMemory::create(1 << 16);
+  Bytes plain(1 << 16);
+  fill(piece->bytes(), 7);
+  fill(plain, 8);
+  const Bytes was(piece->bytes().begin(), piece->bytes().end());
+  auto mapped = registered(*caller, piece->bytes());
+  auto copied = registered(*caller, plain);
+  EXPECT_TRUE(data->direct()->peer_reaches(*mapped));
+  EXPECT_EQ(data->direct()->peer_reaches(*copied), GetParam().transport == "shm");
+
+  Bytes header(64);
+  fill(header, 9);
+  offer(*caller, data, {.header = header, .source = mapped.get(), .source_offset = 100, .length = 1000});
+  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.offers.size() == 1; }));
+  const auto offered = callee->sink.offers[0];
+  EXPECT_EQ(offered.header, header);
+  callee->call([&] {
+    DirectAccess& direct = *callee->data->direct();
+    std::byte* there = direct.map(offered.span);
+    ASSERT_NE(there, nullptr);
+    EXPECT_EQ(std::memcmp(there, was.data() + 100, 1000), 0);
+    std::memset(there, 0x55, 1000);
+    EXPECT_EQ(direct.map({offered.span.key, (1 << 16) - 10, 11}), nullptr);
+    EXPECT_EQ(direct.map({offered.span.key + 99, 0, 1}), nullptr);
+  });
+  EXPECT_EQ(piece->bytes()[100], std::byte{0x55});
+  EXPECT_EQ(piece->bytes()[1100], was[1100]);
+
+  if (GetParam().transport == "shm") {
+    offer(*caller, data, {.header = header, .source = copied.get(), .source_offset = 0, .length = 1 << 16});
+    ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.offers.size() == 2; }));
+    const RemoteSpan span = callee->sink.offers[1].span;
+    callee->call([&] {
+      DirectAccess& direct = *callee->data->direct();
+      EXPECT_EQ(direct.map(span), nullptr);
+      Bytes got(1 << 16);
+      EXPECT_EQ(direct.get(span, got.data()), Status::kOk);
+      EXPECT_EQ(got, plain);
+      EXPECT_EQ(direct.put({span.key, 5, 3}, got.data() + 100), Status::kOk);
+      EXPECT_EQ(direct.get({span.key, 1 << 16, 1}, got.data()), Status::kProtocol);
+      EXPECT_EQ(direct.put({span.key, ~std::uint64_t{0}, 2}, got.data()), Status::kProtocol);
+    });
+    EXPECT_EQ(plain[6], plain[101]);
+  }
+
+  const std::uint64_t key = mapped->key();
+  drop(*caller, mapped);  // withdrawn: the callee must not touch it any more
+  for (int i = 0; i < 100 && callee->call([&] { return callee->data->direct()->map({key, 0, 1}); }); ++i) {
+  }
+  EXPECT_EQ(callee->call([&] { return callee->data->direct()->map({key, 0, 1}); }), nullptr);
+  drop(*caller, copied);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, Conformance,
+                         ::testing::Values(Way{"shm", false}, Way{"shm", true}, Way{"shm-copy", false},
+                                           Way{"tcp", false}, Way{"tcp", true}),
+                         name_of);
+
+}  // namespace
+}  // namespace bps::testing

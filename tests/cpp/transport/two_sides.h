@@ -1,0 +1,212 @@
+// Two processes' worth of one transport, in one test: each side has a thread, a loop, and a sink that writes down what
+// it is told.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/hmac.h"
+#include "transport/door.h"
+#include "transport/fault.h"
+#include "transport/reactor.h"
+#include "transport/self_transport.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace bps::testing {
+
+struct Way {
+  std::string transport;  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp
+  bool faulty;
+};
+
+inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
+  std::string name = info.param.transport + (info.param.faulty ? "_faulty" : "");
+  for (char& c : name) c = c == '-' ? '_' : c;
+  return name;
+}
+
+class Recorder final : public Sink {
+ public:
+  struct Offered {
+    Bytes header;
+    RemoteSpan span;
+    Endpoint* from;
+  };
+
+  void on_write(Endpoint&, std::uint32_t immediate) override {
+    note([&] { ++writes[immediate]; });
+  }
+  void on_offer(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
+    note([&] { offers.push_back({Bytes(header.begin(), header.end()), span, &from}); });
+  }
+  void on_written(Endpoint&, std::uint64_t token) override {
+    note([&] { ++written[token]; });
+  }
+  void on_message(Endpoint&, std::span<const std::byte> message) override {
+    note([&] { messages.emplace_back(message.begin(), message.end()); });
+  }
+  void on_lost(Endpoint&, const std::string&) override {
+    note([&] { ++lost; });
+  }
+
+  // Waits until `done` holds; false after a generous while.
+  bool wait(const std::function<bool(const Recorder&)>& done) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, std::chrono::seconds(30), [&] { return done(*this); });
+  }
+  std::size_t write_count() const {
+    std::size_t count = 0;
+    for (const auto& [immediate, times] : writes) count += times;
+    return count;
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::uint32_t, std::size_t> writes;
+  std::map<std::uint64_t, std::size_t> written;
+  std::vector<Bytes> messages;
+  std::vector<Offered> offers;
+  int lost = 0;
+
+ private:
+  template <typename F>
+  void note(F change) {
+    const std::lock_guard lock(mutex);
+    change();
+    changed.notify_all();
+  }
+};
+
+class Side {
+ public:
+  Side(const Way& way, const Credentials& credentials) : reactor_("test", 0), credentials_(credentials) {
+    std::unique_ptr<Transport> made;
+    if (way.transport == "tcp") {
+      made = std::make_unique<TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
+    } else {
+      made = std::make_unique<ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
+                                            way.transport != "shm-copy");
+    }
+    if (way.faulty) {
+      FaultPlan plan;
+      plan.refuse = 0.1;
+      plan.partial = 0.3;
+      plan.hold = 0.5;
+      made = std::make_unique<FaultTransport>(std::move(made), plan);
+    }
+    transport = made.get();
+    reactor_.add(std::move(made));
+    reactor_.start();
+  }
+  ~Side() {
+    if (door_) reactor_.call([&] { door_.reset(); });
+    reactor_.stop();
+  }
+
+  template <typename F>
+  auto call(F task) {
+    return reactor_.call(std::move(task));
+  }
+
+  // Lets callers in; returns the address to call.
+  Bytes open() {
+    return call([&] {
+      std::string address;
+      Fd listener;
+      if (transport->name() == "tcp") {
+        listener = Door::listen_tcp("127.0.0.1", 0);
+        address = TcpTransport::make_address("127.0.0.1", Door::port_of(listener.get()));
+      } else {
+        std::array<std::byte, 8> random;
+        random_bytes(random);
+        std::uint64_t number = 0;
+        std::memcpy(&number, random.data(), sizeof number);
+        address = "bps-test-" + std::to_string(number);
+        listener = Door::listen_local(address);
+      }
+      door_ = std::make_unique<Door>(reactor_.loop(), std::move(listener), credentials_,
+                                     [this](Fd fd, const Hello& hello) {
+                                       Endpoint* endpoint = transport->accept(std::move(fd), hello, sink);
+                                       const std::lock_guard lock(sink.mutex);
+                                       (hello.plane == Plane::kData ? data : control) = endpoint;
+                                       sink.changed.notify_all();
+                                     });
+      const auto bytes = as_bytes(address);
+      return Bytes(bytes.begin(), bytes.end());
+    });
+  }
+
+  Endpoint* connect(const Bytes& address, Plane plane) {
+    const Hello hello{.node = 7, .lane = 1, .shard = 2, .plane = plane};
+    auto made = transport->connect(address, hello, Deadline::after(10), "the other side");
+    return call([&] {
+      made->sink = &sink;
+      return transport->attach(std::move(made));
+    });
+  }
+
+  Counters& counters() { return reactor_.counters(); }
+
+  Transport* transport = nullptr;
+  Recorder sink;
+  Endpoint* data = nullptr;     // accepted ones
+  Endpoint* control = nullptr;
+
+ private:
+  Reactor reactor_;
+  const Credentials& credentials_;
+  std::unique_ptr<Door> door_;
+};
+
+// A caller and a callee, connected on both planes.
+class TwoSides : public ::testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    const Bytes address = callee->open();
+    control = caller->connect(address, Plane::kControl);
+    data = caller->connect(address, Plane::kData);
+    ASSERT_TRUE(callee->sink.wait([&](const Recorder&) { return callee->data && callee->control; }));
+  }
+
+  // Posts all of them, as often as the window wants to be asked, and waits until they have arrived.
+  void post_all(Side& from, Endpoint* endpoint, std::vector<WriteOp> ops) {
+    const std::size_t goal = callee->sink.write_count() + ops.size();
+    const Deadline deadline = Deadline::after(30);
+    for (std::size_t posted = 0; posted < ops.size() && !deadline.passed();) {
+      posted += from.call([&] { return endpoint->write(std::span(ops).subspan(posted)); });
+    }
+    ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.write_count() >= goal; }));
+  }
+
+  void offer(Side& from, Endpoint* endpoint, const Offer& what) {
+    const Deadline deadline = Deadline::after(30);
+    while (from.call([&] { return endpoint->direct()->offer({&what, 1}); }) == 0 && !deadline.passed()) {
+    }
+  }
+
+  // A same-host peer can write only into memory that was announced to it, which an offer does.
+  void introduce(Side& owner, Endpoint* endpoint, const Region& region) {
+    if (endpoint->direct() == nullptr) return;
+    Side& other = &owner == caller.get() ? *callee : *caller;
+    const std::size_t goal = other.sink.offers.size() + 1;
+    offer(owner, endpoint, {.header = {}, .source = &region, .source_offset = 0, .length = 1});
+    ASSERT_TRUE(other.sink.wait([&](const Recorder& sink) { return sink.offers.size() >= goal; }));
+  }
+
+  const Credentials credentials = Credentials::from("job", "secret");
+  std::unique_ptr<Side> callee = std::make_unique<Side>(GetParam(), credentials);
+  std::unique_ptr<Side> caller = std::make_unique<Side>(GetParam(), credentials);
+  Endpoint* control = nullptr;
+  Endpoint* data = nullptr;
+};
+
+}  // namespace bps::testing
