@@ -56,8 +56,9 @@ def _run_case(plan: Plan, case: Case, contenders: list[Contender], *, line_per_r
 
 def _slowest(own: list[list[float]]) -> list[float]:
     """For each contender, the longest of all ranks' seconds."""
-    mine = np.array(own, dtype=np.float64).reshape(1, -1)
-    everybody = bps_rdma.all_gather(mine, name=f"bench/times/{mine.size}")
+    everybody = np.zeros((bps_rdma.size(), len(own)))
+    everybody[bps_rdma.rank()] = np.ravel(own)
+    bps_rdma.push_pull_inplace(everybody, average=False, name=f"bench/times/{len(own)}")
     return [float(seconds) for seconds in everybody.max(axis=0)]
 
 

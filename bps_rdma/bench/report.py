@@ -1,4 +1,4 @@
-"""The table of a bench, for people."""
+"""The tables of a bench, for people; each fits a terminal of 80 columns while there is one operation and dtype."""
 
 from __future__ import annotations
 
@@ -12,60 +12,78 @@ from bps_rdma.bench.stats import compare, rates
 
 
 def print_report(outcome: Outcome, console: Console) -> None:
-    """Print what ran, the table, and what was checked."""
+    """Print what ran, the figures, the comparisons, and what was checked."""
     servers = f"{outcome.servers} server processes" if outcome.servers else "servers in the workers"
     console.print(
         f"{outcome.workers} workers, {servers}, transport [bold]{outcome.transport}[/bold], "
-        f"{outcome.plan.memory} memory; GB/s = 10^9 bytes/s, from the median",
+        f"{outcome.plan.memory} memory",
         highlight=False,
     )
-    console.print(_table(outcome))
-    console.print(f"{outcome.checked} results checked, all exact", highlight=False)
-
-
-def _table(outcome: Outcome) -> Table:
-    cases = [result.case for result in outcome.results]
-    several_ops = len({(case.op, case.dtype) for case in cases}) > 1
-    grouped = any(case.tensors > 1 for case in cases)
-    bounded = any("bound" in result.timings for result in outcome.results)
-    table = Table(
-        title=None if several_ops else f"{cases[0].op}, {cases[0].dtype}", title_justify="left", box=SIMPLE_HEAD
-    )
-    if several_ops:
-        table.add_column("operation", no_wrap=True)
-        table.add_column("dtype", no_wrap=True)
-    if grouped:
-        table.add_column("tensors", justify="right")
-    headings = ["size", "rounds", "median ms", "p99 ms", "per rank GB/s", "aggregate GB/s", "bus GB/s"]
-    headings += ["bound GB/s"] * bounded
+    console.print(_figures(outcome))
     for peer in outcome.plan.compare:
-        headings += [f"{peer} ms", f"{peer} GB/s", f"× {peer} (quartiles)"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
+        console.print(_comparison(outcome, peer))
+    console.print(f"{outcome.checked} results checked, all exact. GB/s: 10^9 bytes/s at the median.", highlight=False)
+
+
+def _figures(outcome: Outcome) -> Table:
+    bounded = any("bound" in result.timings for result in outcome.results)
+    headings = ["rounds", "median\nms", "p99\nms", "per rank\nGB/s", "aggregate\nGB/s", "bus\nGB/s"]
+    table = _table(outcome, headings + ["bound\nGB/s"] * bounded)
     for result in outcome.results:
-        row = [result.case.op, result.case.dtype] * several_ops
-        row += [str(result.case.tensors)] * grouped
-        table.add_row(*row, *_cells(outcome, result, bounded=bounded))
+        ours = result.ours
+        gbps = rates(result.case, outcome.workers, ours.median)
+        cells = [str(len(ours.seconds)), _ms(ours.median), _ms(ours.p99)]
+        cells += [_gbps(gbps.per_rank), _gbps(gbps.aggregate), _gbps(gbps.bus)]
+        table.add_row(*_case_cells(outcome, result), *cells, *[_rate_of(outcome, result, "bound")] * bounded)
     return table
 
 
-def _cells(outcome: Outcome, result: CaseResult, *, bounded: bool) -> list[str]:
-    case, ours = result.case, result.ours
-    gbps = rates(case, outcome.workers, ours.median)
-    cells = [format_size(case.nbytes), str(len(ours.seconds)), _ms(ours.median), _ms(ours.p99)]
-    cells += [_gbps(gbps.per_rank), f"[bold]{_gbps(gbps.aggregate)}[/bold]", _gbps(gbps.bus)]
-    for name in ("bound",) * bounded + outcome.plan.compare:
-        timing = result.timings.get(name)
-        if timing is None:
-            cells += ["-"] * (1 if name == "bound" else 3)
+def _comparison(outcome: Outcome, peer: str) -> Table:
+    headings = ["ours\nms", f"{peer}\nms", "ours\nGB/s", f"{peer}\nGB/s", "times\nfaster", "quartiles"]
+    table = _table(outcome, headings)
+    for result in outcome.results:
+        if peer not in result.timings:
             continue
-        rate = _gbps(rates(case, outcome.workers, timing.median).per_rank)
-        if name == "bound":
-            cells.append(rate)
-        else:
-            ratio = compare(ours, timing)
-            cells += [_ms(timing.median), rate, f"{ratio.median:.2f} ({ratio.lower:.2f}-{ratio.upper:.2f})"]
-    return cells
+        ours, theirs = result.ours, result.timings[peer]
+        ratio = compare(ours, theirs)
+        cells = [_ms(ours.median), _ms(theirs.median)]
+        cells += [_rate_of(outcome, result, "bps_rdma"), _rate_of(outcome, result, peer)]
+        cells += [f"[bold]{ratio.median:.2f}[/bold]", f"{ratio.lower:.2f}-{ratio.upper:.2f}"]
+        table.add_row(*_case_cells(outcome, result), *cells)
+    return table
+
+
+def _table(outcome: Outcome, headings: list[str]) -> Table:
+    first = outcome.results[0].case
+    title = None if _several_kinds(outcome) else f"{first.op}, {first.dtype}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    if _several_kinds(outcome):
+        table.add_column("operation", no_wrap=True)
+        table.add_column("dtype", no_wrap=True)
+    if _grouped(outcome):
+        table.add_column("tensors", justify="right", no_wrap=True)
+    for heading in ["size", *headings]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _case_cells(outcome: Outcome, result: CaseResult) -> list[str]:
+    case = result.case
+    cells = [case.op, case.dtype] * _several_kinds(outcome)
+    return [*cells, *[str(case.tensors)] * _grouped(outcome), format_size(case.nbytes)]
+
+
+def _several_kinds(outcome: Outcome) -> bool:
+    return len({(result.case.op, result.case.dtype) for result in outcome.results}) > 1
+
+
+def _grouped(outcome: Outcome) -> bool:
+    return any(result.case.tensors > 1 for result in outcome.results)
+
+
+def _rate_of(outcome: Outcome, result: CaseResult, name: str) -> str:
+    timing = result.timings.get(name)
+    return "-" if timing is None else _gbps(rates(result.case, outcome.workers, timing.median).per_rank)
 
 
 def _ms(seconds: float) -> str:
