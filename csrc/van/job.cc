@@ -12,10 +12,9 @@ struct Overloaded : F... {
 
 }  // namespace
 
-Job::Job(Options options, Calls::Send send, std::function<void(const std::string&)> on_lost)
+Job::Job(Options options, Events events)
     : options_(std::move(options)),
-      send_(std::move(send)),
-      on_lost_(std::move(on_lost)),
+      events_(std::move(events)),
       rendezvous_(options_.registry.workers, options_.registry.servers) {}
 
 bool Job::knows(Peer peer) const {
@@ -55,7 +54,7 @@ bool Job::join(Peer peer, const Join& join) {
   }
   if (refused) {
     ++refused_;
-    send_(peer, *refused);
+    events_.send(peer, *refused);
     return true;
   }
   const auto patience = std::min(options_.join_timeout, std::chrono::milliseconds(join.patience_ms));
@@ -68,11 +67,11 @@ void Job::start() {
   phase_ = Phase::kRunning;
   patience_.clear();
   roster_ = std::make_unique<Roster>(rendezvous_.seat());
-  calls_ = std::make_unique<Calls>(*roster_, options_.registry, send_);
+  calls_ = std::make_unique<Calls>(*roster_, options_.registry, events_.send);
   Welcome welcome{.silence_ms = options_.silence_ms, .membership = roster_->membership()};
   for (const Member& member : roster_->members()) {
     welcome.you = member.node->id;
-    send_(member.peer, welcome);
+    events_.send(member.peer, welcome);
   }
 }
 
@@ -82,11 +81,16 @@ std::optional<Clock::time_point> Job::join_deadline() const {
   return first;
 }
 
-void Job::give_up() {
+void Job::finish() {
   phase_ = Phase::kOver;
+  if (events_.on_over) events_.on_over();
+}
+
+void Job::give_up() {
+  finish();
   const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + rendezvous_.missing(),
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
-  for (const auto& [peer, until] : std::exchange(patience_, {})) send_(peer, refused);
+  for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
 }
 
 void Job::leave(Member& member) {
@@ -107,7 +111,7 @@ void Job::closed(Peer peer, const std::string& why) {
   ++lost_;
   tell_all(PeerLost{member->node->id, member->farewell});
   calls_->gone(*member);
-  if (on_lost_) on_lost_(member->farewell);
+  if (events_.on_lost) events_.on_lost(member->farewell);
   end_if_all_left();
 }
 
@@ -115,14 +119,14 @@ void Job::end_if_all_left() {
   if (phase_ == Phase::kOver) return;
   const auto is_here = [](const Member& member) { return member.is_worker() && member.fate == Member::Fate::kHere; };
   if (std::ranges::any_of(roster_->members(), is_here)) return;
-  phase_ = Phase::kOver;
+  finish();
   ended_well_ = lost_ == 0;
   tell_all(AllLeft{ended_well_});
 }
 
 void Job::tell_all(const Message& message) {
   for (const Member& member : roster_->members()) {
-    if (member.connected) send_(member.peer, message);
+    if (member.connected) events_.send(member.peer, message);
   }
 }
 

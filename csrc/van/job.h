@@ -26,7 +26,13 @@ class Job {
     std::chrono::milliseconds join_timeout{60000};
   };
 
-  Job(Options options, Calls::Send send, std::function<void(const std::string&)> on_lost);
+  struct Events {
+    Calls::Send send;
+    std::function<void(const std::string& why)> on_lost;  // a member
+    std::function<void()> on_over;                        // before the members learn of it
+  };
+
+  Job(Options options, Events events);
 
   // False: no member says that, or not now; the caller is to cut this peer off.
   bool receive(Peer peer, Message&& message);
@@ -49,13 +55,13 @@ class Job {
  private:
   bool join(Peer peer, const Join& join);
   void start();
+  void finish();
   void leave(Member& member);
   void end_if_all_left();
   void tell_all(const Message& message);
 
   const Options options_;
-  const Calls::Send send_;
-  const std::function<void(const std::string&)> on_lost_;
+  const Events events_;
   Phase phase_ = Phase::kGathering;
   bool ended_well_ = false;
   Rendezvous rendezvous_;

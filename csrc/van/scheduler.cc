@@ -50,9 +50,10 @@ class Scheduler::Impl {
   Impl(SchedulerOptions options, Credentials credentials)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
-        job_(
-            job_options(options_), [this](Peer peer, const Message& message) { send(peer, message); },
-            options_.on_lost) {
+        job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
+                                     .on_lost = options_.on_lost,
+                                     // Members that learn of the end may start the next job at once, on this port.
+                                     .on_over = [this] { door_->close(); }}) {
     Fd listener = listen_on_first_free(options_);
     port_ = Door::port_of(listener.get());
     door_ = std::make_unique<Door>(loop_, std::move(listener), credentials_,
@@ -90,7 +91,6 @@ class Scheduler::Impl {
       while (!stopping_ && !(job_.phase() == Job::Phase::kOver && connections_.empty())) {
         loop_.turn(time_to_join_deadline());
         if (job_.join_deadline().value_or(Clock::time_point::max()) <= Clock::now()) job_.give_up();
-        if (job_.phase() == Job::Phase::kOver) door_->close();  // the next job may have the port
         publish();
       }
     } catch (const std::exception& error) {
@@ -129,6 +129,7 @@ class Scheduler::Impl {
   }
 
   void send(Peer peer, const Message& message) {
+    publish();  // first: who sees the consequence of an event must also see it counted
     if (const auto found = connections_.find(peer); found != connections_.end()) found->second->send(message);
   }
 

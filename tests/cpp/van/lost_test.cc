@@ -1,0 +1,267 @@
+// Members and schedulers that vanish, fall silent, or are stopped for a moment.
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "transport/door.h"
+#include "van/messages.h"
+#include "van/van_fixture.h"
+
+namespace bps {
+namespace {
+
+using namespace test;
+
+// A process of its own; the test's process must have no other thread while it forks.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "child: %s\n", error.what());
+    }
+    ::_exit(0);
+  }
+  ~Child() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  void signal(int number) const { ::kill(pid_, number); }
+
+ private:
+  pid_t pid_;
+};
+
+// A port that is free now, for a scheduler that starts after its child processes.
+std::uint16_t free_port() {
+  const Fd listener = Door::listen_tcp("127.0.0.1", 0);
+  return Door::port_of(listener.get());
+}
+
+void stay() {
+  for (;;) ::pause();
+}
+
+TEST(Lost, ACrashIsToldToEverybodyAtOnce) {
+  JointJob job(3);
+  together({[&] {
+              const Thrown thrown = thrown_by([&] { job[0]->barrier(job[0].all(), 20); });
+              EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+              EXPECT_EQ(thrown.what,
+                        "barrier of group 0: worker 1 and server 1 (a, pid 42) was lost: connection closed");
+            },
+            [&] {
+              const Thrown thrown = thrown_by([&] { job[2]->new_group({1, 2}, "g", 20); });
+              EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+              EXPECT_EQ(thrown.what, "group 'g': worker 1 and server 1 (a, pid 42) was lost: connection closed");
+            },
+            [&] {
+              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages >= 5; }));
+              job[1].destroy();
+            }});
+  for (const std::size_t i : {0, 2}) {
+    EXPECT_EQ(job[i].lost().at(2), "worker 1 and server 1 (a, pid 42) was lost: connection closed");
+  }
+  EXPECT_EQ(thrown_by([&] { job[0]->barrier(job[0].all(), 20); }).code, ErrorCode::kPeerLost) << "and ever after";
+  const std::vector<TensorSpec> specs{{0, "w", 0, 12, "(3, 4)"}};
+  EXPECT_EQ(job[0]->declare(specs).size(), 1U) << "the scheduler still serves the others";
+  together({[&] { job[0]->barrier(job[0]->new_group({0, 2}, "rest", 10), 10); },
+            [&] { job[2]->barrier(job[2]->new_group({0, 2}, "rest", 10), 10); }});
+  EXPECT_EQ(job.scheduler->counters().lost, 1U);
+}
+
+TEST(Lost, LeavingWithoutTheLost) {
+  JointJob job(3);
+  job[1].destroy();
+  together({[&] { EXPECT_TRUE(job[0]->leave(10)); }, [&] { EXPECT_TRUE(job[2]->leave(10)); }});
+  EXPECT_FALSE(job[0]->wait_for_end()) << "it did not end well";
+  job[0].destroy();
+  job[2].destroy();
+  EXPECT_FALSE(job.scheduler->wait());
+}
+
+TEST(Lost, WhenAllWorkersAreLostServersEnd) {
+  const auto scheduler = make_scheduler(2, 1);
+  TestNode zero({scheduler->port()}), one({scheduler->port()}), server({scheduler->port()});
+  together({[&] { zero.join(0, kNoRank, 2, 1); }, [&] { one.join(1, kNoRank, 2, 1); },
+            [&] { server.join(kNoRank, 0, 2, 1); }});
+  together({[&] { EXPECT_FALSE(server->wait_for_end()); }, [&] { zero.destroy(); }, [&] { one.destroy(); }});
+  EXPECT_EQ(server.lost().size(), 2U);
+}
+
+TEST(Lost, WhoHasLeftIsNotWaitedFor) {
+  JointJob job(2);
+  EXPECT_FALSE(job[1]->leave(0.05)) << "the other one has not left";
+  const Thrown thrown = thrown_by([&] { job[0]->barrier(job[0].all(), 20); });
+  EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+  EXPECT_EQ(thrown.what, "barrier of group 0: worker 1 and server 1 (a, pid 42) has left the job");
+  EXPECT_EQ(thrown_by([&] { job[1]->barrier(job[1].all(), 1); }).code, ErrorCode::kNotInitialized);
+  job[1].destroy();
+  EXPECT_TRUE(job[0]->leave(10));
+  EXPECT_TRUE(job[0]->wait_for_end()) << "leaving is no loss, even if the process ends early";
+  EXPECT_TRUE(job[0].lost().empty());
+}
+
+TEST(Lost, KilledProcessesAreSeenAtOnce) {
+  const std::uint16_t port = free_port();
+  const Child child([port] {
+    TestNode node({port});
+    node.join(1, kNoRank, 2, 0);
+    stay();
+  });
+  const auto scheduler = make_scheduler(2, 0, [port](auto& options) { options.ports = {port}; });
+  TestNode node({port});
+  node.join(0, kNoRank, 2, 0);
+  child.signal(SIGKILL);
+  const auto start = now_ns();
+  EXPECT_EQ(thrown_by([&] { node->barrier(node.all(), 20); }).code, ErrorCode::kPeerLost);
+  EXPECT_LT(now_ns() - start, 3'000'000'000U) << "no need to wait for silence, which takes five seconds here";
+}
+
+TEST(Lost, AShortStopIsForgiven) {
+  const std::uint16_t port = free_port();
+  const Child child([port] {
+    TestNode node({port});
+    node.join(1, kNoRank, 2, 0);
+    node->barrier(node.all(), 20);
+    stay();
+  });
+  const auto scheduler = make_scheduler(2, 0, [port](auto& options) { options.ports = {port}; });
+  TestNode node({port});
+  node.join(0, kNoRank, 2, 0);
+  child.signal(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  child.signal(SIGCONT);
+  node->barrier(node.all(), 20);
+  EXPECT_EQ(scheduler->counters().lost, 0U);
+}
+
+TEST(Lost, ALongStopIsNot) {
+  const std::uint16_t port = free_port();
+  const Child child([port] {
+    TestNode node({port});
+    node.join(1, kNoRank, 2, 0);
+    stay();
+  });
+  const auto scheduler = make_scheduler(2, 0, [port](auto& options) {
+    options.ports = {port};
+    options.heartbeat_timeout_s = 1;
+  });
+  TestNode node({port});
+  node.join(0, kNoRank, 2, 0);
+  child.signal(SIGSTOP);
+  const Thrown thrown = thrown_by([&] { node->barrier(node.all(), 20); });
+  EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+  EXPECT_NE(thrown.what.find("was lost: silent for 1."), std::string::npos) << thrown.what;
+}
+
+TEST(Lost, ASchedulerThatGoesAwayIsReported) {
+  JointJob job(2);
+  const std::string text =
+      "the scheduler at 127.0.0.1:" + std::to_string(job.scheduler->port()) + " was lost: connection closed";
+  const auto messages = job.scheduler->counters().messages;
+  together({[&] {
+              const Thrown thrown = thrown_by([&] { job[0]->barrier(job[0].all(), 20); });
+              EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+              EXPECT_EQ(thrown.what, text);
+            },
+            [&] {
+              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages > messages; }));
+              job.scheduler.reset();
+            }});
+  for (const std::size_t i : {0, 1}) {
+    EXPECT_FALSE(job[i]->wait_for_end());
+    EXPECT_EQ(job[i].lost().at(0), text);
+    EXPECT_EQ(thrown_by([&] { job[i]->barrier(job[i].all(), 20); }).what, text) << "and ever after";
+    EXPECT_EQ(thrown_by([&] { job[i]->leave(20); }).what, text);
+  }
+}
+
+TEST(Lost, ASchedulerThatGoesAwayEndsLeaving) {
+  JointJob job(2);
+  const auto messages = job.scheduler->counters().messages;
+  together({[&] { EXPECT_EQ(thrown_by([&] { job[1]->leave(20); }).code, ErrorCode::kPeerLost); },
+            [&] {
+              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages > messages; }));
+              job.scheduler.reset();
+            }});
+}
+
+TEST(Lost, ASilentSchedulerIsReported) {
+  const std::uint16_t port = free_port();
+  const Child child([port] {
+    const auto scheduler = make_scheduler(1, 1, [port](auto& options) {
+      options.ports = {port};
+      options.heartbeat_timeout_s = 1;
+    });
+    stay();
+  });
+  TestNode node({port});
+  node.join(0, 0, 1, 1);
+  child.signal(SIGSTOP);
+  EXPECT_FALSE(node->wait_for_end());
+  EXPECT_NE(node.lost().at(0).find("was lost: silent for 1."), std::string::npos) << node.lost().at(0);
+}
+
+// A member that authenticates, joins, and then does what `behave` says.
+void raw_member(std::uint16_t port, const std::function<void(int)>& behave) {
+  const Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  greet(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+  Node self;
+  self.worker_rank = 1;
+  Writer framed;
+  framed.put_bytes(encode(Join{self, 2, 0, 20000}));
+  const Bytes bytes = framed.take();
+  ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  for (std::optional<Message> heard; !heard || !std::holds_alternative<Welcome>(*heard);) {
+    std::uint32_t length = 0;
+    ASSERT_EQ(::recv(socket.get(), &length, sizeof length, MSG_WAITALL), 4);
+    Bytes message(length);
+    ASSERT_EQ(::recv(socket.get(), message.data(), length, MSG_WAITALL), static_cast<ssize_t>(length));
+    heard = decode(message);
+    ASSERT_TRUE(heard);
+  }
+  behave(socket.get());
+  std::array<char, 4096> rest;
+  while (::recv(socket.get(), rest.data(), rest.size(), 0) > 0) continue;  // until the scheduler hangs up
+}
+
+Thrown partner_of(const std::function<void(int)>& behave) {
+  const auto scheduler = make_scheduler(2, 0, [](auto& options) { options.heartbeat_timeout_s = 1; });
+  TestNode node({scheduler->port()});
+  Thrown thrown;
+  together({[&] { raw_member(scheduler->port(), behave); },
+            [&] {
+              node.join(0, kNoRank, 2, 0);
+              thrown = thrown_by([&] { node->barrier(node.all(), 20); });
+            }});
+  EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+  return thrown;
+}
+
+TEST(Lost, SilenceOnAnOpenConnectionIsNoticed) {
+  EXPECT_NE(partner_of([](int) {}).what.find("silent for 1."), std::string::npos);
+}
+
+TEST(Lost, GarbageEndsAMembership) {
+  const auto say = [](const Bytes& message) {
+    return [message](int fd) {
+      Writer framed;
+      framed.put_bytes(message);
+      const Bytes bytes = framed.take();
+      EXPECT_GT(::send(fd, bytes.data(), bytes.size(), 0), 0);
+    };
+  };
+  EXPECT_NE(partner_of(say(Bytes(7, std::byte{0xee}))).what.find("malformed message"), std::string::npos);
+  EXPECT_NE(partner_of(say(encode(AllLeft{}))).what.find("out of turn"), std::string::npos);
+  EXPECT_NE(
+      partner_of([](int fd) { EXPECT_GT(::send(fd, "\xff\xff\xff\xff", 4, 0), 0); }).what.find("beyond the limit"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace bps

@@ -1,0 +1,144 @@
+// A scheduler and vans inside the test's process, and small helpers around them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "van/scheduler.h"
+#include "van/van.h"
+
+namespace bps::test {
+
+inline const Credentials kJob = Credentials::from("job", "secret");
+
+inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uint32_t servers,
+                                                 const std::function<void(SchedulerOptions&)>& change = {},
+                                                 const Credentials& job = kJob) {
+  SchedulerOptions options{
+      .address = "127.0.0.1", .ports = {0}, .workers = workers, .servers = servers, .on_lost = nullptr};
+  options.join_timeout_s = 20;
+  options.heartbeat_timeout_s = 5;  // sanitizers on a busy machine are slow; tests of silence set their own
+  if (change) change(options);
+  return std::make_unique<Scheduler>(options, job);
+}
+
+// A van that writes down its events.
+class TestNode {
+ public:
+  explicit TestNode(std::vector<std::uint16_t> ports, const Credentials& job = kJob, double join_timeout_s = 20)
+      : van_(std::make_unique<Van>(
+            VanOptions{
+                .scheduler_host = "127.0.0.1", .scheduler_ports = std::move(ports), .join_timeout_s = join_timeout_s},
+            job,
+            VanEvents{
+                .on_lost = [this](std::uint32_t node, const std::string& why) { note(lost_, node, why); },
+                .on_group = [this](const Group& group) { note(groups_, group.id, group); },
+                .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); }})) {}
+
+  Van* operator->() { return van_.get(); }
+  void destroy() { van_.reset(); }
+  void join(std::int32_t worker, std::int32_t server, std::uint32_t workers, std::uint32_t servers) {
+    Node self;
+    self.worker_rank = worker;
+    self.server_rank = server;
+    self.host = "a";
+    self.pid = 42;
+    van_->join(self, workers, servers);
+  }
+  Group all() {
+    Group group;
+    for (std::uint32_t i = 0; i < van_->membership().workers; ++i) group.ranks.push_back(i);
+    return group;
+  }
+  std::map<std::uint32_t, std::string> lost() { return read(lost_); }
+  std::map<std::uint32_t, std::string> failed() { return read(failed_); }
+  std::map<std::uint32_t, Group> groups() { return read(groups_); }
+
+ private:
+  template <typename T>
+  void note(std::map<std::uint32_t, T>& where, std::uint32_t key, const T& value) {
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(where.try_emplace(key, value).second) << "reported twice";
+  }
+  template <typename T>
+  T read(const T& what) {
+    const std::lock_guard lock(mutex_);
+    return what;
+  }
+
+  std::mutex mutex_;
+  std::map<std::uint32_t, std::string> lost_;
+  std::map<std::uint32_t, std::string> failed_;
+  std::map<std::uint32_t, Group> groups_;
+  std::unique_ptr<Van> van_;
+};
+
+// Runs each function on a thread of its own, and waits for all.
+inline void together(const std::vector<std::function<void()>>& functions) {
+  std::vector<std::thread> threads;
+  for (const auto& function : functions) threads.emplace_back(function);
+  for (auto& thread : threads) thread.join();
+}
+
+// For `count` members.
+inline void together(std::size_t count, const std::function<void(std::size_t)>& function) {
+  std::vector<std::function<void()>> functions;
+  for (std::size_t i = 0; i < count; ++i) functions.push_back([&function, i] { function(i); });
+  together(functions);
+}
+
+struct Thrown {
+  ErrorCode code;
+  std::string what;
+  std::string hint;
+};
+// What a call throws; a failed test, and kInternal, when it throws nothing.
+inline Thrown thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_FALSE(error.hint().empty()) << error.what();
+    return {error.code(), error.what(), error.hint()};
+  }
+  ADD_FAILURE() << "nothing thrown";
+  return {ErrorCode::kInternal, "", ""};
+}
+
+template <typename Condition>
+bool soon(Condition condition, double seconds = 10) {
+  const Deadline deadline = Deadline::after(seconds);
+  while (!condition()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+// A job of workers that are servers too, all joined.
+struct JointJob {
+  explicit JointJob(std::uint32_t count, const std::function<void(SchedulerOptions&)>& change = {})
+      : scheduler(make_scheduler(count, count, change)) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      nodes.push_back(std::make_unique<TestNode>(std::vector{scheduler->port()}));
+    }
+    together(count, [&](std::size_t i) { nodes[i]->join(static_cast<std::int32_t>(i), kAnyRank, count, count); });
+  }
+  TestNode& operator[](std::size_t i) { return *nodes[i]; }
+  void leave_all() {
+    together(nodes.size(), [&](std::size_t i) { EXPECT_TRUE((*nodes[i])->leave(10)); });
+  }
+
+  std::unique_ptr<Scheduler> scheduler;
+  std::vector<std::unique_ptr<TestNode>> nodes;
+};
+
+}  // namespace bps::test
