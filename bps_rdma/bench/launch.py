@@ -8,7 +8,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import bps_rdma
 from bps_rdma.bench import bound, worker
 from bps_rdma.bench.plan import Case, Plan
 from bps_rdma.bench.ranks import Ranks
@@ -66,10 +68,16 @@ def _spawn_ranks(children: Children, plan: Plan, job: LocalJob, shared: tuple[in
         if shared is not None:
             env[worker.SHARED] = f"{shared[0]} {shared[1]}"
             descriptors.append(shared[0])
-        command = [sys.executable, "-m", "bps_rdma.bench.worker"]
-        ranks.add(children.spawn(f"rank {rank}", command, env, descriptors), ours)
+        ranks.add(children.spawn(f"rank {rank}", _worker_command(), env, descriptors), ours)
         theirs.close()
     return ranks
+
+
+def _worker_command() -> list[str]:
+    # Not -m, which would look in the current folder first: in a checkout that is the package without its native part.
+    root = str(Path(bps_rdma.__file__).parent.parent)
+    code = f"import sys; sys.path = [p for p in sys.path if p] + [{root!r}]; from {worker.__name__} import main; main()"
+    return [sys.executable, "-c", code]
 
 
 def _run_cases(plan: Plan, ranks: Ranks, listener: Listener) -> list[CaseResult]:

@@ -1,4 +1,4 @@
-"""One rank of a bench that launch.py drives, as a process: `python -m bps_rdma.bench.worker`.
+"""One rank of a bench that launch.py drives, as a process of its own.
 
 Requests and answers are lines of JSON over the socket whose number is in BPS_BENCH_CHANNEL; nothing about the
 measuring goes through the library that is measured. An error is an answer, too: {"error", "hint", "kind"}.
@@ -25,18 +25,17 @@ PLAN = "BPS_BENCH_PLAN"  # as JSON
 SHARED = "BPS_BENCH_SHARED"  # "descriptor size" of the memory for the bound; absent: no bound
 
 
-def main() -> int:
-    """Serve the launcher until it says `end` or is gone; returns the exit status."""
+def main() -> None:
+    """Serve the launcher until it says `end` or is gone; exits with 1 after an error."""
     channel = socket.socket(fileno=int(os.environ[CHANNEL]))
     with channel, channel.makefile("r") as requests, channel.makefile("w") as answers:
         try:
             _serve(Plan.from_json(os.environ[PLAN]), requests, answers)
         except BpsError as error:
             _answer(answers, error=error.message, hint=error.hint, kind=type(error).__name__)
-            return 1
+            sys.exit(1)
         except BrokenPipeError:  # the launcher is gone
-            return 1
-    return 0
+            sys.exit(1)
 
 
 def _serve(plan: Plan, requests: TextIO, answers: TextIO) -> None:
@@ -65,7 +64,3 @@ def _serve(plan: Plan, requests: TextIO, answers: TextIO) -> None:
 def _answer(answers: TextIO, **values: Any) -> None:
     answers.write(json.dumps(values) + "\n")
     answers.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
