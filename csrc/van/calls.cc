@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 constexpr const char* kSeeItsLog = "look into the log of that process, then start the job again";
@@ -171,4 +171,4 @@ void Calls::gone(const Member& member) {
   for (const std::uint32_t id : forming) finish_if_known(id);
 }
 
-}  // namespace bps
+}  // namespace bps::van

@@ -16,7 +16,7 @@
 #include "van/registry.h"
 #include "van/roster.h"
 
-namespace bps {
+namespace bps::van {
 
 class Calls {
  public:
@@ -59,4 +59,4 @@ class Calls {
   std::uint64_t barriers_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::van

@@ -1,6 +1,6 @@
 #include "van/connection.h"
 
-namespace bps {
+namespace bps::van {
 
 Connection::Connection(EventLoop& loop, Fd socket, OnMessage on_message, OnClosed on_closed)
     : loop_(loop), state_(std::make_shared<State>(std::move(socket))) {
@@ -37,4 +37,4 @@ void Connection::State::receive(std::span<const std::byte> bytes) {
   fail("sent a malformed message");
 }
 
-}  // namespace bps
+}  // namespace bps::van

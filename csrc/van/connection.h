@@ -14,7 +14,7 @@
 #include "transport/message_stream.h"
 #include "van/messages.h"
 
-namespace bps {
+namespace bps::van {
 
 class Connection {
  public:
@@ -51,4 +51,4 @@ class Connection {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

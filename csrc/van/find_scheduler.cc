@@ -7,7 +7,7 @@
 
 #include "transport/door.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 // A port that swallows packets, or a program that never answers, must not hide the ports after it for long.
@@ -68,4 +68,4 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
               "start the scheduler first, or check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT");
 }
 
-}  // namespace bps
+}  // namespace bps::van

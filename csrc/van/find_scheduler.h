@@ -12,7 +12,7 @@
 #include "core/fd.h"
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::van {
 
 struct FoundScheduler {
   Fd socket;          // greeted
@@ -24,4 +24,4 @@ struct FoundScheduler {
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
                               const Credentials& credentials, const Deadline& deadline);
 
-}  // namespace bps
+}  // namespace bps::van

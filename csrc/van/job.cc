@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 template <typename... F>
@@ -130,4 +130,4 @@ void Job::tell_all(const Message& message) {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::van

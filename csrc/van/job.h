@@ -15,7 +15,7 @@
 #include "van/rendezvous.h"
 #include "van/roster.h"
 
-namespace bps {
+namespace bps::van {
 
 class Job {
  public:
@@ -72,4 +72,4 @@ class Job {
   std::uint64_t refused_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::van

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::van {
 
 std::vector<Meeting::Caller> Meeting::arrive(Caller caller) {
   const auto place = std::ranges::lower_bound(ranks_, caller.rank) - ranks_.begin();
@@ -44,4 +44,4 @@ bool Meeting::empty() const {
   return std::ranges::all_of(waiting_, [](const auto& calls) { return calls.empty(); });
 }
 
-}  // namespace bps
+}  // namespace bps::van

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace bps {
+namespace bps::van {
 
 class Meeting {
  public:
@@ -35,4 +35,4 @@ class Meeting {
   std::vector<std::deque<std::uint32_t>> waiting_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

@@ -9,7 +9,7 @@
 
 #include "core/dtype.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 constexpr std::size_t kMostHostBytes = 256;
@@ -276,4 +276,4 @@ void check_spec(const TensorSpec& spec) {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::van

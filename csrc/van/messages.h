@@ -5,6 +5,9 @@
 // length and trusts nothing: lengths, counts, enums, ranks and the bytes left over are all checked. It is the only
 // decoder of the van, and it is fuzzed.
 //
+// The namespace keeps their short names from meeting others: two types of one name in bps would break the program
+// without a word from compiler or linker.
+//
 // A `call` numbers a question of one node; the answer repeats it. Call 0 is the join.
 #pragma once
 
@@ -19,7 +22,7 @@
 #include "core/error.h"
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::van {
 
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;  // a Declare of 10,000 tensors takes about 1 MB
 inline constexpr std::size_t kMostNameBytes = 4096;
@@ -134,4 +137,4 @@ std::optional<Message> decode(std::span<const std::byte> bytes);
 // What a specification must be to travel: throws kInvalidArgument.
 void check_spec(const TensorSpec& spec);
 
-}  // namespace bps
+}  // namespace bps::van

@@ -1,6 +1,6 @@
 #include "van/pending_calls.h"
 
-namespace bps {
+namespace bps::van {
 
 PendingCalls::Call::Call(PendingCalls& calls) : calls_(calls), number_(0) {
   const std::lock_guard lock(calls_.mutex_);
@@ -50,4 +50,4 @@ void PendingCalls::mend() {
   broken_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::van

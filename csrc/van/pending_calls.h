@@ -13,7 +13,7 @@
 #include "core/clock.h"
 #include "van/messages.h"
 
-namespace bps {
+namespace bps::van {
 
 class PendingCalls {
  public:
@@ -52,4 +52,4 @@ class PendingCalls {
   std::optional<std::string> broken_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

@@ -8,7 +8,7 @@
 #include "tensor/key_map.h"
 #include "tensor/partition.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 constexpr std::uint32_t kIdMask = (1U << 30) - 1;
@@ -136,4 +136,4 @@ const Group* Registry::group(std::uint32_t id) const {
   return id < groups_.size() ? &groups_[id].group : nullptr;
 }
 
-}  // namespace bps
+}  // namespace bps::van

@@ -17,7 +17,7 @@
 
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::van {
 
 class Registry {
  public:
@@ -76,4 +76,4 @@ class Registry {
   std::vector<std::uint64_t> load_;  // bytes on each server
 };
 
-}  // namespace bps
+}  // namespace bps::van

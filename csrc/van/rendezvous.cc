@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 std::string counts(std::uint32_t workers, std::uint32_t servers) {
@@ -125,4 +125,4 @@ Rendezvous::Seating Rendezvous::seat() {
   return seating;
 }
 
-}  // namespace bps
+}  // namespace bps::van

@@ -12,7 +12,7 @@
 
 #include "van/messages.h"
 
-namespace bps {
+namespace bps::van {
 
 // A connection of the scheduler. Numbers are never used twice.
 using Peer = std::uint64_t;
@@ -53,4 +53,4 @@ class Rendezvous {
   std::vector<Joined> joined_;  // in the order of arrival
 };
 
-}  // namespace bps
+}  // namespace bps::van

@@ -6,7 +6,7 @@
 
 #include "van/rendezvous.h"
 
-namespace bps {
+namespace bps::van {
 
 struct Member {
   enum class Fate : std::uint8_t { kHere, kLeft, kLost };
@@ -47,4 +47,4 @@ class Roster {
   std::vector<Member> members_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

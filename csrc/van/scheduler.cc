@@ -15,6 +15,9 @@
 #include "van/job.h"
 
 namespace bps {
+
+using namespace van;
+
 namespace {
 
 // How long somebody may stay who has not asked to join, or was refused: the reason must have time to arrive.

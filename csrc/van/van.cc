@@ -11,6 +11,9 @@
 #include "van/van_line.h"
 
 namespace bps {
+
+using namespace van;
+
 namespace {
 
 // The scheduler decides when a wait has been too long, because it knows for whom; this is what it may be late by.

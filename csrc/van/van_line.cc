@@ -6,7 +6,7 @@
 
 #include "core/log.h"
 
-namespace bps {
+namespace bps::van {
 
 VanLine::VanLine(VanEvents events, double heartbeat_interval_s)
     : events_(std::move(events)), heartbeat_interval_s_(heartbeat_interval_s), thread_([this] { run(); }) {}
@@ -150,4 +150,4 @@ void VanLine::beat() {
   lose_scheduler("silent for " + std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s");
 }
 
-}  // namespace bps
+}  // namespace bps::van

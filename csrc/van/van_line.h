@@ -16,7 +16,7 @@
 #include "van/pending_calls.h"
 #include "van/van.h"
 
-namespace bps {
+namespace bps::van {
 
 class VanLine {
  public:
@@ -72,4 +72,4 @@ class VanLine {
   std::thread thread_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

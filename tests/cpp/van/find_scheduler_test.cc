@@ -3,7 +3,7 @@
 #include "transport/door.h"
 #include "van/van_fixture.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using namespace test;
@@ -65,4 +65,4 @@ TEST(FindScheduler, ASilentListenerDoesNotHideTheNextPort) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

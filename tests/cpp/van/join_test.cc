@@ -5,7 +5,7 @@
 #include "van/messages.h"
 #include "van/van_fixture.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using namespace test;
@@ -163,4 +163,4 @@ TEST(Join, CallsNeedAJoinedVan) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

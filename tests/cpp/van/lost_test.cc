@@ -8,7 +8,7 @@
 #include "van/messages.h"
 #include "van/van_fixture.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using namespace test;
@@ -264,4 +264,4 @@ TEST(Lost, GarbageEndsAMembership) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

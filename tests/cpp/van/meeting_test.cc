@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using Callers = std::vector<Meeting::Caller>;
@@ -44,4 +44,4 @@ TEST(Meeting, DissolveSendsEverybodyHome) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

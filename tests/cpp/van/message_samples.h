@@ -8,6 +8,8 @@
 
 namespace bps::test {
 
+using namespace van;
+
 inline Node sample_node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
   return {.id = id,
           .worker_rank = worker,

@@ -7,7 +7,7 @@
 
 #include "message_samples.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using test::message_samples;
@@ -140,4 +140,4 @@ TEST(Messages, TenThousandTensorsFit) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "core/dtype.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 constexpr auto kFloat32 = static_cast<std::uint8_t>(Dtype::kFloat32);
@@ -140,4 +140,4 @@ TEST(Registry, TenThousandTensorsInOneCall) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

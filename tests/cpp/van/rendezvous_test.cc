@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 Join wish(std::int32_t worker, std::int32_t server, std::uint32_t workers, std::uint32_t servers) {
@@ -91,4 +91,4 @@ TEST(Rendezvous, WhoWithdrawsFreesTheRank) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

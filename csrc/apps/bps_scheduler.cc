@@ -1,0 +1,151 @@
+// bps-scheduler: the rendezvous of one job with separate servers. Needs no Python.
+#include <arpa/inet.h>
+#include <getopt.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "core/config.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "node/from_environment.h"
+#include "tensor/key_map.h"
+#include "transport/door.h"
+#include "van/scheduler.h"
+
+namespace {
+
+void usage() {
+  std::puts(
+      "usage: bps-scheduler [--workers N] [--servers N] [--address A] [--port P]\n"
+      "  Serves one job and ends with it; status 0 when every worker has left and nobody was lost. Reads\n"
+      "  DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and the BPS_* settings (`bps config`\n"
+      "  lists them all).\n"
+      "  --workers N  worker processes (instead of DMLC_NUM_WORKER)\n"
+      "  --servers N  server processes (instead of DMLC_NUM_SERVER)\n"
+      "  --address A  listen on this address only; default: DMLC_PS_ROOT_URI if it is one of this machine's, else all\n"
+      "  --port P     listen on this port (instead of DMLC_PS_ROOT_PORT); default 9010\n"
+      "  --version    print the version and exit");
+}
+
+// SIGINT and SIGTERM, taken by a thread of its own: they end the scheduler as its destructor would.
+class Signals {
+ public:
+  // Before any other thread starts: threads inherit what is blocked.
+  Signals() {
+    ::sigemptyset(&set_);
+    for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::sigaddset(&set_, number);
+    ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  void stop_on_signal(bps::Scheduler& scheduler) {
+    waiter_ = std::thread([this, &scheduler] {
+      int number = 0;
+      if (::sigwait(&set_, &number) != 0 || number == SIGUSR1) return;
+      received_ = number;
+      scheduler.stop();
+    });
+  }
+  // The signal that came, or 0.
+  int finish() {
+    ::pthread_kill(waiter_.native_handle(), SIGUSR1);
+    waiter_.join();
+    return received_;
+  }
+
+ private:
+  sigset_t set_;
+  std::thread waiter_;
+  std::atomic<int> received_{0};
+};
+
+// The address to listen on: that of DMLC_PS_ROOT_URI where it is one of this machine's, so that a job on 127.0.0.1 is
+// closed to the network. A name does not count (many machines map their own to a loopback address), nor does the
+// address of a router in front of this machine: then all interfaces listen.
+std::string address_from(const bps::Config& config) {
+  const std::string host = config.text("BPS_ROOT_URI");
+  if (config.is_default("BPS_ROOT_URI") || host == "localhost") return host == "localhost" ? host : "";
+  unsigned char parsed[sizeof(in6_addr)];
+  if (::inet_pton(AF_INET, host.c_str(), parsed) != 1 && ::inet_pton(AF_INET6, host.c_str(), parsed) != 1) return "";
+  try {
+    bps::Door::listen_tcp(host, 0);
+    return host;
+  } catch (const bps::Error&) {
+    return "";
+  }
+}
+
+std::string count(std::uint32_t number, const std::string& noun) {
+  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
+}
+
+int run(bps::Config config, const std::string& address) {
+  Signals signals;
+  if (config.text("BPS_ROOT_PORT").empty()) config.set("BPS_ROOT_PORT", "9010", "default");
+  const bps::Startup startup = bps::startup_from_environment(config);
+  bps::set_log(bps::parse_log_level(config.text("BPS_LOG_LEVEL")), "scheduler");
+  bps::SchedulerOptions options;
+  options.address = address.empty() ? address_from(config) : address;
+  options.ports = startup.scheduler_ports;
+  options.workers = startup.workers;
+  options.servers = startup.servers;
+  options.heartbeat_timeout_s = config.seconds("BPS_HEARTBEAT_TIMEOUT");
+  options.join_timeout_s = config.seconds("BPS_JOIN_TIMEOUT");
+  options.balanced = bps::parse_key_hash(config.text("BPS_KEY_HASH_FN")) == bps::KeyHash::kBalanced;
+  options.partition_bytes = static_cast<std::uint64_t>(config.integer("BPS_PARTITION_BYTES", 8, 1 << 30));
+  options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
+  bps::Scheduler scheduler(options, bps::Credentials::from(startup.job, startup.secret));
+  std::printf("bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
+              count(startup.servers, "server").c_str(), scheduler.port());
+  std::fflush(stdout);
+  signals.stop_on_signal(scheduler);
+  const bool well = scheduler.wait();
+  switch (signals.finish()) {
+    case SIGTERM: return 0;  // whoever started us asked for it
+    case SIGINT: return 128 + SIGINT;
+    default: break;
+  }
+  if (!well) std::fputs("bps-scheduler: the job ended early: members are missing or lost\n", stderr);
+  return well ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const option options[] = {{"workers", required_argument, nullptr, 'w'},
+                            {"servers", required_argument, nullptr, 's'},
+                            {"address", required_argument, nullptr, 'a'},
+                            {"port", required_argument, nullptr, 'p'},
+                            {"version", no_argument, nullptr, 'v'},
+                            {"help", no_argument, nullptr, 'h'},
+                            {nullptr, 0, nullptr, 0}};
+  try {
+    bps::Config config;
+    std::string address;
+    for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
+      switch (got) {
+        case 'w':
+          config.set("BPS_NUM_WORKERS", optarg, "argument");
+          config.set("BPS_LOCAL_SIZE", "", "argument");
+          break;
+        case 's': config.set("BPS_NUM_SERVERS", optarg, "argument"); break;
+        case 'a': address = optarg; break;
+        case 'p': config.set("BPS_ROOT_PORT", optarg, "argument"); break;
+        case 'v': std::puts("bps-scheduler " BPS_VERSION); return 0;
+        case 'h': usage(); return 0;
+        default: usage(); return 2;
+      }
+    }
+    return run(config, address);
+  } catch (const bps::Error& error) {
+    std::fprintf(stderr, "error: %s\nhint: %s\n", error.what(), error.hint().c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+  }
+  return 1;
+}
