@@ -4,6 +4,10 @@
 // a memcpy of the same size, so traffic_gbps / memcpy_gbps = share says how close the pass is to the memory's speed.
 // Both take turns and the best of many rounds counts, because a shared machine only ever makes things slower.
 //
+// How to read share: it compares bytes that the program names, not what the memory moves. In place it may well exceed
+// 1, since a line that was read first is not fetched again before it is written, as memcpy's target may be; apart from
+// the sources it is lower, also because more buffers must fit into the caches than memcpy's two.
+//
 //   reduce_bench [isa]      e.g. reduce_bench avx2
 #include <algorithm>
 #include <cstdio>
@@ -31,6 +35,7 @@ constexpr std::size_t kSizes[] = {std::size_t{256} << 10, std::size_t{4} << 20, 
 
 template <typename Function>
 double seconds(std::size_t repeats, Function&& function) {
+  function();  // not counted: it meets the caches as the other one's turn left them
   const std::uint64_t start = bps::now_ns();
   for (std::size_t i = 0; i < repeats; ++i) function();
   return static_cast<double>(bps::now_ns() - start) * 1e-9 / static_cast<double>(repeats);
