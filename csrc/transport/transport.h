@@ -79,6 +79,7 @@ struct Offer {
   std::uint64_t source_offset = 0;
   std::uint64_t length = 0;
 };
+  const Region* answer = nullptr;     // memory that the header names and the peer will put() into; may be null
 
 // Memory of a peer on the same host.
 class DirectAccess {

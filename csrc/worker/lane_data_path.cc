@@ -184,7 +184,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   const std::uint64_t source_offset = carries ? offset_in(*flight.input, request.input + in_at) : 0;
   const std::uint64_t length = carries ? piece.length : 0;
   if (direct != nullptr) {
-    batch.offers[n] = {bytes_of(header), flight.input.get(), source_offset, length};
+    batch.offers[n] = {bytes_of(header), flight.input.get(), source_offset, length, flight.output.get()};
   } else {
     const SlotCredit& slot = batch.slots[n];
     batch.writes[n] = {.header = bytes_of(header),

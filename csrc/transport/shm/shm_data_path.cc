@@ -151,6 +151,7 @@ std::size_t ShmData::offer(std::span<const Offer> offers) {
   for (const Offer& o : offers) {
     if (out_->room() == 0) break;
     if (o.length > 0 && !announce(*o.source)) break;
+    if (o.answer != nullptr && !announce(*o.answer)) break;
     Descriptor& descriptor = out_->add();
     descriptor.kind = DescriptorKind::kOffer;
     descriptor.span = o.length > 0 ? o.source->remote(o.source_offset, o.length) : RemoteSpan{};
