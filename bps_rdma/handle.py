@@ -27,9 +27,8 @@ class Handle:
         self._result = result
         self._keep: object = keep
         self._taken = False
-        while _in_flight and _in_flight[0]._operation.finished():
-            _in_flight.popleft()._keep = None
         _in_flight.append(self)
+        _release_finished()
 
     def done(self) -> bool:
         """Whether wait() would return (or raise) at once."""
@@ -72,6 +71,19 @@ class Handle:
     def __repr__(self) -> str:
         state = "taken" if self._taken else "done" if self.done() else "pending"
         return f"<Handle {self._operation!r} {state}>"
+
+
+def _release_finished() -> None:
+    # Take first, look then: what another thread does in between must not make us release its array.
+    while True:
+        try:
+            oldest = _in_flight.popleft()
+        except IndexError:
+            return
+        if not oldest._operation.finished():
+            _in_flight.appendleft(oldest)
+            return
+        oldest._keep = None
 
 
 def abandon_all() -> None:
