@@ -28,9 +28,7 @@ class Writer {
  public:
   template <std::integral T>
   Writer& put(T value) {
-    const auto* first = reinterpret_cast<const std::byte*>(&value);
-    out_.insert(out_.end(), first, first + sizeof value);
-    return *this;
+    return put_raw(std::as_bytes(std::span(&value, 1)));
   }
   Writer& put(std::string_view text) { return put_bytes(as_bytes(text)); }
   Writer& put_bytes(std::span<const std::byte> bytes) {
@@ -38,7 +36,10 @@ class Writer {
     return put_raw(bytes);
   }
   Writer& put_raw(std::span<const std::byte> bytes) {
-    out_.insert(out_.end(), bytes.begin(), bytes.end());
+    // Not insert(): gcc 12 sees an overflow in it that is none (-Wstringop-overflow).
+    const std::size_t size = out_.size();
+    out_.resize(size + bytes.size());
+    if (!bytes.empty()) std::memcpy(out_.data() + size, bytes.data(), bytes.size());
     return *this;
   }
   Bytes take() { return std::move(out_); }

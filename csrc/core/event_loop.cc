@@ -39,7 +39,7 @@ void EventLoop::forget(int fd) {
 
 void EventLoop::every(double period_s, std::function<void()> task) {
   const auto period = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(period_s));
-  timers_.push_back({Clock::now() + period, period, std::move(task)});
+  timers_.push_back({Clock::now() + period, period, std::make_shared<std::function<void()>>(std::move(task))});
 }
 
 void EventLoop::post(std::function<void()> task) {
@@ -96,7 +96,8 @@ int EventLoop::run_timers() {
   for (std::size_t i = 0; i < timers_.size(); ++i) {
     if (Clock::now() < timers_[i].due) continue;
     timers_[i].due = Clock::now() + timers_[i].period;
-    timers_[i].task();
+    const auto task = timers_[i].task;  // it may add timers, which moves this one
+    (*task)();
     ++ran;
   }
   return ran;

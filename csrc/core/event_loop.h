@@ -51,7 +51,7 @@ class EventLoop {
   struct Timer {
     Clock::time_point due;
     Duration period;
-    std::function<void()> task;
+    std::shared_ptr<std::function<void()>> task;
   };
 
   int run_posted();

@@ -17,7 +17,8 @@ template <typename T>
 class MpscRing {
  public:
   explicit MpscRing(std::size_t capacity)
-      : mask_(std::bit_ceil(capacity) - 1), cells_(std::make_unique<Cell[]>(mask_ + 1)) {
+      // One cell could not tell full from empty.
+      : mask_(std::bit_ceil(capacity < 2 ? 2 : capacity) - 1), cells_(std::make_unique<Cell[]>(mask_ + 1)) {
     for (std::size_t i = 0; i <= mask_; ++i) cells_[i].turn.store(i, std::memory_order_relaxed);
   }
 
