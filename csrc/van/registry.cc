@@ -69,7 +69,7 @@ Registry::Declared Registry::declare(std::uint32_t rank, std::span<const TensorS
       // A rank that agreed before contradicts itself only: the others can still complete the tensor with it.
       if (tensor.declared_by[static_cast<std::size_t>(member)]) continue;
       tensor.failure = text;
-      Conflict& conflict = result.conflicts.emplace_back(tensor.id.id, text, std::vector<std::uint32_t>());
+      Conflict& conflict = result.conflicts.emplace_back(Conflict{tensor.id.id, text, {}});
       for (std::size_t i = 0; i < tensor.declared_by.size(); ++i) {
         if (tensor.declared_by[i]) conflict.ranks.push_back(entry.group.ranks[i]);
       }

@@ -35,7 +35,7 @@ class Van::Impl {
   Impl(VanOptions options, Credentials credentials, VanEvents events)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
-        line_(std::move(events), options_.heartbeat_interval_s) {}
+        line_(std::move(events), options_.heartbeat_interval_s, options_.heartbeat_timeout_s) {}
 
   void join(Node self, std::uint32_t workers, std::uint32_t servers) {
     if (line_.joined()) {

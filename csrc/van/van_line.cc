@@ -8,8 +8,11 @@
 
 namespace bps::van {
 
-VanLine::VanLine(VanEvents events, double heartbeat_interval_s)
-    : events_(std::move(events)), heartbeat_interval_s_(heartbeat_interval_s), thread_([this] { run(); }) {}
+VanLine::VanLine(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s)
+    : events_(std::move(events)),
+      heartbeat_interval_s_(heartbeat_interval_s),
+      heartbeat_timeout_s_(heartbeat_timeout_s),
+      thread_([this] { run(); }) {}
 
 VanLine::~VanLine() {
   stopping_ = true;
@@ -77,16 +80,19 @@ void VanLine::receive(Message&& message) {
 void VanLine::welcome(Welcome&& welcome) {
   membership_ = std::move(welcome.membership);
   self_ = membership_.by_id(welcome.you);
-  silence_ = std::chrono::milliseconds(welcome.silence_ms);
+  // A scheduler that is patient beats rarely: being less patient than it is would find it lost when it is not.
+  const double its_silence_s = welcome.silence_ms / 1e3;
+  silence_ = std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(std::max(heartbeat_timeout_s_, its_silence_s)));
   joined_ = true;
   if (self_->server_rank != kNoRank && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership_.workers)};
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
     events_.on_group(all);
   }
-  // Three beats fit into the silence that the scheduler tolerates, whatever was configured here.
+  // Three beats fit into the silence that it tolerates, whatever was configured here.
   last_beat_ = Clock::now();
-  loop_.every(std::min(heartbeat_interval_s_, static_cast<double>(silence_.count()) / 3e3), [this] { beat(); });
+  loop_.every(std::min(heartbeat_interval_s_, its_silence_s / 3), [this] { beat(); });
   calls_.answer(0, Welcome{});
 }
 

@@ -22,7 +22,7 @@ class VanLine {
  public:
   enum class End : std::uint8_t { kNotYet, kWell, kBadly, kSchedulerLost };
 
-  VanLine(VanEvents events, double heartbeat_interval_s);
+  VanLine(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s);
   ~VanLine();
   VanLine(const VanLine&) = delete;
   VanLine& operator=(const VanLine&) = delete;
@@ -53,13 +53,14 @@ class VanLine {
 
   const VanEvents events_;
   const double heartbeat_interval_s_;
+  const double heartbeat_timeout_s_;
   EventLoop loop_;
   PendingCalls calls_;
   std::unique_ptr<Connection> connection_;
   std::string where_;
   Membership membership_;
   const Node* self_ = nullptr;
-  std::chrono::milliseconds silence_{0};
+  Duration silence_{0};  // after which the scheduler counts as lost
   Clock::time_point last_beat_;
   std::set<std::uint32_t> lost_;
 

@@ -1,4 +1,7 @@
 // Ends: well, early, and in every order of destruction.
+#include <cstdio>
+#include <filesystem>
+
 #include "van/van_fixture.h"
 
 namespace bps {
@@ -31,6 +34,32 @@ TEST(Lifetime, TheSchedulerMayGoFirstOnceAllHaveLeft) {
     EXPECT_TRUE((*node)->wait_for_end());
     EXPECT_TRUE(node->lost().empty());
   }
+}
+
+TEST(Lifetime, TheHostOfTheSchedulerNeedNotWaitForTheOthers) {
+  for (int round = 0; round < 20; ++round) {
+    JointJob job(3);
+    together(3, [&](std::size_t i) {
+      EXPECT_TRUE(job[i]->leave(10));
+      job[i].destroy();
+      if (i == 0) job.scheduler.reset();
+    });
+    for (auto& node : job.nodes) EXPECT_TRUE(node->lost().empty());
+  }
+}
+
+TEST(Lifetime, NothingIsLeftOpen) {
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator files("/proc/self/fd");
+    return std::distance(begin(files), end(files));
+  };
+  const auto before = open_files();
+  for (int round = 0; round < 20; ++round) {
+    JointJob job(2);
+    if (round % 2 == 0) job.leave_all();
+    if (round % 3 == 0) job.scheduler.reset();
+  }
+  EXPECT_EQ(open_files(), before);
 }
 
 TEST(Lifetime, UnusedVansAndSchedulers) {
