@@ -36,11 +36,7 @@ def save_plot(outcome: Outcome, path: Path) -> None:
         axis.set_title(f"{op}, {dtype}", fontsize=11)
     for axis in list(axes)[len(panels) :]:
         axis.set_visible(False)
-    servers = f"{outcome.servers} server processes" if outcome.servers else "servers in the workers"
-    figure.suptitle(
-        f"{outcome.workers} workers, {servers}, {outcome.transport}, {outcome.plan.memory} memory",
-        fontsize=11,
-    )
+    figure.suptitle(outcome.job, fontsize=11)
     figure.savefig(path, dpi=150)
 
 

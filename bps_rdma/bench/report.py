@@ -13,12 +13,7 @@ from bps_rdma.bench.stats import compare, rates
 
 def print_report(outcome: Outcome, console: Console) -> None:
     """Print what ran, the figures, the comparisons, and what was checked."""
-    servers = f"{outcome.servers} server processes" if outcome.servers else "servers in the workers"
-    console.print(
-        f"{outcome.workers} workers, {servers}, transport [bold]{outcome.transport}[/bold], "
-        f"{outcome.plan.memory} memory",
-        highlight=False,
-    )
+    console.print(outcome.job, style="bold", highlight=False)
     console.print(_figures(outcome))
     for peer in outcome.plan.compare:
         console.print(_comparison(outcome, peer))
@@ -91,4 +86,4 @@ def _ms(seconds: float) -> str:
 
 
 def _gbps(rate: float) -> str:
-    return f"{rate:.2f}" if rate >= 0.1 else f"{rate:.4f}"
+    return f"{rate:.2f}" if rate >= 0.1 else f"{rate:.2g}"

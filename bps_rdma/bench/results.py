@@ -49,6 +49,14 @@ class Outcome:
         return "+".join(sorted(set(self.routes) - {"self"})) or "self"
 
     @property
+    def job(self) -> str:
+        """`2 workers, 1 server process, transport tcp, plain memory`."""
+        workers = f"{self.workers} worker{'s' * (self.workers != 1)}"
+        servers = f"{self.servers} server process{'es' * (self.servers != 1)}"
+        place = servers if self.servers else "servers in the workers"
+        return f"{workers}, {place}, transport {self.transport}, {self.plan.memory} memory"
+
+    @property
     def checked(self) -> int:
         """Results of ours that were compared with the known sum, all equal: a single wrong one ends a run."""
         return sum(result.checked for result in self.results)
