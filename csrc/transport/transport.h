@@ -78,6 +78,7 @@ struct Offer {
   const Region* source = nullptr;     // must stay untouched until the peer answers; null when length is 0
   std::uint64_t source_offset = 0;
   std::uint64_t length = 0;
+  const Region* answer = nullptr;     // memory that the header names and the peer will put() into; may be null
 };
   const Region* answer = nullptr;     // memory that the header names and the peer will put() into; may be null
 
