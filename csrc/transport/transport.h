@@ -80,7 +80,6 @@ struct Offer {
   std::uint64_t length = 0;
   const Region* answer = nullptr;     // memory that the header names and the peer will put() into; may be null
 };
-  const Region* answer = nullptr;     // memory that the header names and the peer will put() into; may be null
 
 // Memory of a peer on the same host.
 class DirectAccess {
