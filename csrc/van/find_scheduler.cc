@@ -38,12 +38,13 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
   if (ports.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "there is no port to look for the scheduler", "set DMLC_PS_ROOT_PORT");
   }
+  const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";  // IPv6
   std::optional<Error> best;
   int best_tells = -1;
   auto pause = std::chrono::milliseconds(10);
   for (;;) {
     for (const std::uint16_t port : ports) {
-      const std::string where = host + ":" + std::to_string(port);
+      const std::string where = shown + ":" + std::to_string(port);
       try {
         Fd socket = connect_tcp(host, port, sooner(deadline, kConnectSeconds));
         greet(socket.get(), {.plane = Plane::kVan}, credentials, sooner(deadline, kGreetSeconds),
@@ -62,7 +63,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
   if (best_tells > 1) throw *best;
-  std::string where = host + (ports.size() == 1 ? ":" : ", ports ");
+  std::string where = shown + (ports.size() == 1 ? ":" : ", ports ");
   for (std::size_t i = 0; i < ports.size(); ++i) where += (i > 0 ? ", " : "") + std::to_string(ports[i]);
   throw Error(ErrorCode::kUnreachable, "no scheduler answers at " + where + " (" + best->what() + ")",
               "start the scheduler first, or check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT");

@@ -47,6 +47,17 @@ TEST(FindScheduler, TheMostTellingErrorWins) {
   EXPECT_NE(only_others.what.find("another job"), std::string::npos);
 }
 
+TEST(FindScheduler, Ipv6) {
+  std::unique_ptr<Scheduler> scheduler;
+  try {
+    scheduler = make_scheduler(1, 0, [](auto& options) { options.address = "::1"; });
+  } catch (const Error&) {
+    GTEST_SKIP() << "no IPv6 here";
+  }
+  EXPECT_EQ(find_scheduler("::1", {scheduler->port()}, kJob, Deadline::after(5)).where,
+            "[::1]:" + std::to_string(scheduler->port()));
+}
+
 TEST(FindScheduler, NobodyThereIsUnreachable) {
   const std::uint16_t port = closed_port();
   const Thrown thrown = search({port}, kJob, 0.2);
