@@ -29,6 +29,8 @@ int run(std::int32_t rank) {
   auto process = bps::Process::start(config, startup);
   // A signal ends the process at once: workers learn of it from the scheduler, as they would of a crash.
   const bool well = process->wait_for_end();
+  // The workers shall hear of the cause from whoever knows it, and not first from our closed connections.
+  if (!well) std::this_thread::sleep_for(std::chrono::milliseconds(500));
   process->shutdown(1);
   if (!well) std::fputs("bps-server: the job ended early: a member was lost\n", stderr);
   return well ? 0 : 1;

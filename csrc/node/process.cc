@@ -372,7 +372,12 @@ void Process::Impl::connect(Loop& loop, std::size_t index, const bps::Node& serv
 
 bool Process::Impl::shutdown(double timeout_s) {
   leaving_ = true;
-  bool well = van_->leave(timeout_s);
+  bool well = false;
+  try {
+    well = van_->leave(timeout_s);
+  } catch (const Error& error) {  // the scheduler is gone: there is nobody left to say goodbye to
+    log_info(std::string("left without goodbye: ") + error.what());
+  }
   take_down();
   return well;
 }

@@ -1,0 +1,355 @@
+"""Runs one job of real processes for a test.
+
+`run(body, workers=3)` calls `body(bps_rdma, *args)` on three ranks, each a process of its own, and returns what the
+three calls returned. `start()` gives the running job, for tests that kill members. A job ends with its `with` block:
+every process that it started is then gone, and the block fails if one of them left something behind.
+
+Ranks are forked from a clean server process (multiprocessing's forkserver) that has imported numpy and bps_rdma but
+started nothing: a rank is up in milliseconds instead of a second. Dedicated servers and the scheduler are the plain
+binaries, started as anybody would.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.process
+import os
+import pickle
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rank_main
+
+# On a machine that is busy with other things everything takes longer; a sanitizer build is slow by itself.
+PATIENCE = float(os.environ.get("BPS_TEST_PATIENCE", "1"))
+_DEADLINE_S = 120.0
+_LOOPBACK = "127.0.0.1"
+# Whatever would tell a rank who it is, or how to behave.
+_SCRUBBED = ("BPS_", "BYTEPS_", "DMLC_", "PS_", "NCCL_", "MASTER_", "TORCHELASTIC_", "ROLE_", "GROUP_")
+_SCRUBBED_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(["numpy", "pytest", "hypothesis", "bps_rdma", "rank_main"])
+
+Body = Callable[..., Any]
+
+
+class JobFailedError(AssertionError):
+    """A rank, a server or the scheduler did not end as it should; shows the output of all."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: `value` is what its body returned, `error` the traceback if it raised."""
+
+    value: Any
+    error: str
+    status: int
+    output: str
+
+
+def clean_env(**extra: str) -> dict[str, str]:
+    """The environment of this process without anything that bps_rdma or a launcher would read."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_SCRUBBED) and name not in _SCRUBBED_NAMES
+    }
+    return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | extra
+
+
+def free_port() -> int:
+    """A port nobody listens on, below the range from which the kernel takes ports of outgoing connections."""
+    for _ in range(1000):
+        port = random.randrange(20000, 32768)
+        with socket.socket() as probe:
+            try:
+                probe.bind((_LOOPBACK, port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port")
+
+
+def binary(name: str) -> str:
+    """Path of a plain binary or a command: in BPS_TEST_BIN, beside this Python, or on PATH."""
+    folders = [os.environ.get("BPS_TEST_BIN", ""), str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    found = shutil.which(name, path=os.pathsep.join(filter(None, folders))) or shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is not installed; set BPS_TEST_BIN to the folder it is in")
+    return found
+
+
+@dataclass
+class Job:
+    """A job to start. See start() for the meaning of the fields."""
+
+    body: Body
+    args: Sequence[Any] = ()
+    workers: int = 2
+    servers: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    rank_env: Sequence[Mapping[str, str]] = ()
+    init: bool = True
+    python_servers: bool = False
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="bps-test-"))
+        self.name = secrets.token_hex(8)
+        self.port = self.port or free_port()
+        self.ranks: list[Any] = []
+        self.helpers: dict[str, Any] = {}  # "scheduler", "server 0", ...: Popen, or a Process for a Python server
+        self._shm_before = _shared_memory_files()
+
+    # ---- Starting
+
+    def __enter__(self) -> Job:
+        try:
+            if self.servers is not None:
+                self._start_binary("scheduler", "bps-scheduler")
+                for index in range(self.servers):
+                    self._start_server(index)
+            for rank in range(self.workers):
+                env = self._worker_env(rank)
+                args = (self.body, tuple(self.args), env, str(self.folder), rank, self.init)
+                self.ranks.append(_forkserver.Process(target=rank_main.run_rank, args=args, daemon=True))
+                self.ranks[-1].start()
+        except BaseException:
+            self._end_all()
+            raise
+        return self
+
+    def _common_env(self) -> dict[str, str]:
+        return clean_env(
+            BPS_JOB_ID=self.name,
+            BPS_SECRET=self.name,
+            BPS_TIMEOUT=str(100 * PATIENCE),
+            # Not what these tests are about, unless they set it: on a busy machine the default may be too short.
+            BPS_HEARTBEAT_TIMEOUT="20",
+            BPS_TEST_FOLDER=str(self.folder),
+        )
+
+    def _roles_env(self) -> dict[str, str]:
+        return {
+            "DMLC_NUM_WORKER": str(self.workers),
+            "DMLC_NUM_SERVER": str(self.servers),
+            "DMLC_PS_ROOT_URI": _LOOPBACK,
+            "DMLC_PS_ROOT_PORT": str(self.port),
+        }
+
+    def _worker_env(self, rank: int) -> dict[str, str]:
+        env = self._common_env()
+        if self.servers is None:
+            env |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.workers),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(self.workers),
+                "MASTER_ADDR": _LOOPBACK,
+                "MASTER_PORT": str(self.port),
+            }
+        else:
+            env |= self._roles_env() | {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
+        env |= dict(self.env)
+        return env | dict(self.rank_env[rank]) if self.rank_env else env
+
+    def _helper_env(self, role: str) -> dict[str, str]:
+        return self._common_env() | self._roles_env() | {"DMLC_ROLE": role} | dict(self.env)
+
+    def _start_server(self, index: int) -> None:
+        if not self.python_servers:
+            self._start_binary(f"server {index}", "bps-server")
+            return
+        process = _forkserver.Process(
+            target=rank_main.run_server, args=(self._helper_env("server"), str(self.folder), index), daemon=True
+        )
+        process.start()
+        self.helpers[f"server {index}"] = process
+
+    def _start_binary(self, label: str, name: str) -> None:
+        with self._log(label).open("wb") as log:
+            self.helpers[label] = subprocess.Popen(
+                [binary(name)], env=self._helper_env(name.removeprefix("bps-")), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    # ---- While it runs
+
+    def pid(self, member: str) -> int:
+        """Of "rank 1", "server 0" or "scheduler"."""
+        kind, _, index = member.partition(" ")
+        return int(self.ranks[int(index)].pid if kind == "rank" else self.helpers[member].pid)
+
+    def kill(self, member: str, signum: int = signal.SIGKILL) -> float:
+        """Sends a signal; returns the moment, on the clock that time.monotonic() of every process reads."""
+        os.kill(self.pid(member), signum)
+        return time.monotonic()
+
+    def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
+        """Waits until those ranks (default: all) have called `mark(mark)`."""
+        wanted = range(self.workers) if ranks is None else ranks
+        deadline = time.monotonic() + timeout * PATIENCE
+        for rank in wanted:
+            while not (self.folder / f"mark-{rank}-{mark}").exists():
+                if time.monotonic() > deadline or self.ranks[rank].exitcode is not None:
+                    raise JobFailedError(f"rank {rank} did not come to {mark!r}\n{self._report()}")
+                time.sleep(0.01)
+
+    def set_mark(self, mark: str) -> None:
+        """For ranks that wait with `await_mark(mark)`."""
+        (self.folder / f"mark-test-{mark}").touch()
+
+    # ---- Its end
+
+    def outcomes(self, timeout: float = _DEADLINE_S, but: Sequence[int] = ()) -> list[Outcome]:
+        """Waits for every rank (except `but`) and says how it ended."""
+        deadline = time.monotonic() + timeout * PATIENCE
+        late = []
+        for rank, process in enumerate(self.ranks):
+            if rank not in but:
+                process.join(max(0.0, deadline - time.monotonic()))
+                late += [] if process.exitcode is not None else [rank]
+        if late:
+            for rank in late:
+                os.kill(self.ranks[rank].pid, signal.SIGABRT)  # faulthandler writes all stacks
+            for rank in late:
+                self.ranks[rank].join(5)
+            raise JobFailedError(f"ranks {late} did not end within {timeout} s\n{self._report()}")
+        return [self._outcome(rank) for rank in range(self.workers)]
+
+    def results(self, timeout: float = _DEADLINE_S) -> list[Any]:
+        """Waits for everybody; returns what the ranks' bodies returned. Fails if anything ended badly."""
+        found = self.outcomes(timeout)
+        bad = [rank for rank, outcome in enumerate(found) if outcome.error or outcome.status != 0]
+        if bad:
+            raise JobFailedError(f"ranks {bad} failed\n{self._report()}")
+        for label, status in self.helper_statuses().items():
+            if status != 0:
+                raise JobFailedError(f"{label} ended with status {status}\n{self._report()}")
+        return [outcome.value for outcome in found]
+
+    def helper_statuses(self, timeout: float = 20, but: Sequence[str] = ()) -> dict[str, int | None]:
+        """Waits for scheduler and servers (except `but`): exit statuses, None for one that still runs."""
+        deadline = time.monotonic() + timeout * PATIENCE
+        statuses: dict[str, int | None] = {}
+        for label, helper in self.helpers.items():
+            if label in but:
+                continue
+            while (status := _status(helper)) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            statuses[label] = status
+        return statuses
+
+    def server_metrics(self) -> list[dict[str, int]]:
+        """What the Python servers counted until the job was over. Call after results()."""
+        return [pickle.loads((self.folder / f"server-{i}.pickle").read_bytes()) for i in range(self.servers or 0)]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        sessions = [process.pid for process in [*self.ranks, *self.helpers.values()] if process.pid]
+        self._end_all()
+        left = _leftovers(set(sessions)) + sorted(_shared_memory_files() - self._shm_before)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if kind is None and left:
+            raise JobFailedError(f"left behind: {left}")
+
+    def _end_all(self) -> None:
+        for process in [*self.ranks, *self.helpers.values()]:
+            if process.pid and _status(process) is None:
+                process.kill()
+        for process in self.ranks:
+            if process.pid:
+                process.join()
+        for helper in self.helpers.values():
+            helper.join() if isinstance(helper, multiprocessing.process.BaseProcess) else helper.wait()
+
+    def _log(self, label: str) -> Path:
+        return self.folder / f"{label.replace(' ', '-')}.log"
+
+    def _outcome(self, rank: int) -> Outcome:
+        value, error = None, ""
+        result = self.folder / f"rank-{rank}.pickle"
+        if result.exists():
+            value, error = pickle.loads(result.read_bytes())
+        log = self._log(f"rank {rank}")
+        output = log.read_text(errors="replace") if log.exists() else ""
+        status = self.ranks[rank].exitcode
+        return Outcome(value, error, -1 if status is None else status, output)
+
+    def _report(self) -> str:
+        lines = []
+        for rank in range(len(self.ranks)):
+            outcome = self._outcome(rank)
+            lines.append(f"---- rank {rank}: status {self.ranks[rank].exitcode}\n{outcome.output}{outcome.error}")
+        for label, helper in self.helpers.items():
+            log = self._log(label)
+            text = log.read_text(errors="replace") if log.exists() else ""
+            lines.append(f"---- {label}: status {_status(helper)}\n{text}")
+        return "\n".join(lines)
+
+
+def start(body: Body, *args: Any, **options: Any) -> Job:
+    """A job to be used in a `with` statement.
+
+    Options:
+        workers: how many ranks.
+        servers: None: every rank is a server and rank 0 hosts the scheduler; K: a scheduler and K servers of their own.
+        env: variables for every process of the job; rank_env: one mapping per rank, on top.
+        init: whether bps.init() is called before the body and bps.shutdown() after it.
+        python_servers: dedicated servers run inside Python and keep their counters for server_metrics().
+        port: of the scheduler, or MASTER_PORT; default: a free one.
+    """
+    return Job(body, args, **options)
+
+
+def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, **options: Any) -> list[Any]:
+    """Runs a job to its end; returns what the ranks returned. Options as for start()."""
+    with start(body, *args, **options) as job:
+        return job.results(timeout)
+
+
+def _status(process: Any) -> int | None:
+    if isinstance(process, multiprocessing.process.BaseProcess):
+        return process.exitcode
+    return process.poll()  # type: ignore[no-any-return]
+
+
+def _shared_memory_files() -> set[str]:
+    return {f"/dev/shm/{path.name}" for path in Path("/dev/shm").glob("*bps*")}
+
+
+def _leftovers(sessions: set[int]) -> list[str]:
+    """Processes and sockets of the members, each of which led a session of its own."""
+    deadline = time.monotonic() + 5
+    while (found := _processes(sessions) + _sockets(sessions)) and time.monotonic() < deadline:
+        time.sleep(0.02)  # a process that was killed takes a moment to vanish
+    return found
+
+
+def _processes(sessions: set[int]) -> list[str]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(after_name[3]) in sessions:
+            found.append(f"process {stat.parent.name} (state {after_name[0]})")
+    return found
+
+
+def _sockets(pids: set[int]) -> list[str]:
+    names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@bps-" in line]
+    return [f"socket {name}" for name in names if int(name.split("-")[1]) in pids]

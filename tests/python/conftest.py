@@ -1,0 +1,33 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import ModuleType
+
+import bps_rdma
+import cluster
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the marks."""
+    config.addinivalue_line("markers", "slow: takes more than 20 s on a quiet machine")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what a launcher, or another test, has set."""
+    clean = cluster.clean_env()
+    for name in set(os.environ) - set(clean):
+        if not name.startswith("BPS_TEST_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def alone(clean_environment: None) -> Iterator[ModuleType]:
+    """bps_rdma, initialised as a world of one in this process."""
+    bps_rdma.init(timeout=60, heartbeat_timeout=20)
+    yield bps_rdma
+    bps_rdma.shutdown()

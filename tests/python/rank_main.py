@@ -1,0 +1,90 @@
+"""What runs in the processes of a test's job; see cluster.py."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_rank = -1
+
+
+def run_rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], folder: str, rank: int,
+             init: bool) -> None:  # fmt: skip
+    """Process entry: becomes rank `rank`, calls the body, leaves its result in the folder."""
+    global _rank
+    _rank = rank
+    _enter(env, Path(folder) / f"rank-{rank}.log")
+    value, error = None, ""
+    try:
+        import bps_rdma
+
+        if init:
+            bps_rdma.init()
+        value = body(bps_rdma, *args)
+        if init:
+            bps_rdma.shutdown()
+    except BaseException:
+        error = traceback.format_exc()
+    _leave(Path(folder) / f"rank-{rank}.pickle", (value, error))
+
+
+def run_server(env: dict[str, str], folder: str, index: int) -> None:
+    """Process entry: a dedicated server, like bps-server, whose counters can be read afterwards."""
+    _enter(env, Path(folder) / f"server-{index}.log")
+    from bps_rdma import _core
+
+    config = _core.Config()
+    startup = _core.Startup()
+    startup.server_rank = index
+    startup.workers = config.integer("BPS_NUM_WORKERS", 1, 65535)
+    startup.servers = config.integer("BPS_NUM_SERVERS", 1, 65535)
+    startup.scheduler_ports = [config.integer("BPS_ROOT_PORT", 1, 65535)]
+    startup.job = config.text("BPS_JOB_ID")
+    startup.secret = config.text("BPS_SECRET")
+    process = _core.Process.start(config, startup)
+    process.wait_for_end()
+    _leave(Path(folder) / f"server-{index}.pickle", dict(process.metrics()))
+    process.shutdown(1)
+
+
+def _enter(env: dict[str, str], log: Path) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(env)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)
+
+
+def _leave(path: Path, value: object) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(pickle.dumps(value))
+    part.rename(path)
+
+
+# ---- For bodies
+
+
+def mark(name: str) -> None:
+    """Tells the test that this rank has come so far."""
+    (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-{_rank}-{name}").touch()
+
+
+def await_mark(name: str, timeout: float = 60) -> None:
+    """Waits until the test has called set_mark(name)."""
+    deadline = time.monotonic() + timeout
+    while not (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-test-{name}").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the test did not set {name!r}")
+        time.sleep(0.005)

@@ -1,0 +1,141 @@
+"""Somebody dies: everybody else gets PeerLostError naming it, soon, and can leave; nothing hangs, nothing is left."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import cluster
+import numpy as np
+import pytest
+from rank_main import await_mark, mark
+
+FAST = {"BPS_HEARTBEAT_TIMEOUT": "1.5", "BPS_SHUTDOWN_TIMEOUT": "2"}
+SOON_S = 4.0 * cluster.PATIENCE  # 2 s on a machine that has nothing else to do
+
+
+def blocked_in(bps: Any, where: str, victim: int) -> tuple[str, str, float]:
+    """Waits for something that will never come; returns the error's class, its text, and when it came."""
+    rank = bps.rank()
+    bps.push_pull(np.ones(1000, np.float32), name="warm")
+    if rank == victim:
+        mark("ready")
+        await_mark("never", timeout=60)
+    try:
+        if where == "barrier":
+            mark("ready")
+            bps.barrier()
+        elif where == "idle":
+            mark("ready")
+            await_mark("go")
+            bps.push_pull(np.ones(1000, np.float32), name="after")
+        else:
+            handle = bps.push_pull_async(np.ones(3_000_000, np.float32), name="blocked")
+            mark("ready")
+            bps.synchronize(handle)
+    except bps.BpsError as error:
+        came = time.monotonic()
+        assert error.hint
+        bps.shutdown()
+        return type(error).__name__, str(error), came
+    return "nothing", "", 0.0
+
+
+@pytest.mark.parametrize("where", ["synchronize", "barrier", "idle"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_of_an_embedded_job(where, transport, victim):
+    env = FAST | {"BPS_TRANSPORT": transport}
+    with cluster.start(blocked_in, where, victim, workers=3, env=env) as job:
+        job.await_marks("ready")
+        killed = job.kill(f"rank {victim}")
+        if where == "idle":
+            time.sleep(0.5)
+            job.set_mark("go")
+        outcomes = job.outcomes(but=[victim])
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            continue
+        kind, text, came = outcome.value
+        assert kind == "PeerLostError", outcome.error + outcome.output
+        assert f"worker {victim}" in text or (victim == 0 and "scheduler" in text), text
+        assert came - killed < SOON_S
+        assert outcome.status == 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("member", ["server 1", "scheduler"])
+def test_a_killed_server_or_scheduler(member, transport):
+    env = FAST | {"BPS_TRANSPORT": transport}
+    with cluster.start(blocked_in, "synchronize", 0, workers=2, servers=2, env=env) as job:
+        job.await_marks("ready")
+        killed = job.kill(member)
+        outcome = job.outcomes(but=[0])[1]
+        job.kill("rank 0")
+        left = job.helper_statuses(but=[member])
+    kind, text, came = outcome.value
+    assert kind == "PeerLostError"
+    assert ("server" if member == "server 1" else "scheduler") in text
+    assert came - killed < SOON_S
+    assert None not in left.values(), f"still running: {left}"
+
+
+def counts_to(bps: Any, rounds: int) -> float:
+    array = np.ones(10_000, np.float32)
+    for _ in range(rounds):
+        bps.push_pull_inplace(array, average=True, name="x")
+    return float(array[0])
+
+
+def test_the_next_job_starts_on_the_same_port_at_once():
+    port = cluster.free_port()
+    with cluster.start(blocked_in, "synchronize", 1, workers=2, env=FAST, port=port) as job:
+        job.await_marks("ready")
+        job.kill("rank 1")
+        job.outcomes(but=[1])
+    for _ in range(3):
+        assert cluster.run(counts_to, 3, workers=2, port=port) == [1.0, 1.0]
+
+
+def faulty_rounds(bps: Any) -> bool:
+    rank, size = bps.rank(), bps.size()
+    good = True
+    for round_ in range(60):
+        handles = []
+        for index, count in enumerate((1, 1000, 70_000)):
+            array = np.full(count, rank + round_ + index, np.float32)
+            handles.append(bps.push_pull_async_inplace(array, average=False, name=f"n{index}"))
+        for index, handle in enumerate(handles):
+            expected = sum(r + round_ + index for r in range(size))
+            good &= bool((bps.synchronize(handle) == expected).all())
+    return good
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_refused_partial_and_reordered_posts_change_nothing(transport, servers):
+    env = {
+        "BPS_TRANSPORT": transport,
+        "BPS_FAULT": "refuse=0.2,partial=0.4,hold=0.6,seed=5",
+        "BYTEPS_PARTITION_BYTES": "8000",
+        "BPS_SERVER_WINDOW": "2",
+    }
+    assert cluster.run(faulty_rounds, workers=2, servers=servers, env=env) == [True, True]
+
+
+def loses_connections(bps: Any) -> str:
+    try:
+        for _ in range(10_000):
+            bps.push_pull(np.ones(100, np.float32), name="x")
+    except bps.PeerLostError:
+        bps.shutdown()
+        return "PeerLostError"
+    return "nothing"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_lost_connection_is_an_error_everywhere(transport):
+    env = FAST | {"BPS_TRANSPORT": transport, "BPS_FAULT": "lose_after=500"}
+    with cluster.start(loses_connections, workers=2, env=env) as job:
+        found = [outcome.value for outcome in job.outcomes()]
+    assert found == ["PeerLostError"] * 2

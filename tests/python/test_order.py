@@ -1,0 +1,118 @@
+"""Ranks that do things in different orders and at different speeds: nothing blocks for good, and no round mixes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from typing import Any
+
+import cluster
+import numpy as np
+import pytest
+from values import pushed, summed
+
+KIB = 1024
+
+
+def declared_in_other_orders(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    names = [f"tensor {i}" for i in range(200)]
+    counts = {name: 10 + i for i, name in enumerate(names)}
+    mine = random.Random(rank).sample(names, len(names))
+    for name in mine[: 50 * rank]:  # some one by one, some at once, some not at all
+        bps.declare(name, shape=counts[name], dtype="int32")
+    bps.declare_many({name: (counts[name], "int32") for name in mine[: 150 - 20 * rank]})
+    random.Random(100 + rank).shuffle(mine)
+    handles = {
+        name: bps.push_pull_async(np.full(counts[name], rank * 1000 + counts[name], np.int32), False, name)
+        for name in mine
+    }
+    for name in names:
+        result = bps.synchronize(handles[name])
+        expected = size * counts[name] + 1000 * sum(range(size))
+        assert result.shape == (counts[name],)
+        assert np.all(result == expected), name
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (2, "tcp")])
+def test_names_declared_in_different_orders(servers, transport):
+    cluster.run(declared_in_other_orders, workers=3, servers=servers, env={"BPS_TRANSPORT": transport})
+
+
+TENSORS = 20
+ROUNDS = 100
+COUNT = 6 * KIB  # float32: 24 KiB, more than a small landing slot
+
+
+def random_orders(bps: Any) -> int:
+    """Each rank starts the tensors of a round in an order of its own, and has up to two rounds on the way."""
+    rank, size = bps.rank(), bps.size()
+    order = random.Random(rank)
+    arrays = [[np.empty(COUNT, np.float32) for _ in range(TENSORS)] for _ in range(2)]
+    wrong = 0
+    pending: deque[list[Any]] = deque()
+
+    def finish() -> int:
+        bad = 0
+        for round_, index, handle in pending.popleft():
+            bad += not np.array_equal(bps.synchronize(handle), summed(COUNT, "float32", range(size), round_, index))
+        return bad
+
+    for round_ in range(ROUNDS):
+        if len(pending) == 2:
+            wrong += finish()
+        started = []
+        for index in order.sample(range(TENSORS), TENSORS):
+            array = arrays[round_ % 2][index]
+            array[...] = pushed(COUNT, "float32", rank, round_, index)
+            started.append((round_, index, bps.push_pull_async_inplace(array, False, f"t{index}")))
+        order.shuffle(started)  # and waits in another order still
+        pending.append(started)
+    while pending:
+        wrong += finish()
+    return wrong
+
+
+SMALL_PARTITIONS = {"BYTEPS_PARTITION_BYTES": str(12 * KIB), "BPS_MIN_PARTITION_BYTES": str(12 * KIB)}
+SMALLEST_WINDOW = {"BPS_TRANSPORT": "tcp", "BPS_SERVER_WINDOW": "1"}
+TINY_STAGING = {"BPS_TRANSPORT": "shm", "BPS_SHM_CMA": "0", "BPS_STAGING_BYTES": "65536"}
+
+
+# Each case has 2,000 rounds of one tensor; together more than 10,000.
+@pytest.mark.parametrize(
+    ("workers", "servers", "env"),
+    [
+        (2, None, SMALLEST_WINDOW),
+        (3, 1, SMALLEST_WINDOW),
+        (4, 2, SMALLEST_WINDOW),
+        (2, 1, SMALLEST_WINDOW | {"BYTEPS_SCHEDULING_CREDIT": "1"}),
+        (3, None, SMALLEST_WINDOW | {"BYTEPS_SCHEDULING_CREDIT": "20000"}),
+        (2, None, TINY_STAGING),
+        (3, 2, TINY_STAGING | {"BYTEPS_SCHEDULING_CREDIT": "2"}),
+        (3, 1, SMALLEST_WINDOW | {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}),
+    ],
+)
+def test_random_orders_never_block(workers, servers, env):
+    assert cluster.run(random_orders, workers=workers, servers=servers, env=SMALL_PARTITIONS | env) == [0] * workers
+
+
+def last_slot_taken_before(bps: Any) -> None:
+    """Rank 1 has filled its two slots with tensors that the others push only after the one it could not send yet."""
+    array = {name: np.ones(16 * KIB, np.float32) for name in ("first", "second", "wanted")}
+    bps.declare_many(array)
+    if bps.rank() == 1:
+        handles = [bps.push_pull_async(array[name], False, name) for name in ("first", "second")]
+        time.sleep(0.3)
+        bps.barrier()
+        handles.append(bps.push_pull_async(array["wanted"], False, "wanted"))
+        bps.wait(handles)
+    else:
+        bps.barrier()
+        for name in ("wanted", "first", "second"):
+            assert np.all(bps.push_pull(array[name], False, name) == 3)
+
+
+def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
+    env = {"BPS_TRANSPORT": "tcp", "BPS_SERVER_WINDOW": "2", "BYTEPS_SERVER_ENGINE_THREAD": "1", "BPS_TIMEOUT": "20"}
+    cluster.run(last_slot_taken_before, workers=3, servers=1, env=env)
