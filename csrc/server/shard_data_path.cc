@@ -24,7 +24,9 @@ void Shard::on_write(Endpoint& from, std::uint32_t immediate) {
   PushHeader header;
   std::memcpy(&header, slot->data, sizeof header);
   take(link, from, header, slot, {});
-  if (link.free_large == 0) relieve_all();
+  // With its last slot a worker may have become the one that everybody waits for. Later arrivals change nothing about
+  // that, and looking at every open round each time would cost the square of their number.
+  if (held == 0 && link.free_large == 0) relieve_all();
 }
 
 void Shard::on_offer(Endpoint& from, std::span<const std::byte> bytes, const RemoteSpan& span) {
@@ -146,8 +148,8 @@ void Shard::take(Link& link, Endpoint& from, const PushHeader& header, Slot* slo
   } else if (round.summed && pulls) {
     answer(round, arrival, false);
     close_if_over(round);
-  } else if (found == RoundTable::Found::kNew) {
-    relieve(round);
+  } else if (pushes) {
+    relieve(round);  // perhaps only workers without slots are missing now
   }
 }
 
