@@ -1,11 +1,11 @@
 """Gradient push/pull over RDMA, shared memory and TCP.
 
-    import bps_rdma as bps
+import bps_rdma as bps
 
-    bps.init()
-    gradient = bps.empty((1024, 1024), "float32")  # or any numpy array or CPU torch tensor
-    bps.push_pull_inplace(gradient, name="layer1.weight")  # now the mean over all workers
-    bps.shutdown()
+bps.init()
+gradient = bps.empty((1024, 1024), "float32")  # or any numpy array or CPU torch tensor
+bps.push_pull_inplace(gradient, name="layer1.weight")  # now the mean over all workers
+bps.shutdown()
 """
 
 from bps_rdma._core import __version__

@@ -44,6 +44,7 @@ class Group:
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return len(self.ranks)
 
 
@@ -110,7 +111,7 @@ def init(**settings: object) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. Waits, up to BPS_SHUTDOWN_TIMEOUT seconds, until all workers do. Without init() it does nothing."""
+    """Leaves the job; waits, up to BPS_SHUTDOWN_TIMEOUT seconds, until all workers do. Without init() does nothing."""
     global _job
     with _lock:
         if _job is None:
@@ -229,10 +230,11 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     extent = (shape,) if isinstance(shape, int) else tuple(shape)
     count = math.prod(extent)
     shared = _core.SharedMemory(max(count * wanted.itemsize, 1))
-    nbytes = memoryview(shared).nbytes
-    _forget(shared.address, nbytes)  # an older array may have lain at this address
-    weakref.finalize(shared, _forget, shared.address, nbytes).atexit = False
-    return np.frombuffer(shared, dtype=wanted, count=count).reshape(extent)
+    view = memoryview(shared)
+    _forget(shared.address, view.nbytes)  # an older array may have lain at this address
+    weakref.finalize(shared, _forget, shared.address, view.nbytes).atexit = False
+    array: np.ndarray[Any, Any] = np.frombuffer(view, dtype=wanted, count=count)
+    return array.reshape(extent)
 
 
 def _forget(address: int, nbytes: int) -> None:
@@ -273,7 +275,7 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
             specs.append((members.id, name, core_dtype, math.prod(extent), str(extent)))
         else:
             memory = arrays.describe(like, writable=False)
-            specs.append((members.id, name, memory.dtype, memory.count, str(memory.shape)))
+            specs.append((members.id, name, memory.dtype, memory.elements, str(memory.shape)))
     for spec, tensor in zip(specs, job.process.declare(specs), strict=True):
         job.tensors[(members.id, spec[1])] = (tensor, spec[2], spec[3])
 
@@ -282,7 +284,7 @@ def _declared(job: _Job, members: Group, name: str, memory: arrays.Memory, count
     known = job.tensors.get((members.id, name))
     if known is not None and known[1] == memory.dtype and known[2] == count:
         return known[0]
-    shape = str(memory.shape) if count == memory.count else f"({count},)"
+    shape = str(memory.shape) if count == memory.elements else f"({count},)"
     tensor = job.process.declare([(members.id, name, memory.dtype, count, shape)])[0]
     job.tensors[(members.id, name)] = (tensor, memory.dtype, count)
     return tensor
@@ -354,13 +356,11 @@ def push_pull_async_inplace(
     return _reduce(array, array, average, name, priority, group)
 
 
-def _reduce(
-    array: Any, result: Any, average: bool, name: str | None, priority: int, group: Group | None
-) -> Handle:
+def _reduce(array: Any, result: Any, average: bool, name: str | None, priority: int, group: Group | None) -> Handle:
     target = arrays.describe(result, writable=True)
     source = target if result is array else arrays.describe(array, writable=False)
     op = _op(source, average)
-    return _start(Kind.push_pull, source, target, result, source.count, name, group, op=op, priority=priority)
+    return _start(Kind.push_pull, source, target, result, source.elements, name, group, op=op, priority=priority)
 
 
 def _op(memory: arrays.Memory, average: bool) -> Any:
@@ -452,7 +452,7 @@ def push(array: Any, name: str, average: bool = True, priority: int = 0, group: 
     """Contributes `array` to the next round of `name`; `array` is free again on return. pull() gets the result."""
     memory = arrays.describe(array, writable=False)
     _start(
-        Kind.split, memory, memory, None, memory.count, name, group,
+        Kind.split, memory, memory, None, memory.elements, name, group,
         op=_op(memory, average), pulls=False, priority=priority,
     ).wait()  # fmt: skip
 
@@ -464,7 +464,7 @@ def pull(array: Any, name: str, average: bool = True, priority: int = 0, group: 
     """
     memory = arrays.describe(array, writable=True)
     return _start(
-        Kind.split, memory, memory, array, memory.count, name, group,
+        Kind.split, memory, memory, array, memory.elements, name, group,
         op=_op(memory, average), pushes=False, priority=priority,
     ).wait()  # fmt: skip
 
@@ -493,12 +493,12 @@ def reduce_scatter(
     job = _current()
     members = _group(job, group)
     source = arrays.describe(array, writable=False)
-    begin, end = shard_bounds(source.count, members.size, members.ranks.index(job.process.rank))
+    begin, end = shard_bounds(source.elements, members.size, members.ranks.index(job.process.rank))
     result = arrays.empty_flat(array, (end - begin,)) if out is None else out
     target = arrays.describe(result, writable=True)
     _check_size(target, source, end - begin, "out")
     return _start(
-        Kind.reduce_scatter, source, target, result, source.count, name, group,
+        Kind.reduce_scatter, source, target, result, source.elements, name, group,
         op=_op(source, average), priority=priority,
     ).wait()  # fmt: skip
 
@@ -520,37 +520,37 @@ def all_gather(
         first, rest = (part.shape[0], part.shape[1:]) if part.shape else (1, ())
         out = arrays.empty_flat(array, (members.size * first, *rest))
     whole = arrays.describe(out, writable=True)
-    begin, end = shard_bounds(whole.count, members.size, members.ranks.index(job.process.rank))
+    begin, end = shard_bounds(whole.elements, members.size, members.ranks.index(job.process.rank))
     _check_size(part, whole, end - begin, "array")
-    width = whole.nbytes // max(whole.count, 1)
+    width = whole.nbytes // max(whole.elements, 1)
     own = whole.address + begin * width
     if part.address != own and part.nbytes > 0:
         _core.copy_bytes(own, part.address, part.nbytes)
     return _start(
-        Kind.all_gather, part._replace(dtype=whole.dtype), whole, out, whole.count, name, group, priority=priority
+        Kind.all_gather, part._replace(dtype=whole.dtype), whole, out, whole.elements, name, group, priority=priority
     ).wait()
 
 
 def _check_size(part: arrays.Memory, whole: arrays.Memory, count: int, what: str) -> None:
-    if part.count != count or part.dtype != whole.dtype:
+    if part.elements != count or part.dtype != whole.dtype:
         raise InvalidTensorError(
-            f"`{what}` has {part.count} elements of {part.dtype.name}, but this rank's part is {count} of "
+            f"`{what}` has {part.elements} elements of {part.dtype.name}, but this rank's part is {count} of "
             f"{whole.dtype.name}",
             "see shard_bounds()",
         )
 
 
-def broadcast(
-    array: Any, root: int = 0, name: str | None = None, priority: int = 0, group: Group | None = None
-) -> Any:
+def broadcast(array: Any, root: int = 0, name: str | None = None, priority: int = 0, group: Group | None = None) -> Any:
     """Replaces `array` on every rank by the one of worker rank `root`, and returns it."""
     job = _current()
     members = _group(job, group)
     if root not in members.ranks:
-        raise InvalidArgumentError(f"root {root} is not in the group {members.ranks}", "name a worker rank of the group")
+        raise InvalidArgumentError(
+            f"root {root} is not in the group {members.ranks}", "name a worker rank of the group"
+        )
     memory = arrays.describe(array, writable=True)
     return _start(
-        Kind.broadcast, memory, memory, array, memory.count, name, group,
+        Kind.broadcast, memory, memory, array, memory.elements, name, group,
         root=members.ranks.index(root), priority=priority,
     ).wait()  # fmt: skip
 

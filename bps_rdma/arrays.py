@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     Attributes:
         address: of the first element.
         nbytes: of the elements.
-        count: elements.
+        elements: how many.
         dtype: the core's dtype.
         shape: as given, for people.
         allocation: (address, bytes) of the memory block around the array, which is registered as a whole.
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
 
     address: int
     nbytes: int
-    count: int
+    elements: int
     dtype: Any
     shape: tuple[int, ...]
     allocation: tuple[int, int]

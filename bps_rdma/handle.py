@@ -61,7 +61,12 @@ class Handle:
             loop = asyncio.get_running_loop()
             woken = loop.create_future()
             fd = self._operation.completion_fd()
-            loop.add_reader(fd, lambda: woken.done() or woken.set_result(None))
+
+            def wake() -> None:
+                if not woken.done():
+                    woken.set_result(None)
+
+            loop.add_reader(fd, wake)
             try:
                 yield from woken.__await__()
             finally:
@@ -89,5 +94,3 @@ def _release_finished() -> None:
 def abandon_all() -> None:
     """The job is over: nothing can be written into the arrays any more."""
     _in_flight.clear()
-
-

@@ -16,7 +16,8 @@ namespace {
 void usage() {
   std::puts(
       "usage: bps-server [--rank N]\n"
-      "  Serves one job and ends with it. Reads DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT,\n"
+      "  Serves one job and ends with it. Reads DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, "
+      "DMLC_PS_ROOT_PORT,\n"
       "  BYTEPS_SERVER_ENGINE_THREAD and the BPS_* settings (`bps config` lists them all).\n"
       "  --rank N     take this server rank; default: any free one\n"
       "  --version    print the version and exit");

@@ -50,7 +50,8 @@ std::vector<Setting> Config::table() {
       {"BPS_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT", "1.5", "seconds of silence until a member counts as lost"},
       // Seeing
       {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", "ERROR, WARNING, INFO or DEBUG"},
-      {"BPS_SPIN_US", "", "-1", "longest spin before a loop sleeps, microseconds; -1: 0 where cores are scarce, else 20"},
+      {"BPS_SPIN_US", "", "-1",
+       "longest spin before a loop sleeps, microseconds; -1: 0 where cores are scarce, else 20"},
       {"BPS_FAULT", "", "", "for tests: make the transports misbehave, e.g. refuse=0.1,partial=0.3,hold=0.5,seed=7"},
   };
 }
@@ -96,7 +97,9 @@ const Config::Value& Config::value(std::string_view name) const {
   return found->second;
 }
 
-std::string Config::text(std::string_view name) const { return value(name).text; }
+std::string Config::text(std::string_view name) const {
+  return value(name).text;
+}
 
 namespace {
 

@@ -28,8 +28,8 @@ class Config {
 
   static std::vector<Setting> table();
 
-  Config();                         // from the environment of this process
-  explicit Config(Lookup lookup);   // from anything else, for tests
+  Config();                        // from the environment of this process
+  explicit Config(Lookup lookup);  // from anything else, for tests
 
   void set(const std::string& name, const std::string& value, const std::string& source);
 

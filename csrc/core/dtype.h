@@ -52,6 +52,8 @@ constexpr std::string_view to_string(Dtype dtype) {
   return "unknown";
 }
 
-constexpr bool is_valid(ReduceOp op) { return op <= ReduceOp::kProduct; }
+constexpr bool is_valid(ReduceOp op) {
+  return op <= ReduceOp::kProduct;
+}
 
 }  // namespace bps

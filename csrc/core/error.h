@@ -13,11 +13,11 @@ namespace bps {
 
 enum class ErrorCode : std::uint8_t {
   kInvalidArgument,
-  kMismatch,         // ranks, or two uses of one name, disagree
+  kMismatch,  // ranks, or two uses of one name, disagree
   kNotInitialized,
   kUnknownHandle,
   kPortTaken,
-  kAuthentication,   // wrong secret or another job
+  kAuthentication,  // wrong secret or another job
   kVersion,
   kUnreachable,
   kPeerLost,

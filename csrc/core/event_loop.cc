@@ -65,7 +65,8 @@ int EventLoop::turn(Duration wait) {
   std::array<epoll_event, 64> events;
   const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
   int count = ::epoll_pwait2(epoll_.get(), events.data(), events.size(), &timeout, nullptr);
-  if (count < 0 && errno == ENOSYS) {  // kernels before 5.11: milliseconds, rounded up so that a timer is never spun for
+  if (count < 0 &&
+      errno == ENOSYS) {  // kernels before 5.11: milliseconds, rounded up so that a timer is never spun for
     count = ::epoll_wait(epoll_.get(), events.data(), events.size(),
                          static_cast<int>((wait.count() + 999'999) / 1'000'000));
   }

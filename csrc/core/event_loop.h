@@ -40,7 +40,8 @@ class EventLoop {
   void wake();
   int doorbell() const { return doorbell_.get(); }
 
-  // Dispatches what is ready, sleeping up to `wait` (zero: just look) when nothing is. Returns the number of things run.
+  // Dispatches what is ready, sleeping up to `wait` (zero: just look) when nothing is. Returns the number of things
+  // run.
   int turn(Duration wait);
 
  private:

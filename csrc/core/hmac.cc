@@ -79,7 +79,8 @@ Digest sha256(std::span<const std::byte> message) {
   for (std::size_t t = 0; t < end; t += kBlock) compress(state, tail.data() + t);
 
   Digest digest;
-  for (std::size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<std::byte>(state[i / 4] >> (24 - 8 * (i % 4)));
+  for (std::size_t i = 0; i < digest.size(); ++i)
+    digest[i] = static_cast<std::byte>(state[i / 4] >> (24 - 8 * (i % 4)));
   return digest;
 }
 

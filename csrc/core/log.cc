@@ -30,7 +30,9 @@ LogLevel parse_log_level(std::string_view name) {
   return LogLevel::kWarning;
 }
 
-bool log_enabled(LogLevel level) { return level <= g_level.load(std::memory_order_relaxed); }
+bool log_enabled(LogLevel level) {
+  return level <= g_level.load(std::memory_order_relaxed);
+}
 
 void log_line(LogLevel level, const std::string& text) {
   if (!log_enabled(level)) return;
@@ -38,6 +40,8 @@ void log_line(LogLevel level, const std::string& text) {
   std::fprintf(stderr, "bps %s [%s] %s\n", kNames[static_cast<int>(level)], g_who.c_str(), text.c_str());
 }
 
-void name_thread(const std::string& name) { ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str()); }
+void name_thread(const std::string& name) {
+  ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+}
 
 }  // namespace bps

@@ -25,22 +25,22 @@ struct Counters {
   Counter data_bytes;        // bytes those put into peers' memory, or offered to peers that read them in place
   Counter control_messages;  // messages sent on control endpoints
   Counter control_bytes;
-  Counter copies;            // extra copies of payload (staging, cross-memory blocks); none on mapped memory
+  Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
   // Worker
-  Counter partitions;        // partitions finished
-  Counter operations;        // operations finished
-  Counter operation_bytes;   // bytes of the tensors of those
-  Counter failed;            // operations failed
-  Counter credit_stalls;     // times a push loop had work and no landing slot
+  Counter partitions;       // partitions finished
+  Counter operations;       // operations finished
+  Counter operation_bytes;  // bytes of the tensors of those
+  Counter failed;           // operations failed
+  Counter credit_stalls;    // times a push loop had work and no landing slot
   // Server
-  Counter pushes;            // arrivals accepted
-  Counter rounds;            // rounds summed and answered
-  Counter summed_bytes;      // bytes of results
-  Counter stale;             // arrivals refused: late, duplicate or malformed
-  Counter overflow_slots;    // slots granted beyond the window to break a circle of waits
+  Counter pushes;          // arrivals accepted
+  Counter rounds;          // rounds summed and answered
+  Counter summed_bytes;    // bytes of results
+  Counter stale;           // arrivals refused: late, duplicate or malformed
+  Counter overflow_slots;  // slots granted beyond the window to break a circle of waits
   // Loop
-  Counter wakeups;           // returns from sleep
+  Counter wakeups;  // returns from sleep
 
   std::vector<std::pair<std::string, std::uint64_t>> list() const {
     return {{"data_writes", data_writes.get()},

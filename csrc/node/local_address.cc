@@ -61,8 +61,7 @@ std::string address_of_route(const std::string& host) {
 
 }  // namespace
 
-std::string local_address(const std::string& wanted, const std::string& interface,
-                          const std::string& scheduler_host) {
+std::string local_address(const std::string& wanted, const std::string& interface, const std::string& scheduler_host) {
   if (!wanted.empty()) return wanted;
   if (!interface.empty()) return address_of_interface(interface);
   return address_of_route(scheduler_host);

@@ -219,20 +219,20 @@ void Process::Impl::make_loops() {
 }
 
 void Process::Impl::open_doors(bps::Node& self) {
-  const std::string host = local_address(config_.text("BPS_NODE_HOST"), config_.text("BPS_INTERFACE"),
-                                         startup_.scheduler_host);
+  const std::string host =
+      local_address(config_.text("BPS_NODE_HOST"), config_.text("BPS_INTERFACE"), startup_.scheduler_host);
   const std::string local_name = random_name();
   on_van([&] {
     const auto door = [&](Fd listener, std::string transport) {
-      doors_.push_back(std::make_unique<Door>(
-          van_->loop(), std::move(listener), credentials_,
-          [this, transport = std::move(transport)](Fd fd, const Hello& hello) {
-            if (hello.shard >= shards_ || hello.plane == Plane::kVan) return;
-            Loop& loop = *loops_[hello.shard];
-            auto moved = std::make_shared<Fd>(std::move(fd));
-            loop.reactor->loop().post(
-                [this, &loop, transport, moved, hello] { let_in(loop, transport, std::move(*moved), hello); });
-          }));
+      doors_.push_back(std::make_unique<Door>(van_->loop(), std::move(listener), credentials_,
+                                              [this, transport = std::move(transport)](Fd fd, const Hello& hello) {
+                                                if (hello.shard >= shards_ || hello.plane == Plane::kVan) return;
+                                                Loop& loop = *loops_[hello.shard];
+                                                auto moved = std::make_shared<Fd>(std::move(fd));
+                                                loop.reactor->loop().post([this, &loop, transport, moved, hello] {
+                                                  let_in(loop, transport, std::move(*moved), hello);
+                                                });
+                                              }));
     };
     Fd tcp = Door::listen_tcp(host, 0);
     const std::string address = TcpTransport::make_address(host, Door::port_of(tcp.get()));
@@ -264,8 +264,8 @@ void Process::Impl::make_shards() {
   for (const auto& loop : loops_) {
     loop->reactor->call([&, this] {
       Transport* tcp = loop->reactor->transport("tcp");
-      loop->shard = std::make_unique<Shard>(options, van_->membership(), std::vector<Transport*>{tcp},
-                                            loop->reactor->counters());
+      loop->shard =
+          std::make_unique<Shard>(options, van_->membership(), std::vector<Transport*>{tcp}, loop->reactor->counters());
       for (const Group& group : loop->groups) loop->shard->add_group(group);
       loop->reactor->add(loop->shard.get());
       for (Loop::Early& early : loop->early) let_in(*loop, early.transport, std::move(early.fd), early.hello);
@@ -288,7 +288,8 @@ void Process::Impl::make_worker() {
   options.shards_per_server = members.server(0)->shards;
   for (std::uint32_t rank = 0; rank < members.servers; ++rank) {
     if (members.server(rank)->shards != options.shards_per_server) {
-      throw Error(ErrorCode::kMismatch, members.server(rank)->describe() + " runs another number of loops than server 0",
+      throw Error(ErrorCode::kMismatch,
+                  members.server(rank)->describe() + " runs another number of loops than server 0",
                   "set BYTEPS_SERVER_ENGINE_THREAD to the same number on all servers");
     }
   }
@@ -419,11 +420,21 @@ Worker& Process::worker() {
   }
   return *impl_->worker_;
 }
-Van& Process::van() { return *impl_->van_; }
-const Membership& Process::membership() const { return impl_->van_->membership(); }
-bool Process::shutdown(double timeout_s) { return impl_->shutdown(timeout_s); }
-bool Process::wait_for_end() { return impl_->van_->wait_for_end(); }
-std::vector<std::string> Process::routes() const { return impl_->routes_; }
+Van& Process::van() {
+  return *impl_->van_;
+}
+const Membership& Process::membership() const {
+  return impl_->van_->membership();
+}
+bool Process::shutdown(double timeout_s) {
+  return impl_->shutdown(timeout_s);
+}
+bool Process::wait_for_end() {
+  return impl_->van_->wait_for_end();
+}
+std::vector<std::string> Process::routes() const {
+  return impl_->routes_;
+}
 
 std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
   std::vector<std::pair<std::string, std::uint64_t>> sum = Counters().list();

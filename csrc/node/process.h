@@ -1,8 +1,9 @@
 // One process of a job, whole: its loops, its doors, its line to the scheduler, and what it does there as a worker, a
 // server or both; in an embedded job rank 0 also hosts the scheduler.
 //
-// start() brings everything up and returns when this process has joined and is connected; shutdown() says goodbye, waits
-// for the others within the deadline, and takes everything down. Threading: both from one thread; the rest from any.
+// start() brings everything up and returns when this process has joined and is connected; shutdown() says goodbye,
+// waits for the others within the deadline, and takes everything down. Threading: both from one thread; the rest from
+// any.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,6 @@ class Scheduler;
 class Van;
 class Worker;
 
-
 // Who this process is; the launcher's variables, already understood.
 struct Startup {
   std::int32_t worker_rank = kNoRank;
@@ -30,10 +30,10 @@ struct Startup {
   std::uint32_t workers = 1;
   std::uint32_t servers = 1;
   bool hosts_scheduler = false;
-  bool joint = false;                    // every worker is also a server
+  bool joint = false;  // every worker is also a server
   std::string scheduler_host = "127.0.0.1";
   std::vector<std::uint16_t> scheduler_ports;
-  std::uint32_t processes_on_host = 1;   // of this job, as far as known: says whether spinning would hurt
+  std::uint32_t processes_on_host = 1;  // of this job, as far as known: says whether spinning would hurt
   std::string job;
   std::string secret;
 };

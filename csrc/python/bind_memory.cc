@@ -11,9 +11,12 @@ namespace py = pybind11;
 namespace bps {
 
 void bind_memory(py::module_& module) {
-  module.def("copy_bytes", [](std::uintptr_t to, std::uintptr_t from, std::size_t size) {
-    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
-  }, py::arg("to"), py::arg("from_"), py::arg("size"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "copy_bytes",
+      [](std::uintptr_t to, std::uintptr_t from, std::size_t size) {
+        std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
+      },
+      py::arg("to"), py::arg("from_"), py::arg("size"), py::call_guard<py::gil_scoped_release>());
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(module, "SharedMemory", py::buffer_protocol(),
                                                           "Bytes that peers on this host can map.")
       .def(py::init(&SharedMemory::create), py::arg("size"), "`size` zeroed bytes; at least 1.")

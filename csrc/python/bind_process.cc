@@ -14,7 +14,9 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+std::byte* pointer(std::uintptr_t address) {
+  return reinterpret_cast<std::byte*>(address);
+}
 
 // Waits in slices, so that Ctrl-C is seen.
 bool wait_interruptibly(const Operation& operation, double timeout_s) {
@@ -38,13 +40,16 @@ void bind_operation(py::module_& module) {
       .def_readonly("member", &Tensor::member)
       .def_property_readonly("partitions", [](const Tensor& t) { return t.whole.count(); })
       .def_property_readonly("group_size", [](const Tensor& t) { return t.group->size(); })
-      .def_property_readonly("server_bytes", [](const Tensor& t) {
-        std::vector<std::uint64_t> bytes(t.whole_plan.size(), 0);
-        for (std::size_t place = 0; place < t.whole_plan.size(); ++place) {
-          for (const std::uint32_t i : t.whole_plan[place]) bytes[place] += t.whole.piece(i).length;
-        }
-        return bytes;
-      }, "Bytes of push_pull by [loop of this worker x loop of a server].");
+      .def_property_readonly(
+          "server_bytes",
+          [](const Tensor& t) {
+            std::vector<std::uint64_t> bytes(t.whole_plan.size(), 0);
+            for (std::size_t place = 0; place < t.whole_plan.size(); ++place) {
+              for (const std::uint32_t i : t.whole_plan[place]) bytes[place] += t.whole.piece(i).length;
+            }
+            return bytes;
+          },
+          "Bytes of push_pull by [loop of this worker x loop of a server].");
   py::class_<Operation, std::shared_ptr<Operation>>(module, "Operation", "One call in progress.")
       .def("done", &Operation::done)
       .def("finished", &Operation::finished)
@@ -59,15 +64,27 @@ void bind_operation(py::module_& module) {
 
 void bind_process(py::module_& module) {
   py::enum_<Dtype>(module, "Dtype")
-      .value("float32", Dtype::kFloat32).value("float64", Dtype::kFloat64).value("float16", Dtype::kFloat16)
-      .value("bfloat16", Dtype::kBfloat16).value("uint8", Dtype::kUint8).value("int8", Dtype::kInt8)
-      .value("int32", Dtype::kInt32).value("int64", Dtype::kInt64).value("bool", Dtype::kBool);
+      .value("float32", Dtype::kFloat32)
+      .value("float64", Dtype::kFloat64)
+      .value("float16", Dtype::kFloat16)
+      .value("bfloat16", Dtype::kBfloat16)
+      .value("uint8", Dtype::kUint8)
+      .value("int8", Dtype::kInt8)
+      .value("int32", Dtype::kInt32)
+      .value("int64", Dtype::kInt64)
+      .value("bool", Dtype::kBool);
   py::enum_<ReduceOp>(module, "ReduceOp")
-      .value("sum", ReduceOp::kSum).value("average", ReduceOp::kAverage).value("min", ReduceOp::kMin)
-      .value("max", ReduceOp::kMax).value("product", ReduceOp::kProduct);
+      .value("sum", ReduceOp::kSum)
+      .value("average", ReduceOp::kAverage)
+      .value("min", ReduceOp::kMin)
+      .value("max", ReduceOp::kMax)
+      .value("product", ReduceOp::kProduct);
   py::enum_<Kind>(module, "Kind")
-      .value("push_pull", Kind::kPushPull).value("reduce_scatter", Kind::kReduceScatter)
-      .value("all_gather", Kind::kAllGather).value("broadcast", Kind::kBroadcast).value("split", Kind::kSplit);
+      .value("push_pull", Kind::kPushPull)
+      .value("reduce_scatter", Kind::kReduceScatter)
+      .value("all_gather", Kind::kAllGather)
+      .value("broadcast", Kind::kBroadcast)
+      .value("split", Kind::kSplit);
 
   bind_operation(module);
 
@@ -95,50 +112,64 @@ void bind_process(py::module_& module) {
       .def_property_readonly("workers", [](const Process& p) { return p.membership().workers; })
       .def_property_readonly("servers", [](const Process& p) { return p.membership().servers; })
       .def_property_readonly("rank", [](Process& p) { return p.worker().rank(); })
-      .def("describe", [](const Process& p) {
-        std::vector<std::string> nodes;
-        for (const Node& node : p.membership().nodes) nodes.push_back(node.describe());
-        return nodes;
-      })
-      .def("barrier", [](Process& p, std::uint32_t group, double timeout_s) {
-        p.van().barrier(*p.worker().group(group), timeout_s);
-      }, py::arg("group"), py::arg("timeout_s"), ReleaseGil())
-      .def("new_group", [](Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
-        return p.worker().new_group(std::move(ranks), name, timeout_s).id;
-      }, py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), ReleaseGil())
-      .def("declare", [](Process& p, const std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t,
-                                                                  std::string>>& specs) {
-        std::vector<TensorSpec> tensors;
-        for (const auto& [group, name, dtype, count, shape] : specs) {
-          tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape});
-        }
-        return p.worker().declare(tensors);
-      }, py::arg("tensors"), ReleaseGil(), "tensors: (group, name, dtype, count, shape) each.")
-      .def("start_operation",
-           [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, bool pushes, bool pulls,
-              std::uint32_t root, std::uintptr_t input, std::uintptr_t output,
-              std::pair<std::uintptr_t, std::uint64_t> input_allocation,
-              std::pair<std::uintptr_t, std::uint64_t> output_allocation, std::int32_t priority, double timeout_s) {
-             Request request;
-             request.kind = kind;
-             request.op = op;
-             request.pushes = pushes;
-             request.pulls = pulls;
-             request.root = root;
-             request.input = pointer(input);
-             request.output = pointer(output);
-             request.input_allocation = {pointer(input_allocation.first), input_allocation.second};
-             request.output_allocation = {pointer(output_allocation.first), output_allocation.second};
-             request.priority = priority;
-             request.timeout_s = timeout_s;
-             return p.worker().start(tensor, request);
-           },
-           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("pushes"), py::arg("pulls"), py::arg("root"),
-           py::arg("input"), py::arg("output"), py::arg("input_allocation"), py::arg("output_allocation"),
-           py::arg("priority"), py::arg("timeout_s"), ReleaseGil())
-      .def("forget_memory", [](Process& p, std::uintptr_t address, std::uint64_t size) {
-        p.worker().forget_memory({pointer(address), size});
-      }, py::arg("address"), py::arg("size"), ReleaseGil());
+      .def("describe",
+           [](const Process& p) {
+             std::vector<std::string> nodes;
+             for (const Node& node : p.membership().nodes) nodes.push_back(node.describe());
+             return nodes;
+           })
+      .def(
+          "barrier",
+          [](Process& p, std::uint32_t group, double timeout_s) {
+            p.van().barrier(*p.worker().group(group), timeout_s);
+          },
+          py::arg("group"), py::arg("timeout_s"), ReleaseGil())
+      .def(
+          "new_group",
+          [](Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+            return p.worker().new_group(std::move(ranks), name, timeout_s).id;
+          },
+          py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), ReleaseGil())
+      .def(
+          "declare",
+          [](Process& p,
+             const std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>& specs) {
+            std::vector<TensorSpec> tensors;
+            for (const auto& [group, name, dtype, count, shape] : specs) {
+              tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape});
+            }
+            return p.worker().declare(tensors);
+          },
+          py::arg("tensors"), ReleaseGil(), "tensors: (group, name, dtype, count, shape) each.")
+      .def(
+          "start_operation",
+          [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, bool pushes, bool pulls,
+             std::uint32_t root, std::uintptr_t input, std::uintptr_t output,
+             std::pair<std::uintptr_t, std::uint64_t> input_allocation,
+             std::pair<std::uintptr_t, std::uint64_t> output_allocation, std::int32_t priority, double timeout_s) {
+            Request request;
+            request.kind = kind;
+            request.op = op;
+            request.pushes = pushes;
+            request.pulls = pulls;
+            request.root = root;
+            request.input = pointer(input);
+            request.output = pointer(output);
+            request.input_allocation = {pointer(input_allocation.first), input_allocation.second};
+            request.output_allocation = {pointer(output_allocation.first), output_allocation.second};
+            request.priority = priority;
+            request.timeout_s = timeout_s;
+            return p.worker().start(tensor, request);
+          },
+          py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("pushes"), py::arg("pulls"), py::arg("root"),
+          py::arg("input"), py::arg("output"), py::arg("input_allocation"), py::arg("output_allocation"),
+          py::arg("priority"), py::arg("timeout_s"), ReleaseGil())
+      .def(
+          "forget_memory",
+          [](Process& p, std::uintptr_t address, std::uint64_t size) {
+            p.worker().forget_memory({pointer(address), size});
+          },
+          py::arg("address"), py::arg("size"), ReleaseGil());
 
   module.def("reduce_isa", [] { return std::string(reduce_isa()); }, "Instruction set of the reducer on this machine.");
 }

@@ -17,10 +17,10 @@ struct Link;
 // What one member of the group has said in this round.
 struct Arrival {
   Link* link = nullptr;
-  Endpoint* data = nullptr;     // the push came here, and the answer goes back the same way
+  Endpoint* data = nullptr;  // the push came here, and the answer goes back the same way
   PushHeader header{};
-  Slot* slot = nullptr;         // the payload lies in a slot
-  RemoteSpan span;              // or stays in the worker's memory (length > 0)
+  Slot* slot = nullptr;  // the payload lies in a slot
+  RemoteSpan span;       // or stays in the worker's memory (length > 0)
   bool has_payload = false;
   bool pushed = false;
   bool pull_waiting = false;
@@ -28,20 +28,20 @@ struct Arrival {
 };
 
 struct Round {
-  std::uint64_t key = 0;        // tensor and partition
+  std::uint64_t key = 0;  // tensor and partition
   std::uint32_t number = 0;
   const Group* group = nullptr;
-  PushHeader first{};           // what all others must agree with
+  PushHeader first{};  // what all others must agree with
   std::uint32_t pushed = 0;
   std::uint32_t pulled = 0;
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
   bool summed = false;
   bool failed = false;
-  std::string disagreement;     // why it failed
-  Slot* result = nullptr;       // where later and remote pulls are answered from
+  std::string disagreement;       // why it failed
+  Slot* result = nullptr;         // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;  // by place in the group; keeps its capacity between uses
   Round* next_of_key = nullptr;
-  std::size_t open_index = 0;   // in the table's list of open rounds
+  std::size_t open_index = 0;  // in the table's list of open rounds
 };
 
 }  // namespace bps

@@ -13,7 +13,9 @@ namespace {
 constexpr std::uint64_t kSmallPayload = 8 * 1024 - kMaxHeader;
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
 
-bool is_small(const Slot& slot) { return slot.capacity <= kSmallPayload + kMaxHeader; }
+bool is_small(const Slot& slot) {
+  return slot.capacity <= kSmallPayload + kMaxHeader;
+}
 
 }  // namespace
 
@@ -60,7 +62,9 @@ std::vector<Endpoint*> Shard::endpoints() const {
   return all;
 }
 
-void Shard::add_group(const Group& group) { groups_.emplace(group.id, group); }
+void Shard::add_group(const Group& group) {
+  groups_.emplace(group.id, group);
+}
 
 void Shard::on_message(Endpoint& from, std::span<const std::byte> message) {
   Link& link = *static_cast<Link*>(from.user);

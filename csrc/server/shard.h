@@ -1,8 +1,9 @@
-// One loop of a server: it sees a push, sums when the last one is there, and posts the answers. Nobody else is involved.
+// One loop of a server: it sees a push, sums when the last one is there, and posts the answers. Nobody else is
+// involved.
 //
 // The walk: [8] a push lands in a slot (or is offered in place) -> check() -> take() -> [9] sum() when the group is
-// complete -> [10] answer(). Landing slots are credits: a worker may fill the slots it was given, and gets each one back
-// when its bytes have been summed.
+// complete -> [10] answer(). Landing slots are credits: a worker may fill the slots it was given, and gets each one
+// back when its bytes have been summed.
 //
 // Different orders: workers may push in any order. When every worker that a round still waits for has used up its slots
 // on other rounds, nothing would ever move again; exactly then those workers get one slot beyond their window (see
@@ -34,7 +35,7 @@ struct Link {
   std::uint32_t node = 0;
   std::uint16_t lane = 0;
   std::uint32_t worker_rank = 0;
-  std::string name;               // for errors
+  std::string name;  // for errors
   Transport* transport = nullptr;
   Endpoint* control = nullptr;
   std::vector<Endpoint*> data;
@@ -42,7 +43,7 @@ struct Link {
   bool needs_slots = false;
   bool lost = false;
   std::uint64_t largest_payload = 0;
-  std::uint32_t free_small = 0;   // slots the worker holds and has not filled yet
+  std::uint32_t free_small = 0;  // slots the worker holds and has not filled yet
   std::uint32_t free_large = 0;
   std::vector<SlotCredit> credits;  // for the next message
   struct Answer {
@@ -50,7 +51,7 @@ struct Link {
     Endpoint* data = nullptr;
     Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
   };
-  std::vector<Answer> answers;    // waiting for the send window
+  std::vector<Answer> answers;  // waiting for the send window
 };
 
 struct ShardOptions {

@@ -13,8 +13,8 @@ constexpr std::uint64_t kSlab = 1 << 20;  // small slots come by the slab, large
 }  // namespace
 
 Slot* SlotPool::take(std::uint64_t payload) {
-  // Sizes differ by the partitions of different tensors; rounding to a page (small) or an eighth of the next power of two
-  // (large) keeps the classes few.
+  // Sizes differ by the partitions of different tensors; rounding to a page (small) or an eighth of the next power of
+  // two (large) keeps the classes few.
   const std::uint64_t wanted = payload + kMaxHeader;
   std::uint64_t step = kPage;
   while (step * 16 <= wanted) step *= 2;
@@ -45,7 +45,8 @@ void SlotPool::grow(Class& size_class) {
   }
   Slab& slab = slabs_.emplace_back();
   slab.memory = {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};
-  for (Transport* transport : transports_) slab.regions.push_back(transport->register_memory({slab.memory.get(), size}));
+  for (Transport* transport : transports_)
+    slab.regions.push_back(transport->register_memory({slab.memory.get(), size}));
   bytes_ += size;
   for (std::uint64_t i = 0; i < count; ++i) {
     Slot& slot = slots_.emplace_back();

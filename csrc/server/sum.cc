@@ -7,8 +7,8 @@
 namespace bps {
 namespace {
 
-// A block of each of two sources and one result stay within 1 MiB of second-level cache, and a cross-memory copy of this
-// size is long against its system call.
+// A block of each of two sources and one result stay within 1 MiB of second-level cache, and a cross-memory copy of
+// this size is long against its system call.
 constexpr std::uint64_t kBlock = 128 * 1024;
 
 }  // namespace

@@ -25,9 +25,9 @@ std::uint64_t naive(std::uint64_t key);
 struct KeyMapConfig {
   KeyHash hash = KeyHash::kRaw;
   std::uint32_t servers = 1;
-  std::uint32_t workers = 1;                // mixed: co-located servers come after the extra ones
-  std::uint64_t built_in_coefficient = 1;   // BYTEPS_BUILT_IN_HASH_COEF
-  std::uint64_t mixed_bound = 101;          // BYTEPS_MIXED_MODE_BOUND
+  std::uint32_t workers = 1;               // mixed: co-located servers come after the extra ones
+  std::uint64_t built_in_coefficient = 1;  // BYTEPS_BUILT_IN_HASH_COEF
+  std::uint64_t mixed_bound = 101;         // BYTEPS_MIXED_MODE_BOUND
 };
 
 KeyHash parse_key_hash(std::string_view name);  // throws Error(kInvalidArgument) that lists the names

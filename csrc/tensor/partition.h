@@ -29,7 +29,7 @@ class Partitioning {
 
  private:
   std::uint64_t bytes_;
-  std::uint64_t shard_bytes_;      // of a full shard
+  std::uint64_t shard_bytes_;  // of a full shard
   std::uint64_t piece_bytes_;
   std::uint64_t pieces_in_shard_;  // of a full shard
   std::uint64_t count_;

@@ -14,9 +14,9 @@
 namespace bps {
 
 enum PushFlags : std::uint8_t {
-  kHasPayload = 1,   // the sender's bytes take part in the sum
-  kIsPush = 2,       // counts as the sender's push of this round
-  kIsPull = 4,       // the sender expects the result of this round (or, without kWantsData, word that it is done)
+  kHasPayload = 1,  // the sender's bytes take part in the sum
+  kIsPush = 2,      // counts as the sender's push of this round
+  kIsPull = 4,      // the sender expects the result of this round (or, without kWantsData, word that it is done)
   kWantsData = 8,
 };
 
@@ -25,16 +25,16 @@ struct PushHeader {
   Dtype dtype;
   ReduceOp op;
   std::uint8_t flags;
-  std::uint8_t kind;             // what the user called; ranks that mix kinds in one round are told so
-  std::uint16_t member;          // the sender's place in the group
+  std::uint8_t kind;     // what the user called; ranks that mix kinds in one round are told so
+  std::uint16_t member;  // the sender's place in the group
   std::uint32_t group;
   std::uint32_t tensor;
   std::uint32_t partition;
   std::uint32_t round;
-  std::uint32_t immediate;       // of the answer
+  std::uint32_t immediate;  // of the answer
   std::uint32_t reserved;
-  std::uint64_t length;          // bytes of the partition, with or without payload
-  std::uint64_t answer_key;      // where the answer goes
+  std::uint64_t length;      // bytes of the partition, with or without payload
+  std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
   std::uint64_t padding;
 };

@@ -19,11 +19,16 @@ FaultPlan FaultPlan::parse(const std::string& text) {
     char* stop = nullptr;
     const double value = equals == std::string::npos ? -1 : std::strtod(item.c_str() + equals + 1, &stop);
     const bool number = stop != nullptr && *stop == '\0' && value >= 0;
-    if (number && name == "seed") plan.seed = static_cast<std::uint32_t>(value);
-    else if (number && name == "refuse") plan.refuse = value;
-    else if (number && name == "partial") plan.partial = value;
-    else if (number && name == "hold") plan.hold = value;
-    else if (number && name == "lose_after") plan.lose_after = static_cast<std::uint64_t>(value);
+    if (number && name == "seed")
+      plan.seed = static_cast<std::uint32_t>(value);
+    else if (number && name == "refuse")
+      plan.refuse = value;
+    else if (number && name == "partial")
+      plan.partial = value;
+    else if (number && name == "hold")
+      plan.hold = value;
+    else if (number && name == "lose_after")
+      plan.lose_after = static_cast<std::uint64_t>(value);
     else {
       throw Error(ErrorCode::kInvalidArgument, "BPS_FAULT: '" + item + "' is not understood",
                   "use seed, refuse, partial, hold and lose_after, each with =number");
@@ -103,8 +108,8 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
       if (!polled && chance(plan_.hold)) return false;
       const std::span<const std::byte> header(held.header.data(), held.header_size);
       held.write.header = held.offer.header = header;
-      const std::size_t took = held.is_write ? inner_->write({&held.write, 1})
-                                             : inner_->direct()->offer({&held.offer, 1});
+      const std::size_t took =
+          held.is_write ? inner_->write({&held.write, 1}) : inner_->direct()->offer({&held.offer, 1});
       sent += static_cast<int>(took);
       return took == 1;
     });

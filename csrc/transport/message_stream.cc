@@ -15,7 +15,9 @@ MessageStream::MessageStream(Fd socket, std::size_t largest_message)
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
 }
 
-MessageStream::~MessageStream() { close(); }
+MessageStream::~MessageStream() {
+  close();
+}
 
 void MessageStream::start(EventLoop& loop, Events events) {
   loop_ = &loop;

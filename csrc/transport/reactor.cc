@@ -15,7 +15,9 @@ constexpr Duration kBlockedSleep = std::chrono::milliseconds(1);
 Reactor::Reactor(std::string name, int spin_limit_us)
     : name_(std::move(name)), spin_limit_(std::chrono::microseconds(spin_limit_us)) {}
 
-Reactor::~Reactor() { stop(); }
+Reactor::~Reactor() {
+  stop();
+}
 
 Transport* Reactor::transport(std::string_view name) const {
   for (const auto& transport : transports_) {

@@ -21,8 +21,8 @@ namespace bps {
 class Actor {
  public:
   virtual ~Actor() = default;
-  virtual bool step() = 0;                  // true when it did something
-  virtual bool arm() { return true; }       // before sleep: from now on, work wakes the loop; false: there is work
+  virtual bool step() = 0;             // true when it did something
+  virtual bool arm() { return true; }  // before sleep: from now on, work wakes the loop; false: there is work
   virtual void disarm() {}
   virtual bool blocked() const { return false; }  // has work that no event announces: look again soon
 };
@@ -69,7 +69,7 @@ class Reactor {
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Actor*> actors_;
   std::atomic<bool> stop_{false};
-  Duration spin_{0};      // learnt: long enough for the last gaps between arrivals, or nothing
+  Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing
   Duration mean_gap_{0};
   std::thread thread_;
 };

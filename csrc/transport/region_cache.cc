@@ -5,8 +5,12 @@
 namespace bps {
 namespace {
 
-std::uintptr_t begin_of(std::span<std::byte> bytes) { return reinterpret_cast<std::uintptr_t>(bytes.data()); }
-std::uintptr_t end_of(std::span<std::byte> bytes) { return begin_of(bytes) + bytes.size(); }
+std::uintptr_t begin_of(std::span<std::byte> bytes) {
+  return reinterpret_cast<std::uintptr_t>(bytes.data());
+}
+std::uintptr_t end_of(std::span<std::byte> bytes) {
+  return begin_of(bytes) + bytes.size();
+}
 
 }  // namespace
 

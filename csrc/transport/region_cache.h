@@ -1,8 +1,8 @@
 // Registrations by address range: page-rounded, shared, bounded.
 //
-// find() returns a region that covers the wanted bytes, registering the allocation around them when none does. The cache
-// holds at most `limit` regions; the least recently used ones that nobody else holds go first. A region that somebody
-// holds is never dropped. Threading: one thread.
+// find() returns a region that covers the wanted bytes, registering the allocation around them when none does. The
+// cache holds at most `limit` regions; the least recently used ones that nobody else holds go first. A region that
+// somebody holds is never dropped. Threading: one thread.
 #pragma once
 
 #include <cstdint>

@@ -112,7 +112,9 @@ class SelfRegion final : public Region {
 SelfTransport::SelfTransport(Counters& counters) : counters_(counters) {}
 SelfTransport::~SelfTransport() = default;
 
-RegionPtr SelfTransport::register_memory(std::span<std::byte> bytes) { return std::make_shared<SelfRegion>(bytes); }
+RegionPtr SelfTransport::register_memory(std::span<std::byte> bytes) {
+  return std::make_shared<SelfRegion>(bytes);
+}
 
 std::unique_ptr<Endpoint> SelfTransport::connect(std::span<const std::byte>, const Hello&, const Deadline&,
                                                  const std::string&) {

@@ -10,7 +10,8 @@
 //            another one, and the endpoint it returns enters the loop by attach(). Nothing here takes a lock.
 // Ordering:  none between writes or offers. A write's immediate is delivered after that write's own bytes are visible,
 //            and that is the only promise; callers make every chunk self-contained.
-// Errors:    set-up throws Error. write() and offer() accept a prefix of what they are given, 0 while the window is full;
+// Errors:    set-up throws Error. write() and offer() accept a prefix of what they are given, 0 while the window is
+// full;
 //            they never block. A lost peer is reported once through Sink::on_lost(); its endpoint then accepts nothing.
 #pragma once
 
@@ -33,7 +34,8 @@ inline constexpr std::size_t kMaxHeader = 64;
 inline constexpr std::size_t kMaxMessage = 1 << 16;
 inline constexpr std::uint64_t kNoToken = ~std::uint64_t{0};
 
-// Memory of a peer, in the peer's own notation: the key it told us, and an address that counts from the region's origin.
+// Memory of a peer, in the peer's own notation: the key it told us, and an address that counts from the region's
+// origin.
 struct RemoteSpan {
   std::uint64_t key = 0;
   std::uint64_t address = 0;
@@ -65,20 +67,20 @@ using RegionPtr = std::shared_ptr<Region>;
 
 struct WriteOp {
   std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied; lands right before the payload
-  const Region* source = nullptr;     // may be null when length is 0
+  const Region* source = nullptr;       // may be null when length is 0
   std::uint64_t source_offset = 0;
-  std::uint64_t length = 0;           // payload bytes; 0 delivers just the immediate (and the header)
-  RemoteSpan target{};                // target.length is the room there; ignored when header and length are 0
+  std::uint64_t length = 0;  // payload bytes; 0 delivers just the immediate (and the header)
+  RemoteSpan target{};       // target.length is the room there; ignored when header and length are 0
   std::uint32_t immediate = 0;
-  std::uint64_t token = kNoToken;     // handed back by on_written() when `source` may be reused
+  std::uint64_t token = kNoToken;  // handed back by on_written() when `source` may be reused
 };
 
 struct Offer {
   std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied
-  const Region* source = nullptr;     // must stay untouched until the peer answers; null when length is 0
+  const Region* source = nullptr;       // must stay untouched until the peer answers; null when length is 0
   std::uint64_t source_offset = 0;
   std::uint64_t length = 0;
-  const Region* answer = nullptr;     // memory that the header names and the peer will put() into; may be null
+  const Region* answer = nullptr;  // memory that the header names and the peer will put() into; may be null
 };
 
 // Memory of a peer on the same host.

@@ -8,10 +8,10 @@
 namespace bps {
 namespace {
 
-constexpr std::size_t kSubmissions = 1 << 14;   // operations on their way into a lane; callers wait beyond
-constexpr std::size_t kCachedRegions = 4096;    // per transport; an entry is a table row except on a NIC
+constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a lane; callers wait beyond
+constexpr std::size_t kCachedRegions = 4096;   // per transport; an entry is a table row except on a NIC
 constexpr double kDeadlineCheck_s = 0.25;
-constexpr double kAnswerGrace_s = 1.0;          // for the server to say who is missing
+constexpr double kAnswerGrace_s = 1.0;  // for the server to say who is missing
 
 }  // namespace
 
@@ -149,7 +149,8 @@ void Lane::on_message(Endpoint& from, std::span<const std::byte> message) {
     for (const std::uint32_t rank : missing->ranks) ranks += (ranks.empty() ? " " : ", ") + std::to_string(rank);
     flight->operation->fail(ErrorCode::kTimeout,
                             "after " + std::to_string(static_cast<int>(flight->operation->request.timeout_s)) + " s " +
-                                server.name + " still waits for rank" + (ranks.empty() ? "s it knows nothing of" : ranks),
+                                server.name + " still waits for rank" +
+                                (ranks.empty() ? "s it knows nothing of" : ranks),
                             "check that those ranks are alive and call the same operation, or raise BPS_TIMEOUT");
   }
 }

@@ -1,7 +1,7 @@
 // One push loop and its pull loop: the worker's end of the walk, on one thread.
 //
-// [4] push: takes the most urgent partition for each server that has room, and writes it into a landing slot, or offers it
-// in place to a server on the same host. [6] pull: an answer's immediate names the partition that is over; the bytes
+// [4] push: takes the most urgent partition for each server that has room, and writes it into a landing slot, or offers
+// it in place to a server on the same host. [6] pull: an answer's immediate names the partition that is over; the bytes
 // already lie in the user's tensor. Both run to completion here, so nothing is handed between threads but the operation
 // itself, once on its way in (a bounded ring) and once when its caller wakes.
 //
@@ -40,12 +40,12 @@ class Lane final : public Actor, public Sink {
   // The lane's way to one loop of one server.
   struct Server {
     std::uint32_t rank = 0;
-    std::string name;             // for errors
+    std::string name;  // for errors
     Transport* transport = nullptr;
     RegionCache* regions = nullptr;
     Endpoint* control = nullptr;
     std::vector<Endpoint*> data;
-    std::size_t next_data = 0;    // round robin over the data endpoints
+    std::size_t next_data = 0;  // round robin over the data endpoints
     std::vector<SlotCredit> small_slots;
     std::vector<SlotCredit> large_slots;
     SendQueue queue;
@@ -90,8 +90,8 @@ class Lane final : public Actor, public Sink {
     std::uint32_t partition = 0;
     std::uint8_t generation = 0;
     std::uint64_t length = 0;
-    std::byte* stage = nullptr;      // the copy that the server works on, when it cannot reach the tensor
-    RegionPtr input{};               // held while the server may touch them
+    std::byte* stage = nullptr;  // the copy that the server works on, when it cannot reach the tensor
+    RegionPtr input{};           // held while the server may touch them
     RegionPtr output{};
   };
   struct Submission {
@@ -118,15 +118,15 @@ class Lane final : public Actor, public Sink {
   Counters& counters_;
   MpscRing<Submission> submissions_;
   std::atomic<bool> sleeping_{false};
-  std::vector<std::unique_ptr<Server>> servers_;       // by place; null where this lane has no business
-  std::vector<std::unique_ptr<RegionCache>> caches_;   // one per transport
+  std::vector<std::unique_ptr<Server>> servers_;      // by place; null where this lane has no business
+  std::vector<std::unique_ptr<RegionCache>> caches_;  // one per transport
   std::vector<Transport*> cached_transports_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_flights_;
   std::uint64_t bytes_in_flight_ = 0;
-  std::vector<std::shared_ptr<Operation>> home_;       // operations whose deadline this lane watches
+  std::vector<std::shared_ptr<Operation>> home_;  // operations whose deadline this lane watches
   std::size_t purge_at_ = 64;
-  std::unique_ptr<Staging> staging_;                   // made at first need
+  std::unique_ptr<Staging> staging_;  // made at first need
   bool has_work_ = false;
   bool blocked_ = false;
   Clock::time_point last_landing_ = Clock::now();

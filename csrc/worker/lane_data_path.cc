@@ -9,8 +9,8 @@ namespace bps {
 namespace {
 
 constexpr std::size_t kBatch = 16;  // partitions per doorbell
-// With work to do, credits spent and nothing coming back for this long, ranks may be waiting for each other in a circle;
-// the limits of this side (scheduling credit, staging) then yield by one partition.
+// With work to do, credits spent and nothing coming back for this long, ranks may be waiting for each other in a
+// circle; the limits of this side (scheduling credit, staging) then yield by one partition.
 constexpr auto kStuck = std::chrono::milliseconds(2);
 
 std::uint8_t flags_of(const Request& request, std::uint16_t member, std::uint32_t shard) {
@@ -119,8 +119,8 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   try {
     if (carries) flight.input = server.regions->find({request.input + in_at, piece.length}, request.input_allocation);
     if (wants) flight.output = server.regions->find({request.output + out_at, piece.length}, request.output_allocation);
-    if (direct != nullptr && ((carries && !direct->peer_reaches(*flight.input)) ||
-                              (wants && !direct->peer_reaches(*flight.output)))) {
+    if (direct != nullptr &&
+        ((carries && !direct->peer_reaches(*flight.input)) || (wants && !direct->peer_reaches(*flight.output)))) {
       if (!staging_) staging_ = std::make_unique<Staging>(options_.largest_partition, options_.staging_bytes);
       flight.stage = staging_->take();
       if (flight.stage == nullptr && stuck) {
@@ -176,8 +176,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
     return static_cast<std::uint64_t>((flight.stage != nullptr ? flight.stage : at) - region.bytes().data());
   };
   if (wants) {
-    const RemoteSpan answer =
-        flight.output->remote(offset_in(*flight.output, request.output + out_at), piece.length);
+    const RemoteSpan answer = flight.output->remote(offset_in(*flight.output, request.output + out_at), piece.length);
     header.answer_key = answer.key;
     header.answer_address = answer.address;
   }
@@ -257,8 +256,7 @@ void Lane::on_write(Endpoint& from, std::uint32_t immediate) {
     const Partitioning& cut = sharded ? operation.tensor->sharded : operation.tensor->whole;
     const Partitioning::Piece piece = cut.piece(flight->partition);
     if ((flags_of(request, operation.tensor->member, piece.shard) & kWantsData) != 0 && !operation.done()) {
-      const std::uint64_t start =
-          request.kind == Kind::kReduceScatter ? cut.shard_offset(operation.tensor->member) : 0;
+      const std::uint64_t start = request.kind == Kind::kReduceScatter ? cut.shard_offset(operation.tensor->member) : 0;
       std::memcpy(request.output + piece.offset - start, flight->stage, piece.length);
       counters_.copies.add();
       counters_.copied_bytes.add(piece.length);
@@ -280,7 +278,9 @@ void Lane::land(std::uint32_t index) {
   finish(*operation, 1);
 }
 
-void Lane::on_offer(Endpoint&, std::span<const std::byte>, const RemoteSpan&) { counters_.stale.add(); }
+void Lane::on_offer(Endpoint&, std::span<const std::byte>, const RemoteSpan&) {
+  counters_.stale.add();
+}
 
 void Lane::on_written(Endpoint&, std::uint64_t) {}
 

@@ -1,5 +1,5 @@
-// One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference to
-// one of these.
+// One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference
+// to one of these.
 //
 // Threading: made by the calling thread, then driven by the lanes; `remaining` and `state` are the meeting points. The
 // caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
@@ -26,14 +26,14 @@ enum class Kind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBro
 struct Request {
   Kind kind = Kind::kPushPull;
   ReduceOp op = ReduceOp::kSum;
-  bool pushes = true;   // kSplit: push() and pull() are two requests of one round
+  bool pushes = true;  // kSplit: push() and pull() are two requests of one round
   bool pulls = true;
-  std::uint32_t root = 0;             // place in the group; kBroadcast
-  std::byte* input = nullptr;         // kReduceScatter: the whole tensor; kAllGather: the own shard
-  std::byte* output = nullptr;        // kReduceScatter: the own shard; kAllGather: the whole tensor
-  std::span<std::byte> input_allocation;   // what to register around them
+  std::uint32_t root = 0;                 // place in the group; kBroadcast
+  std::byte* input = nullptr;             // kReduceScatter: the whole tensor; kAllGather: the own shard
+  std::byte* output = nullptr;            // kReduceScatter: the own shard; kAllGather: the whole tensor
+  std::span<std::byte> input_allocation;  // what to register around them
   std::span<std::byte> output_allocation;
-  std::int32_t priority = 0;          // higher first
+  std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
 };
 
@@ -76,7 +76,7 @@ class Operation {
   const std::uint64_t sequence;  // order of the calls, for equal priorities
   const Deadline deadline;
   std::atomic<std::uint64_t> remaining;
-  std::vector<Cursor> cursors;   // [lane * servers + server]
+  std::vector<Cursor> cursors;     // [lane * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
   std::uint64_t bytes() const { return tensor->bytes; }
   const std::uint64_t started_ns;

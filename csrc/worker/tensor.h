@@ -22,8 +22,8 @@ struct Tensor {
   Dtype dtype{};
   std::uint64_t bytes = 0;
   std::string shape;
-  Partitioning whole;        // push_pull, broadcast
-  Partitioning sharded;      // reduce_scatter, all_gather: one shard per member
+  Partitioning whole;    // push_pull, broadcast
+  Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
   // Partitions by [lane * servers + server], for each of the two cuts.
   std::vector<std::vector<std::uint32_t>> whole_plan;
   std::vector<std::vector<std::uint32_t>> sharded_plan;

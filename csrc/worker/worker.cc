@@ -29,9 +29,13 @@ bool Worker::meets(std::size_t lane, std::size_t lanes, std::size_t shard, std::
   return lane % common == shard % common;
 }
 
-std::uint32_t Worker::rank() const { return static_cast<std::uint32_t>(van_.self().worker_rank); }
+std::uint32_t Worker::rank() const {
+  return static_cast<std::uint32_t>(van_.self().worker_rank);
+}
 
-Group Worker::world() const { return *group(0); }
+Group Worker::world() const {
+  return *group(0);
+}
 
 std::shared_ptr<const Group> Worker::group(std::uint32_t id) const {
   const std::lock_guard lock(mutex_);
@@ -163,9 +167,8 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     if (request.kind != Kind::kSplit) tensor->next_pull.store(round + 1);
   }
   const std::uint64_t sequence = sequence_.fetch_add(1);
-  auto operation =
-      std::make_shared<Operation>(tensor, request, round, sequence, lanes_.size(),
-                                  options_.key_map.servers * options_.shards_per_server);
+  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, lanes_.size(),
+                                               options_.key_map.servers * options_.shards_per_server);
   // The lanes share the work; one of them also watches the deadline.
   const std::size_t home = sequence % lanes_.size();
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].lane->submit(operation, i == home);

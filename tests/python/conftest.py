@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from types import ModuleType
 
-import bps_rdma
 import cluster
 import pytest
+
+import bps_rdma
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
 // A bounded ring of descriptors in shared memory: one producer process, one consumer process.
 //
-// The consumer says when it goes to sleep; the producer then knows that it has to ring the consumer's doorbell. Both use
-// a full fence between their store and their load, so that at least one of them sees the other. The consumer trusts
+// The consumer says when it goes to sleep; the producer then knows that it has to ring the consumer's doorbell. Both
+// use a full fence between their store and their load, so that at least one of them sees the other. The consumer trusts
 // nothing in here: indices are checked, and descriptors are copied out before they are looked at.
 #pragma once
 

@@ -45,7 +45,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t size) {
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::map(Fd file, std::size_t size) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(file.get(), &info) != 0 || static_cast<std::size_t>(info.st_size) < size || size == 0) {
     throw Error(ErrorCode::kTransport, "a peer announced shared memory that is smaller than it says", "");
   }

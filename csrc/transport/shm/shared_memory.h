@@ -1,7 +1,7 @@
 // Memory that other processes of the host can map: what bps_rdma.empty() returns.
 //
-// Each piece is an anonymous memory file; nothing has a name, so nothing can be left behind. The process keeps a table of
-// its pieces so that a transport can find the file behind a pointer. Thread-safe (set-up path).
+// Each piece is an anonymous memory file; nothing has a name, so nothing can be left behind. The process keeps a table
+// of its pieces so that a transport can find the file behind a pointer. Thread-safe (set-up path).
 #pragma once
 
 #include <cstddef>

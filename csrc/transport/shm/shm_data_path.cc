@@ -18,8 +18,8 @@ Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std:
   while (length > 0) {
     iovec local{here, length};
     iovec remote{reinterpret_cast<void*>(there), length};
-    const ssize_t done = read ? ::process_vm_readv(pid, &local, 1, &remote, 1, 0)
-                              : ::process_vm_writev(pid, &local, 1, &remote, 1, 0);
+    const ssize_t done =
+        read ? ::process_vm_readv(pid, &local, 1, &remote, 1, 0) : ::process_vm_writev(pid, &local, 1, &remote, 1, 0);
     if (done <= 0) return Status::kPeerLost;
     here += done;
     there += static_cast<std::uint64_t>(done);

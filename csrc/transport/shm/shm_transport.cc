@@ -15,11 +15,12 @@
 
 namespace bps {
 
-ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters,
-                           bool allow_cross_memory)
+ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory)
     : loop_(loop), credentials_(credentials), counters_(counters), allow_cross_memory_(allow_cross_memory) {}
 
-ShmTransport::~ShmTransport() { *alive_ = false; }
+ShmTransport::~ShmTransport() {
+  *alive_ = false;
+}
 
 RegionPtr ShmTransport::register_memory(std::span<std::byte> bytes) {
   const std::uint64_t key = next_key_++;

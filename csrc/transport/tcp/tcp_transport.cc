@@ -42,7 +42,8 @@ bool is_loopback(int socket) {
     return false;
   }
   if (here.ss_family == AF_INET) {
-    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
+    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr ==
+           reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
   }
   return std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr,
                      &reinterpret_cast<sockaddr_in6&>(there).sin6_addr, sizeof(in6_addr)) == 0;
@@ -57,8 +58,8 @@ void tune(int socket, const std::string& congestion) {
     ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
   }
   if (congestion.empty()) return;
-  if (::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, congestion.data(),
-                   static_cast<socklen_t>(congestion.size())) != 0) {
+  if (::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, congestion.data(), static_cast<socklen_t>(congestion.size())) !=
+      0) {
     log_info("congestion control '" + congestion + "' is not available; the system's default is used");
   }
 }

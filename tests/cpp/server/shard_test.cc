@@ -124,13 +124,13 @@ TEST_F(ShardTest, WrongPushesAreRefusedAndHarmNothing) {
   wrong[2].op = static_cast<ReduceOp>(9);
   wrong[3].flags = 0;
   wrong[4].flags = kHasPayload | kIsPull;
-  wrong[5].member = 1;       // somebody else's place
+  wrong[5].member = 1;  // somebody else's place
   wrong[6].member = 60000;
   wrong[7].group = 1234;
   wrong[8].length = 0;
-  wrong[9].length = 4001;    // no whole elements
+  wrong[9].length = 4001;  // no whole elements
   wrong[10].length = ~std::uint64_t{0} - 3;
-  wrong[11].length = 8000;   // longer than what is offered
+  wrong[11].length = 8000;  // longer than what is offered
   for (std::size_t i = 0; i < wrong.size(); ++i) {
     push(0, wrong[i]);
     EXPECT_EQ(workers[0].failures.size(), i + 1) << i;

@@ -10,7 +10,7 @@ namespace {
 std::vector<LinkMessage> samples() {
   Credits credits;
   for (std::uint32_t i = 0; i < 40; ++i) credits.slots.push_back({i, i * 7ULL, i * 4096ULL, 8192});
-  return {Attach{1 << 22, true}, credits, Credits{}, PushFailed{17, 3, "what", "hint"}, WhoIsMissing{1, 2, 3, 4},
+  return {Attach{1 << 22, true},      credits, Credits{}, PushFailed{17, 3, "what", "hint"}, WhoIsMissing{1, 2, 3, 4},
           Missing{9, {0, 5, 1000000}}};
 }
 

@@ -55,7 +55,8 @@ TEST_P(Conformance, MessagesArriveWholeAndInOrder) {
 }
 
 TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
-  if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here; staging has its own tests";
+  if (GetParam().transport == "shm-copy")
+    GTEST_SKIP() << "plain memory is out of reach here; staging has its own tests";
   for (const std::size_t size : {0UL, 1UL, 63UL, 64UL, 65UL, 4096UL, 1UL << 20, (9UL << 20) + 3}) {
     Bytes source(size + 5), target(size + 200, std::byte{0xee}), header(64);
     fill(source, 1);

@@ -133,13 +133,13 @@ class Side {
         address = "bps-test-" + std::to_string(number);
         listener = Door::listen_local(address);
       }
-      door_ = std::make_unique<Door>(reactor_.loop(), std::move(listener), credentials_,
-                                     [this](Fd fd, const Hello& hello) {
-                                       Endpoint* endpoint = transport->accept(std::move(fd), hello, sink);
-                                       const std::lock_guard lock(sink.mutex);
-                                       (hello.plane == Plane::kData ? data : control) = endpoint;
-                                       sink.changed.notify_all();
-                                     });
+      door_ =
+          std::make_unique<Door>(reactor_.loop(), std::move(listener), credentials_, [this](Fd fd, const Hello& hello) {
+            Endpoint* endpoint = transport->accept(std::move(fd), hello, sink);
+            const std::lock_guard lock(sink.mutex);
+            (hello.plane == Plane::kData ? data : control) = endpoint;
+            sink.changed.notify_all();
+          });
       const auto bytes = as_bytes(address);
       return Bytes(bytes.begin(), bytes.end());
     });
@@ -158,7 +158,7 @@ class Side {
 
   Transport* transport = nullptr;
   Recorder sink;
-  Endpoint* data = nullptr;     // accepted ones
+  Endpoint* data = nullptr;  // accepted ones
   Endpoint* control = nullptr;
 
  private:
