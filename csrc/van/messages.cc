@@ -19,7 +19,6 @@ constexpr std::size_t kMostAddressBytes = 65536;
 // Puts fields into a message. It has the same face as Take, so that one list of fields serves both.
 class Put {
  public:
-  [[gnu::noinline]] Put() {}  // gcc 12 sees an overflow in the first insertion if it knows that the vector is empty
   void number(std::integral auto value) { out_.put(value); }
   void flag(bool value) { out_.put(static_cast<std::uint8_t>(value)); }
   void code(ErrorCode value) { out_.put(static_cast<std::uint8_t>(value)); }
