@@ -69,6 +69,13 @@ class Recorder final : public Sink {
     return count;
   }
 
+  // A look from the test's thread while the loop may still write.
+  template <typename F>
+  auto look(F read) {
+    const std::lock_guard lock(mutex);
+    return read(*this);
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::uint32_t, std::size_t> writes;
@@ -179,7 +186,7 @@ class TwoSides : public ::testing::TestWithParam<Way> {
 
   // Posts all of them, as often as the window wants to be asked, and waits until they have arrived.
   void post_all(Side& from, Endpoint* endpoint, std::vector<WriteOp> ops) {
-    const std::size_t goal = callee->sink.write_count() + ops.size();
+    const std::size_t goal = callee->sink.look([](const Recorder& sink) { return sink.write_count(); }) + ops.size();
     const Deadline deadline = Deadline::after(30);
     for (std::size_t posted = 0; posted < ops.size() && !deadline.passed();) {
       posted += from.call([&] { return endpoint->write(std::span(ops).subspan(posted)); });
@@ -197,7 +204,7 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   void introduce(Side& owner, Endpoint* endpoint, const Region& region) {
     if (endpoint->direct() == nullptr) return;
     Side& other = &owner == caller.get() ? *callee : *caller;
-    const std::size_t goal = other.sink.offers.size() + 1;
+    const std::size_t goal = other.sink.look([](const Recorder& sink) { return sink.offers.size(); }) + 1;
     offer(owner, endpoint, {.header = {}, .source = &region, .source_offset = 0, .length = 1});
     ASSERT_TRUE(other.sink.wait([&](const Recorder& sink) { return sink.offers.size() >= goal; }));
   }
