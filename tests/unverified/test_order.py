@@ -116,3 +116,78 @@ def last_slot_taken_before(bps: Any) -> None:
 def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
     env = {"BPS_TRANSPORT": "tcp", "BPS_SERVER_WINDOW": "2", "BYTEPS_SERVER_ENGINE_THREAD": "1", "BPS_TIMEOUT": "20"}
     cluster.run(last_slot_taken_before, workers=3, servers=1, env=env)
+
+
+def fast_and_slow(bps: Any, ahead: int) -> int:
+    """A tight loop on one name; every rank is slow in its turn. Values differ by round, so a mixed round shows."""
+    rank, size = bps.rank(), bps.size()
+    arrays = [np.empty(2000, np.int64) for _ in range(ahead)]
+    wrong = 0
+    pending: deque[tuple[int, Any]] = deque()
+
+    def finish() -> int:
+        round_, handle = pending.popleft()
+        return int(not np.array_equal(bps.synchronize(handle), summed(2000, "int64", range(size), round_)))
+
+    for round_ in range(1500):
+        if len(pending) == ahead:
+            wrong += finish()
+        if (round_ // 50) % size == rank and round_ % 5 == 0:
+            time.sleep(0.002)
+        array = arrays[round_ % ahead]
+        array[...] = pushed(2000, "int64", rank, round_)
+        pending.append((round_, bps.push_pull_async_inplace(array, False, "x")))
+    while pending:
+        wrong += finish()
+    return wrong
+
+
+@pytest.mark.parametrize("ahead", [1, 16])
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "shm"), (2, "tcp")])
+def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, transport, ahead):
+    env = {"BPS_TRANSPORT": transport}
+    assert cluster.run(fast_and_slow, ahead, workers=2, servers=servers, env=env) == [0, 0]
+
+
+def far_ahead(bps: Any) -> None:
+    """Rank 0 starts 500 rounds before rank 1 starts its first."""
+    handles = []
+    if bps.rank() == 1:
+        bps.barrier()
+    for round_ in range(500):
+        handles.append(bps.push_pull_async(pushed(100, "int32", bps.rank(), round_), False, "x"))
+    if bps.rank() == 0:
+        bps.barrier()
+    for round_, result in enumerate(bps.wait(handles)):
+        assert np.array_equal(result, summed(100, "int32", range(2), round_)), round_
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "tcp")])
+def test_a_rank_may_be_hundreds_of_rounds_ahead(servers, transport):
+    cluster.run(far_ahead, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
+
+
+def urgent_behind_bulk(bps: Any, urgency: int) -> tuple[bool, bool]:
+    """Was the large tensor, which was started first, over before the small one?"""
+    large, small = np.ones(2_000_000, np.float32), np.ones(100, np.float32)
+    bps.declare_many({"large": large, "small": small})
+    bps.barrier()
+    bulk = bps.push_pull_async(large, False, "large", priority=0)
+    urgent = bps.push_pull_async(small, False, "small", priority=urgency)
+    urgent_result = bps.synchronize(urgent)
+    bulk_was_over = bps.poll(bulk)
+    right = bool(np.all(bps.synchronize(bulk) == 2) and np.all(urgent_result == 2))
+    return bulk_was_over, right
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "tcp")])
+def test_an_urgent_tensor_overtakes_a_large_one(servers, transport):
+    # 8 MB in pieces of 8 kB, one on its way at a time.
+    env = {"BYTEPS_PARTITION_BYTES": "8000", "BPS_MIN_PARTITION_BYTES": "8000", "BYTEPS_SCHEDULING_CREDIT": "1"}
+    env |= {"BPS_TRANSPORT": transport, "BYTEPS_SERVER_ENGINE_THREAD": "1"}
+    for bulk_was_over, right in cluster.run(urgent_behind_bulk, 10, workers=2, servers=servers, env=env):
+        assert right
+        assert not bulk_was_over
+    for bulk_was_over, right in cluster.run(urgent_behind_bulk, -10, workers=2, servers=servers, env=env):
+        assert right
+        assert bulk_was_over, "a less urgent tensor overtook"
