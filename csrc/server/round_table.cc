@@ -1,6 +1,41 @@
 #include "server/round_table.h"
 
 namespace bps {
+namespace {
+
+// A rank may start that many rounds of one key before another rank starts its first. Calls without a name share one per
+// dtype and size, so that this is many layers, and not only a loop that never waits. The bound keeps a number that
+// makes no sense from costing memory.
+constexpr std::uint32_t kFarthestAhead = 1 << 16;
+
+}  // namespace
+
+bool RoundTable::Key::is_over(std::uint32_t ahead) const {
+  if (ahead < 64) return (over >> ahead & 1) != 0;
+  const std::size_t word = ahead / 64 - 1;
+  return word < beyond.size() && (beyond[word] >> ahead % 64 & 1) != 0;
+}
+
+void RoundTable::Key::end(std::uint32_t ahead) {
+  if (ahead < 64) {
+    over |= std::uint64_t{1} << ahead;
+  } else {
+    const std::size_t word = ahead / 64 - 1;
+    if (word >= beyond.size()) beyond.resize(word + 1);
+    beyond[word] |= std::uint64_t{1} << ahead % 64;
+  }
+  while ((over & 1) != 0) {
+    ++all_over_below;
+    over >>= 1;
+    std::uint64_t* before = &over;
+    for (std::uint64_t& word : beyond) {
+      *before |= word << 63;
+      word >>= 1;
+      before = &word;
+    }
+  }
+  while (!beyond.empty() && beyond.back() == 0) beyond.pop_back();
+}
 
 Round* RoundTable::find(std::uint64_t key, std::uint32_t number) {
   const auto found = keys_.find(key);
@@ -18,8 +53,8 @@ RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t num
   // Serial arithmetic: round numbers may wrap in a very long job.
   const std::uint32_t ahead = number - state.all_over_below;
   if (ahead >= (std::uint32_t{1} << 31)) return {Found::kOver, nullptr};
-  if (ahead >= 64) return {Found::kTooFarAhead, nullptr};
-  if ((state.over >> ahead & 1) != 0) return {Found::kOver, nullptr};
+  if (ahead >= kFarthestAhead) return {Found::kTooFarAhead, nullptr};
+  if (state.is_over(ahead)) return {Found::kOver, nullptr};
 
   if (free_.empty()) free_.push_back(&rounds_.emplace_back());
   Round* round = free_.back();
@@ -41,11 +76,7 @@ void RoundTable::close(Round* round) {
   while (*link != round) link = &(*link)->next_of_key;
   *link = round->next_of_key;
 
-  state.over |= std::uint64_t{1} << (round->number - state.all_over_below);
-  while ((state.over & 1) != 0) {
-    state.over >>= 1;
-    ++state.all_over_below;
-  }
+  state.end(round->number - state.all_over_below);
   open_.back()->open_index = round->open_index;
   open_[round->open_index] = open_.back();
   open_.pop_back();

@@ -1,7 +1,7 @@
 // The open rounds of a server loop, and what each key has already completed.
 //
 // A key remembers which rounds are over, so that a late or repeated push is recognised. Rounds of one key may complete
-// in any order within a span of 64. Memory: one small entry per key for good, a recycled Round per open round.
+// in any order. Memory: one small entry per key for good, a recycled Round per open round.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,13 @@ class RoundTable {
 
  private:
   struct Key {
-    std::uint32_t all_over_below = 0;  // rounds
-    std::uint64_t over = 0;            // bit i: round all_over_below + i is over
+    std::uint32_t all_over_below = 0;   // rounds
+    std::uint64_t over = 0;             // bit i: round all_over_below + i is over
+    std::vector<std::uint64_t> beyond;  // the bits from 64 on; empty until rounds end that far out of order
     Round* open = nullptr;
+
+    bool is_over(std::uint32_t ahead) const;
+    void end(std::uint32_t ahead);
   };
   std::unordered_map<std::uint64_t, Key> keys_;
   std::deque<Round> rounds_;

@@ -95,10 +95,13 @@ void Shard::take(Link& link, Endpoint& from, const PushHeader& header, Slot* slo
   }
   const auto [found, opened] = table_.find_or_open(round_key(header.tensor, header.partition), header.round, group);
   if (opened == nullptr) {
-    refuse(link, header, ErrorCode::kInternal,
-           found == RoundTable::Found::kOver ? "a push came twice, or for a round that is over"
-                                             : "a push is more than 64 rounds ahead of the other ranks",
-           "wait for earlier rounds of a name before starting so many more");
+    if (found == RoundTable::Found::kOver) {
+      refuse(link, header, ErrorCode::kInternal, "a push came twice, or for a round that is over",
+             "report this as a bug");
+    } else {
+      refuse(link, header, ErrorCode::kInvalidArgument, "a push is more than 65536 rounds ahead of the other ranks",
+             "wait for earlier rounds of a name before starting so many more");
+    }
     return give_up();
   }
   Round& round = *opened;

@@ -42,8 +42,22 @@ TEST_F(RoundTableTest, RoundsMayEndInAnyOrder) {
   EXPECT_EQ(table.find_or_open(key, 5, group).found, Found::kNew);
 }
 
+TEST_F(RoundTableTest, HundredsOfRoundsMayBeOpenAndEndInAnyOrder) {
+  for (std::uint32_t i = 0; i < 500; ++i) ASSERT_EQ(table.find_or_open(key, i, group).found, Found::kNew);
+  // 500 and 181 have no common factor: every round once, far apart.
+  for (std::uint32_t i = 0, number = 7; i < 500; ++i, number = (number + 181) % 500) {
+    table.close(table.find(key, number));
+    ASSERT_EQ(table.find_or_open(key, number, group).found, Found::kOver);
+    const std::uint32_t next = (number + 181) % 500;
+    if (i < 499) ASSERT_EQ(table.find_or_open(key, next, group).found, Found::kOpen);
+  }
+  EXPECT_TRUE(table.open().empty());
+  for (std::uint32_t i = 0; i < 500; ++i) ASSERT_EQ(table.find_or_open(key, i, group).found, Found::kOver);
+  EXPECT_EQ(table.find_or_open(key, 500, group).found, Found::kNew);
+}
+
 TEST_F(RoundTableTest, TooFarAheadIsRefusedAndNumbersMayWrap) {
-  EXPECT_EQ(table.find_or_open(key, 64, group).found, Found::kTooFarAhead);
+  EXPECT_EQ(table.find_or_open(key, 1 << 16, group).found, Found::kTooFarAhead);
   EXPECT_EQ(table.find_or_open(key, ~std::uint32_t{0}, group).found, Found::kOver);  // just behind zero
 }
 
