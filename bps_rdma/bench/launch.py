@@ -16,6 +16,7 @@ from bps_rdma.bench.plan import Case, Plan
 from bps_rdma.bench.ranks import Ranks
 from bps_rdma.bench.results import CaseResult, Outcome, routes_of
 from bps_rdma.bench.stats import Timing, slowest
+from bps_rdma.errors import BpsError
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
@@ -39,8 +40,10 @@ def run_bench(plan: Plan, job: LocalJob, listener: Listener) -> Outcome:
         routes = routes_of([answer["routes"] for answer in ranks.hear()])
         results = _run_cases(plan, ranks, listener)
         ranks.ask(do="end")
-        while children.running and children.wait(_ANSWER_SECONDS):
-            pass
+        while children.running and (ended := children.wait(_ANSWER_SECONDS)):
+            for child in ended:
+                if child.status:  # at its very end, but not well
+                    raise BpsError(child.describe_end(), "what it wrote before is above")
     return Outcome(plan, tuple(results), job.workers, job.servers or 0, routes)
 
 

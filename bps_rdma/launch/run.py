@@ -58,7 +58,8 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
             spawn_helpers(children, job)
             ranks = [children.spawn(f"rank {rank}", words, job.worker(rank)) for rank in range(job.workers)]
             failed = _first_failure(children, ranks)
-            _let_end(children, grace)
+            failed_late = _let_end(children, grace)
+            failed = failed or failed_late
         except Interrupted as interrupted:
             children.stop(interrupted.signum, grace)
             return 128 + interrupted.signum
@@ -77,10 +78,13 @@ def _first_failure(children: Children, ranks: Sequence[Child]) -> Child | None:
     return None
 
 
-def _let_end(children: Children, grace: float) -> None:
-    """Give the rest `grace` seconds, then end it."""
+def _let_end(children: Children, grace: float) -> Child | None:
+    """Give the rest `grace` seconds, then end it; returns the first that failed in that time by itself."""
+    failed: Child | None = None
     deadline = time.monotonic() + grace
     while children.running and (left := deadline - time.monotonic()) > 0:
-        children.wait(left)
+        for child in children.wait(left):
+            failed = failed or (child if child.status else None)
     if children.running:
         children.stop(signal.SIGTERM, grace)
+    return failed
