@@ -160,7 +160,7 @@ def nobody_else_comes(bps: Any) -> str:
 def test_a_group_that_a_member_does_not_make():
     for text in cluster.run(nobody_else_comes, workers=3, env={"BPS_TIMEOUT": "2"})[:2]:
         assert "lonely" in text
-        assert "rank 2" in text
+        assert "2 did not ask for it" in text  # and perhaps a rank that has given up by then
 
 
 def keeps_adding(bps: Any, base: float, rounds: int) -> float:
