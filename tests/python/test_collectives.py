@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -236,7 +237,7 @@ def test_shard_bounds_cut_as_torch_chunk(count, parts):
     bounds = [bps_rdma.shard_bounds(count, parts, index) for index in range(parts)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == count
-    assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(bounds))
     sizes = [end - begin for begin, end in bounds]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) == -(-count // parts)

@@ -151,11 +151,10 @@ def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, transport, ahead):
 
 def far_ahead(bps: Any) -> None:
     """Rank 0 starts 500 rounds before rank 1 starts its first."""
-    handles = []
     if bps.rank() == 1:
         bps.barrier()
-    for round_ in range(500):
-        handles.append(bps.push_pull_async(pushed(100, "int32", bps.rank(), round_), False, "x"))
+    inputs = [pushed(100, "int32", bps.rank(), round_) for round_ in range(500)]
+    handles = [bps.push_pull_async(array, False, "x") for array in inputs]
     if bps.rank() == 0:
         bps.barrier()
     for round_, result in enumerate(bps.wait(handles)):
