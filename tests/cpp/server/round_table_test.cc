@@ -49,7 +49,9 @@ TEST_F(RoundTableTest, HundredsOfRoundsMayBeOpenAndEndInAnyOrder) {
     table.close(table.find(key, number));
     ASSERT_EQ(table.find_or_open(key, number, group).found, Found::kOver);
     const std::uint32_t next = (number + 181) % 500;
-    if (i < 499) ASSERT_EQ(table.find_or_open(key, next, group).found, Found::kOpen);
+    if (i < 499) {
+      ASSERT_EQ(table.find_or_open(key, next, group).found, Found::kOpen);
+    }
   }
   EXPECT_TRUE(table.open().empty());
   for (std::uint32_t i = 0; i < 500; ++i) ASSERT_EQ(table.find_or_open(key, i, group).found, Found::kOver);
