@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,19 @@ def resources(hca: str = HCA) -> dict[str, int]:
     return {name: count for name, count in found.items() if name not in ("ifindex", "ifname")}
 
 
-def queue_pairs(pids: set[int], hca: str = HCA) -> list[dict[str, Any]]:
-    """The queue pairs of these processes, with `lqpn`, `rqpn`, `type`, `state` and more."""
-    return [qp for qp in rdma("resource", "show", "qp", "link", hca) if qp.get("pid") in pids]
+def queue_pairs(pids: Iterable[int], hca: str = HCA) -> list[dict[str, Any]]:
+    """The connected queue pairs of these processes: `pid`, `lqpn`, `rqpn`, `state`, `sq-psn` and more.
+
+    The kernel names the thread that made a queue pair; here `pid` is its process.
+    """
+    process_of = {int(task.name): pid for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
+    found = [qp for qp in rdma("resource", "show", "qp", "link", hca) if qp.get("pid") in process_of]
+    return [qp | {"pid": process_of[qp["pid"]]} for qp in found if qp["type"] == "RC"]
+
+
+def is_rxe(hca: str = HCA) -> bool:
+    """Whether it is rxe, whose queue pairs show their packet sequence numbers as they go."""
+    return (Path("/sys/class/infiniband") / hca / "parent").exists()
 
 
 def hardware_counters(hca: str = HCA) -> dict[str, int]:

@@ -15,6 +15,7 @@ from rank_main import await_mark, mark
 from test_counters import COUNT, PARTITION, measured
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
+ROUNDS = 10
 CUT = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
 
 
@@ -48,42 +49,59 @@ def works_on_demand(bps: Any) -> None:
     bps.barrier()
     mark("ready")
     await_mark("go")
-    for _ in range(10):
+    for _ in range(ROUNDS):
         bps.push_pull(np.ones(COUNT, np.float32), name="x")
     bps.barrier()
     mark("worked")
     await_mark("end")
 
 
-def test_the_kernel_sees_the_planes_apart():
-    """Two workers, one server: for each pair a control and a data queue pair, with the same partners and none shared."""
-    with cluster.start(works_on_demand, workers=2, servers=1, env=RDMA | CUT) as job:
-        job.await_marks("ready")
-        pids = {name: job.pid(name) for name in ("rank 0", "rank 1", "server 0")}
-        pairs = [qp for qp in fabric.queue_pairs(set(pids.values())) if qp["type"] == "RC"]
-        assert {qp["state"] for qp in pairs} == {"RTS"}
-        numbers = {qp["lqpn"]: qp for qp in pairs}
-        for qp in pairs:
-            assert numbers[qp["rqpn"]]["rqpn"] == qp["lqpn"], "each is connected to one other of this job"
-        for rank in ("rank 0", "rank 1"):
-            mine = [qp for qp in pairs if qp["pid"] == pids[rank]]
-            assert len(mine) >= 2
-            assert {numbers[qp["rqpn"]]["pid"] for qp in mine} == {pids["server 0"]}
-        assert len(pairs) == 2 * sum(qp["pid"] == pids["server 0"] for qp in pairs)
+def packets(before: dict[str, Any], after: dict[str, Any]) -> int:
+    """Sent by a queue pair: its packet sequence number counts them."""
+    return int(after["sq-psn"] - before["sq-psn"]) % 2**24
 
-        before = fabric.hardware_counters()
+
+@pytest.mark.skipif(not fabric.is_rxe(), reason="only rxe shows the packet sequence numbers of queue pairs")
+@pytest.mark.parametrize("data_pairs", [1, 2])
+def test_the_kernel_sees_the_planes_apart(data_pairs):
+    """Two workers, one server: between each two a control and data queue pairs of their own, and what each one carries."""
+    env = RDMA | CUT | {"BPS_RDMA_QPS": str(data_pairs), "BYTEPS_SERVER_ENGINE_THREAD": "1"}
+    with cluster.start(works_on_demand, workers=2, servers=1, env=env) as job:
+        job.await_marks("ready")
+        server = job.pid("server 0")
+        pids = [job.pid("rank 0"), job.pid("rank 1"), server]
+        before = {qp["lqpn"]: qp for qp in fabric.queue_pairs(pids)}
+        counted = fabric.hardware_counters()
         job.set_mark("go")
         job.await_marks("worked")
-        after = fabric.hardware_counters()
-        if "sent_pkts" in before:
-            # 10 rounds of 10 partitions of 16 KiB, pushed and answered, for two workers: 4 packets of 4 KiB each way at
-            # least, and far less than twice that with acknowledgements and credits.
-            least = 10 * 10 * 2 * 2 * 4
-            sent = after["sent_pkts"] - before["sent_pkts"]
-            assert least <= sent <= 4 * least
-            assert after.get("retry_exceeded_err", 0) == before.get("retry_exceeded_err", 0)
+        after = {qp["lqpn"]: qp for qp in fabric.queue_pairs(pids)}
+        counted = {name: value - counted[name] for name, value in fabric.hardware_counters().items()}
         job.set_mark("end")
         job.results()
+    assert before.keys() == after.keys(), "no queue pair comes or goes while a job works"
+    assert {qp["state"] for qp in after.values()} == {"RTS"}
+    for number, qp in after.items():
+        assert after[qp["rqpn"]]["rqpn"] == number, "each is connected to one other of this job"
+    assert len(after) == 2 * 2 * (1 + data_pairs)
+
+    mtu = 4096
+    writes = ROUNDS * COUNT * 4 // PARTITION
+    pushed = writes * -(-(PARTITION + 64) // mtu)  # a header of 64 bytes in front of each
+    pulled = writes * -(-PARTITION // mtu)
+    for pid in pids[:2]:
+        mine = [number for number, qp in after.items() if qp["pid"] == pid]
+        assert {after[after[number]["rqpn"]]["pid"] for number in mine} == {server}
+        there = {number: packets(before[number], after[number]) for number in mine}
+        back = {number: packets(before[other], after[other]) for number in mine for other in [after[number]["rqpn"]]}
+        # One carries control messages: fewer of them than there are partitions, and each of one packet. What is left is
+        # the payload, to the packet.
+        matching = [c for c in mine if sum(there.values()) - there[c] == pushed and sum(back.values()) - back[c] == pulled]
+        assert len(matching) == 1, f"sent {there}, received {back}, expected {pushed} and {pulled}"
+        assert there[matching[0]] <= writes
+        assert back[matching[0]] <= writes
+    if "sent_pkts" in counted:
+        assert counted["sent_pkts"] >= 2 * (pushed + pulled)  # and acknowledgements
+        assert counted.get("retry_exceeded_err", 0) == 0
 
 
 def test_a_job_leaves_no_verbs_objects():
