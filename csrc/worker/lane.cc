@@ -20,6 +20,12 @@ Lane::Lane(LaneOptions options, EventLoop& loop, Counters& counters)
   loop_.every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
+// Whoever still waits learns that nobody will complete it.
+Lane::~Lane() {
+  fail_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
+                  "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
+}
+
 void Lane::add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
                       std::vector<Endpoint*> data) {
   auto server = std::make_unique<Server>();

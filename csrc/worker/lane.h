@@ -54,6 +54,7 @@ class Lane final : public Actor, public Sink {
   };
 
   Lane(LaneOptions options, EventLoop& loop, Counters& counters);
+  ~Lane();
 
   // Set-up, on the reactor's thread. The endpoints' sink is this lane from now on.
   void add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
