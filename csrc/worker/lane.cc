@@ -102,7 +102,7 @@ bool Lane::take_submissions() {
 
 // Drops what is over. Amortised: the list is walked when it has doubled, and by the timer.
 void Lane::purge() {
-  std::erase_if(home_, [](const auto& operation) { return operation->finished(); });
+  std::erase_if(home_, [](const auto& operation) { return operation->over(); });
   purge_at_ = std::max<std::size_t>(64, 2 * home_.size());
 }
 

@@ -83,7 +83,7 @@ Operation::State Operation::finish(std::uint64_t count) {
   if (remaining.fetch_sub(count, std::memory_order_acq_rel) != count) return kPending;
   settle(kDone);
   const auto ended = static_cast<State>(state_.load(std::memory_order_relaxed));
-  finished_.store(true, std::memory_order_release);
+  over_.store(true, std::memory_order_release);
   return ended;
 }
 
