@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections import deque
 from pathlib import Path
@@ -23,7 +22,7 @@ def footprint() -> dict[str, int]:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "resident": int(status["VmRSS"].split()[0]),
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": int(status["Threads"]),
         "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
     }
