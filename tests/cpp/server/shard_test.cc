@@ -137,7 +137,8 @@ TEST_F(ShardTest, WrongPushesAreRefusedAndHarmNothing) {
   }
   EXPECT_EQ(shard->open_rounds(), 0U);
   EXPECT_EQ(counters.stale.get(), wrong.size());
-  const Offer garbage{.header = bytes_of(header(0)).first(63), .source = nullptr, .length = 0};
+  const PushHeader whole = header(0);
+  const Offer garbage{.header = bytes_of(whole).first(63), .source = nullptr, .length = 0};
   workers[0].data->direct()->offer({&garbage, 1});
   settle();
   for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i));
