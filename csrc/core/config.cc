@@ -30,7 +30,7 @@ std::vector<Setting> Config::table() {
       {"BPS_TCP_CONGESTION", "", "cubic", "congestion control per socket; empty: the system's (BBR paces loopback)"},
       {"BPS_SHM_CMA", "", "1", "let same-host servers touch plain memory by cross-memory copies; 0: stage it"},
       // Worker
-      {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "4096000", "largest piece of a tensor, bytes"},
+      {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", "largest piece of a tensor, bytes"},
       {"BPS_MIN_PARTITION_BYTES", "", "524288", "middle-sized tensors are cut no finer than this, bytes"},
       {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0",
        "bytes in flight per push loop before more urgent tensors may overtake; 0: unlimited; below 1000: partitions"},
@@ -41,7 +41,7 @@ std::vector<Setting> Config::table() {
       {"BPS_STAGING_BYTES", "", "67108864", "memory per push loop for tensors a server cannot reach itself, bytes"},
       // Server
       {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", "server loops; 0: one per core, at most 4"},
-      {"BPS_SERVER_WINDOW", "", "8", "partitions a worker may have on the way to one server loop (landing slots)"},
+      {"BPS_SERVER_WINDOW", "", "4", "partitions a worker may have on the way to one server loop (landing slots)"},
       // Deadlines
       {"BPS_TIMEOUT", "", "300", "seconds until an operation that does not complete fails"},
       {"BPS_JOIN_TIMEOUT", "", "60", "seconds to wait for all members at start-up"},
