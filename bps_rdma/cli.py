@@ -10,6 +10,7 @@ import typer
 
 import bps_rdma
 from bps_rdma.bench.cli import pushpull_bench
+from bps_rdma.doctor import doctor as examine_machine
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.run import run_job
 from bps_rdma.terminal import run_app, wide_console
@@ -26,6 +27,7 @@ def main() -> None:
 
 
 app.command("bench")(pushpull_bench)
+app.command("doctor")(examine_machine)
 
 
 # What follows the command belongs to the command, its options too.

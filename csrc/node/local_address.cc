@@ -67,6 +67,13 @@ std::string local_address(const std::string& wanted, const std::string& interfac
   return address_of_route(scheduler_host);
 }
 
+std::string numeric_address(const std::string& host) {
+  addrinfo* raw = nullptr;
+  if (host.empty() || ::getaddrinfo(host.c_str(), nullptr, nullptr, &raw) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(raw, ::freeaddrinfo);
+  return numeric(found->ai_addr);
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   ::gethostname(name.data(), name.size() - 1);

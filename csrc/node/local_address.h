@@ -9,6 +9,9 @@ namespace bps {
 // Throws kInvalidArgument when the interface does not exist or has no address.
 std::string local_address(const std::string& wanted, const std::string& interface, const std::string& scheduler_host);
 
+// A name or an address as a numeric address; "" when it cannot be resolved.
+std::string numeric_address(const std::string& host);
+
 std::string host_name();
 
 }  // namespace bps

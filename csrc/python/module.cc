@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.attr("__version__") = BPS_VERSION;
   bps::bind_errors(module);
   bps::bind_config(module);
+  bps::bind_doctor(module);
   bps::bind_memory(module);
   bps::bind_process(module);
   bps::bind_tensor(module);

@@ -74,7 +74,11 @@ void Shard::on_message(Endpoint& from, std::span<const std::byte> message) {
     log_warning(link.name + " sent a control message that is none; ignored");
     return;
   }
-  if (const auto* hello = std::get_if<Attach>(&*decoded)) attach(link, *hello);
+  try {
+    if (const auto* hello = std::get_if<Attach>(&*decoded)) attach(link, *hello);
+  } catch (const Error& error) {
+    turn_away(link, error);
+  }
   if (const auto* question = std::get_if<WhoIsMissing>(&*decoded)) tell_missing(link, *question);
 }
 
@@ -156,6 +160,16 @@ void Shard::tell_missing(Link& link, const WhoIsMissing& question) {
 }
 
 // ---- Failures
+
+// There is no memory for this worker's slots, or it cannot be registered. The others go on.
+void Shard::turn_away(Link& link, const Error& error) {
+  log_warning("cannot serve " + link.name + ": " + error.what() + " (" + error.hint() + ")");
+  if (link.control != nullptr) {
+    (void)link.control->send(
+        encode(PushFailed{kWholeLink, static_cast<std::uint8_t>(error.code()), error.what(), error.hint()}));
+  }
+  lose_node(link.node);
+}
 
 void Shard::refuse(Link& link, const PushHeader& header, ErrorCode code, const std::string& what,
                    const std::string& hint) {

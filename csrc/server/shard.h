@@ -100,6 +100,7 @@ class Shard final : public Actor, public Sink {
   void close_if_over(Round& round);
   void post(Link& link, Link::Answer answer);
 
+  void turn_away(Link& link, const Error& error);
   void refuse(Link& link, const PushHeader& header, ErrorCode code, const std::string& what, const std::string& hint);
   void fail(Round& round, ErrorCode code, const std::string& what, const std::string& hint);
   void drop(Round& round);

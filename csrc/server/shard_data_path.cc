@@ -23,10 +23,14 @@ void Shard::on_write(Endpoint& from, std::uint32_t immediate) {
   if (held > 0) --held;
   PushHeader header;
   std::memcpy(&header, slot->data, sizeof header);
-  take(link, from, header, slot, {});
-  // With its last slot a worker may have become the one that everybody waits for. Later arrivals change nothing about
-  // that, and looking at every open round each time would cost the square of their number.
-  if (held == 0 && link.free_large == 0) relieve_all();
+  try {
+    take(link, from, header, slot, {});
+    // With its last slot a worker may have become the one that everybody waits for. Later arrivals change nothing about
+    // that, and looking at every open round each time would cost the square of their number.
+    if (held == 0 && link.free_large == 0) relieve_all();
+  } catch (const Error& error) {  // the pool had to grow, and could not
+    turn_away(link, error);
+  }
 }
 
 void Shard::on_offer(Endpoint& from, std::span<const std::byte> bytes, const RemoteSpan& span) {
@@ -37,7 +41,11 @@ void Shard::on_offer(Endpoint& from, std::span<const std::byte> bytes, const Rem
     return;
   }
   std::memcpy(&header, bytes.data(), sizeof header);
-  take(link, from, header, nullptr, span);
+  try {
+    take(link, from, header, nullptr, span);
+  } catch (const Error& error) {
+    turn_away(link, error);
+  }
 }
 
 bool Shard::check(Link& link, const PushHeader& header, const Slot* slot, const RemoteSpan& span) {

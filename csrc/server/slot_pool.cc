@@ -43,10 +43,12 @@ void SlotPool::grow(Class& size_class) {
     throw_errno("cannot reserve " + std::to_string(size) + " bytes for landing slots",
                 "lower BPS_SERVER_WINDOW or BYTEPS_PARTITION_BYTES, or give the server more memory");
   }
-  Slab& slab = slabs_.emplace_back();
-  slab.memory = {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};
-  for (Transport* transport : transports_)
-    slab.regions.push_back(transport->register_memory({slab.memory.get(), size}));
+  Slab made;
+  made.memory = {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};
+  for (Transport* transport : transports_) {
+    made.regions.push_back(transport->register_memory({made.memory.get(), size}));
+  }
+  Slab& slab = slabs_.emplace_back(std::move(made));
   bytes_ += size;
   for (std::uint64_t i = 0; i < count; ++i) {
     Slot& slot = slots_.emplace_back();

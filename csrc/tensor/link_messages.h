@@ -31,7 +31,9 @@ struct Credits {
   std::vector<SlotCredit> slots;
 };
 
-// Server to worker: a push cannot be summed. `immediate` is the one the answer would have had.
+// Server to worker: a push cannot be summed. `immediate` is the one the answer would have had; kWholeLink: the server
+// cannot serve this worker at all.
+inline constexpr std::uint32_t kWholeLink = 0xffffffff;
 struct PushFailed {
   std::uint32_t immediate = 0;
   std::uint8_t code = 0;  // an ErrorCode

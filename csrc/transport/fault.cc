@@ -168,9 +168,9 @@ std::unique_ptr<Endpoint> FaultTransport::connect(std::span<const std::byte> add
   return std::make_unique<FaultEndpoint>(std::move(made), raw, plan_, 0);
 }
 
-Endpoint* FaultTransport::accept(Fd fd, const Hello& hello, Sink& sink) {
+Endpoint* FaultTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
   // The inner endpoint may speak before the wrapper exists, but not before the next poll.
-  Endpoint* made = inner_->accept(std::move(fd), hello, sink);
+  Endpoint* made = inner_->accept(std::move(visitor), sink);
   endpoints_.push_back(std::make_unique<FaultEndpoint>(nullptr, made, plan_, ++endpoints_made_));
   endpoints_.back()->sink = &sink;
   return endpoints_.back().get();

@@ -66,23 +66,6 @@ Mac sign(const Credentials& credentials, std::string_view label, std::span<const
                    "install the same bps_rdma version everywhere");
 }
 
-[[noreturn]] void fail_secret(const std::string& whom) {
-  throw GreetError(Refusal::kSecret, ErrorCode::kAuthentication, whom + " has another secret",
-                   "set the same BPS_SECRET on every node");
-}
-
-[[noreturn]] void fail_refused(const Header& refusal, const std::string& whom) {
-  switch (Refusal{refusal.detail}) {
-    case Refusal::kVersion: fail_version(whom, refusal.version);
-    case Refusal::kSecret: fail_secret(whom);
-    case Refusal::kJob:
-      throw GreetError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job",
-                       "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
-    case Refusal::kSilent: break;
-  }
-  fail(whom + " refused the connection", "see its log");
-}
-
 void await(int fd, short events, const Deadline& deadline, const std::string& whom) {
   pollfd wait{fd, events, 0};
   for (;;) {
@@ -131,12 +114,29 @@ void receive_header(int fd, Kind kind, const Deadline& deadline, const std::stri
   if (header.magic != kMagic) {
     fail(whom + " does not speak the protocol of bps_rdma", "another program listens there: choose another port");
   }
-  if (header.kind == kRefusal) fail_refused(header, whom);
+  if (header.kind == kRefusal) throw_refused(Refusal{header.detail}, header.version, whom);
   if (header.version != kProtocolVersion) fail_version(whom, header.version);
   if (header.kind != kind) fail(whom + " sent an unexpected message", "install the same bps_rdma version everywhere");
 }
 
 }  // namespace
+
+void throw_secret(const std::string& whom) {
+  throw GreetError(Refusal::kSecret, ErrorCode::kAuthentication, whom + " has another secret",
+                   "set the same BPS_SECRET on every node");
+}
+
+void throw_refused(Refusal refusal, std::uint16_t version, const std::string& whom) {
+  switch (refusal) {
+    case Refusal::kVersion: fail_version(whom, version);
+    case Refusal::kSecret: throw_secret(whom);
+    case Refusal::kJob:
+      throw GreetError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job",
+                       "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
+    case Refusal::kSilent: break;
+  }
+  fail(whom + " refused the connection", "see its log");
+}
 
 Credentials Credentials::from(std::string_view job_name, std::string_view secret) {
   Credentials credentials;
@@ -162,7 +162,7 @@ void greet(int fd, const Hello& hello, const Credentials& credentials, const Dea
   Mac mac{};
   receive_bytes(fd, challenge, deadline, whom);
   receive_bytes(fd, mac, deadline, whom);
-  if (!equal_constant_time(mac, sign(credentials, "server", said, challenge))) fail_secret(whom);
+  if (!equal_constant_time(mac, sign(credentials, "server", said, challenge))) throw_secret(whom);
 
   send_bytes(fd, sign(credentials, "client", said, challenge), deadline, whom);
   receive_header(fd, kWelcome, deadline, whom);

@@ -60,6 +60,11 @@ class GreetError : public Error {
   Refusal refusal_;
 };
 
+// What the calling side throws when it is told of a refusal by a peer of protocol `version`.
+[[noreturn]] void throw_refused(Refusal refusal, std::uint16_t version, const std::string& whom);
+// What it throws when the other side does not prove that it knows the secret.
+[[noreturn]] void throw_secret(const std::string& whom);
+
 // The calling side; blocks up to `deadline`. Throws GreetError: kVersion, kAuthentication (wrong secret, or the other
 // side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
 void greet(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,

@@ -22,7 +22,7 @@ class SelfTransport final : public Transport {
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<Endpoint> connect(std::span<const std::byte>, const Hello&, const Deadline&,
                                     const std::string&) override;
-  Endpoint* accept(Fd, const Hello&, Sink&) override { return nullptr; }
+  Endpoint* accept(std::unique_ptr<Visitor>, Sink&) override { return nullptr; }
   Endpoint* attach(std::unique_ptr<Endpoint>) override { return nullptr; }
   void close(Endpoint* endpoint) override;
   int poll() override;

@@ -135,6 +135,24 @@ class Endpoint {
   void* user = nullptr;  // for the sink
 };
 
+// Somebody who has proved to belong to the job and waits to be let in. Destroying one sends it away.
+class Visitor {
+ public:
+  explicit Visitor(const Hello& who) : hello(who) {}
+  virtual ~Visitor() = default;
+  Visitor(const Visitor&) = delete;
+  Visitor& operator=(const Visitor&) = delete;
+
+  const Hello hello;
+};
+
+// One who came through a Door.
+class SocketVisitor final : public Visitor {
+ public:
+  SocketVisitor(Fd by, const Hello& who) : Visitor(who), socket(std::move(by)) {}
+  Fd socket;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -144,8 +162,8 @@ class Transport {
   // Blocks until the peer has let us in. `address` is what the peer's transport of the same name published.
   virtual std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello,
                                             const Deadline& deadline, const std::string& whom) = 0;
-  // Lets a connection that the door greeted in. May return before the set-up of the data plane has finished.
-  virtual Endpoint* accept(Fd fd, const Hello& hello, Sink& sink) = 0;
+  // Lets in who came by this transport's kind of door. May return before the set-up of the data plane has finished.
+  virtual Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) = 0;
   // On the loop's thread: the transport owns and drives the endpoint from now on.
   virtual Endpoint* attach(std::unique_ptr<Endpoint> endpoint) = 0;
   virtual void close(Endpoint* endpoint) = 0;  // no callbacks after this

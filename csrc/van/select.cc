@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 
@@ -16,19 +17,39 @@ const Bytes* address_of(const Node& node, const std::string& transport) {
   return nullptr;
 }
 
-std::string select_transport(const std::string& setting, const Node& from, const Node& to) {
+std::vector<std::string> allowed_transports(const std::string& setting) {
+  if (setting == "auto" || setting.empty()) return {"shm", "rdma", "tcp"};
+  if (setting == "1" || setting == "ibverbs") return {"rdma"};
+  if (setting == "0" || setting == "zmq") return {"shm", "tcp"};
+  std::vector<std::string> allowed;
+  for (std::size_t begin = 0; begin <= setting.size();) {
+    const std::size_t end = std::min(setting.find(',', begin), setting.size());
+    const std::string one = setting.substr(begin, end - begin);
+    begin = end + 1;
+    if (one != "shm" && one != "tcp" && one != "rdma") {
+      throw Error(ErrorCode::kInvalidArgument, "BPS_TRANSPORT='" + setting + "' names no transport",
+                  "set it to auto, shm, tcp or rdma, or to several of these, separated by commas");
+    }
+    allowed.push_back(one);
+  }
+  return allowed;
+}
+
+std::string select_transport(std::span<const std::string> allowed, const Node& from, const Node& to) {
   if (from.id == to.id) return "self";
-  const bool same_host = from.host_key == to.host_key && address_of(to, "shm") != nullptr;
-  const bool both_rdma = address_of(from, "rdma") != nullptr && address_of(to, "rdma") != nullptr;
-  if (setting == "auto") return same_host ? "shm" : both_rdma ? "rdma" : "tcp";
-  if (setting == "tcp") return "tcp";
-  if (setting == "shm" && same_host) return "shm";
-  if (setting == "rdma" && both_rdma) return "rdma";
-  throw Error(ErrorCode::kUnreachable,
-              to.describe() + " cannot be reached by " + setting +
-                  (setting == "shm" ? ": it is on another host or in another network namespace"
-                                    : ": this build has no RDMA transport on one of the two sides"),
-              "set BPS_TRANSPORT=auto or tcp");
+  std::string why;
+  for (const std::string& one : allowed) {
+    const bool published = address_of(to, one) != nullptr;
+    if (one == "shm" && (!published || from.host_key != to.host_key)) {
+      why += (why.empty() ? "" : "; ") + std::string("shm: it is on another host or in another network namespace");
+    } else if (one == "rdma" && (!published || address_of(from, one) == nullptr)) {
+      why += (why.empty() ? "" : "; ") + std::string("rdma: ") + (published ? "this process" : "it") + " has none";
+    } else {
+      return one;
+    }
+  }
+  throw Error(ErrorCode::kUnreachable, to.describe() + " cannot be reached (" + why + ")",
+              "set BPS_TRANSPORT=auto or tcp; `bps doctor` there says why it has no RDMA");
 }
 
 std::string host_key() {

@@ -141,6 +141,7 @@ void Lane::on_message(Endpoint& from, std::span<const std::byte> message) {
     }
     has_work_ = true;
   } else if (const auto* failed = std::get_if<PushFailed>(&*decoded)) {
+    if (failed->immediate == kWholeLink) return on_lost(from, failed->what + " (" + failed->hint + ")");
     Flight* flight = find(failed->immediate, &server);
     if (flight == nullptr) return;
     const auto code = failed->code <= static_cast<std::uint8_t>(ErrorCode::kInternal)

@@ -12,6 +12,7 @@ binaries, started as anybody would.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.process
 import os
 import pickle
@@ -42,6 +43,25 @@ _SCRUBBED_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(["numpy", "pytest", "hypothesis", "bps_rdma", "rank_main"])
+
+
+def _start_forkserver() -> None:
+    """Starts the process that ranks are forked from, unless it runs, so that it really has imported what they need.
+
+    It does not get our import path (before Python 3.14), and looks in the current folder first: in a checkout that is a
+    bps_rdma without its native part. It skips what it cannot import, and every rank then imports it for itself.
+    """
+    here, path = Path.cwd(), os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    os.chdir(tempfile.gettempdir())
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.chdir(here)
+        del os.environ["PYTHONPATH"]
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
+
 
 Body = Callable[..., Any]
 
@@ -117,6 +137,7 @@ class Job:
     # ---- Starting
 
     def __enter__(self) -> Job:
+        _start_forkserver()
         try:
             if self.servers is not None:
                 self._start_binary("scheduler", "bps-scheduler")

@@ -20,13 +20,13 @@ def total(bps: Any, value: float, name: str, group: Any = None, average: bool = 
     return float(result[0])
 
 
-def disjoint_groups(bps: Any) -> None:
+def disjoint_groups(bps: Any, rounds: int = 100) -> None:
     rank = bps.rank()
     mine = [0, 1] if rank < 2 else [2, 3]
     group = bps.new_group(mine)
     assert group.ranks == tuple(mine)
     assert group.size == 2
-    for round_ in range(100):
+    for round_ in range(rounds):
         value = float(10**rank + round_)
         # The same name three times: in this group, in the other one, and in the world.
         handles = [
@@ -47,12 +47,12 @@ def test_disjoint_groups_with_equal_names(servers, transport):
     cluster.run(disjoint_groups, workers=4, servers=servers, env={"BPS_TRANSPORT": transport})
 
 
-def overlapping_groups(bps: Any) -> None:
+def overlapping_groups(bps: Any, rounds: int = 50) -> None:
     rank = bps.rank()
     sets = [[0, 1], [1, 2], [0, 2], [0, 1, 2], [rank]]
     mine = [ranks for ranks in sets if rank in ranks]
     groups = {tuple(ranks): bps.new_group(ranks) for ranks in mine}
-    for round_ in range(50):
+    for round_ in range(rounds):
         order = mine if (rank + round_) % 2 else mine[::-1]
         handles = [
             bps.push_pull_async(pushed(COUNT, "int32", rank, round_), False, "w", group=groups[tuple(ranks)])

@@ -45,7 +45,7 @@ ROUNDS = 100
 COUNT = 6 * KIB  # float32: 24 KiB, more than a small landing slot
 
 
-def random_orders(bps: Any) -> int:
+def random_orders(bps: Any, rounds: int = ROUNDS) -> int:
     """Each rank starts the tensors of a round in an order of its own, and has up to two rounds on the way."""
     rank, size = bps.rank(), bps.size()
     order = random.Random(rank)
@@ -59,7 +59,7 @@ def random_orders(bps: Any) -> int:
             bad += not np.array_equal(bps.synchronize(handle), summed(COUNT, "float32", range(size), round_, index))
         return bad
 
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         if len(pending) == 2:
             wrong += finish()
         started = []
@@ -118,7 +118,7 @@ def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
     cluster.run(last_slot_taken_before, workers=3, servers=1, env=env)
 
 
-def fast_and_slow(bps: Any, ahead: int) -> int:
+def fast_and_slow(bps: Any, ahead: int, rounds: int = 1500) -> int:
     """A tight loop on one name; every rank is slow in its turn. Values differ by round, so a mixed round shows."""
     rank, size = bps.rank(), bps.size()
     arrays = [np.empty(2000, np.int64) for _ in range(ahead)]
@@ -129,7 +129,7 @@ def fast_and_slow(bps: Any, ahead: int) -> int:
         round_, handle = pending.popleft()
         return int(not np.array_equal(bps.synchronize(handle), summed(2000, "int64", range(size), round_)))
 
-    for round_ in range(1500):
+    for round_ in range(rounds):
         if len(pending) == ahead:
             wrong += finish()
         if (round_ // 50) % size == rank and round_ % 5 == 0:

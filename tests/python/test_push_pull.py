@@ -17,7 +17,7 @@ NAMES = [*NUMPY_DTYPES, "float32", "float64"]
 COUNTS = [257, 64, 1000, 31, 4096, 1, 129, 77, 2050, 3]
 
 
-def interleaved_rounds(bps: Any, memory: str) -> int:
+def interleaved_rounds(bps: Any, memory: str, rounds: int = ROUNDS) -> int:
     rank, size = bps.rank(), bps.size()
     make = bps.empty if memory == "empty" else np.empty
     arrays = [[make(n, dtype) for n, dtype in zip(COUNTS, NAMES, strict=True)] for _ in range(AHEAD)]
@@ -30,7 +30,7 @@ def interleaved_rounds(bps: Any, memory: str) -> int:
         expected = summed(COUNTS[index], NAMES[index], range(size), round_, index)
         return int(not np.array_equal(result, expected))
 
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         for step in range(len(NAMES)):
             index = (step + rank * 3 + round_) % len(NAMES)  # each rank in an order of its own
             while len(pending) > (AHEAD - 1) * len(NAMES):

@@ -44,7 +44,9 @@ std::unique_ptr<Endpoint> ShmTransport::connect(std::span<const std::byte> addre
   return data;
 }
 
-Endpoint* ShmTransport::accept(Fd fd, const Hello& hello, Sink& sink) {
+Endpoint* ShmTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
+  const Hello& hello = visitor->hello;
+  Fd fd = std::move(static_cast<SocketVisitor&>(*visitor).socket);
   std::unique_ptr<Endpoint> endpoint;
   if (hello.plane == Plane::kControl) {
     endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);

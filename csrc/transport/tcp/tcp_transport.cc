@@ -99,7 +99,9 @@ std::unique_ptr<Endpoint> TcpTransport::connect(std::span<const std::byte> addre
   return std::make_unique<TcpData>(std::move(socket), hello, loop_, counters_, *regions_);
 }
 
-Endpoint* TcpTransport::accept(Fd fd, const Hello& hello, Sink& sink) {
+Endpoint* TcpTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
+  const Hello& hello = visitor->hello;
+  Fd fd = std::move(static_cast<SocketVisitor&>(*visitor).socket);
   std::unique_ptr<Endpoint> endpoint;
   if (hello.plane == Plane::kControl) {
     endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);

@@ -229,7 +229,7 @@ TEST_P(Conformance, OffersAreReadAndWrittenInPlace) {
 
 INSTANTIATE_TEST_SUITE_P(Every, Conformance,
                          ::testing::Values(Way{"shm", false}, Way{"shm", true}, Way{"shm-copy", false},
-                                           Way{"tcp", false}, Way{"tcp", true}),
+                                           Way{"tcp", false}, Way{"tcp", true}, Way{"rdma", false}, Way{"rdma", true}),
                          name_of);
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "core/hmac.h"
 #include "transport/door.h"
 #include "transport/fault.h"
+#include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
 #include "transport/self_transport.h"
 #include "transport/shm/shm_transport.h"
@@ -24,7 +25,7 @@
 namespace bps::testing {
 
 struct Way {
-  std::string transport;  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp
+  std::string transport;  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp, rdma
   bool faulty;
 };
 
@@ -32,6 +33,20 @@ inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
   std::string name = info.param.transport + (info.param.faulty ? "_faulty" : "");
   for (char& c : name) c = c == '-' ? '_' : c;
   return name;
+}
+
+// RDMA as the tests use it: the device of BPS_TEST_HCA, or whichever there is. A test that needs it and finds none is
+// skipped with the reason, unless BPS_TEST_HCA promised one.
+inline const RdmaOffer& test_rdma() {
+  static const RdmaOffer offer = [] {
+    RdmaOptions options;
+    const char* device = std::getenv("BPS_TEST_HCA");
+    if (device != nullptr) options.hca = HcaFilter::parse(std::string("=") + device);
+    RdmaOffer found = find_rdma(options, {});
+    if (device != nullptr && !found.usable()) throw Error(ErrorCode::kTransport, found.why_not, found.hint);
+    return found;
+  }();
+  return offer;
 }
 
 class Recorder final : public Sink {
@@ -99,6 +114,8 @@ class Side {
     std::unique_ptr<Transport> made;
     if (way.transport == "tcp") {
       made = std::make_unique<TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
+    } else if (way.transport == "rdma") {
+      made = make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
     } else {
       made = std::make_unique<ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
                                             way.transport != "shm-copy");
@@ -115,7 +132,10 @@ class Side {
     reactor_.start();
   }
   ~Side() {
-    if (door_) reactor_.call([&] { door_.reset(); });
+    reactor_.call([&] {
+      door_.reset();
+      rdma_door_.reset();
+    });
     reactor_.stop();
   }
 
@@ -127,6 +147,11 @@ class Side {
   // Lets callers in; returns the address to call.
   Bytes open() {
     return call([&] {
+      if (transport->name() == "rdma") {
+        rdma_door_ = open_rdma_door(reactor_.loop(), credentials_, test_rdma().rails,
+                                    [this](std::unique_ptr<Visitor> visitor) { let_in(std::move(visitor)); });
+        return rdma_door_->address();
+      }
       std::string address;
       Fd listener;
       if (transport->name() == "tcp") {
@@ -140,13 +165,9 @@ class Side {
         address = "bps-test-" + std::to_string(number);
         listener = Door::listen_local(address);
       }
-      door_ =
-          std::make_unique<Door>(reactor_.loop(), std::move(listener), credentials_, [this](Fd fd, const Hello& hello) {
-            Endpoint* endpoint = transport->accept(std::move(fd), hello, sink);
-            const std::lock_guard lock(sink.mutex);
-            (hello.plane == Plane::kData ? data : control) = endpoint;
-            sink.changed.notify_all();
-          });
+      door_ = std::make_unique<Door>(
+          reactor_.loop(), std::move(listener), credentials_,
+          [this](Fd fd, const Hello& who) { let_in(std::make_unique<SocketVisitor>(std::move(fd), who)); });
       const auto bytes = as_bytes(address);
       return Bytes(bytes.begin(), bytes.end());
     });
@@ -169,15 +190,27 @@ class Side {
   Endpoint* control = nullptr;
 
  private:
+  void let_in(std::unique_ptr<Visitor> visitor) {
+    const Plane plane = visitor->hello.plane;
+    Endpoint* endpoint = transport->accept(std::move(visitor), sink);
+    const std::lock_guard lock(sink.mutex);
+    (plane == Plane::kData ? data : control) = endpoint;
+    sink.changed.notify_all();
+  }
+
   Reactor reactor_;
   const Credentials& credentials_;
   std::unique_ptr<Door> door_;
+  std::unique_ptr<RdmaDoor> rdma_door_;
 };
 
 // A caller and a callee, connected on both planes.
 class TwoSides : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
+    if (GetParam().transport == "rdma" && !test_rdma().usable()) GTEST_SKIP() << test_rdma().why_not;
+    callee = std::make_unique<Side>(GetParam(), credentials);
+    caller = std::make_unique<Side>(GetParam(), credentials);
     const Bytes address = callee->open();
     control = caller->connect(address, Plane::kControl);
     data = caller->connect(address, Plane::kData);
@@ -210,8 +243,8 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   }
 
   const Credentials credentials = Credentials::from("job", "secret");
-  std::unique_ptr<Side> callee = std::make_unique<Side>(GetParam(), credentials);
-  std::unique_ptr<Side> caller = std::make_unique<Side>(GetParam(), credentials);
+  std::unique_ptr<Side> callee;
+  std::unique_ptr<Side> caller;
   Endpoint* control = nullptr;
   Endpoint* data = nullptr;
 };

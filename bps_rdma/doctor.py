@@ -1,0 +1,175 @@
+"""`bps doctor`: what this machine offers, what the settings make of it, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import bps_rdma
+from bps_rdma import _core
+from bps_rdma.errors import BpsError
+from bps_rdma.terminal import wide_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+State = Literal["ok", "note", "bad"]
+_MARKS = {"ok": "[green]✓[/green]", "note": "[yellow]![/yellow]", "bad": "[red]✗[/red]"}
+# Below this a tensor of ordinary size cannot be registered.
+_ENOUGH_LOCKED = 1 << 30
+_TRANSFER_BYTES = 64 << 20
+
+
+@dataclass
+class Check:
+    """One line of the report: what was looked at, what was found, and one action that mends it."""
+
+    name: str
+    state: State
+    fact: str
+    hint: str = ""
+
+
+@dataclass
+class Report:
+    """All that the doctor found; `rdma` is the native part's view of devices, ports, GIDs and the choice among them."""
+
+    checks: list[Check] = field(default_factory=list)
+    rdma: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, state: State, fact: str, hint: str = "") -> None:
+        """Append a line."""
+        self.checks.append(Check(name, state, fact, hint))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is bad; notes do not count."""
+        return all(check.state != "bad" for check in self.checks)
+
+
+def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
+    """Look at this machine under the settings in force; `transfer`: also send 64 MiB to ourselves over each rail."""
+    report = Report()
+    config = _core.Config()
+    wanted = config.text("BPS_TRANSPORT")
+    try:
+        report.rdma = _core.rdma_report(config)
+    except BpsError as error:  # a setting that does not parse, or an interface that does not exist
+        report.add("settings", "bad", error.message, error.hint)
+        return report
+    _look_at_host(report)
+    _look_at_libraries(report, needed=wanted in {"rdma", "1", "ibverbs"})
+    _look_at_devices(report)
+    _look_at_choice(report, needed=wanted in {"rdma", "1", "ibverbs"})
+    if transfer:
+        for number, rail in enumerate(report.rdma["rails"]):
+            _transfer(report, config, number, rail, timeout_s)
+    return report
+
+
+def _look_at_host(report: Report) -> None:
+    report.add("system", "ok", f"bps_rdma {bps_rdma.__version__}, Linux {platform.release()}, {platform.machine()}")
+    limit = _core.locked_memory_limit()
+    if limit is None or limit >= _ENOUGH_LOCKED:
+        report.add("locked memory", "ok", "no limit" if limit is None else f"{limit >> 20} MiB")
+    else:
+        report.add(
+            "locked memory",
+            "note",
+            f"limited to {limit >> 10} KiB; RDMA locks the memory of tensors (root may lock all)",
+            "ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in a unit",
+        )
+    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
+    if shared is not None:
+        report.add("shared memory", "ok", f"{shared.free >> 20} MiB free in /dev/shm")
+
+
+def _look_at_libraries(report: Report, *, needed: bool) -> None:
+    rdma = report.rdma
+    if rdma["libraries"]:
+        report.add("verbs libraries", "ok", f"{rdma['verbs_library']}, {rdma['cm_library']}")
+    else:
+        report.add("verbs libraries", "bad" if needed else "note", rdma["why_not"], rdma["hint"])
+
+
+def _look_at_devices(report: Report) -> None:
+    for device in report.rdma["devices"]:
+        for port in device["ports"]:
+            fact = (
+                f"{port['state']}, {port['link']}, MTU {port['mtu']}, {len(port['gids'])} GIDs, "
+                f"messages up to {port['largest_message'] >> 20} MiB"
+            )
+            hint = "" if port["active"] else "bring the link up: ip link set <interface> up"
+            report.add(f"{device['name']} port {port['number']}", "ok" if port["active"] else "note", fact, hint)
+
+
+def _look_at_choice(report: Report, *, needed: bool) -> None:
+    rdma = report.rdma
+    for rail in rdma["rails"]:
+        where = f"{rail['device']} port {rail['port']}, GID {rail['gid_index']}"
+        report.add("rdma will use", "ok", f"{where}: {rail['reason']}")
+    if not rdma["rails"] and rdma["libraries"]:
+        report.add("rdma will use", "bad" if needed else "note", f"nothing: {rdma['why_not']}", rdma["hint"])
+
+
+def _transfer(report: Report, config: _core.Config, number: int, rail: dict[str, Any], timeout_s: float) -> None:
+    name = f"transfer over {rail['device']}"
+    try:
+        done = _core.rdma_self_transfer(config, number, _TRANSFER_BYTES, timeout_s)
+    except BpsError as error:
+        report.add(name, "bad", error.message, error.hint)
+        return
+    report.add(
+        name,
+        "ok",
+        f"{done['bytes'] >> 20} MiB to this process and compared: {done['gigabytes_per_second']:.2f} GB/s, "
+        f"a message there and back in {done['round_trip_us']:.0f} us",
+    )
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    transfer: Annotated[bool, typer.Option(help="Send 64 MiB to this process over the NIC and compare them.")] = True,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds the transfer may take.")] = 30.0,
+) -> int:
+    """Look at this machine: RDMA libraries, devices, ports, GIDs and the choice among them; verify a transfer.
+
+    The status is 1 when something is in the way of what the settings ask for.
+    """
+    report = examine(transfer=transfer, timeout_s=timeout)
+    if as_json:
+        checks = [asdict(check) for check in report.checks]
+        print(json.dumps({"healthy": report.healthy, "checks": checks, "rdma": report.rdma}, indent=1))
+    else:
+        _show(report, wide_console())
+    return 0 if report.healthy else 1
+
+
+def _show(report: Report, console: Console) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "", "", box=None, show_header=False, pad_edge=False)
+    for check in report.checks:
+        hint = f"\n[cyan]{escape(check.hint)}[/cyan]" if check.hint else ""
+        table.add_row(_MARKS[check.state], check.name, escape(check.fact) + hint)
+    console.print(table)
+    chosen = {(rail["device"], rail["port"], rail["gid_index"]): rail["reason"] for rail in report.rdma.get("rails", [])}
+    gids = Table("device", "port", "GID", "type", "address", "interface", "", box=SIMPLE_HEAD)
+    for device in report.rdma.get("devices", []):
+        for port in device["ports"]:
+            for gid in port["gids"]:
+                reason = chosen.get((device["name"], port["number"], gid["index"]), "")
+                gids.add_row(
+                    device["name"], str(port["number"]), str(gid["index"]), gid["type"], gid["address"] or "-",
+                    gid["interface"] or "-", f"[bold]chosen[/bold]: {escape(reason)}" if reason else "",
+                )  # fmt: skip
+    if gids.row_count:
+        console.print(gids)

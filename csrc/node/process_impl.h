@@ -1,0 +1,103 @@
+// What stands behind Process. One class in several rooms: process.cc starts and ends it, loops.cc makes the loops with
+// their transports and shards, doors.cc lets callers in, lanes.cc connects the worker to the servers.
+#pragma once
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "node/process.h"
+#include "server/shard.h"
+#include "transport/door.h"
+#include "transport/rdma/rdma.h"
+#include "transport/reactor.h"
+#include "van/scheduler.h"
+#include "van/van.h"
+#include "worker/worker.h"
+
+namespace bps {
+
+// A loop of this process with what runs on it.
+struct Loop {
+  std::unique_ptr<Reactor> reactor;
+  std::unique_ptr<Lane> lane;
+  std::unique_ptr<Shard> shard;
+  // Callers that came before the membership was known, and the transport they came by.
+  std::vector<std::pair<std::string, std::unique_ptr<Visitor>>> early;
+  std::vector<Group> groups;
+};
+
+class Process::Impl {
+ public:
+  Impl(const Config& config, const Startup& startup);
+  ~Impl() { take_down(); }
+
+  void start();
+  bool shutdown(double timeout_s);
+  void take_down();
+
+  const Config config_;
+  const Startup startup_;
+  const std::vector<std::string> allowed_;  // transports, best first
+  const RdmaOptions rdma_options_;
+  Credentials credentials_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Van> van_;
+  std::vector<std::unique_ptr<Loop>> loops_;
+  std::vector<std::unique_ptr<Door>> doors_;  // these live on the van's loop
+  std::unique_ptr<RdmaDoor> rdma_door_;
+  std::unique_ptr<Worker> worker_;
+  std::vector<std::string> routes_;
+
+ private:
+  bool is_worker() const { return startup_.worker_rank != kNoRank; }
+  bool is_server() const { return startup_.server_rank != kNoRank; }
+  bool allows(std::string_view transport) const;
+  void make_scheduler();
+  VanEvents events();
+  template <typename F>
+  void on_van(F task);
+
+  // loops.cc
+  void find_rails();
+  void make_loops();
+  void make_rdma_transports();
+  void add(Reactor& reactor, std::unique_ptr<Transport> transport);
+  void make_shards();
+
+  // doors.cc
+  void open_doors(bps::Node& self);
+  void knock(const std::string& transport, std::unique_ptr<Visitor> visitor);
+  void let_in(Loop& loop, const std::string& transport, std::unique_ptr<Visitor> visitor);
+
+  // lanes.cc
+  void make_worker();
+  void make_lane(std::size_t index, LaneOptions options, const Deadline& deadline);
+  void connect(Loop& loop, std::size_t index, const bps::Node& server, std::size_t shard, std::size_t place,
+               const Deadline& deadline);
+  void connect_self(Loop& loop, Hello hello, const std::string& name, std::uint32_t rank, std::size_t place);
+  void connect_by(const std::string& how, Loop& loop, Hello hello, const bps::Node& server, std::size_t place,
+                  const Deadline& deadline);
+
+  std::mutex mutex_;  // worker_ and shards appear while the van already reports
+  std::vector<std::pair<std::uint32_t, std::string>> early_losses_;
+  std::atomic<bool> leaving_{false};
+  std::size_t lanes_ = 0;
+  std::size_t shards_ = 0;
+  std::vector<Rail> rails_;  // none: rdma is not used
+};
+
+// Runs on the van's thread, where doors belong, and waits.
+template <typename F>
+void Process::Impl::on_van(F task) {
+  auto packaged = std::make_shared<std::packaged_task<void()>>(std::move(task));
+  auto result = packaged->get_future();
+  van_->loop().post([packaged] { (*packaged)(); });
+  result.get();
+}
+
+}  // namespace bps

@@ -1,0 +1,97 @@
+// What `bps doctor` asks of the native part, as plain dictionaries.
+#include <pybind11/stl.h>
+#include <sys/resource.h>
+
+#include "core/config.h"
+#include "node/local_address.h"
+#include "python/bind.h"
+#include "transport/rdma/rdma.h"
+#include "transport/rdma/self_transfer.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace bps {
+namespace {
+
+py::dict as_dict(const Rail& rail) {
+  return py::dict("device"_a = rail.device, "port"_a = rail.port, "gid_index"_a = rail.gid_index,
+                  "type"_a = to_string(rail.type), "address"_a = rail.address, "interface"_a = rail.interface,
+                  "reason"_a = rail.reason);
+}
+
+py::dict as_dict(const RdmaPort& port) {
+  py::list gids;
+  for (const GidEntry& gid : port.gids) {
+    gids.append(py::dict("index"_a = gid.index, "type"_a = to_string(gid.type), "address"_a = ip_of(gid.gid),
+                         "interface"_a = gid.interface));
+  }
+  return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state, "link"_a = port.link,
+                  "mtu"_a = port.mtu, "largest_message"_a = port.largest_message, "gids"_a = gids);
+}
+
+struct Found {
+  RdmaReport report;
+  RdmaOffer offer;
+};
+
+// The choice that init() would make, with an address of this host in place of the route to a scheduler.
+Found look(const Config& config) {
+  Found found{rdma_report(), {}};
+  const std::string interface = config.text("BPS_INTERFACE");
+  const std::string host = local_address(config.text("BPS_NODE_HOST"), interface, config.text("BPS_ROOT_URI"));
+  found.offer = find_rdma(RdmaOptions::from(config),
+                          {.index = std::nullopt, .address = numeric_address(host), .interface = interface});
+  return found;
+}
+
+}  // namespace
+
+void bind_doctor(py::module_& module) {
+  module.def(
+      "rdma_report",
+      [](const Config& config) {
+        const Found found = [&] {
+          const py::gil_scoped_release released;
+          return look(config);
+        }();
+        py::list devices;
+        for (const RdmaDevice& device : found.report.devices) {
+          py::list ports;
+          for (const RdmaPort& port : device.ports) ports.append(as_dict(port));
+          devices.append(py::dict("name"_a = device.name, "firmware"_a = device.firmware, "max_qp"_a = device.max_qp,
+                                  "max_cqe"_a = device.max_cqe, "max_srq_wr"_a = device.max_srq_wr, "ports"_a = ports));
+        }
+        py::list rails;
+        for (const Rail& rail : found.offer.rails) rails.append(as_dict(rail));
+        return py::dict("built_in"_a = found.report.built_in, "libraries"_a = found.report.libraries,
+                        "verbs_library"_a = found.report.verbs_library, "cm_library"_a = found.report.cm_library,
+                        "devices"_a = devices, "rails"_a = rails, "why_not"_a = found.offer.why_not,
+                        "hint"_a = found.offer.hint);
+      },
+      py::arg("config"), "Devices, ports and GIDs, and the rails that these settings choose.");
+  module.def(
+      "rdma_self_transfer",
+      [](const Config& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {
+        const SelfTransfer done = [&] {
+          const py::gil_scoped_release released;
+          const RdmaOffer offer = look(config).offer;
+          if (rail >= offer.rails.size()) throw Error(ErrorCode::kUnreachable, offer.why_not, offer.hint);
+          return transfer_to_self(offer.rails[rail], RdmaOptions::from(config), bytes, timeout_s);
+        }();
+        return py::dict("bytes"_a = done.bytes, "gigabytes_per_second"_a = done.gigabytes_per_second,
+                        "round_trip_us"_a = done.round_trip_us);
+      },
+      py::arg("config"), py::arg("rail"), py::arg("bytes"), py::arg("timeout_s"),
+      "Sends `bytes` bytes to this process over the NIC and compares them.");
+  module.def(
+      "locked_memory_limit",
+      []() -> std::optional<std::uint64_t> {
+        rlimit limit{};
+        if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+        return limit.rlim_cur;
+      },
+      "Bytes that this process may lock, or None for no limit.");
+}
+
+}  // namespace bps

@@ -1,0 +1,33 @@
+// RDMA in a build that was made without the headers of verbs: there is none, and it says so.
+#include "transport/rdma/rdma.h"
+
+namespace bps {
+namespace {
+
+constexpr const char* kWhyNot = "this build has no RDMA";
+constexpr const char* kHint =
+    "install libibverbs-dev and librdmacm-dev (rdma-core-devel elsewhere), build again with -DBPS_RDMA=on";
+
+}  // namespace
+
+RdmaOffer find_rdma(const RdmaOptions&, GidWish) {
+  return {{}, kWhyNot, kHint};
+}
+
+std::unique_ptr<Transport> make_rdma_transport(EventLoop&, const Credentials&, Counters&, const Rail&,
+                                               const RdmaOptions&) {
+  throw Error(ErrorCode::kUnreachable, kWhyNot, kHint);
+}
+
+std::unique_ptr<RdmaDoor> open_rdma_door(EventLoop&, const Credentials&, const std::vector<Rail>&, RdmaDoor::Enter) {
+  throw Error(ErrorCode::kUnreachable, kWhyNot, kHint);
+}
+
+RdmaReport rdma_report() {
+  RdmaReport report;
+  report.why_not = kWhyNot;
+  report.hint = kHint;
+  return report;
+}
+
+}  // namespace bps

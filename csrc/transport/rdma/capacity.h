@@ -1,0 +1,81 @@
+// How deep the queues are, and why none of them can overflow, whatever the number of peers.
+//
+//   send queue     an endpoint posts only while fewer than its window are unfinished; the queue is as deep as the
+//   window. send CQ        holds one entry for each request of each send queue: that many even when a broken queue pair
+//   flushes
+//                  requests that asked for no completion. It grows with every queue pair, or the queue pair is refused.
+//   receive CQ     holds one entry for each posted receive request: the shared ones, and those of each control
+//   endpoint. SRQ            is never posted more than its depth. When it runs empty the NIC makes the sender wait and
+//   try again,
+//                  for ever (rnr_retry 7): slower, never lost.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "transport/transport.h"
+
+namespace bps {
+
+inline constexpr std::uint32_t kForeverRetry = 7;  // rnr_retry: 7 means without end
+
+// Requests in flight per data queue pair. The largest partition (1 GiB) and its header must fit in pieces of the
+// smallest message limit known (rxe's 8 MiB); a worker loop has 136 landing slots per server loop (Shard), so that a
+// larger window would stand empty.
+inline constexpr std::uint32_t kDataWindow = 144;
+inline constexpr std::uint64_t kSmallestMessageLimit = 8 << 20;
+inline constexpr std::uint64_t kLargestWrite = (std::uint64_t{1} << 30) + kMaxHeader;
+static_assert(kDataWindow * kSmallestMessageLimit >= kLargestWrite);
+// A completion is asked for at the end of each batch, and within long ones this often, so that the window reopens
+// before it is used up.
+inline constexpr std::uint32_t kSignalEvery = 16;
+static_assert(kSignalEvery * 4 <= kDataWindow);
+
+// The control plane: small buffers, registered once. A credit message per landing slot is the most that a turn of the
+// peer can send us; beyond the buffers the NIC makes it wait.
+inline constexpr std::uint32_t kControlSends = 32;
+inline constexpr std::uint32_t kControlReceives = 64;
+inline constexpr std::uint32_t kControlBuffer = 4096;
+static_assert((kControlSends + kControlReceives) * kControlBuffer + kDataWindow * kMaxHeader < 1 << 20,
+              "at most 1 MB registered per peer");
+
+inline constexpr std::uint32_t kSharedReceives = 4096;  // empty receive requests per loop: 64 bytes each
+inline constexpr std::uint32_t kRepostBatch = 64;
+inline constexpr std::uint32_t kPollBatch = 32;
+
+// What one completion queue must hold. It grows in doublings up to what the device allows.
+class QueueBudget {
+ public:
+  // `reserved`: entries that are taken for good; `size`: of the queue at first.
+  QueueBudget(std::uint32_t reserved, std::uint32_t size, std::uint32_t limit)
+      : reserved_(reserved), size_(std::min(std::max(reserved, size), limit)), limit_(limit) {}
+
+  // Room for `entries` more: the size that the queue must have from now on, or nothing when the device has no such.
+  std::optional<std::uint32_t> reserve(std::uint32_t entries) {
+    const std::uint64_t wanted = std::uint64_t{reserved_} + entries;
+    if (wanted > limit_) return std::nullopt;
+    reserved_ = static_cast<std::uint32_t>(wanted);
+    if (reserved_ > size_) {
+      size_ = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(std::uint64_t{size_} * 2, reserved_, limit_));
+    }
+    return size_;
+  }
+  void release(std::uint32_t entries) { reserved_ -= std::min(reserved_, entries); }
+  std::uint32_t reserved() const { return reserved_; }
+  std::uint32_t size() const { return size_; }
+  std::uint32_t limit() const { return limit_; }
+
+ private:
+  std::uint32_t reserved_;
+  std::uint32_t size_;
+  std::uint32_t limit_;
+};
+
+// Into how many requests a write is cut.
+constexpr std::uint64_t pieces_of(std::uint64_t bytes, std::uint64_t message_limit) {
+  return bytes == 0 ? 1 : (bytes + message_limit - 1) / message_limit;
+}
+
+}  // namespace bps

@@ -1,0 +1,42 @@
+// The connection manager's events and errors, made easy to handle.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <string>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "transport/rdma/verbs.h"
+
+namespace bps {
+
+// One event, copied and acknowledged: an identifier can be destroyed only when all its events are.
+struct CmEvent {
+  rdma_cm_event_type type{};
+  int status = 0;
+  rdma_cm_id* id = nullptr;
+  std::uint32_t peer_qp = 0;
+  Bytes private_data;
+};
+
+// A channel that never blocks. Throws kUnreachable where the kernel has no connection manager.
+CmChannel make_cm_channel();
+CmId make_cm_id(rdma_event_channel* channel);
+// False when there is none.
+bool next_event(rdma_event_channel* channel, CmEvent& event);
+// What happened, and what it may mean.
+std::string in_words(const CmEvent& event);
+
+// An address of an RDMA network: numeric, IPv4 or IPv6. Link-local addresses need the interface.
+class CmAddress {
+ public:
+  CmAddress(const std::string& host, std::uint16_t port, const std::string& interface);
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage_); }
+
+ private:
+  sockaddr_storage storage_{};
+};
+
+}  // namespace bps

@@ -1,0 +1,205 @@
+#include "transport/rdma/device.h"
+
+#include <fcntl.h>
+#include <net/if.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "core/fd.h"
+#include "transport/rdma/libraries.h"
+
+namespace bps {
+namespace {
+
+struct FreeList {
+  void operator()(ibv_device** list) const { ::ibv_free_device_list(list); }
+};
+using DeviceList = std::unique_ptr<ibv_device*, FreeList>;
+
+GidType type_of(std::uint32_t type) {
+  switch (type) {
+    case IBV_GID_TYPE_ROCE_V1: return GidType::kRoceV1;
+    case IBV_GID_TYPE_ROCE_V2: return GidType::kRoceV2;
+    default: return GidType::kInfiniBand;
+  }
+}
+
+std::string interface_name(std::uint32_t number) {
+  std::array<char, IF_NAMESIZE> name{};
+  return number != 0 && ::if_indextoname(number, name.data()) != nullptr ? name.data() : "";
+}
+
+std::vector<ibv_gid_entry> read_gids(ibv_context* context) {
+  std::vector<ibv_gid_entry> table(1024);
+  const ssize_t count = ::ibv_query_gid_table(context, table.data(), table.size(), 0);
+  table.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
+  return table;
+}
+
+RdmaDevice look_at(ibv_device* device, ibv_context* context) {
+  RdmaDevice found;
+  found.name = device->name;
+  ibv_device_attr attributes{};
+  if (::ibv_query_device(context, &attributes) != 0) return found;
+  found.firmware = attributes.fw_ver;
+  found.max_qp = static_cast<std::uint32_t>(attributes.max_qp);
+  found.max_cqe = static_cast<std::uint32_t>(attributes.max_cqe);
+  found.max_srq_wr = static_cast<std::uint32_t>(attributes.max_srq_wr);
+  const auto gids = read_gids(context);
+  for (unsigned number = 1; number <= attributes.phys_port_cnt; ++number) {
+    ibv_port_attr port{};
+    if (ibv_query_port(context, static_cast<std::uint8_t>(number), &port) != 0) continue;
+    RdmaPort& one = found.ports.emplace_back();
+    one.number = number;
+    one.active = port.state == IBV_PORT_ACTIVE;
+    one.state = ::ibv_port_state_str(port.state);
+    one.link = port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
+    one.mtu = 128U << port.active_mtu;
+    one.largest_message = port.max_msg_sz;
+    for (const ibv_gid_entry& gid : gids) {
+      if (gid.port_num != number) continue;
+      GidEntry& entry = one.gids.emplace_back();
+      entry.device = found.name;
+      entry.port = number;
+      entry.index = gid.gid_index;
+      entry.type = type_of(gid.gid_type);
+      std::memcpy(entry.gid.data(), gid.gid.raw, entry.gid.size());
+      entry.interface = interface_name(gid.ndev_ifindex);
+      entry.port_active = one.active;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<RdmaDevice> list_rdma_devices() {
+  std::vector<RdmaDevice> devices;
+  if (!rdma_libraries().ready) return devices;
+  int count = 0;
+  const DeviceList list(::ibv_get_device_list(&count));
+  for (int i = 0; list && i < count; ++i) {
+    const VerbsContext context(::ibv_open_device(list.get()[i]));
+    if (context) devices.push_back(look_at(list.get()[i], context.get()));
+  }
+  return devices;
+}
+
+VerbsContext open_rdma_device(const std::string& name) {
+  int count = 0;
+  const DeviceList list(::ibv_get_device_list(&count));
+  for (int i = 0; list && i < count; ++i) {
+    if (name != list.get()[i]->name) continue;
+    VerbsContext context(::ibv_open_device(list.get()[i]));
+    if (!context) throw_errno("cannot open the RDMA device " + name, "`bps doctor` shows what is wrong with it");
+    return context;
+  }
+  throw Error(ErrorCode::kTransport, "there is no RDMA device " + name, "`rdma link` shows the devices");
+}
+
+bool is_removed(const ibv_context& context) {
+  return ::access(context.device->dev_path, F_OK) != 0 && errno == ENOENT;
+}
+
+void let_go(ibv_context& context) {
+  const Fd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!nothing) return;
+  for (const int fd : {context.cmd_fd, context.async_fd}) {
+    if (fd >= 0) ::dup3(nothing.get(), fd, O_CLOEXEC);
+  }
+}
+
+// ---- What to use
+
+namespace {
+
+// Users want to hear of the port that is down, not that a table is empty.
+RdmaOffer nothing(const std::vector<RdmaDevice>& devices, const RdmaOptions& options, const std::string& reason) {
+  if (devices.empty()) {
+    return {
+        {},
+        "there is no RDMA device",
+        "load the card's driver; for SoftRoCE: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev <interface>"};
+  }
+  bool matched = false;
+  for (const RdmaDevice& device : devices) {
+    for (const RdmaPort& port : device.ports) {
+      if (!options.hca.matches(device.name, port.number)) continue;
+      matched = true;
+      if (port.active) continue;
+      return {{},
+              "port " + std::to_string(port.number) + " of " + device.name + " is " + port.state,
+              "bring the link up (ip link set <interface> up), or choose another with BPS_RDMA_HCA"};
+    }
+  }
+  if (!matched) {
+    return {{}, "BPS_RDMA_HCA matches no port of any device", "`bps doctor` lists the devices; correct or unset it"};
+  }
+  return {{}, reason, "give the interface an IP address, or set BPS_RDMA_GID_INDEX; `bps doctor` shows the GIDs"};
+}
+
+Rail rail_of(const GidChoice& choice, const RdmaOptions& options) {
+  const GidEntry& gid = *choice.entry;
+  return {.device = gid.device,
+          .port = gid.port,
+          .gid_index = gid.index,
+          .gid_forced = options.gid_index.has_value(),
+          .type = gid.type,
+          .address = ip_of(gid.gid),
+          .interface = gid.interface,
+          .reason = choice.reason};
+}
+
+}  // namespace
+
+RdmaOffer find_rdma(const RdmaOptions& options, GidWish wish) {
+  const RdmaLibraries& libraries = rdma_libraries();
+  if (!libraries.ready) return {{}, libraries.why_not, libraries.hint};
+  wish.index = options.gid_index;
+  const auto devices = list_rdma_devices();
+  struct Candidate {
+    std::size_t place;
+    std::vector<GidEntry> gids;
+  };
+  std::vector<Candidate> candidates;  // one per port
+  std::vector<GidEntry> all;
+  for (const RdmaDevice& device : devices) {
+    for (const RdmaPort& port : device.ports) {
+      if (!options.hca.matches(device.name, port.number)) continue;
+      candidates.push_back({options.hca.place(device.name, port.number), port.gids});
+      all.insert(all.end(), port.gids.begin(), port.gids.end());
+    }
+  }
+  const GidChoice best = choose_gid(all, wish);
+  if (best.entry == nullptr) return nothing(devices, options, best.reason);
+  RdmaOffer offer;
+  if (!options.hca.names_ports()) {
+    offer.rails.push_back(rail_of(best, options));
+    return offer;
+  }
+  std::ranges::stable_sort(candidates, {}, &Candidate::place);
+  for (const Candidate& candidate : candidates) {
+    const GidChoice choice = choose_gid(candidate.gids, wish);
+    if (choice.entry != nullptr) offer.rails.push_back(rail_of(choice, options));
+  }
+  return offer;
+}
+
+RdmaReport rdma_report() {
+  RdmaReport report;
+  const RdmaLibraries& libraries = rdma_libraries();
+  report.built_in = true;
+  report.libraries = libraries.ready;
+  report.verbs_library = libraries.verbs;
+  report.cm_library = libraries.cm;
+  report.why_not = libraries.why_not;
+  report.hint = libraries.hint;
+  report.devices = list_rdma_devices();
+  return report;
+}
+
+}  // namespace bps

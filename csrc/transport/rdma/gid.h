@@ -1,0 +1,52 @@
+// Which entry of the GID tables to use, as a pure function of the tables and the user's wishes.
+//
+// An address of RDMA is a GID: 16 bytes that are, on Ethernet, an IP address of the port's interface, in two versions
+// of the protocol (RoCE v1, which no router forwards, and v2, which is UDP). A port shows each of its addresses in
+// both.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace bps {
+
+using Gid = std::array<std::byte, 16>;
+
+enum class GidType : std::uint8_t { kInfiniBand, kRoceV1, kRoceV2 };
+const char* to_string(GidType type);
+
+enum class GidScope : std::uint8_t { kNull, kLinkLocal, kGlobal, kIpv4 };  // worst first
+GidScope scope_of(const Gid& gid);
+// "10.98.0.1" or "fd00::1"; what rdma_cm binds to in order to use the GID.
+std::string ip_of(const Gid& gid);
+
+struct GidEntry {
+  std::string device;
+  unsigned port = 1;
+  unsigned index = 0;
+  GidType type = GidType::kRoceV2;
+  Gid gid{};
+  std::string interface;  // "" when it has none
+  bool port_active = true;
+};
+
+struct GidWish {
+  std::optional<unsigned> index;  // the user's, obeyed to the letter
+  std::string address;            // numeric, of this host, that the rest of the job uses; may be empty
+  std::string interface;          // that the user named; may be empty
+};
+
+struct GidChoice {
+  const GidEntry* entry = nullptr;  // null: nothing usable
+  std::string reason;               // for people, either way
+};
+
+// The best of `table`, in this order: the wished index; an active port; the wished address; RoCE v2 or InfiniBand
+// before v1; the wished interface; IPv4, then global, then link-local addresses; the first.
+GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish);
+
+}  // namespace bps

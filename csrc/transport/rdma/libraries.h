@@ -1,0 +1,20 @@
+// libibverbs and librdmacm, which this program opens at run time, once, and never closes: it starts where they are not
+// installed, and says so. Their functions are defined in verbs_dl.cc, hidden, under their own names; what calls them
+// looks as if it were linked with the libraries.
+#pragma once
+
+#include <string>
+
+namespace bps {
+
+struct RdmaLibraries {
+  bool ready = false;
+  std::string why_not;  // when not ready
+  std::string hint;
+  std::string verbs;  // file names, which carry the versions: "libibverbs.so.1.14.44.0"
+  std::string cm;
+};
+
+const RdmaLibraries& rdma_libraries();
+
+}  // namespace bps

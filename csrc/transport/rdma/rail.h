@@ -1,0 +1,41 @@
+// What a transport needs to know of the fabric: the user's settings, and the port it works on.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/config.h"
+#include "transport/rdma/gid.h"
+#include "transport/rdma/hca.h"
+
+namespace bps {
+
+struct RdmaOptions {
+  HcaFilter hca;
+  std::optional<unsigned> gid_index;
+  std::optional<unsigned> traffic_class;
+  std::optional<unsigned> service_level;
+  std::optional<unsigned> pkey_index;
+  unsigned timeout = 18;
+  unsigned retry_count = 7;
+  unsigned data_queue_pairs = 2;
+
+  // Throws kInvalidArgument.
+  static RdmaOptions from(const Config& config);
+};
+
+// One port of one device, with the address it is reached at. A loop works on one rail; several rails are spread over
+// the loops.
+struct Rail {
+  std::string device;
+  unsigned port = 1;
+  unsigned gid_index = 0;
+  bool gid_forced = false;  // by the user: then it is used even where the connection manager would take another
+  GidType type = GidType::kRoceV2;
+  std::string address;    // numeric
+  std::string interface;  // "" when unknown
+  std::string reason;     // why this one
+};
+
+}  // namespace bps

@@ -1,0 +1,116 @@
+#include "transport/rdma/rdma_control.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace bps {
+
+RdmaControl::RdmaControl(const Hello& made_by, RdmaHome& of, Link by)
+    : RdmaEndpoint(false, made_by, of, std::move(by)),
+      buffers_(static_cast<std::byte*>(
+          ::operator new((kControlReceives + kControlSends) * kControlBuffer, std::align_val_t{kControlBuffer}))),
+      memory_(of.adapter.register_own({buffers_.get(), (kControlReceives + kControlSends) * kControlBuffer})) {
+  for (std::uint32_t i = 0; i < kControlReceives; ++i) {
+    if (!post_receive(i)) throw_errno("cannot post a receive buffer");
+  }
+}
+
+Status RdmaControl::send(std::span<const std::byte> message) {
+  if (lost || !link) return Status::kPeerLost;
+  if (message.size() > kMaxMessage) return Status::kProtocol;
+  home.counters.control_messages.add();
+  home.counters.control_bytes.add(message.size());
+  std::size_t offset = 0;
+  if (!waiting_.empty() || !transmit(message, offset)) {
+    waiting_.push_back({Bytes(message.begin(), message.end()), offset});
+  }
+  return Status::kOk;
+}
+
+bool RdmaControl::transmit(std::span<const std::byte> message, std::size_t& offset) {
+  do {
+    if (lost) return true;
+    if (posted_ - completed_ == kControlSends) return false;
+    const std::size_t size = std::min(kRoom, message.size() - offset);
+    const Fragment fragment{static_cast<std::uint32_t>(message.size()), static_cast<std::uint32_t>(offset)};
+    std::byte* buffer = send_buffer(posted_ % kControlSends);
+    std::memcpy(buffer, &fragment, sizeof fragment);
+    if (size > 0) std::memcpy(buffer + sizeof fragment, message.data() + offset, size);
+    ibv_sge piece{reinterpret_cast<std::uint64_t>(buffer), static_cast<std::uint32_t>(sizeof fragment + size),
+                  memory_->lkey};
+    ibv_send_wr request{};
+    request.wr_id = WrId(WrId::Kind::kSend, posted_).value();
+    request.sg_list = &piece;
+    request.num_sge = 1;
+    request.opcode = IBV_WR_SEND;
+    request.send_flags = IBV_SEND_SIGNALED;
+    if (piece.length <= link.queue_pair().inline_limit()) request.send_flags |= IBV_SEND_INLINE;
+    ibv_send_wr* bad = nullptr;
+    if (const int error = ibv_post_send(link.queue_pair().get(), &request, &bad); error != 0) {
+      lose(std::string("cannot post a message: ") + std::strerror(error));
+      return true;
+    }
+    ++posted_;
+    offset += size;
+  } while (offset < message.size());
+  return true;
+}
+
+void RdmaControl::on_sent(std::uint64_t number) {
+  completed_ = std::max(completed_, number + 1);
+  while (!waiting_.empty() && transmit(waiting_.front().message, waiting_.front().offset)) waiting_.pop_front();
+}
+
+bool RdmaControl::post_receive(std::uint64_t buffer) {
+  ibv_sge room{reinterpret_cast<std::uint64_t>(receive_buffer(buffer)), kControlBuffer, memory_->lkey};
+  ibv_recv_wr request{};
+  request.wr_id = WrId(WrId::Kind::kControlReceive, buffer).value();
+  request.sg_list = &room;
+  request.num_sge = 1;
+  ibv_recv_wr* bad = nullptr;
+  return ibv_post_recv(link.queue_pair().get(), &request, &bad) == 0;
+}
+
+void RdmaControl::on_arrived(const ibv_wc& completion) {
+  const std::uint64_t buffer = WrId(completion.wr_id).number();
+  if (completion.opcode != IBV_WC_RECV || buffer >= kControlReceives || completion.byte_len > kControlBuffer ||
+      !take({receive_buffer(buffer), completion.byte_len})) {
+    return lose("it broke the protocol of control messages");
+  }
+  if (link && !post_receive(buffer)) lose("cannot post a receive buffer");
+}
+
+// Nothing in a piece is believed before it is checked against what came before it.
+bool RdmaControl::take(std::span<const std::byte> piece) {
+  Fragment fragment{};
+  if (piece.size() < sizeof fragment) return false;
+  std::memcpy(&fragment, piece.data(), sizeof fragment);
+  const auto body = piece.subspan(sizeof fragment);
+  if (fragment.total > kMaxMessage || fragment.offset != partial_.size() ||
+      body.size() > fragment.total - fragment.offset || (body.empty() && fragment.total > 0)) {
+    return false;
+  }
+  if (fragment.offset == 0) {
+    if (body.size() == fragment.total) {
+      sink->on_message(*this, body);
+      return true;
+    }
+    expected_ = fragment.total;
+  } else if (fragment.total != expected_) {
+    return false;
+  }
+  partial_.insert(partial_.end(), body.begin(), body.end());
+  if (partial_.size() == expected_) {
+    sink->on_message(*this, partial_);
+    partial_.clear();
+  }
+  return true;
+}
+
+void RdmaControl::drop() {
+  memory_.reset();
+  waiting_.clear();
+}
+
+}  // namespace bps

@@ -1,0 +1,54 @@
+// The control endpoint of rdma: messages as sends into the peer's posted buffers.
+//
+// Buffers of 4 KiB, registered once with the endpoint, on both sides; longer messages are cut, and put together again
+// in the order in which a queue pair delivers. What finds no free buffer waits in ordinary memory, as it would in a
+// socket. No payload and no remote memory: the queue pair allows neither.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "transport/rdma/rdma_endpoint.h"
+#include "transport/rdma/wire.h"
+
+namespace bps {
+
+class RdmaControl final : public RdmaEndpoint {
+ public:
+  RdmaControl(const Hello& made_by, RdmaHome& home, Link link);
+
+  std::size_t write(std::span<const WriteOp>) override { return 0; }  // payload never travels on a control endpoint
+  Status send(std::span<const std::byte> message) override;
+
+  void on_sent(std::uint64_t number) override;
+  void on_arrived(const ibv_wc& completion) override;
+  bool awaits_completions() const override { return !waiting_.empty(); }
+  void drop() override;
+
+ private:
+  static constexpr std::size_t kRoom = kControlBuffer - sizeof(Fragment);
+
+  std::byte* receive_buffer(std::uint64_t number) const { return buffers_.get() + number * kControlBuffer; }
+  std::byte* send_buffer(std::uint64_t number) const { return receive_buffer(kControlReceives + number); }
+  struct Waiting {
+    Bytes message;
+    std::size_t offset;
+  };
+  // Posts pieces from `offset` on while there are buffers; true when the whole message is on its way.
+  bool transmit(std::span<const std::byte> message, std::size_t& offset);
+  bool post_receive(std::uint64_t buffer);
+  bool take(std::span<const std::byte> piece);
+
+  struct Free {
+    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{kControlBuffer}); }
+  };
+  std::unique_ptr<std::byte, Free> buffers_;
+  Mr memory_;
+  std::uint64_t posted_ = 0;
+  std::uint64_t completed_ = 0;
+  std::deque<Waiting> waiting_;
+  Bytes partial_;             // of a message that arrives in pieces
+  std::size_t expected_ = 0;  // its whole size; 0: none has begun
+};
+
+}  // namespace bps

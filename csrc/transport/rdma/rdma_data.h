@@ -1,0 +1,57 @@
+// The data endpoint of rdma: a window of write requests on one queue pair. Hot part in rdma_data_path.cc.
+//
+// A write is one request, RDMA WRITE WITH IMMEDIATE, of up to two pieces of memory: the header, from a small ring that
+// is registered with the endpoint, and the payload from where it lies. Only what exceeds the device's limit for one
+// message takes more, of which the last carries the immediate; a queue pair keeps their order. A batch is a chain that
+// costs one doorbell. What fits travels within the request itself (inline).
+//
+// Signalling: the last request of a batch, and every 16th in a long one, asks for a completion, which stands for those
+// before it. So a completion comes soon for every write, as tokens, windows and registrations want it, and a batch of
+// 16 partitions costs one.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "transport/rdma/rdma_endpoint.h"
+
+namespace bps {
+
+class RdmaData final : public RdmaEndpoint {
+ public:
+  RdmaData(const Hello& made_by, RdmaHome& home, Link link);
+  ~RdmaData() override { drop(); }
+
+  std::size_t write(std::span<const WriteOp> ops) override;
+  Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
+
+  void on_sent(std::uint64_t number) override;
+  void on_arrived(const ibv_wc& completion) override;
+  bool awaits_completions() const override { return tokens_ > 0 || wants_room_; }
+  void drop() override;
+
+ private:
+  struct Pending {
+    std::uint64_t token = kNoToken;
+    Registration* source = nullptr;
+  };
+
+  bool build(const WriteOp& op);
+  void ring(std::uint64_t first);
+
+  std::uint64_t posted_ = 0;  // requests ever; number n is in place n % kDataWindow
+  std::uint64_t completed_ = 0;
+  std::uint64_t signalled_ = 0;  // requests up to and with the last that asked for a completion
+  std::uint32_t tokens_ = 0;     // on the way
+  bool wants_room_ = false;
+  std::array<ibv_send_wr, kDataWindow> requests_{};
+  std::array<std::array<ibv_sge, 2>, kDataWindow> pieces_{};
+  std::array<Pending, kDataWindow> pending_{};
+  struct alignas(kMaxHeader) Header {
+    std::array<std::byte, kMaxHeader> bytes;
+  };
+  std::unique_ptr<std::array<Header, kDataWindow>> headers_;
+  Mr headers_memory_;
+};
+
+}  // namespace bps

@@ -1,0 +1,160 @@
+// The hot part of rdma: writes out, completions in.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/rdma/rdma_data.h"
+#include "transport/rdma/rdma_transport.h"
+#include "transport/rdma/wire.h"
+
+namespace bps {
+namespace {
+
+constexpr int kMostBatches = 8;  // of completions per look: nobody else of the loop starves
+
+}  // namespace
+
+std::size_t RdmaData::write(std::span<const WriteOp> ops) {
+  if (lost || !link) return 0;
+  const std::uint64_t first = posted_;
+  std::size_t accepted = 0;
+  while (accepted < ops.size() && build(ops[accepted])) ++accepted;
+  wants_room_ = accepted < ops.size();
+  if (accepted > 0) ring(first);
+  return accepted;
+}
+
+// Makes the requests of one write ready; false when the window has no room for them.
+bool RdmaData::build(const WriteOp& op) {
+  const std::uint64_t limit = home.adapter.message_limit();
+  const std::uint64_t total = op.header.size() + op.length;
+  const std::uint64_t count = pieces_of(total, limit);
+  if (posted_ - completed_ + count > kDataWindow) return false;
+  const auto* source = static_cast<const RdmaRegion*>(op.source);
+  std::uint64_t offset = 0;  // in header and payload together
+  const std::byte* next = op.length > 0 ? source->bytes().data() + op.source_offset : nullptr;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::size_t place = posted_ % kDataWindow;
+    ibv_send_wr& request = requests_[place];
+    auto& pieces = pieces_[place];
+    const std::uint64_t size = std::min(limit, total - offset);
+    std::uint64_t payload = size;
+    std::size_t used = 0;
+    if (i == 0 && !op.header.empty()) {
+      std::byte* header = (*headers_)[place].bytes.data();
+      std::memcpy(header, op.header.data(), op.header.size());
+      pieces[used++] = {reinterpret_cast<std::uint64_t>(header), static_cast<std::uint32_t>(op.header.size()),
+                        headers_memory_->lkey};
+      payload -= op.header.size();
+    }
+    if (payload > 0) {
+      pieces[used++] = {reinterpret_cast<std::uint64_t>(next), static_cast<std::uint32_t>(payload),
+                        source->local_key()};
+      next += payload;
+    }
+    const bool last = i + 1 == count;
+    request.wr_id = WrId(WrId::Kind::kSend, posted_).value();
+    request.next = &requests_[(posted_ + 1) % kDataWindow];
+    request.sg_list = pieces.data();
+    request.num_sge = static_cast<int>(used);
+    request.opcode = last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+    request.imm_data = to_wire(op.immediate);
+    request.send_flags = size <= link.queue_pair().inline_limit() ? unsigned{IBV_SEND_INLINE} : 0U;
+    request.wr.rdma.remote_addr = op.target.address + offset;
+    request.wr.rdma.rkey = static_cast<std::uint32_t>(op.target.key);
+    ++posted_;
+    if (posted_ - signalled_ >= kSignalEvery) {
+      request.send_flags |= IBV_SEND_SIGNALED;
+      signalled_ = posted_;
+    }
+    Pending& pending = pending_[place];
+    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration() : nullptr};
+    if (pending.source != nullptr) ++pending.source->users;
+    if (pending.token != kNoToken) ++tokens_;
+    offset += size;
+  }
+  home.counters.data_writes.add();
+  home.counters.data_bytes.add(op.length);
+  return true;
+}
+
+// One doorbell for the requests from `first` on.
+void RdmaData::ring(std::uint64_t first) {
+  ibv_send_wr& last = requests_[(posted_ - 1) % kDataWindow];
+  last.next = nullptr;
+  last.send_flags |= IBV_SEND_SIGNALED;
+  signalled_ = posted_;
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(link.queue_pair().get(), &requests_[first % kDataWindow], &bad);
+  if (error != 0) lose(std::string("cannot post a write: ") + std::strerror(error));
+}
+
+void RdmaData::on_sent(std::uint64_t number) {
+  if (number >= posted_) return;
+  wants_room_ = false;
+  while (completed_ <= number && link) {
+    const Pending done = std::exchange(pending_[completed_ % kDataWindow], {});
+    ++completed_;
+    if (done.source != nullptr) home.registrations.release(done.source);
+    if (done.token == kNoToken) continue;
+    --tokens_;
+    sink->on_written(*this, done.token);
+  }
+}
+
+void RdmaData::on_arrived(const ibv_wc& completion) {
+  if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return lose("it broke the protocol of writes");
+  sink->on_write(*this, from_wire(completion.imm_data));
+}
+
+// ---- All endpoints' completions
+
+int RdmaTransport::poll() {
+  closed_.clear();
+  if (!adapter_) return 0;
+  int found = take_completions(adapter_->send_cq()) + take_completions(adapter_->receive_cq());
+  if (found == 0) adapter_->settle();
+  if (adapter_->should_repost()) adapter_->repost();
+  if (home_.losses_due) found += tell_losses();
+  return found;
+}
+
+int RdmaTransport::take_completions(ibv_cq* cq) {
+  int found = 0;
+  std::array<ibv_wc, kPollBatch> batch;
+  for (int round = 0; round < kMostBatches; ++round) {
+    const int count = ibv_poll_cq(cq, kPollBatch, batch.data());
+    for (int i = 0; i < count; ++i) dispatch(batch[static_cast<std::size_t>(i)]);
+    if (count > 0) found += count;
+    if (count < static_cast<int>(kPollBatch)) break;
+  }
+  return found;
+}
+
+void RdmaTransport::dispatch(const ibv_wc& completion) {
+  const WrId id(completion.wr_id);
+  if (id.kind() == WrId::Kind::kEmptyReceive) adapter_->count_arrival();
+  const auto at = by_number_.find(completion.qp_num);
+  if (at == by_number_.end()) return;  // of a queue pair that is gone
+  RdmaEndpoint& endpoint = *at->second;
+  if (completion.status != IBV_WC_SUCCESS) {
+    // The first failure says why; what comes after it is flushed.
+    endpoint.lose(in_words(completion.status));
+  } else if (id.kind() == WrId::Kind::kSend) {
+    endpoint.on_sent(id.number());
+  } else {
+    endpoint.on_arrived(completion);
+  }
+}
+
+bool RdmaTransport::arm() {
+  if (!adapter_) return true;
+  // From now on a completion makes the channel readable; one that came in between is found by the look after.
+  ibv_req_notify_cq(adapter_->receive_cq(), 0);
+  const bool awaited = std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); });
+  if (awaited) ibv_req_notify_cq(adapter_->send_cq(), 0);
+  return poll() == 0 && !home_.losses_due;
+}
+
+}  // namespace bps

@@ -1,0 +1,53 @@
+// What the two kinds of RDMA endpoints share: a link, and how it is lost.
+//
+// A loss is noted where it is found and told from the transport's poll(), never from within a caller's write(). Before
+// it is told the queue pair is gone, so that nothing reads or writes the memory of the loser any more.
+#pragma once
+
+#include <string>
+
+#include "transport/rdma/link.h"
+#include "transport/rdma/registrations.h"
+#include "transport/transport.h"
+
+namespace bps {
+
+// Of the transport that the endpoints belong to.
+struct RdmaHome {
+  Adapter& adapter;
+  Registrations& registrations;
+  Counters& counters;
+  bool losses_due = false;
+};
+
+class RdmaEndpoint : public Endpoint {
+ public:
+  RdmaEndpoint(bool data_plane, const Hello& made_by, RdmaHome& of, Link by)
+      : Endpoint(data_plane, made_by), home(of), link(std::move(by)) {}
+
+  // A request of ours is finished, and all before it.
+  virtual void on_sent(std::uint64_t number) = 0;
+  virtual void on_arrived(const ibv_wc& completion) = 0;
+  // Somebody waits for a request to be finished.
+  virtual bool awaits_completions() const = 0;
+  // After the link is broken off: lets go of all memory.
+  virtual void drop() = 0;
+
+  void lose(const std::string& why) {
+    if (lost) return;
+    lost = true;
+    lost_why = why;
+    home.losses_due = true;
+  }
+
+  RdmaHome& home;
+  Link link;
+  bool lost = false;
+  bool told = false;
+  std::string lost_why;
+};
+
+// "remote access error: ...": what a failed completion means, and what to do.
+std::string in_words(ibv_wc_status status);
+
+}  // namespace bps

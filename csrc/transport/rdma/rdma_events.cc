@@ -1,0 +1,150 @@
+// What goes wrong: connections that end, queue pairs that fail, devices that go.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/log.h"
+#include "transport/rdma/device.h"
+#include "transport/rdma/rdma_data.h"
+#include "transport/rdma/rdma_transport.h"
+
+namespace bps {
+namespace {
+
+constexpr double kDeviceCheck_s = 1;
+
+}  // namespace
+
+std::string in_words(ibv_wc_status status) {
+  const std::string name = ::ibv_wc_status_str(status);
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+      return name +
+             ": the peer acknowledges nothing; it has ended, or packets are lost (look at the link, the MTU, "
+             "PFC and ECN; BPS_RDMA_TIMEOUT and BPS_RDMA_RETRY_CNT wait longer)";
+    case IBV_WC_REM_ACCESS_ERR: return name + ": the peer has no memory registered at that address under that key";
+    case IBV_WC_REM_INV_REQ_ERR: return name + ": the peer cannot take a message like this";
+    case IBV_WC_LOC_PROT_ERR: return name + ": memory was unregistered, or freed, while it was being sent";
+    case IBV_WC_RNR_RETRY_EXC_ERR: return name + ": the peer had no receive posted for too long";
+    case IBV_WC_WR_FLUSH_ERR: return "the connection broke";
+    default: return name;
+  }
+}
+
+void RdmaTransport::watch() {
+  loop_.watch(channel_->fd, EPOLLIN, [this](std::uint32_t) { on_cm_events(); });
+  loop_.watch(adapter_->completions()->fd, EPOLLIN, [this](std::uint32_t) { adapter_->take_completion_events(); });
+  loop_.watch(adapter_->context()->async_fd, EPOLLIN, [this](std::uint32_t) { on_device_events(); });
+  loop_.every(kDeviceCheck_s, [this, alive = std::weak_ptr(alive_)] {
+    if (!alive.expired() && adapter_ && is_removed(*adapter_->context())) lose_device("the RDMA device was removed");
+  });
+}
+
+void RdmaTransport::on_cm_events() {
+  CmEvent event;
+  while (adapter_ && next_event(channel_.get(), event)) {
+    switch (event.type) {
+      case RDMA_CM_EVENT_ESTABLISHED:
+      case RDMA_CM_EVENT_ADDR_CHANGE: break;  // queue pairs stay where they are when an address moves
+      case RDMA_CM_EVENT_DEVICE_REMOVAL: return lose_device(in_words(event));
+      default: {
+        auto* endpoint = static_cast<RdmaEndpoint*>(event.id->context);
+        if (endpoint == nullptr) break;
+        poll();  // what has arrived before the end is delivered before it
+        // The sinks that this called may have closed the endpoint.
+        const bool still = std::ranges::any_of(endpoints_, [&](const auto& e) { return e.get() == endpoint; });
+        if (still) endpoint->lose(in_words(event));
+      }
+    }
+  }
+}
+
+RdmaEndpoint* RdmaTransport::with(const ibv_qp* queue_pair) {
+  for (const auto& endpoint : endpoints_) {
+    if (endpoint->link && endpoint->link.queue_pair().get() == queue_pair) return endpoint.get();
+  }
+  return nullptr;
+}
+
+void RdmaTransport::on_device_events() {
+  ibv_async_event event{};
+  while (adapter_ && ::ibv_get_async_event(adapter_->context(), &event) == 0) {
+    ::ibv_ack_async_event(&event);  // before anything is destroyed, which waits for it
+    const std::string name = ::ibv_event_type_str(event.event_type);
+    switch (event.event_type) {
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_REQ_ERR:
+      case IBV_EVENT_QP_ACCESS_ERR:
+      case IBV_EVENT_PATH_MIG_ERR:
+        if (RdmaEndpoint* endpoint = with(event.element.qp)) {
+          poll();
+          endpoint = with(event.element.qp);
+          if (endpoint != nullptr) endpoint->lose(name);
+        }
+        break;
+      case IBV_EVENT_COMM_EST:  // bytes were faster than the connection manager's last message
+        if (RdmaEndpoint* endpoint = with(event.element.qp)) {
+          ::rdma_notify(endpoint->link.id(), IBV_EVENT_COMM_EST);
+        }
+        break;
+      case IBV_EVENT_PORT_ERR:
+        // It may come back, and the queue pairs will try that long; when they give up, this is why.
+        port_trouble_ = name;
+        log_warning(adapter_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
+        break;
+      case IBV_EVENT_PORT_ACTIVE: port_trouble_.clear(); break;
+      case IBV_EVENT_SRQ_LIMIT_REACHED: adapter_->refill(); break;
+      case IBV_EVENT_DEVICE_FATAL:
+      case IBV_EVENT_CQ_ERR:
+      case IBV_EVENT_SRQ_ERR: return lose_device(adapter_->rail().device + ": " + name);
+      default: log_info(adapter_->rail().device + ": " + name);
+    }
+  }
+}
+
+int RdmaTransport::tell_losses() {
+  int told = 0;
+  while (std::exchange(home_.losses_due, false)) {
+    for (std::size_t i = 0; i < endpoints_.size(); ++i) {
+      RdmaEndpoint& endpoint = *endpoints_[i];
+      if (!endpoint.lost || std::exchange(endpoint.told, true)) continue;
+      if (endpoint.link) {
+        by_number_.erase(endpoint.link.queue_pair().number());
+        endpoint.link.break_off();
+      }
+      endpoint.drop();
+      ++told;
+      home_.losses_due = true;  // the sink may close endpoints, which moves the others: look again
+      endpoint.sink->on_lost(endpoint, endpoint.lost_why + (port_trouble_.empty() ? "" : " (" + port_trouble_ + ")"));
+    }
+  }
+  return told;
+}
+
+// Gives everything back, since the kernel may wait for that; what is left of the transport refuses.
+void RdmaTransport::lose_device(const std::string& why) {
+  log_warning(why);
+  for (const auto& endpoint : endpoints_) endpoint->lose(why);
+  const std::string device = adapter_->rail().device;
+  tell_losses();
+  let_go_of_device();
+}
+
+void RdmaTransport::let_go_of_device() {
+  for (const int fd : {channel_->fd, adapter_->completions()->fd, adapter_->context()->async_fd}) loop_.forget(fd);
+  for (auto* list : {&endpoints_, &closed_}) {
+    for (const auto& endpoint : *list) {
+      if (endpoint->link) endpoint->link.break_off();
+      endpoint->drop();
+    }
+  }
+  by_number_.clear();
+  registrations_->drop_all();
+  if (is_removed(*adapter_->context()) && anchor_->verbs != nullptr) let_go(*anchor_->verbs);
+  anchor_.reset();
+  adapter_->release();
+  adapter_.reset();
+}
+
+}  // namespace bps

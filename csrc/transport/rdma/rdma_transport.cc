@@ -1,0 +1,104 @@
+#include "transport/rdma/rdma_transport.h"
+
+#include <algorithm>
+
+#include "transport/rdma/device.h"
+#include "transport/rdma/rdma_control.h"
+#include "transport/rdma/rdma_data.h"
+#include "transport/rdma/rdma_door.h"
+
+namespace bps {
+namespace {
+
+std::unique_ptr<RdmaEndpoint> make_endpoint(const Hello& hello, RdmaHome& home, Link link) {
+  if (hello.plane == Plane::kControl) return std::make_unique<RdmaControl>(hello, home, std::move(link));
+  return std::make_unique<RdmaData>(hello, home, std::move(link));
+}
+
+}  // namespace
+
+RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const Rail& rail,
+                             const RdmaOptions& options)
+    : loop_(loop),
+      credentials_(credentials),
+      adapter_(std::make_unique<Adapter>(rail, options)),
+      registrations_(std::make_shared<Registrations>(*adapter_)),
+      home_{*adapter_, *registrations_, counters},
+      channel_(make_cm_channel()),
+      anchor_(make_cm_id(channel_.get())) {
+  CmAddress here(rail.address, 0, rail.interface);
+  if (::rdma_bind_addr(anchor_.get(), here.get()) != 0) {
+    throw_errno("the RDMA connection manager cannot use " + rail.address + " of " + rail.device,
+                "check that the address belongs to an interface that is up (ip addr), or set BPS_RDMA_GID_INDEX");
+  }
+  watch();
+}
+
+RdmaTransport::~RdmaTransport() {
+  if (adapter_) let_go_of_device();
+}
+
+RegionPtr RdmaTransport::register_memory(std::span<std::byte> bytes) {
+  return std::make_shared<RdmaRegion>(bytes, registrations_);
+}
+
+void RdmaTransport::require_device() const {
+  if (!adapter_) throw Error(ErrorCode::kUnreachable, "the RDMA device is gone", "restart the job");
+}
+
+std::unique_ptr<Endpoint> RdmaTransport::connect(std::span<const std::byte> address, const Hello& hello,
+                                                 const Deadline& deadline, const std::string& whom) {
+  require_device();
+  const DoorAddress door = DoorAddress::decode(address, whom);
+  const auto& [host, port] = door.entries[hello.shard % door.entries.size()];
+  return make_endpoint(hello, home_, call(*adapter_, host, port, door.nonce, hello, credentials_, deadline, whom));
+}
+
+Endpoint* RdmaTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
+  require_device();
+  auto& guest = static_cast<RdmaVisitor&>(*visitor);
+  if (::rdma_migrate_id(guest.id.get(), channel_.get()) != 0) throw_errno("cannot take over a connection");
+  auto made = make_endpoint(guest.hello, home_, Link(*adapter_, std::move(guest.id), guest.hello.plane));
+  made->sink = &sink;
+  made->link.welcome(guest.reply);
+  return own(std::move(made));
+}
+
+Endpoint* RdmaTransport::attach(std::unique_ptr<Endpoint> endpoint) {
+  std::unique_ptr<RdmaEndpoint> made(static_cast<RdmaEndpoint*>(endpoint.release()));
+  try {
+    if (!adapter_) throw Error(ErrorCode::kPeerLost, "the RDMA device is gone", "");
+    made->link.establish(channel_.get());
+  } catch (const Error& error) {
+    made->lose(error.what());  // told by the next poll, as any other loss
+  }
+  return own(std::move(made));
+}
+
+RdmaEndpoint* RdmaTransport::own(std::unique_ptr<RdmaEndpoint> endpoint) {
+  RdmaEndpoint* one = endpoint.get();
+  endpoints_.push_back(std::move(endpoint));
+  by_number_[one->link.queue_pair().number()] = one;
+  one->link.id()->context = one;
+  return one;
+}
+
+void RdmaTransport::close(Endpoint* endpoint) {
+  const auto found = std::ranges::find_if(endpoints_, [&](const auto& owned) { return owned.get() == endpoint; });
+  if (found == endpoints_.end()) return;
+  RdmaEndpoint& one = **found;
+  if (one.link) {
+    by_number_.erase(one.link.queue_pair().number());
+    one.link.break_off();
+  }
+  one.drop();
+  closed_.push_back(std::move(*found));
+  endpoints_.erase(found);
+}
+
+std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credentials& credentials, Counters& counters,
+                                               const Rail& rail, const RdmaOptions& options) {
+  return std::make_unique<RdmaTransport>(loop, credentials, counters, rail, options);
+}
+
+}  // namespace bps

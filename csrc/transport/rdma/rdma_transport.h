@@ -1,0 +1,65 @@
+// Processes anywhere, by RDMA: one reliable queue pair for the control plane, several for data, between two loops.
+//
+// Each transport has an adapter of its own: a loop shares nothing of the device with another loop. Receives of data are
+// shared by all queue pairs and are empty, since a write brings its own address; what wakes us is the immediate. Bytes
+// are looked at only after that completion, so that writes may land in any order.
+//
+// rdma_transport.cc: connections; rdma_events.cc: losses, and the end of the device; rdma_data_path.cc: the hot part.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/rdma/rdma.h"
+#include "transport/rdma/rdma_endpoint.h"
+
+namespace bps {
+
+class RdmaTransport final : public Transport {
+ public:
+  RdmaTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const Rail& rail,
+                const RdmaOptions& options);
+  ~RdmaTransport() override;
+
+  std::string_view name() const override { return "rdma"; }
+  RegionPtr register_memory(std::span<std::byte> bytes) override;
+  // `address`: what RdmaDoor says.
+  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
+                                    const std::string& whom) override;
+  Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) override;
+  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  void close(Endpoint* endpoint) override;
+  int poll() override;
+  bool arm() override;
+  void disarm() override {}
+
+ private:
+  void require_device() const;
+  RdmaEndpoint* own(std::unique_ptr<RdmaEndpoint> endpoint);
+  int take_completions(ibv_cq* cq);
+  void dispatch(const ibv_wc& completion);
+
+  void watch();
+  void on_cm_events();
+  void on_device_events();
+  RdmaEndpoint* with(const ibv_qp* queue_pair);
+  int tell_losses();
+  void lose_device(const std::string& why);
+  void let_go_of_device();
+
+  EventLoop& loop_;
+  const Credentials& credentials_;
+  std::unique_ptr<Adapter> adapter_;  // null once the device is gone
+  std::shared_ptr<Registrations> registrations_;
+  RdmaHome home_;
+  CmChannel channel_;
+  CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device
+  std::string port_trouble_;  // the last bad news of the port, for the reports of losses
+  std::vector<std::unique_ptr<RdmaEndpoint>> endpoints_;
+  std::vector<std::unique_ptr<RdmaEndpoint>> closed_;  // until no callback of theirs can be running
+  std::unordered_map<std::uint32_t, RdmaEndpoint*> by_number_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's timers may outlive the transport
+};
+
+}  // namespace bps

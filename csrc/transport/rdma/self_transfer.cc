@@ -1,0 +1,144 @@
+#include "transport/rdma/self_transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+
+#include "transport/rdma/rdma.h"
+#include "transport/reactor.h"
+
+namespace bps {
+namespace {
+
+constexpr std::uint64_t kPiece = 1 << 20;
+constexpr int kRounds = 100;
+
+// One end: notes what it is told, and wakes whoever waits for it. Messages are sent back by the called end.
+class End final : public Sink {
+ public:
+  End(const char* name, const Credentials& credentials, const Rail& rail, const RdmaOptions& options)
+      : reactor(name, 0) {
+    auto made = make_rdma_transport(reactor.loop(), credentials, reactor.counters(), rail, options);
+    transport = made.get();
+    reactor.add(std::move(made));
+    reactor.start();
+  }
+
+  void on_write(Endpoint&, std::uint32_t) override {
+    note([this] { ++writes; });
+  }
+  void on_offer(Endpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
+  void on_written(Endpoint&, std::uint64_t) override {}
+  void on_message(Endpoint& from, std::span<const std::byte> message) override {
+    if (echoes) (void)from.send(message);
+    note([this] { ++messages; });
+  }
+  void on_lost(Endpoint&, const std::string& why) override {
+    note([&] { lost = why; });
+  }
+
+  template <typename F>
+  void wait(const Deadline& deadline, F done) {
+    std::unique_lock lock(mutex);
+    const bool in_time = changed.wait_until(lock, deadline.at(), [&] { return done() || !lost.empty(); });
+    if (!lost.empty())
+      throw Error(ErrorCode::kTransport, "the transfer broke: " + lost, "see the kernel's log (dmesg)");
+    if (!in_time) {
+      throw Error(ErrorCode::kTimeout, "the transfer did not end in time",
+                  "packets are lost, or never come back: check the MTU and the switch; try another GID");
+    }
+  }
+
+  Reactor reactor;
+  Transport* transport = nullptr;
+  bool echoes = false;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t writes = 0;
+  std::uint64_t messages = 0;
+  std::string lost;
+
+ private:
+  template <typename F>
+  void note(F change) {
+    const std::lock_guard lock(mutex);
+    change();
+    changed.notify_all();
+  }
+};
+
+std::byte pattern(std::uint64_t at) {
+  return static_cast<std::byte>(at * 0x9E3779B97F4A7C15U >> 56);
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std::uint64_t bytes, double timeout_s) {
+  const Deadline deadline = Deadline::after(timeout_s);
+  const Credentials credentials = Credentials::from("bps doctor", "to myself");
+  Bytes source(bytes), target(bytes);
+  for (std::uint64_t i = 0; i < bytes; ++i) source[i] = pattern(i);
+  End callee("bps-doctor-a", credentials, rail, options), caller("bps-doctor-b", credentials, rail, options);
+  callee.echoes = true;
+
+  std::unique_ptr<RdmaDoor> door;
+  const Bytes address = callee.reactor.call([&] {
+    door = open_rdma_door(callee.reactor.loop(), credentials, {rail}, [&](std::unique_ptr<Visitor> visitor) {
+      callee.transport->accept(std::move(visitor), callee);
+    });
+    return door->address();
+  });
+  const auto connect = [&](Plane plane) {
+    auto made = caller.transport->connect(address, {.node = 1, .plane = plane}, deadline, "this process");
+    made->sink = &caller;
+    return caller.reactor.call([&] { return caller.transport->attach(std::move(made)); });
+  };
+  Endpoint* control = connect(Plane::kControl);
+  Endpoint* data = connect(Plane::kData);
+  auto from = caller.reactor.call([&] { return caller.transport->register_memory(source); });
+  auto to = callee.reactor.call([&] { return callee.transport->register_memory(target); });
+
+  SelfTransfer result;
+  auto begin = Clock::now();
+  for (int i = 1; i <= kRounds; ++i) {
+    caller.reactor.call([&] { (void)control->send(std::span(source).first(8)); });
+    caller.wait(deadline, [&] { return caller.messages == static_cast<std::uint64_t>(i); });
+  }
+  result.round_trip_us = seconds_since(begin) / kRounds * 1e6;
+
+  begin = Clock::now();
+  std::uint64_t posted = 0;
+  for (std::uint64_t at = 0; at < bytes && !deadline.passed();) {
+    const std::uint64_t length = std::min(kPiece, bytes - at);
+    const WriteOp op{.source = from.get(), .source_offset = at, .length = length, .target = to->remote(at, length)};
+    if (caller.reactor.call([&] { return data->write({&op, 1}); }) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      continue;
+    }
+    at += length;
+    ++posted;
+  }
+  callee.wait(deadline, [&] { return callee.writes == posted; });
+  result.bytes = bytes;
+  result.gigabytes_per_second = static_cast<double>(bytes) / seconds_since(begin) / 1e9;
+  const bool same = source == target;
+
+  caller.reactor.call([&] { from.reset(); });
+  callee.reactor.call([&] {
+    to.reset();
+    door.reset();
+  });
+  caller.reactor.stop();
+  callee.reactor.stop();
+  if (!same) {
+    throw Error(ErrorCode::kTransport, "the bytes that arrived are not those that were sent",
+                "do not use this device: its driver, firmware or memory is faulty");
+  }
+  return result;
+}
+
+}  // namespace bps

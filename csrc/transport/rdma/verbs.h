@@ -1,0 +1,32 @@
+// Verbs objects that release themselves. Each must go before what it was made from: a class holds them in the order of
+// their making.
+#pragma once
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include <memory>
+
+namespace bps {
+
+template <auto Release>
+struct Released {
+  template <typename T>
+  void operator()(T* object) const {
+    Release(object);
+  }
+};
+template <typename T, auto Release>
+using Verb = std::unique_ptr<T, Released<Release>>;
+
+using VerbsContext = Verb<ibv_context, ibv_close_device>;
+using Pd = Verb<ibv_pd, ibv_dealloc_pd>;
+using Mr = Verb<ibv_mr, ibv_dereg_mr>;
+using CompChannel = Verb<ibv_comp_channel, ibv_destroy_comp_channel>;
+using Cq = Verb<ibv_cq, ibv_destroy_cq>;
+using Srq = Verb<ibv_srq, ibv_destroy_srq>;
+using Qp = Verb<ibv_qp, ibv_destroy_qp>;
+using CmChannel = Verb<rdma_event_channel, rdma_destroy_event_channel>;
+using CmId = Verb<rdma_cm_id, rdma_destroy_id>;
+
+}  // namespace bps

@@ -1,0 +1,157 @@
+// The functions of libibverbs and librdmacm that we use, each forwarding to the library that was opened at run time.
+//
+// The headers' hot functions (ibv_post_send, ibv_poll_cq, ...) are inline and go through the device's own table: they
+// need nothing from here. Newer functions may be missing in an older library, and are then answered with ENOSYS.
+#include <dlfcn.h>
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+
+#include "transport/rdma/libraries.h"
+
+// Macros of the headers that stand for the functions of the same names.
+#undef ibv_reg_mr
+#undef ibv_query_port
+
+namespace bps {
+namespace {
+
+struct Handles {
+  void* verbs = nullptr;
+  void* cm = nullptr;
+  RdmaLibraries libraries;
+};
+
+std::string file_of(void* library, const char* function) {
+  Dl_info info{};
+  if (::dladdr(::dlsym(library, function), &info) == 0) return "";
+  std::array<char, PATH_MAX> real{};
+  const std::string path = ::realpath(info.dli_fname, real.data()) != nullptr ? real.data() : info.dli_fname;
+  return path.substr(path.rfind('/') + 1);
+}
+
+Handles open_libraries() {
+  Handles handles;
+  // By the names of their ABI versions; the names without a number come with the development files only.
+  handles.verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+  handles.cm = handles.verbs == nullptr ? nullptr : ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
+  RdmaLibraries& found = handles.libraries;
+  if (handles.cm == nullptr) {
+    const char* error = ::dlerror();
+    found.why_not = error != nullptr ? error : "the verbs libraries cannot be opened";
+    found.hint = "install libibverbs1, librdmacm1 and ibverbs-providers (rdma-core elsewhere)";
+    return handles;
+  }
+  found.verbs = file_of(handles.verbs, "ibv_get_device_list");
+  found.cm = file_of(handles.cm, "rdma_create_id");
+  if (::dlsym(handles.verbs, "_ibv_query_gid_table") == nullptr || ::dlsym(handles.cm, "rdma_establish") == nullptr) {
+    found.why_not = found.verbs + " is too old";
+    found.hint = "install rdma-core 32 or newer";
+    return handles;
+  }
+  found.ready = true;
+  return handles;
+}
+
+const Handles& handles() {
+  static const Handles opened = open_libraries();
+  return opened;
+}
+
+// The real function, or null.
+template <typename F>
+F* real(void* library, const char* name) {
+  return library == nullptr ? nullptr : reinterpret_cast<F*>(::dlsym(library, name));
+}
+
+}  // namespace
+
+const RdmaLibraries& rdma_libraries() {
+  return handles().libraries;
+}
+
+}  // namespace bps
+
+// `failure` is what the function returns when it is missing; errno is set in any case.
+#define BPS_FORWARD(library, failure, result, name, parameters, arguments)                   \
+  extern "C" result name parameters {                                                        \
+    static const auto forward = bps::real<result parameters>(bps::handles().library, #name); \
+    if (forward != nullptr) return forward arguments;                                        \
+    errno = ENOSYS;                                                                          \
+    return failure;                                                                          \
+  }
+#define BPS_VERBS(failure, result, name, parameters, arguments) \
+  BPS_FORWARD(verbs, failure, result, name, parameters, arguments)
+#define BPS_CM(result, name, parameters, arguments) BPS_FORWARD(cm, result(-1), result, name, parameters, arguments)
+
+// Devices
+BPS_VERBS(nullptr, ibv_device**, ibv_get_device_list, (int* count), (count))
+BPS_VERBS(void(), void, ibv_free_device_list, (ibv_device * *list), (list))
+BPS_VERBS(nullptr, ibv_context*, ibv_open_device, (ibv_device * device), (device))
+BPS_VERBS(ENOSYS, int, ibv_close_device, (ibv_context * context), (context))
+BPS_VERBS(ENOSYS, int, ibv_query_device, (ibv_context * context, ibv_device_attr* attributes), (context, attributes))
+BPS_VERBS(ENOSYS, int, ibv_query_port, (ibv_context * context, uint8_t port, _compat_ibv_port_attr* attributes),
+          (context, port, attributes))
+BPS_VERBS(-ENOSYS, ssize_t, _ibv_query_gid_table,
+          (ibv_context * context, ibv_gid_entry* entries, size_t most, uint32_t flags, size_t entry_size),
+          (context, entries, most, flags, entry_size))
+BPS_VERBS(-1, int, ibv_get_async_event, (ibv_context * context, ibv_async_event* event), (context, event))
+BPS_VERBS(void(), void, ibv_ack_async_event, (ibv_async_event * event), (event))
+
+// Objects
+BPS_VERBS(nullptr, ibv_pd*, ibv_alloc_pd, (ibv_context * context), (context))
+BPS_VERBS(ENOSYS, int, ibv_dealloc_pd, (ibv_pd * pd), (pd))
+BPS_VERBS(nullptr, ibv_mr*, ibv_reg_mr, (ibv_pd * pd, void* address, size_t length, int access),
+          (pd, address, length, access))
+BPS_VERBS(nullptr, ibv_mr*, ibv_reg_mr_iova2,
+          (ibv_pd * pd, void* address, size_t length, uint64_t iova, unsigned int access),
+          (pd, address, length, iova, access))
+BPS_VERBS(ENOSYS, int, ibv_dereg_mr, (ibv_mr * region), (region))
+BPS_VERBS(nullptr, ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * context), (context))
+BPS_VERBS(ENOSYS, int, ibv_destroy_comp_channel, (ibv_comp_channel * channel), (channel))
+BPS_VERBS(nullptr, ibv_cq*, ibv_create_cq,
+          (ibv_context * context, int entries, void* user, ibv_comp_channel* channel, int vector),
+          (context, entries, user, channel, vector))
+BPS_VERBS(ENOSYS, int, ibv_resize_cq, (ibv_cq * cq, int entries), (cq, entries))
+BPS_VERBS(ENOSYS, int, ibv_destroy_cq, (ibv_cq * cq), (cq))
+BPS_VERBS(-1, int, ibv_get_cq_event, (ibv_comp_channel * channel, ibv_cq** cq, void** user), (channel, cq, user))
+BPS_VERBS(void(), void, ibv_ack_cq_events, (ibv_cq * cq, unsigned int count), (cq, count))
+BPS_VERBS(nullptr, ibv_srq*, ibv_create_srq, (ibv_pd * pd, ibv_srq_init_attr* attributes), (pd, attributes))
+BPS_VERBS(ENOSYS, int, ibv_modify_srq, (ibv_srq * srq, ibv_srq_attr* attributes, int mask), (srq, attributes, mask))
+BPS_VERBS(ENOSYS, int, ibv_destroy_srq, (ibv_srq * srq), (srq))
+BPS_VERBS(nullptr, ibv_qp*, ibv_create_qp, (ibv_pd * pd, ibv_qp_init_attr* attributes), (pd, attributes))
+BPS_VERBS(ENOSYS, int, ibv_modify_qp, (ibv_qp * qp, ibv_qp_attr* attributes, int mask), (qp, attributes, mask))
+BPS_VERBS(ENOSYS, int, ibv_destroy_qp, (ibv_qp * qp), (qp))
+
+// Words
+BPS_VERBS("unknown status", const char*, ibv_wc_status_str, (ibv_wc_status status), (status))
+BPS_VERBS("unknown event", const char*, ibv_event_type_str, (ibv_event_type event), (event))
+BPS_VERBS("unknown state", const char*, ibv_port_state_str, (ibv_port_state state), (state))
+
+// The connection manager
+BPS_FORWARD(cm, nullptr, rdma_event_channel*, rdma_create_event_channel, (), ())
+BPS_FORWARD(cm, void(), void, rdma_destroy_event_channel, (rdma_event_channel * channel), (channel))
+BPS_CM(int, rdma_create_id, (rdma_event_channel * channel, rdma_cm_id** id, void* context, rdma_port_space space),
+       (channel, id, context, space))
+BPS_CM(int, rdma_destroy_id, (rdma_cm_id * id), (id))
+BPS_CM(int, rdma_bind_addr, (rdma_cm_id * id, sockaddr* address), (id, address))
+BPS_CM(int, rdma_resolve_addr, (rdma_cm_id * id, sockaddr* from, sockaddr* to, int timeout), (id, from, to, timeout))
+BPS_CM(int, rdma_resolve_route, (rdma_cm_id * id, int timeout), (id, timeout))
+BPS_CM(int, rdma_connect, (rdma_cm_id * id, rdma_conn_param* parameters), (id, parameters))
+BPS_CM(int, rdma_establish, (rdma_cm_id * id), (id))
+BPS_CM(int, rdma_listen, (rdma_cm_id * id, int backlog), (id, backlog))
+BPS_CM(int, rdma_accept, (rdma_cm_id * id, rdma_conn_param* parameters), (id, parameters))
+BPS_CM(int, rdma_reject, (rdma_cm_id * id, const void* data, uint8_t size), (id, data, size))
+BPS_CM(int, rdma_notify, (rdma_cm_id * id, ibv_event_type event), (id, event))
+BPS_CM(int, rdma_get_cm_event, (rdma_event_channel * channel, rdma_cm_event** event), (channel, event))
+BPS_CM(int, rdma_ack_cm_event, (rdma_cm_event * event), (event))
+BPS_FORWARD(cm, "unknown event", const char*, rdma_event_str, (rdma_cm_event_type event), (event))
+BPS_FORWARD(cm, 0, __be16, rdma_get_src_port, (rdma_cm_id * id), (id))
+BPS_CM(int, rdma_set_option, (rdma_cm_id * id, int level, int name, void* value, size_t size),
+       (id, level, name, value, size))
+BPS_CM(int, rdma_migrate_id, (rdma_cm_id * id, rdma_event_channel* channel), (id, channel))
+BPS_CM(int, rdma_init_qp_attr, (rdma_cm_id * id, ibv_qp_attr* attributes, int* mask), (id, attributes, mask))

@@ -1,0 +1,108 @@
+#include "transport/rdma/private_data.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "core/bytes.h"
+#include "core/hmac.h"
+
+namespace bps {
+namespace {
+
+using Verdict = Judgement::Verdict;
+
+Nonce nonce(unsigned seed) {
+  std::mt19937 random(seed);
+  Nonce bytes{};
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  return bytes;
+}
+
+const Credentials kJob = Credentials::from("job", "secret");
+const Nonce kServer = nonce(99);
+
+TEST(PrivateData, ARequestRoundTripsHoweverItIsPadded) {
+  std::mt19937 random(1);
+  for (unsigned i = 0; i < 500; ++i) {
+    const Hello hello{static_cast<std::uint32_t>(random()), static_cast<std::uint16_t>(random()),
+                      static_cast<std::uint16_t>(random()), random() % 2 == 0 ? Plane::kControl : Plane::kData};
+    const auto request = make_request(hello, kJob, nonce(i), kServer);
+    Bytes padded(request.begin(), request.end());
+    padded.resize(padded.size() + random() % 40);
+    const Judgement judged = judge_request(padded, kJob, kServer);
+    ASSERT_EQ(judged.verdict, Verdict::kWelcome);
+    EXPECT_EQ(judged.hello.node, hello.node);
+    EXPECT_EQ(judged.hello.lane, hello.lane);
+    EXPECT_EQ(judged.hello.shard, hello.shard);
+    EXPECT_EQ(judged.hello.plane, hello.plane);
+    EXPECT_EQ(judged.nonce, nonce(i));
+    EXPECT_TRUE(is_proof(make_reply(request, kJob, kServer), request, kJob, kServer));
+  }
+}
+
+TEST(PrivateData, AnyChangedBitIsRefused) {
+  const auto good = make_request({7, 1, 2, Plane::kData}, kJob, nonce(1), kServer);
+  for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
+    auto bad = good;
+    bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    EXPECT_NE(judge_request(bad, kJob, kServer).verdict, Verdict::kWelcome) << "bit " << bit;
+  }
+  const auto reply = make_reply(good, kJob, kServer);
+  for (std::size_t bit = 0; bit < reply.size() * 8; ++bit) {
+    auto bad = reply;
+    bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    EXPECT_FALSE(is_proof(bad, good, kJob, kServer)) << "bit " << bit;
+  }
+}
+
+TEST(PrivateData, StrangersAndRefusals) {
+  const auto request = make_request({7, 1, 2, Plane::kData}, kJob, nonce(1), kServer);
+  for (std::size_t size = 0; size < request.size(); ++size) {
+    EXPECT_NE(judge_request(std::span(request).first(size), kJob, kServer).verdict, Verdict::kWelcome);
+  }
+  const auto refused = [&](const Credentials& credentials, const Nonce& server) {
+    const Judgement judged = judge_request(request, credentials, server);
+    EXPECT_EQ(judged.verdict, Verdict::kRefused);
+    return judged.refusal;
+  };
+  EXPECT_EQ(refused(Credentials::from("job", "other"), kServer), Refusal::kSecret);
+  EXPECT_EQ(refused(Credentials::from("other", "secret"), kServer), Refusal::kJob);
+  EXPECT_EQ(refused(kJob, nonce(5)), Refusal::kSecret) << "made for another server";
+  auto newer = request;
+  newer[4] ^= std::byte{0x40};
+  EXPECT_EQ(judge_request(newer, kJob, kServer).refusal, Refusal::kVersion);
+  const auto read = read_refusal(make_refusal(Refusal::kVersion));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->reason, Refusal::kVersion);
+  EXPECT_EQ(read->version, kProtocolVersion);
+  EXPECT_FALSE(read_refusal(request));
+}
+
+TEST(PrivateData, GarbageIsNeverWelcome) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 20000; ++i) {
+    Bytes bytes(random() % 100);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+    EXPECT_NE(judge_request(bytes, kJob, kServer).verdict, Verdict::kWelcome);
+    (void)read_refusal(bytes);
+  }
+}
+
+TEST(PrivateData, ANonceIsGoodOnce) {
+  NonceMemory memory;
+  EXPECT_TRUE(memory.remember(nonce(1)));
+  EXPECT_TRUE(memory.remember(nonce(2)));
+  EXPECT_FALSE(memory.remember(nonce(1)));
+  for (unsigned i = 0; memory.size() < NonceMemory::kMost; ++i) {
+    Nonce n{};
+    std::memcpy(n.data(), &i, sizeof i);
+    memory.remember(n);
+  }
+  EXPECT_FALSE(memory.remember(nonce(3))) << "full: nobody enters, rather than somebody twice";
+}
+
+}  // namespace
+}  // namespace bps

@@ -1,0 +1,42 @@
+"""Tests on real verbs: of the device that BPS_TEST_HCA names. `ci/test rdma` runs them in the lane; see docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fabric
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says of each test whether it can run here."""
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        if not fabric.HCA:
+            item.add_marker(pytest.mark.skip(reason="BPS_TEST_HCA names no device; see docs/rdma-testing.md"))
+        elif item.get_closest_marker("lane") and not fabric.IN_LANE:
+            item.add_marker(pytest.mark.skip(reason="changes the kernel's interfaces: only inside the lane"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the marks."""
+    config.addinivalue_line("markers", "lane: changes the kernel's interfaces, so it runs only inside the lane")
+    config.addinivalue_line("markers", "slow: takes more than 20 s on a quiet machine")
+
+
+@pytest.fixture
+def cable() -> Iterator[fabric.Cable]:
+    """Two devices with a cable between them, which can be disturbed."""
+    with fabric.cable() as made:
+        yield made
+
+
+@pytest.fixture
+def spare_device() -> Iterator[fabric.Device]:
+    """A device that may be removed."""
+    with fabric.spare_device() as made:
+        yield made

@@ -1,0 +1,145 @@
+"""What the tests know about the RDMA device that BPS_TEST_HCA names, from sysfs and the `rdma` tool.
+
+In the lane (ci/lane) the kernel is ours: tests there may add links, lose packets and remove devices. On a machine with
+a card they may not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HCA = os.environ.get("BPS_TEST_HCA", "")
+IN_LANE = os.environ.get("BPS_LANE") == "1"
+# The distribution's, because python3-pyverbs is not on PyPI; the tests' own Python may be another one.
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def command(*args: str) -> str:
+    """Runs a tool that must succeed; returns what it printed."""
+    done = subprocess.run(args, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, f"{' '.join(args)}: {done.stderr or done.stdout}"
+    return done.stdout
+
+
+def rdma(*args: str) -> list[dict[str, Any]]:
+    """`rdma ARGS`, parsed."""
+    return list(json.loads(command("rdma", "-j", *args) or "[]"))
+
+
+def resources(hca: str = HCA) -> dict[str, int]:
+    """How many objects of each kind the whole machine has open on the device: qp, cq, mr, pd, cm_id, ctx, srq."""
+    found = next(line for line in rdma("resource", "show") if line["ifname"] == hca)
+    return {name: count for name, count in found.items() if name not in ("ifindex", "ifname")}
+
+
+def queue_pairs(pids: set[int], hca: str = HCA) -> list[dict[str, Any]]:
+    """The queue pairs of these processes, with `lqpn`, `rqpn`, `type`, `state` and more."""
+    return [qp for qp in rdma("resource", "show", "qp", "link", hca) if qp.get("pid") in pids]
+
+
+def hardware_counters(hca: str = HCA) -> dict[str, int]:
+    """sent_pkts, rcvd_pkts, retry_exceeded_err, ... as far as the device counts them."""
+    folder = Path("/sys/class/infiniband") / hca / "ports/1/hw_counters"
+    names = [path for path in folder.glob("*") if path.name != "lifespan"] if folder.exists() else []
+    return {path.name: int(path.read_text()) for path in names}
+
+
+def netdev(hca: str = HCA) -> str:
+    """The network interface that the device sits on."""
+    return (Path("/sys/class/infiniband") / hca / "ports/1/gid_attrs/ndevs/0").read_text().strip()
+
+
+def addresses(family: int = 4, hca: str = HCA) -> list[str]:
+    """Addresses of that interface, without link-local ones."""
+    found = json.loads(command("ip", "-j", f"-{family}", "addr", "show", "dev", netdev(hca)))
+    return [info["local"] for info in found[0].get("addr_info", []) if info["scope"] == "global"]
+
+
+# ---- In the lane only
+
+
+@dataclass(frozen=True)
+class Device:
+    """An rxe device of a test's own."""
+
+    hca: str
+    netdev: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Cable:
+    """Two devices and what is between them."""
+
+    ends: tuple[Device, Device]
+
+    def disturb(self, *netem: str) -> None:
+        """Loses or delays what leaves either end, in the words of tc-netem(8); nothing: as new."""
+        for end in self.ends:
+            with suppress(AssertionError):  # there may be none
+                command("tc", "qdisc", "del", "dev", end.netdev, "root")
+            if netem:
+                command("tc", "qdisc", "add", "dev", end.netdev, "root", "netem", "limit", "100000", *netem)
+
+    def packets(self) -> tuple[int, int]:
+        """Sent so far by either end."""
+        first, second = (int(self._statistic(end, "tx_packets")) for end in self.ends)
+        return first, second
+
+    def dropped(self) -> int:
+        """Packets that netem has lost since disturb()."""
+        found = [json.loads(command("tc", "-j", "-s", "qdisc", "show", "dev", end.netdev)) for end in self.ends]
+        return sum(int(qdiscs[0]["drops"]) for qdiscs in found)
+
+    @staticmethod
+    def _statistic(end: Device, name: str) -> str:
+        return (Path("/sys/class/net") / end.netdev / "statistics" / name).read_text()
+
+
+@contextmanager
+def cable() -> Iterator[Cable]:
+    """A cable whose ends are both in this kernel.
+
+    Left to itself the kernel delivers what goes to an address of its own at once. So the table of own addresses is
+    asked last, and before it come rules: what starts here (iif lo) at one end and goes to the other takes the wire.
+    """
+    ends = Device("rxe_c0", "c0", "10.99.0.1"), Device("rxe_c1", "c1", "10.99.0.2")
+    command("ip", "link", "add", "c0", "type", "veth", "peer", "name", "c1")
+    command("ip", "rule", "add", "pref", "200", "lookup", "local")
+    command("ip", "rule", "del", "pref", "0")
+    try:
+        for end in ends:
+            command("ip", "addr", "add", f"{end.address}/32", "dev", end.netdev)
+            command("ip", "link", "set", end.netdev, "mtu", "9000", "up")
+        for near, far in (ends, ends[::-1]):
+            command("ip", "route", "add", far.address, "dev", near.netdev, "src", near.address)
+            way = ["from", near.address, "to", far.address, "iif", "lo"]
+            command("ip", "rule", "add", "pref", "100", *way, "lookup", "main")
+            command("rdma", "link", "add", near.hca, "type", "rxe", "netdev", near.netdev)
+        yield Cable(ends)
+    finally:
+        command("ip", "link", "del", "c0")  # and with it c1 and both devices
+        command("ip", "rule", "add", "pref", "0", "lookup", "local")
+        for pref in ("100", "100", "200"):
+            command("ip", "rule", "del", "pref", pref)
+
+
+@contextmanager
+def spare_device() -> Iterator[Device]:
+    """A device that a test may remove."""
+    device = Device("rxe_s", "s0", "10.99.1.1")
+    command("ip", "link", "add", device.netdev, "type", "dummy")
+    try:
+        command("ip", "link", "set", device.netdev, "mtu", "9000", "up")
+        command("ip", "addr", "add", f"{device.address}/24", "dev", device.netdev)
+        command("rdma", "link", "add", device.hca, "type", "rxe", "netdev", device.netdev)
+        yield device
+    finally:
+        command("ip", "link", "del", device.netdev)

@@ -1,0 +1,184 @@
+"""What is counted, by us, by the kernel and by the device: two writes per partition, no payload on control, one plane per
+queue pair, and nothing left behind.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import cluster
+import fabric
+import numpy as np
+import pytest
+from rank_main import await_mark, mark
+from test_counters import COUNT, PARTITION, measured
+
+RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
+CUT = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
+
+
+def totals(op: str, memory: str, rounds: int, **topology: Any) -> dict[str, int]:
+    """Growth of the counters, summed over the workers."""
+    found = cluster.run(measured, op, memory, rounds, env=RDMA | CUT, **topology)
+    return {name: sum(one[name] for one in found) for name in found[0]}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_two_writes_per_partition(workers):
+    sums = totals("push_pull", "plain", 7, workers=workers)
+    partitions = 10 * 7 * workers
+    assert sums["partitions"] == partitions
+    assert sums["data_writes"] == 2 * partitions
+    assert sums["pushes"] == partitions
+    assert sums["stale"] == 0
+
+
+@pytest.mark.parametrize("memory", ["plain", "empty"])
+def test_control_endpoints_carry_no_payload_and_nothing_is_copied(memory):
+    sums = totals("push_pull", memory, 20, workers=2)
+    payload = 20 * 2 * COUNT * 4
+    assert sums["data_bytes"] >= payload
+    assert sums["control_bytes"] <= payload // 100  # credits
+    assert sums["copies"] == 0
+
+
+def works_on_demand(bps: Any) -> None:
+    bps.push_pull(np.ones(COUNT, np.float32), name="x")
+    bps.barrier()
+    mark("ready")
+    await_mark("go")
+    for _ in range(10):
+        bps.push_pull(np.ones(COUNT, np.float32), name="x")
+    bps.barrier()
+    mark("worked")
+    await_mark("end")
+
+
+def test_the_kernel_sees_the_planes_apart():
+    """Two workers, one server: for each pair a control and a data queue pair, with the same partners and none shared."""
+    with cluster.start(works_on_demand, workers=2, servers=1, env=RDMA | CUT) as job:
+        job.await_marks("ready")
+        pids = {name: job.pid(name) for name in ("rank 0", "rank 1", "server 0")}
+        pairs = [qp for qp in fabric.queue_pairs(set(pids.values())) if qp["type"] == "RC"]
+        assert {qp["state"] for qp in pairs} == {"RTS"}
+        numbers = {qp["lqpn"]: qp for qp in pairs}
+        for qp in pairs:
+            assert numbers[qp["rqpn"]]["rqpn"] == qp["lqpn"], "each is connected to one other of this job"
+        for rank in ("rank 0", "rank 1"):
+            mine = [qp for qp in pairs if qp["pid"] == pids[rank]]
+            assert len(mine) >= 2
+            assert {numbers[qp["rqpn"]]["pid"] for qp in mine} == {pids["server 0"]}
+        assert len(pairs) == 2 * sum(qp["pid"] == pids["server 0"] for qp in pairs)
+
+        before = fabric.hardware_counters()
+        job.set_mark("go")
+        job.await_marks("worked")
+        after = fabric.hardware_counters()
+        if "sent_pkts" in before:
+            # 10 rounds of 10 partitions of 16 KiB, pushed and answered, for two workers: 4 packets of 4 KiB each way at
+            # least, and far less than twice that with acknowledgements and credits.
+            least = 10 * 10 * 2 * 2 * 4
+            sent = after["sent_pkts"] - before["sent_pkts"]
+            assert least <= sent <= 4 * least
+            assert after.get("retry_exceeded_err", 0) == before.get("retry_exceeded_err", 0)
+        job.set_mark("end")
+        job.results()
+
+
+def test_a_job_leaves_no_verbs_objects():
+    before = fabric.resources()
+    cluster.run(measured, "push_pull", "plain", 3, workers=2, servers=1, env=RDMA)
+    assert settled(before) == before
+
+
+def settled(expected: dict[str, int], patience: float = 10) -> dict[str, int]:
+    """The device's objects, given a moment: the kernel frees a queue pair after its owner has gone."""
+    deadline = time.monotonic() + patience
+    while (found := fabric.resources()) != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def test_killed_processes_leave_no_verbs_objects():
+    before = fabric.resources()
+    with cluster.start(works_on_demand, workers=2, servers=1, env=RDMA) as job:
+        job.await_marks("ready")
+        for member in ("rank 0", "rank 1", "server 0", "scheduler"):
+            job.kill(member)
+    assert settled(before) == before
+
+
+def joins_again_and_again(bps: Any, cycles: int) -> tuple[dict[str, int], dict[str, int]]:
+    def cycle() -> None:
+        bps.init()
+        bps.push_pull(np.ones(100, np.float32), name="x")
+        bps.barrier()
+        bps.shutdown()
+
+    for _ in range(3):
+        cycle()
+    mark("settled")
+    await_mark("counted")
+    for _ in range(cycles):
+        cycle()
+    mark("done")
+    await_mark("end")
+    return {}, {}
+
+
+@pytest.mark.slow
+def test_joining_and_leaving_leaves_nothing():
+    """What the kernel holds while no job is on is the same before and after; init() and shutdown() in one process."""
+    with cluster.start(joins_again_and_again, 30, workers=2, env=RDMA, init=False) as job:
+        job.await_marks("settled")
+        before = fabric.resources()
+        job.set_mark("counted")
+        job.await_marks("done", timeout=240)
+        assert settled(before) == before
+        job.set_mark("end")
+        job.results()
+
+
+def many_operations(bps: Any, operations: int) -> None:
+    def work(count: int) -> None:
+        for first in range(0, count, 100):
+            arrays = [np.full(50 + i, first + i, np.float32) for i in range(100)]  # new memory each time
+            handles = [bps.push_pull_async_inplace(a, False, f"n{i}") for i, a in enumerate(arrays)]
+            bps.wait(handles)
+            assert all((a == 2 * (first + i)).all() for i, a in enumerate(arrays))
+
+    work(operations // 10)
+    bps.barrier()
+    mark("settled")
+    await_mark("counted")
+    work(operations)
+    bps.barrier()
+    mark("done")
+    await_mark("end")
+
+
+def resident_kib(pid: int) -> int:
+    """Of a process."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_100_000_operations_leave_memory_and_regions_as_they_were():
+    with cluster.start(many_operations, 50_000, workers=2, servers=1, env=RDMA) as job:  # two workers: 100,000
+        job.await_marks("settled", timeout=120)
+        before = fabric.resources()
+        members = ("rank 0", "rank 1", "server 0")
+        resident = {name: resident_kib(job.pid(name)) for name in members}
+        job.set_mark("counted")
+        job.await_marks("done", timeout=200)
+        after = fabric.resources()
+        assert after["qp"] == before["qp"]
+        assert after["cq"] == before["cq"]
+        assert after["mr"] <= before["mr"] + 8  # the cache may hold other ranges of the same heap
+        for name in members:
+            assert resident_kib(job.pid(name)) - resident[name] <= 4096, name
+        job.set_mark("end")
+        job.results(timeout=60)

@@ -1,0 +1,192 @@
+"""Everything that can go wrong with a peer, a wire or a device, on real verbs: the same exceptions as over tcp, soon."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import cluster
+import fabric
+import numpy as np
+import pytest
+from rank_main import await_mark, mark
+from test_failures import FAST, SOON_S, blocked_in, counts_to, faulty_rounds, loses_connections
+from test_push_pull import interleaved_rounds
+from values import pushed, summed
+
+RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
+
+
+@pytest.mark.parametrize("where", ["synchronize", "barrier", "idle"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_of_an_embedded_job(where, victim):
+    with cluster.start(blocked_in, where, victim, workers=3, env=RDMA | FAST) as job:
+        job.await_marks("ready")
+        killed = job.kill(f"rank {victim}")
+        if where == "idle":
+            time.sleep(0.5)
+            job.set_mark("go")
+        outcomes = job.outcomes(but=[victim])
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            continue
+        kind, text, came = outcome.value
+        assert kind == "PeerLostError", outcome.error + outcome.output
+        assert f"worker {victim}" in text or (victim == 0 and "scheduler" in text), text
+        assert came - killed < SOON_S
+        assert outcome.status == 0
+
+
+@pytest.mark.parametrize("member", ["server 1", "scheduler"])
+def test_a_killed_server_or_scheduler(member):
+    with cluster.start(blocked_in, "synchronize", 0, workers=2, servers=2, env=RDMA | FAST) as job:
+        job.await_marks("ready")
+        killed = job.kill(member)
+        outcome = job.outcomes(but=[0])[1]
+        job.kill("rank 0")
+        left = job.helper_statuses(but=[member])
+    kind, text, came = outcome.value
+    assert kind == "PeerLostError"
+    assert ("server" if member == "server 1" else "scheduler") in text
+    assert came - killed < SOON_S
+    assert None not in left.values(), f"still running: {left}"
+
+
+def test_the_next_job_starts_at_once():
+    port = cluster.free_port()
+    with cluster.start(blocked_in, "synchronize", 1, workers=2, env=RDMA | FAST, port=port) as job:
+        job.await_marks("ready")
+        job.kill("rank 1")
+        job.outcomes(but=[1])
+    for _ in range(2):
+        assert cluster.run(counts_to, 3, workers=2, env=RDMA, port=port) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+def test_refused_partial_and_reordered_posts_change_nothing(servers):
+    env = RDMA | {
+        "BPS_FAULT": "refuse=0.2,partial=0.4,hold=0.6,seed=5",
+        "BYTEPS_PARTITION_BYTES": "8000",
+        "BPS_SERVER_WINDOW": "2",
+    }
+    assert cluster.run(faulty_rounds, workers=2, servers=servers, env=env) == [True, True]
+
+
+def test_a_lost_connection_is_an_error_everywhere():
+    env = RDMA | FAST | {"BPS_FAULT": "lose_after=500"}
+    with cluster.start(loses_connections, workers=2, env=env) as job:
+        found = [outcome.value for outcome in job.outcomes()]
+    assert found == ["PeerLostError"] * 2
+
+
+# ---- The wire
+
+
+def over(cable: fabric.Cable) -> list[dict[str, str]]:
+    """For rank_env: rank 0 at one end of the cable, rank 1 at the other."""
+    return [
+        {"BPS_RDMA_HCA": f"={end.hca}", "BPS_NODE_HOST": end.address, "BPS_INTERFACE": end.netdev} for end in cable.ends
+    ]
+
+
+def rounds_of(bps: Any, rounds: int, count: int) -> list[int]:
+    rank, size = bps.rank(), bps.size()
+    wrong = []
+    array = np.empty(count, np.int32)
+    for round_ in range(rounds):
+        array[...] = pushed(count, "int32", rank, round_)
+        bps.push_pull_inplace(array, average=False, name="x")
+        if not np.array_equal(array, summed(count, "int32", range(size), round_)):
+            wrong.append(round_)
+    return wrong
+
+
+@pytest.mark.lane
+def test_a_job_over_a_cable(cable):
+    """Two devices: what the next tests disturb is really on the way."""
+    before = cable.packets()
+    env = {"BPS_TRANSPORT": "rdma"}
+    assert cluster.run(rounds_of, 5, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
+    assert min(after - b for after, b in zip(cable.packets(), before, strict=True)) > 5 * 100_000 * 4 // 4096 // 2
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_results_are_right_with_loss_and_delay(cable):
+    cable.disturb("delay", "5ms", "loss", "1%")
+    env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60"}
+    found = cluster.run(rounds_of, 20, 250_000, workers=2, env=env, rank_env=over(cable), timeout=250)
+    assert found == [[], []]
+    wrong = cluster.run(interleaved_rounds, "plain", 10, workers=2, env=env, rank_env=over(cable), timeout=250)
+    assert wrong == [0, 0]
+    assert cable.dropped() > 0, "nothing was lost, so nothing was shown"
+
+
+def works_until_an_error(bps: Any) -> tuple[str, str, str, float]:
+    array = np.ones(500_000, np.float32)
+    try:
+        for round_ in range(1_000_000):
+            bps.push_pull_inplace(array, average=True, name="x")
+            if round_ == 5:
+                mark("working")
+    except bps.BpsError as error:
+        came = time.monotonic()
+        bps.shutdown()
+        return type(error).__name__, str(error), error.hint, came
+    return "nothing", "", "", 0.0
+
+
+@pytest.mark.lane
+def test_a_cable_that_is_pulled(cable):
+    """All packets are lost from now on; over TCP (the scheduler, on lo) everybody is alive."""
+    env = {"BPS_TRANSPORT": "rdma", "BPS_TIMEOUT": "30"}
+    with cluster.start(works_until_an_error, workers=2, env=env, rank_env=over(cable)) as job:
+        job.await_marks("working")
+        cable.disturb("loss", "100%")
+        pulled = time.monotonic()
+        for outcome in job.outcomes(timeout=60):
+            kind, text, hint, came = outcome.value
+            assert kind in ("PeerLostError", "DeadlineError"), text
+            assert hint
+            assert came - pulled < 45 * cluster.PATIENCE
+
+
+# ---- The device
+
+
+@pytest.mark.lane
+@pytest.mark.parametrize("servers", [None, 1])
+def test_a_device_that_is_removed_under_load(spare_device, servers):
+    env = FAST | {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={spare_device.hca}"}
+    with cluster.start(works_until_an_error, workers=2, servers=servers, env=env) as job:
+        job.await_marks("working")
+        removed = time.monotonic()
+        fabric.command("rdma", "link", "delete", spare_device.hca)
+        for outcome in job.outcomes(timeout=60):
+            kind, text, hint, came = outcome.value
+            assert kind != "nothing", text
+            assert hint
+            assert came - removed < 4 * SOON_S
+        assert None not in job.helper_statuses().values()
+
+
+def starts(bps: Any) -> tuple[str, str, str]:
+    try:
+        bps.init()
+        bps.push_pull(np.ones(10), name="x")
+        bps.shutdown()
+    except bps.BpsError as error:
+        return type(error).__name__, str(error), error.hint
+    return "nothing", "", ""
+
+
+def test_a_device_that_does_not_exist():
+    env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": "=nosuch9", "BPS_JOIN_TIMEOUT": "15"}
+    for kind, text, hint in cluster.run(starts, workers=2, env=env, init=False):
+        assert kind != "nothing"
+        assert "nosuch9" in text + hint
+        assert hint
+
+
+def await_end(bps: Any) -> None:
+    await_mark("end")

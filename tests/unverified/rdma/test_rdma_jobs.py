@@ -1,0 +1,153 @@
+"""push_pull and its companions over real verbs: the bodies of tests/python, with transport rdma."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import fabric
+import numpy as np
+import pytest
+from test_collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
+from test_groups import disjoint_groups, overlapping_groups
+from test_order import far_ahead, fast_and_slow, last_slot_taken_before, random_orders
+from test_push_pull import averages, in_place_and_not, interleaved_rounds
+from test_sizes import check, default_partitions, loops_and_hashes, sizes_around_partitions
+
+RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
+# (workers, servers): joint, then dedicated.
+TOPOLOGIES = [(1, None), (2, None), (3, None), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+everywhere = pytest.mark.parametrize(("workers", "servers"), TOPOLOGIES)
+
+
+def cut_at(size: int) -> dict[str, str]:
+    """Cuts tensors at `size` bytes exactly."""
+    return {"BYTEPS_PARTITION_BYTES": str(size), "BPS_MIN_PARTITION_BYTES": str(size)}
+
+
+@everywhere
+@pytest.mark.parametrize("memory", ["plain", "empty"])
+def test_sums_of_all_dtypes(workers, servers, memory):
+    wrong = cluster.run(interleaved_rounds, memory, 60, workers=workers, servers=servers, env=RDMA)
+    assert wrong == [0] * workers
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_averages(workers):
+    assert cluster.run(averages, "rdma", workers=workers, env=RDMA) == [[]] * workers
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_in_place_writes_into_the_array_and_nowhere_else(servers):
+    cluster.run(in_place_and_not, workers=2, servers=servers, env=RDMA)
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "partition"), [(2, None, 4096), (3, 2, 4096), (2, 1, 4099), (2, 1, 8192)]
+)
+def test_sizes_around_partitions(workers, servers, partition):
+    cluster.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | cut_at(partition))
+
+
+def test_default_partition_size():
+    cluster.run(default_partitions, workers=2, env=RDMA)
+
+
+def large(bps: Any, count: int) -> None:
+    check(bps, count, "float32", "large")
+
+
+@pytest.mark.parametrize(("servers", "partition"), [(None, 4_096_000), (1, 4_096_000), (1, 32 << 20)])
+def test_more_than_64_mib(servers, partition):
+    # The last: partitions beyond rxe's largest message of 8 MiB.
+    cluster.run(large, (72 << 20) // 4 + 1, workers=2, servers=servers, env=RDMA | cut_at(partition), timeout=250)
+
+
+SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "env"),
+    [
+        (2, None, {}),
+        (3, 1, {}),
+        (3, 2, {}),
+        (2, 1, {"BYTEPS_SCHEDULING_CREDIT": "1"}),
+        (3, 1, {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}),
+    ],
+)
+def test_random_orders_never_block(workers, servers, env):
+    env = SMALLEST_WINDOW | cut_at(12 << 10) | env
+    assert cluster.run(random_orders, 25, workers=workers, servers=servers, env=env) == [0] * workers
+
+
+def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
+    env = RDMA | {"BPS_SERVER_WINDOW": "2", "BYTEPS_SERVER_ENGINE_THREAD": "1", "BPS_TIMEOUT": "20"}
+    cluster.run(last_slot_taken_before, workers=3, servers=1, env=env)
+
+
+@pytest.mark.parametrize("ahead", [1, 16])
+@pytest.mark.parametrize("servers", [None, 2])
+def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, ahead):
+    assert cluster.run(fast_and_slow, ahead, 300, workers=2, servers=servers, env=RDMA) == [0, 0]
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_a_rank_may_be_hundreds_of_rounds_ahead(servers):
+    cluster.run(far_ahead, workers=2, servers=servers, env=RDMA)
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+def test_groups(servers):
+    cluster.run(disjoint_groups, 20, workers=4, servers=servers, env=RDMA)
+    cluster.run(overlapping_groups, 20, workers=3, servers=servers, env=RDMA)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(3, None), (2, 1), (3, 2)])
+@pytest.mark.parametrize("memory", ["plain", "empty"])
+def test_reduce_scatter_and_all_gather(workers, servers, memory):
+    cluster.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | cut_at(8192))
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(3, None), (3, 2)])
+def test_other_collectives(workers, servers):
+    env = RDMA | cut_at(8192)
+    cluster.run(broadcasts, workers=workers, servers=servers, env=env)
+    cluster.run(pushes_and_pulls, workers=workers, servers=servers, env=env)
+
+
+def test_operations_of_all_kinds_at_once():
+    cluster.run(mixed_kinds, workers=3, env=RDMA)
+
+
+@pytest.mark.parametrize("threads", [("3", "2"), ("1", "4")])
+def test_several_push_loops_and_engine_threads(threads):
+    env = RDMA | cut_at(4096) | {"BYTEPS_PUSH_THREAD": threads[0], "BYTEPS_SERVER_ENGINE_THREAD": threads[1]}
+    cluster.run(loops_and_hashes, workers=2, servers=2, env=env)
+
+
+def in_place_by_torch(bps: Any) -> bool:
+    import torch
+
+    tensor = torch.arange(3_000_000, dtype=torch.float32).reshape(3, -1) + bps.rank()
+    address = tensor.data_ptr()
+    bps.push_pull_inplace(tensor, average=True, name="gradient")
+    mean = (bps.size() - 1) / 2
+    right = torch.equal(tensor, torch.arange(3_000_000, dtype=torch.float32).reshape(3, -1) + mean)
+    return right and tensor.data_ptr() == address
+
+
+def test_a_torch_tensor_in_place():
+    assert cluster.run(in_place_by_torch, workers=2, env=RDMA, timeout=250) == [True, True]
+
+
+def spread(bps: Any) -> list[str]:
+    bps.push_pull(np.ones(1000, np.float32), name="x")
+    return list(bps.metrics()["transports"])
+
+
+def test_data_goes_over_rdma_and_nothing_else():
+    """Asking for rdma gives rdma, also where shared memory would be nearer."""
+    for names in cluster.run(spread, workers=2, env=RDMA):
+        assert set(names) <= {"rdma", "self"}
+        assert "rdma" in names
