@@ -106,6 +106,8 @@ class Lane final : public Actor, public Sink {
   bool prepare(Server& server, Operation::Cursor& cursor, Batch& batch);
   std::size_t post(Server& server, Batch& batch);
   void undo(Server& server, Batch& batch, std::size_t from);
+  bool is_stuck();
+  void note_landing() { landed_ = true; }
   std::uint32_t board();
   void land(std::uint32_t index);
   Flight* find(std::uint32_t immediate, const Server* server);
@@ -130,7 +132,8 @@ class Lane final : public Actor, public Sink {
   std::unique_ptr<Staging> staging_;  // made at first need
   bool has_work_ = false;
   bool blocked_ = false;
-  Clock::time_point last_landing_ = Clock::now();
+  bool landed_ = true;  // since somebody asked last
+  Clock::time_point last_landing_{};
 };
 
 }  // namespace bps

@@ -60,6 +60,8 @@ class Operation {
   bool over() const { return over_.load(std::memory_order_acquire); }
   // Sleeps until done or the deadline; false at the deadline.
   bool wait(const Deadline& deadline) const;
+  // The same without looking at the clock; may return early, with false.
+  bool wait_briefly(int milliseconds) const;
   // Throws what it failed with; returns when it is well.
   void rethrow() const;
 
@@ -81,7 +83,6 @@ class Operation {
   std::vector<Cursor> cursors;     // [lane * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
   std::uint64_t bytes() const { return tensor->bytes; }
-  const std::uint64_t started_ns;
 
  private:
   void settle(State state);
