@@ -176,9 +176,15 @@ void Lane::lose_server(std::uint32_t rank, const std::string& why) {
   }
 }
 
-void Lane::lose(Server& server, const std::string& why) {
+void Lane::lose(Server& server, const std::string& why, const Endpoint* teller) {
   server.lost = true;
   server.why_lost = why;
+  // The memory is the user's again in a moment: nothing of it may leave any more, nor anything arrive in it, also when
+  // the server was only silent and lives on. An endpoint that tells of its own loss does neither.
+  for (Endpoint* endpoint : server.data) {
+    if (endpoint != teller) server.transport->close(endpoint);
+  }
+  server.data.clear();
   const auto fail = [&](Operation& operation) {
     operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
   };
@@ -208,7 +214,7 @@ void Lane::finish(Operation& operation, std::uint64_t partitions) {
 void Lane::on_lost(Endpoint& peer, const std::string& why) {
   Server& server = *static_cast<Server*>(peer.user);
   if (server.lost) return;
-  lose(server, why);
+  lose(server, why, &peer);
   if (when_lost) when_lost(server.rank, why);
 }
 
