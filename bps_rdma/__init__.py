@@ -8,7 +8,13 @@ bps.push_pull_inplace(gradient, name="layer1.weight")  # now the mean over all w
 bps.shutdown()
 """
 
-from bps_rdma._core import __version__
+try:
+    from bps_rdma._core import __version__
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"{__path__[0]} is the source of bps_rdma, without its native part: "
+        "start Python in another folder, where the installed package is found, or install it: pip install ."
+    ) from error
 from bps_rdma.api import (
     Group,
     SettingValue,

@@ -6,6 +6,7 @@ protocol. Nothing is copied.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -63,6 +64,15 @@ def describe(array: Any, writable: bool) -> Memory:
     return _describe_numpy(_as_numpy(array), writable)
 
 
+@functools.cache  # numpy makes the name anew each time, for 20 µs
+def _core_dtype(dtype: Any) -> Any:
+    name = dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+    found = NUMPY_DTYPES.get(name)
+    if found is None or not getattr(dtype, "isnative", True):
+        raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(NUMPY_DTYPES)}")
+    return found
+
+
 def empty_like(array: Any) -> Any:
     """A new array of the same type, shape and dtype."""
     torch = sys.modules.get("torch")
@@ -100,9 +110,7 @@ def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
-    dtype = NUMPY_DTYPES.get(array.dtype.name)
-    if dtype is None or not array.dtype.isnative:
-        raise InvalidTensorError(f"dtype {array.dtype} is not supported", f"use one of {', '.join(NUMPY_DTYPES)}")
+    dtype = _core_dtype(array.dtype)
     if not array.flags.c_contiguous:
         raise InvalidTensorError(
             f"the array of shape {array.shape} is not contiguous", "pass numpy.ascontiguousarray(array)"
@@ -120,10 +128,7 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
 
 
 def _describe_torch(tensor: Any) -> Memory:
-    name = str(tensor.dtype).removeprefix("torch.")
-    dtype = NUMPY_DTYPES.get(name)
-    if dtype is None:
-        raise InvalidTensorError(f"dtype {tensor.dtype} is not supported", f"use one of {', '.join(NUMPY_DTYPES)}")
+    dtype = _core_dtype(tensor.dtype)
     if tensor.device.type != "cpu":
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
     if tensor.layout is not sys.modules["torch"].strided or not tensor.is_contiguous():

@@ -42,7 +42,7 @@ std::vector<Setting> Config::table() {
       {"BPS_RDMA_RETRY_CNT", "NCCL_IB_RETRY_CNT", "7", "tries again after as many such waits, before the peer is lost"},
       {"BPS_RDMA_QPS", "NCCL_IB_QPS_PER_CONNECTION", "2", "data queue pairs per pair of loops"},
       // Worker
-      {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "4096000", "largest piece of a tensor, bytes"},
+      {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", "largest piece of a tensor, bytes"},
       {"BPS_MIN_PARTITION_BYTES", "", "524288", "middle-sized tensors are cut no finer than this, bytes"},
       {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0",
        "bytes in flight per push loop before more urgent tensors may overtake; 0: unlimited; below 1000: partitions"},
@@ -53,7 +53,7 @@ std::vector<Setting> Config::table() {
       {"BPS_STAGING_BYTES", "", "67108864", "memory per push loop for tensors a server cannot reach itself, bytes"},
       // Server
       {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", "server loops; 0: one per core, at most 4"},
-      {"BPS_SERVER_WINDOW", "", "8", "partitions a worker may have on the way to one server loop (landing slots)"},
+      {"BPS_SERVER_WINDOW", "", "4", "partitions a worker may have on the way to one server loop (landing slots)"},
       // Deadlines
       {"BPS_TIMEOUT", "", "300", "seconds until an operation that does not complete fails"},
       {"BPS_JOIN_TIMEOUT", "", "60", "seconds to wait for all members at start-up"},

@@ -9,6 +9,11 @@
 #include "core/error.h"
 
 namespace bps {
+namespace {
+
+constexpr unsigned kLooksPerClock = 16;
+
+}  // namespace
 
 EventLoop::EventLoop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !doorbell_) throw_errno("cannot create an event loop", "raise the limit on open files (ulimit -n)");
@@ -57,11 +62,14 @@ void EventLoop::wake() {
 }
 
 int EventLoop::turn(Duration wait) {
-  int ran = run_posted() + run_timers();
-  if (ran > 0) wait = Duration::zero();
-  for (const Timer& timer : timers_) {
-    wait = std::min(wait, std::max(Duration::zero(), Duration(timer.due - Clock::now())));
+  int ran = run_posted();
+  // The clock is looked at before a sleep, and now and then while there is no sleep: it can cost a system call.
+  if (wait > Duration::zero() || ++looks_ % kLooksPerClock == 0) {
+    const auto now = timers_.empty() ? Clock::time_point() : Clock::now();
+    ran += run_timers(now);
+    for (const Timer& timer : timers_) wait = std::min(wait, std::max(Duration::zero(), Duration(timer.due - now)));
   }
+  if (ran > 0) wait = Duration::zero();
   std::array<epoll_event, 64> events;
   const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
   int count = ::epoll_pwait2(epoll_.get(), events.data(), events.size(), &timeout, nullptr);
@@ -92,11 +100,11 @@ int EventLoop::run_posted() {
   return static_cast<int>(tasks.size());
 }
 
-int EventLoop::run_timers() {
+int EventLoop::run_timers(Clock::time_point now) {
   int ran = 0;
   for (std::size_t i = 0; i < timers_.size(); ++i) {
-    if (Clock::now() < timers_[i].due) continue;
-    timers_[i].due = Clock::now() + timers_[i].period;
+    if (now < timers_[i].due) continue;
+    timers_[i].due = now + timers_[i].period;
     const auto task = timers_[i].task;  // it may add timers, which moves this one
     (*task)();
     ++ran;

@@ -56,12 +56,13 @@ class EventLoop {
   };
 
   int run_posted();
-  int run_timers();
+  int run_timers(Clock::time_point now);
 
   Fd epoll_;
   Fd doorbell_;
   std::unordered_map<int, std::shared_ptr<Watch>> watches_;
   std::vector<Timer> timers_;
+  unsigned looks_ = 0;
   std::mutex posted_mutex_;  // set-up and rare events only; the data path uses rings
   std::vector<std::function<void()>> posted_;
   std::atomic<bool> has_posted_{false};

@@ -1,6 +1,9 @@
 // A process of the job, its operations and its tensors. The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "node/process.h"
 #include "python/bind.h"
 #include "server/reduce.h"
@@ -18,17 +21,19 @@ std::byte* pointer(std::uintptr_t address) {
   return reinterpret_cast<std::byte*>(address);
 }
 
-// Waits in slices, so that Ctrl-C is seen.
+// Waits in slices, so that Ctrl-C is seen. Most operations end within the first, without a look at the clock.
 bool wait_interruptibly(const Operation& operation, double timeout_s) {
-  const Deadline deadline = Deadline::after(timeout_s);
+  constexpr double kSlice_s = 0.2;
+  std::optional<Deadline> deadline;
   for (;;) {
     {
       const py::gil_scoped_release released;
-      const Deadline slice = Deadline::after(0.2);
-      if (operation.wait(slice.at() < deadline.at() ? slice : deadline)) return true;
+      const double left = deadline ? deadline->left_ms() / 1e3 : timeout_s;
+      if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
     }
+    if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (deadline.passed()) return operation.done();
+    if (deadline->passed()) return operation.done();
   }
 }
 

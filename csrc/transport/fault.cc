@@ -142,7 +142,7 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
   }
   void keep(Held& held, std::span<const std::byte> header) {
     held.header_size = header.size();
-    std::memcpy(held.header.data(), header.data(), header.size());
+    copy_bytes(header, held.header.data());
     held_.push_back(held);
   }
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr Duration kLongestSleep = std::chrono::milliseconds(250);
 constexpr Duration kBlockedSleep = std::chrono::milliseconds(1);
+constexpr int kRoundsPerLook = 4;  // of polled work, before descriptors are looked at again
 
 }  // namespace
 
@@ -40,27 +41,36 @@ void Reactor::stop() {
 }
 
 bool Reactor::work() {
-  bool found = loop_.turn(Duration::zero()) > 0;
+  bool found = false;
   for (const auto& transport : transports_) found |= transport->poll() > 0;
   for (std::size_t i = 0; i < actors_.size(); ++i) found |= actors_[i]->step();
   return found;
 }
 
+// Descriptors are looked at by a system call, so that what can be polled is polled first, and a sleep is the look.
 void Reactor::run() {
-  auto last_work = Clock::now();
-  while (!stop_.load(std::memory_order_relaxed)) {
+  const bool may_spin = spin_limit_ > Duration::zero();
+  Clock::time_point last_work{};
+  for (int rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
     if (work()) {
-      last_work = Clock::now();
+      if (rounds % kRoundsPerLook == 0) loop_.turn(Duration::zero());
+      if (may_spin) last_work = Clock::now();
       continue;
     }
-    const auto idle = Clock::now() - last_work;
-    if (idle < spin_) continue;
+    if (spin_ > Duration::zero()) {
+      const bool found = loop_.turn(Duration::zero()) > 0;
+      const auto now = Clock::now();
+      if (found) last_work = now;
+      if (now - last_work < spin_) continue;
+    }
     sleep();
+    if (!may_spin) continue;
     // Learn: a mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
-    const Duration gap = Clock::now() - last_work;
+    const auto now = Clock::now();
+    const Duration gap = now - last_work;
     mean_gap_ = (mean_gap_ * 7 + std::min<Duration>(gap, std::chrono::milliseconds(1))) / 8;
     spin_ = mean_gap_ * 2 <= spin_limit_ ? mean_gap_ * 2 : Duration::zero();
-    last_work = Clock::now();
+    last_work = now;
   }
 }
 

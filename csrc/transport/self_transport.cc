@@ -14,7 +14,7 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
     if (other == nullptr) return 0;
     for (const WriteOp& op : ops) {
       std::byte* target = to_pointer(op.target.address);
-      if (!op.header.empty()) std::memcpy(target, op.header.data(), op.header.size());
+      copy_bytes(op.header, target);
       if (op.length > 0) {
         std::memcpy(target + op.header.size(), op.source->bytes().data() + op.source_offset, op.length);
       }
@@ -30,7 +30,7 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
     if (other == nullptr) return 0;
     for (const Offer& o : ops) {
       Offered offered{};
-      std::memcpy(offered.header, o.header.data(), o.header.size());
+      copy_bytes(o.header, offered.header);
       offered.header_size = o.header.size();
       if (o.length > 0) offered.span = o.source->remote(o.source_offset, o.length);
       counters_.data_writes.add();

@@ -145,12 +145,13 @@ class Scheduler::Impl {
     const bool was_stopped = since_last > timeout / 2;
     std::vector<std::pair<Peer, double>> silent;
     for (const auto& [peer, connection] : connections_) {
-      if (was_stopped) connection->forgive_silence();
+      // Nor does a member owe a sign of life before all have come, however long that took.
+      const bool waits = job_.knows(peer) && job_.phase() == Job::Phase::kGathering;
+      if (was_stopped || waits) connection->forgive_silence();
       const std::chrono::duration<double> silence = now - connection->heard();
-      const bool gathering = job_.phase() == Job::Phase::kGathering;
       if (job_.knows(peer)) {
         connection->send(Heartbeat{});
-        if (!gathering && silence > timeout) silent.emplace_back(peer, silence.count());
+        if (silence > timeout) silent.emplace_back(peer, silence.count());
       } else if (silence > kLinger) {
         silent.emplace_back(peer, silence.count());
       }

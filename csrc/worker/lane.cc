@@ -20,6 +20,12 @@ Lane::Lane(LaneOptions options, EventLoop& loop, Counters& counters)
   loop_.every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
+// Whoever still waits learns that nobody will complete it.
+Lane::~Lane() {
+  fail_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
+                  "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
+}
+
 void Lane::add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
                       std::vector<Endpoint*> data) {
   auto server = std::make_unique<Server>();
@@ -96,7 +102,7 @@ bool Lane::take_submissions() {
 
 // Drops what is over. Amortised: the list is walked when it has doubled, and by the timer.
 void Lane::purge() {
-  std::erase_if(home_, [](const auto& operation) { return operation->finished(); });
+  std::erase_if(home_, [](const auto& operation) { return operation->over(); });
   purge_at_ = std::max<std::size_t>(64, 2 * home_.size());
 }
 
@@ -170,9 +176,15 @@ void Lane::lose_server(std::uint32_t rank, const std::string& why) {
   }
 }
 
-void Lane::lose(Server& server, const std::string& why) {
+void Lane::lose(Server& server, const std::string& why, const Endpoint* teller) {
   server.lost = true;
   server.why_lost = why;
+  // The memory is the user's again in a moment: nothing of it may leave any more, nor anything arrive in it, also when
+  // the server was only silent and lives on. An endpoint that tells of its own loss does neither.
+  for (Endpoint* endpoint : server.data) {
+    if (endpoint != teller) server.transport->close(endpoint);
+  }
+  server.data.clear();
   const auto fail = [&](Operation& operation) {
     operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
   };
@@ -202,7 +214,7 @@ void Lane::finish(Operation& operation, std::uint64_t partitions) {
 void Lane::on_lost(Endpoint& peer, const std::string& why) {
   Server& server = *static_cast<Server*>(peer.user);
   if (server.lost) return;
-  lose(server, why);
+  lose(server, why, &peer);
   if (when_lost) when_lost(server.rank, why);
 }
 

@@ -54,6 +54,7 @@ class Lane final : public Actor, public Sink {
   };
 
   Lane(LaneOptions options, EventLoop& loop, Counters& counters);
+  ~Lane();
 
   // Set-up, on the reactor's thread. The endpoints' sink is this lane from now on.
   void add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
@@ -105,10 +106,12 @@ class Lane final : public Actor, public Sink {
   bool prepare(Server& server, Operation::Cursor& cursor, Batch& batch);
   std::size_t post(Server& server, Batch& batch);
   void undo(Server& server, Batch& batch, std::size_t from);
+  bool is_stuck();
+  void note_landing() { landed_ = true; }
   std::uint32_t board();
   void land(std::uint32_t index);
   Flight* find(std::uint32_t immediate, const Server* server);
-  void lose(Server& server, const std::string& why);
+  void lose(Server& server, const std::string& why, const Endpoint* teller = nullptr);
   void finish(Operation& operation, std::uint64_t partitions);
   void check_deadlines();
   void purge();
@@ -129,7 +132,8 @@ class Lane final : public Actor, public Sink {
   std::unique_ptr<Staging> staging_;  // made at first need
   bool has_work_ = false;
   bool blocked_ = false;
-  Clock::time_point last_landing_ = Clock::now();
+  bool landed_ = true;  // since somebody asked last
+  Clock::time_point last_landing_{};
 };
 
 }  // namespace bps

@@ -1,6 +1,7 @@
 // The hot part of a lane: partitions out, answers in.
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "tensor/push_header.h"
 #include "worker/lane.h"
@@ -82,6 +83,13 @@ bool Lane::push(Server& server) {
   return sent;
 }
 
+// Whether nothing has landed for a while. Only who is held up asks, and only then is the clock looked at.
+bool Lane::is_stuck() {
+  const auto now = Clock::now();
+  if (std::exchange(landed_, false)) last_landing_ = now;
+  return now - last_landing_ > kStuck;
+}
+
 // Makes the next partition of `cursor` ready in the batch; false when a limit says not now.
 bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   Operation& operation = *cursor.operation;
@@ -94,11 +102,10 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   const bool carries = (flags & kHasPayload) != 0;
   const bool wants = (flags & kWantsData) != 0;
 
-  const bool stuck = Clock::now() - last_landing_ > kStuck;
   if (options_.scheduling_credit > 0 && bytes_in_flight_ > 0 &&
       bytes_in_flight_ + piece.length > options_.scheduling_credit) {
-    if (!stuck) return false;
-    last_landing_ = Clock::now();
+    if (!is_stuck()) return false;
+    note_landing();
   }
   const std::size_t n = batch.size;
   Endpoint& endpoint = *server.data[server.next_data];
@@ -123,10 +130,10 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
         ((carries && !direct->peer_reaches(*flight.input)) || (wants && !direct->peer_reaches(*flight.output)))) {
       if (!staging_) staging_ = std::make_unique<Staging>(options_.largest_partition, options_.staging_bytes);
       flight.stage = staging_->take();
-      if (flight.stage == nullptr && stuck) {
+      if (flight.stage == nullptr && is_stuck()) {
         staging_->grow();
         flight.stage = staging_->take();
-        last_landing_ = Clock::now();
+        note_landing();
       }
       if (flight.stage == nullptr) {
         flight.input.reset();
@@ -273,7 +280,7 @@ void Lane::land(std::uint32_t index) {
   if (flight.stage != nullptr) staging_->give_back(flight.stage);
   flight = Flight{.generation = static_cast<std::uint8_t>(flight.generation + 1)};
   free_flights_.push_back(index);
-  last_landing_ = Clock::now();
+  note_landing();
   if (blocked_) has_work_ = true;
   finish(*operation, 1);
 }

@@ -24,8 +24,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       request(what),
       round(of_round),
       sequence(order),
-      deadline(Deadline::after(what.timeout_s)),
-      started_ns(now_ns()) {
+      deadline(Deadline::after(what.timeout_s)) {
   const bool sharded = what.kind == Kind::kReduceScatter || what.kind == Kind::kAllGather;
   const auto& plan = sharded ? tensor->sharded_plan : tensor->whole_plan;
   cursors.resize(lanes * servers);
@@ -43,10 +42,18 @@ Operation::~Operation() {
 }
 
 bool Operation::wait(const Deadline& until) const {
-  sleepers_.fetch_add(1);
-  while (!done() && !until.passed()) {
+  while (!done()) {
     const int left = until.left_ms();
-    const timespec timeout{.tv_sec = left / 1000, .tv_nsec = left % 1000 * 1'000'000L};
+    if (left == 0) break;
+    (void)wait_briefly(left);
+  }
+  return done();
+}
+
+bool Operation::wait_briefly(int milliseconds) const {
+  sleepers_.fetch_add(1);
+  if (!done()) {
+    const timespec timeout{.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000L};
     futex(&state_, FUTEX_WAIT, kPending, &timeout);
   }
   sleepers_.fetch_sub(1);
@@ -83,7 +90,7 @@ Operation::State Operation::finish(std::uint64_t count) {
   if (remaining.fetch_sub(count, std::memory_order_acq_rel) != count) return kPending;
   settle(kDone);
   const auto ended = static_cast<State>(state_.load(std::memory_order_relaxed));
-  finished_.store(true, std::memory_order_release);
+  over_.store(true, std::memory_order_release);
   return ended;
 }
 

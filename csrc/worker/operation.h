@@ -55,9 +55,13 @@ class Operation {
 
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
   // Every answer has come (or will never be written): the memory is the user's again.
-  bool finished() const { return finished_.load(std::memory_order_acquire); }
+  bool finished() const { return state_.load(std::memory_order_acquire) == kDone || over(); }
+  // Nobody in the lanes will touch this object again.
+  bool over() const { return over_.load(std::memory_order_acquire); }
   // Sleeps until done or the deadline; false at the deadline.
   bool wait(const Deadline& deadline) const;
+  // The same without looking at the clock; may return early, with false.
+  bool wait_briefly(int milliseconds) const;
   // Throws what it failed with; returns when it is well.
   void rethrow() const;
 
@@ -79,13 +83,12 @@ class Operation {
   std::vector<Cursor> cursors;     // [lane * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
   std::uint64_t bytes() const { return tensor->bytes; }
-  const std::uint64_t started_ns;
 
  private:
   void settle(State state);
 
   std::atomic<std::uint32_t> state_{kPending};
-  std::atomic<bool> finished_{false};  // the last thing that is written here
+  std::atomic<bool> over_{false};  // the last thing that is written here
   mutable std::atomic<std::uint32_t> sleepers_{0};
   std::mutex error_mutex_;  // failures only
   std::unique_ptr<Error> error_;

@@ -21,7 +21,7 @@ namespace bps {
 
 struct WorkerOptions {
   KeyMapConfig key_map;
-  std::uint64_t partition_bytes = 4'096'000;
+  std::uint64_t partition_bytes = 512 << 10;
   std::uint64_t min_partition_bytes = 512 * 1024;
   std::uint16_t shards_per_server = 1;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.

@@ -56,7 +56,7 @@ def test_sizes_around_partitions(workers, servers, env):
 
 
 def default_partitions(bps: Any) -> None:
-    limit = 4_096_000
+    limit = 524_288
     for count in (limit - 1, limit, limit + 1, 2 * limit + 7):
         check(bps, count, "uint8", str(count))
     check(bps, 5_000_001, "int32", "integers")

@@ -134,11 +134,19 @@ void Adapter::repost() {
   }
 }
 
+void Adapter::arm(bool sends) {
+  if (!receive_armed_) receive_armed_ = ibv_req_notify_cq(receive_cq_.get(), 0) == 0;
+  if (sends && !send_armed_) send_armed_ = ibv_req_notify_cq(send_cq_.get(), 0) == 0;
+}
+
 void Adapter::take_completion_events() {
   ibv_cq* cq = nullptr;
   void* user = nullptr;
-  while (::ibv_get_cq_event(completions_.get(), &cq, &user) == 0) {
-    unsigned& events = cq == send_cq_.get() ? send_events_ : receive_events_;
+  // No more than can be there: the question that finds nothing is a system call, too.
+  while ((receive_armed_ || send_armed_) && ::ibv_get_cq_event(completions_.get(), &cq, &user) == 0) {
+    const bool sent = cq == send_cq_.get();
+    (sent ? send_armed_ : receive_armed_) = false;
+    unsigned& events = sent ? send_events_ : receive_events_;
     if (++events < kAckBatch) continue;
     ::ibv_ack_cq_events(cq, events);
     events = 0;

@@ -80,7 +80,9 @@ class Adapter {
     if (has_returns_.load(std::memory_order_relaxed)) take_returns();
   }
 
-  // Completion events seen, which have to be acknowledged before the queues can go.
+  // From now on a completion makes the channel readable: an arrival in any case, the end of a request if `sends`.
+  void arm(bool sends);
+  // The channel is readable.
   void take_completion_events();
 
  private:
@@ -106,7 +108,9 @@ class Adapter {
   std::atomic<bool> has_returns_{false};
   std::uint32_t missing_receives_ = kSharedReceives;
   std::array<ibv_recv_wr, kRepostBatch> empty_receives_{};  // a chain, made once
-  unsigned send_events_ = 0;
+  bool send_armed_ = false;  // no event has come since; asking again would be a system call for nothing
+  bool receive_armed_ = false;
+  unsigned send_events_ = 0;  // seen; they have to be acknowledged before the queues can go
   unsigned receive_events_ = 0;
 };
 

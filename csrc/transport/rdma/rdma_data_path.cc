@@ -150,10 +150,9 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
 
 bool RdmaTransport::arm() {
   if (!adapter_) return true;
-  // From now on a completion makes the channel readable; one that came in between is found by the look after.
-  ibv_req_notify_cq(adapter_->receive_cq(), 0);
-  const bool awaited = std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); });
-  if (awaited) ibv_req_notify_cq(adapter_->send_cq(), 0);
+  if (poll() > 0) return false;  // what we sent a moment ago is often there already
+  adapter_->arm(std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); }));
+  // What came in before the queues were armed announces itself by nothing.
   return poll() == 0 && !home_.losses_due;
 }
 

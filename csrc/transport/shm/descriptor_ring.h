@@ -36,7 +36,7 @@ struct DescriptorRing {
   alignas(kCacheLine) std::atomic<std::uint32_t> tail;      // producer
   alignas(kCacheLine) std::atomic<std::uint32_t> head;      // consumer
   alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // consumer sets, either clears
-  alignas(kCacheLine) std::array<Cell, kSize> cells;
+  std::array<Cell, kSize> cells;
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "the ring is shared between processes");
 static_assert(sizeof(Descriptor) <= 2 * kCacheLine);

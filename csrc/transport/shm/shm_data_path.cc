@@ -156,7 +156,7 @@ std::size_t ShmData::offer(std::span<const Offer> offers) {
     descriptor.kind = DescriptorKind::kOffer;
     descriptor.span = o.length > 0 ? o.source->remote(o.source_offset, o.length) : RemoteSpan{};
     descriptor.header_size = static_cast<std::uint32_t>(o.header.size());
-    std::memcpy(descriptor.header.data(), o.header.data(), o.header.size());
+    copy_bytes(o.header, descriptor.header.data());
     counters_.data_writes.add();
     counters_.data_bytes.add(o.length);
     ++accepted;

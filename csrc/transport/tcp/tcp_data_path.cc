@@ -43,7 +43,7 @@ std::size_t TcpData::write(std::span<const WriteOp> ops) {
     if (out_count_ == kWindow) break;
     Outgoing& out = out_[(out_head_ + out_count_) % kWindow];
     out.frame = {TcpFrame::kMagic, op.immediate, op.target.key, op.target.address, op.header.size() + op.length};
-    std::memcpy(out.header.data(), op.header.data(), op.header.size());
+    copy_bytes(op.header, out.header.data());
     out.header_size = op.header.size();
     out.payload = op.length > 0 ? op.source->bytes().data() + op.source_offset : nullptr;
     out.length = op.length;

@@ -15,7 +15,7 @@ Config with(std::map<std::string, std::string> variables) {
 }
 
 TEST(Config, OwnNameThenAliasThenDefault) {
-  EXPECT_EQ(with({}).text("BPS_PARTITION_BYTES"), "4096000");
+  EXPECT_EQ(with({}).text("BPS_PARTITION_BYTES"), "524288");
   EXPECT_EQ(with({}).value("BPS_PARTITION_BYTES").source, "default");
   EXPECT_EQ(with({{"BYTEPS_PARTITION_BYTES", "7"}}).value("BPS_PARTITION_BYTES").source, "BYTEPS_PARTITION_BYTES");
   const Config both = with({{"BYTEPS_PARTITION_BYTES", "7"}, {"BPS_PARTITION_BYTES", "9"}});

@@ -46,6 +46,21 @@ void stay() {
   for (;;) ::pause();
 }
 
+TEST(Lost, WhoWaitedLongForTheOthersIsNotSilent) {
+  const auto scheduler = make_scheduler(1, 1, [](SchedulerOptions& options) { options.heartbeat_timeout_s = 2; });
+  TestNode server({scheduler->port()});
+  TestNode worker({scheduler->port()});
+  together({[&] { server.join(kNoRank, kAnyRank, 1, 1); },
+            [&] {
+              std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+              worker.join(0, kNoRank, 1, 1);
+            }});
+  // The scheduler looks twice a second, the server's first sign of life is due after half of one.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_TRUE(worker.lost().empty()) << worker.lost().begin()->second;
+  EXPECT_TRUE(worker->leave(10));
+}
+
 TEST(Lost, ACrashIsToldToEverybodyAtOnce) {
   JointJob job(3);
   together({[&] {

@@ -1,0 +1,62 @@
+"""What a job costs before and between its operations: declaring many tensors, and idling.
+
+bps run -np 2 bench/set_up.py
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+
+import numpy as np
+
+import bps_rdma as bps
+
+TENSORS = 4000
+REPEATS = 5
+IDLE_S = 10.0
+
+
+def declare(prefix: str) -> float:
+    tensors = {f"{prefix}.{i}": np.empty(16, np.float32) for i in range(TENSORS)}
+    bps.barrier()
+    begin = time.perf_counter()
+    bps.declare_many(tensors)
+    return time.perf_counter() - begin
+
+
+def declare_large() -> float:
+    large = np.empty(TENSORS * 512 * 1024, np.uint8)  # never touched, so it costs no memory
+    bps.barrier()
+    begin = time.perf_counter()
+    bps.declare("large", large)
+    return time.perf_counter() - begin
+
+
+def idle() -> float:
+    """Share of a core that this process uses while nothing happens."""
+    bps.barrier()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(IDLE_S)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / IDLE_S
+
+
+def main() -> None:
+    bps.init()
+    bps.push_pull(np.ones(10), name="warm")
+    many = [declare(f"round {i}") for i in range(REPEATS)]
+    one = declare_large()
+    used = idle()
+    print(
+        f"rank {bps.rank()}: {TENSORS} tensors declared in {statistics.median(many) * 1e3:.1f} ms "
+        f"({min(many) * 1e3:.1f} to {max(many) * 1e3:.1f}), one tensor of {TENSORS} partitions in {one * 1e3:.1f} ms; "
+        f"idle: {used * 100:.2f} % of a core",
+        flush=True,
+    )
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
