@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a peer, a wire or a device, on real verbs: the same exceptions as over tcp, soon."""
+"""Everything that can go wrong with a peer, a wire or a device, on real verbs: the exceptions of tcp, soon."""
 
 from __future__ import annotations
 
