@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
 import threading
 import time
@@ -193,6 +194,7 @@ def interrupted(bps: Any) -> float:
         await_mark("go")
         bps.push_pull(np.ones(3), name="x")
         return 0.0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     handle = bps.push_pull_async(np.ones(3), name="x")
     try:
         mark("waiting")
