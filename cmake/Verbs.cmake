@@ -39,6 +39,7 @@ function(bps_use_verbs target)
   endif()
   if(CMAKE_CROSSCOMPILING)
     # Only these two folders: the rest of the host's headers would be taken for the target's.
+    file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/verbs)
     file(CREATE_LINK ${BPS_VERBS_HEADERS}/infiniband ${CMAKE_BINARY_DIR}/verbs/infiniband SYMBOLIC)
     file(CREATE_LINK ${BPS_RDMACM_HEADERS}/rdma ${CMAKE_BINARY_DIR}/verbs/rdma SYMBOLIC)
     target_include_directories(${target} SYSTEM PUBLIC ${CMAKE_BINARY_DIR}/verbs)
