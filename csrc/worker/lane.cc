@@ -173,6 +173,9 @@ void Lane::lose_server(std::uint32_t rank, const std::string& why) {
 void Lane::lose(Server& server, const std::string& why) {
   server.lost = true;
   server.why_lost = why;
+  // The user gets the memory back now, so that nobody may write into it any more, alive as the server may be.
+  for (Endpoint* endpoint : server.data) endpoint->abandon();
+  server.control->abandon();
   const auto fail = [&](Operation& operation) {
     operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
   };
@@ -183,7 +186,7 @@ void Lane::lose(Server& server, const std::string& why) {
   for (std::uint32_t i = 0; i < flights_.size(); ++i) {
     if (flights_[i].operation == nullptr || flights_[i].server != &server) continue;
     fail(*flights_[i].operation);
-    land(i);  // nobody is left who could write into the tensor
+    land(i);
   }
 }
 

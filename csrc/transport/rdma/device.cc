@@ -1,13 +1,18 @@
 #include "transport/rdma/device.h"
 
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <tuple>
 
 #include "core/fd.h"
 #include "transport/rdma/libraries.h"
@@ -31,6 +36,29 @@ GidType type_of(std::uint32_t type) {
 std::string interface_name(std::uint32_t number) {
   std::array<char, IF_NAMESIZE> name{};
   return number != 0 && ::if_indextoname(number, name.data()) != nullptr ? name.data() : "";
+}
+
+// Of an InfiniBand port: the network interface (ib0) and its address; both empty when there is none.
+std::pair<std::string, std::string> ip_interface_of(const std::string& device_path, unsigned port) {
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(raw, ::freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family) continue;
+      // The interface of the n-th port of the card has device port n - 1.
+      const std::string interface = device_path + "/device/net/" + one->ifa_name;
+      unsigned device_port = port;
+      std::ifstream(interface + "/dev_port") >> device_port;
+      if (device_port + 1 != port) continue;
+      std::array<char, NI_MAXHOST> text{};
+      const socklen_t size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+      if (::getnameinfo(one->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) continue;
+      const std::string address = text.data();
+      return {one->ifa_name, address.substr(0, address.find('%'))};
+    }
+  }
+  return {};
 }
 
 std::vector<ibv_gid_entry> read_gids(ibv_context* context) {
@@ -69,6 +97,11 @@ RdmaDevice look_at(ibv_device* device, ibv_context* context) {
       entry.type = type_of(gid.gid_type);
       std::memcpy(entry.gid.data(), gid.gid.raw, entry.gid.size());
       entry.interface = interface_name(gid.ndev_ifindex);
+      if (entry.type == GidType::kInfiniBand) {
+        std::tie(entry.interface, entry.address) = ip_interface_of(device->ibdev_path, number);
+      } else {
+        entry.address = ip_of(entry.gid);
+      }
       entry.port_active = one.active;
     }
   }
@@ -149,7 +182,7 @@ Rail rail_of(const GidChoice& choice, const RdmaOptions& options) {
           .gid_index = gid.index,
           .gid_forced = options.gid_index.has_value(),
           .type = gid.type,
-          .address = ip_of(gid.gid),
+          .address = gid.address,
           .interface = gid.interface,
           .reason = choice.reason};
 }
