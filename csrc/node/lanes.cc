@@ -78,7 +78,8 @@ void Process::Impl::connect(Loop& loop, std::size_t index, const bps::Node& serv
     connect_self(loop, hello, server.describe(), static_cast<std::uint32_t>(server.server_rank), place);
   } else if (how == "rdma" && allows("tcp")) {
     try {
-      connect_by(how, loop, hello, server, place, deadline);
+      // Half of the time: the other half is for tcp.
+      connect_by(how, loop, hello, server, place, Deadline::after(deadline.left_ms() / 2e3));
     } catch (const Error& error) {  // both have RDMA, and yet no way: networks of their own, most likely
       if (error.code() != ErrorCode::kUnreachable && error.code() != ErrorCode::kTransport) throw;
       log_warning(std::string(error.what()) + " (" + error.hint() + "); tcp is used instead");

@@ -23,7 +23,7 @@ py::dict as_dict(const Rail& rail) {
 py::dict as_dict(const RdmaPort& port) {
   py::list gids;
   for (const GidEntry& gid : port.gids) {
-    gids.append(py::dict("index"_a = gid.index, "type"_a = to_string(gid.type), "address"_a = ip_of(gid.gid),
+    gids.append(py::dict("index"_a = gid.index, "type"_a = to_string(gid.type), "address"_a = gid.address,
                          "interface"_a = gid.interface));
   }
   return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state, "link"_a = port.link,

@@ -2,6 +2,7 @@
 #include "server/shard.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/log.h"
 
@@ -164,6 +165,7 @@ void Shard::tell_missing(Link& link, const WhoIsMissing& question) {
 // There is no memory for this worker's slots, or it cannot be registered. The others go on.
 void Shard::turn_away(Link& link, const Error& error) {
   log_warning("cannot serve " + link.name + ": " + error.what() + " (" + error.hint() + ")");
+  link.turned_away = true;
   if (link.control != nullptr) {
     (void)link.control->send(
         encode(PushFailed{kWholeLink, static_cast<std::uint8_t>(error.code()), error.what(), error.hint()}));
@@ -199,7 +201,10 @@ void Shard::drop(Round& round) {
 
 void Shard::lose_node(std::uint32_t node) {
   for (const auto& link : links_) {
-    if (link->node == node) link->lost = true;
+    if (link->node != node || std::exchange(link->lost, true)) continue;
+    // Its landing slots will be given to others.
+    for (Endpoint* endpoint : link->data) endpoint->abandon();
+    if (link->control != nullptr && !link->turned_away) link->control->abandon();
   }
   if (const Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
     lost_ranks_.insert(static_cast<std::uint32_t>(gone->worker_rank));

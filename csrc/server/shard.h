@@ -42,6 +42,7 @@ struct Link {
   bool attached = false;
   bool needs_slots = false;
   bool lost = false;
+  bool turned_away = false;  // by us; the control endpoint still has to say so
   std::uint64_t largest_payload = 0;
   std::uint32_t free_small = 0;  // slots the worker holds and has not filled yet
   std::uint32_t free_large = 0;

@@ -21,6 +21,7 @@ class ControlEndpoint final : public Endpoint {
     counters_.control_bytes.add(message.size());
     return stream_.send(message);
   }
+  void abandon() override { stream_.close(); }
 
  private:
   MessageStream stream_;

@@ -78,6 +78,11 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
     return accepted;
   }
   Status send(std::span<const std::byte> message) override { return inner_->send(message); }
+  void abandon() override {
+    lost_ = true;
+    tell_ = false;
+    inner_->abandon();
+  }
 
   DirectAccess* direct() override { return inner_->direct() == nullptr ? nullptr : this; }
   bool peer_reaches(const Region& region) const override { return inner_->direct()->peer_reaches(region); }

@@ -48,6 +48,7 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
     return Status::kOk;
   }
 
+  void abandon() override {}  // a process that lost itself reports nothing any more
   DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region&) const override { return true; }
   // Same process: addresses are pointers that this process itself wrote, so there is no wire to distrust.

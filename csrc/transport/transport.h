@@ -126,6 +126,10 @@ class Endpoint {
   virtual std::size_t write(std::span<const WriteOp> ops) = 0;
   // Control plane. Copied; at most kMaxMessage bytes; never reordered among themselves.
   virtual Status send(std::span<const std::byte> message) = 0;
+  // The peer counts as lost, whatever it thinks of that: from the return on nothing of it lands in our memory, nothing
+  // is sent, and nothing is reported but tokens of writes that were posted. May be called from any callback. (A peer on
+  // the same host that has our memory mapped cannot be kept from it.)
+  virtual void abandon() = 0;
   // Same-host peers only, else nullptr.
   virtual DirectAccess* direct() { return nullptr; }
 

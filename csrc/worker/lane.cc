@@ -176,15 +176,12 @@ void Lane::lose_server(std::uint32_t rank, const std::string& why) {
   }
 }
 
-void Lane::lose(Server& server, const std::string& why, const Endpoint* teller) {
+void Lane::lose(Server& server, const std::string& why) {
   server.lost = true;
   server.why_lost = why;
-  // The memory is the user's again in a moment: nothing of it may leave any more, nor anything arrive in it, also when
-  // the server was only silent and lives on. An endpoint that tells of its own loss does neither.
-  for (Endpoint* endpoint : server.data) {
-    if (endpoint != teller) server.transport->close(endpoint);
-  }
-  server.data.clear();
+  // The user gets the memory back now, so that nobody may write into it any more, alive as the server may be.
+  for (Endpoint* endpoint : server.data) endpoint->abandon();
+  server.control->abandon();
   const auto fail = [&](Operation& operation) {
     operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
   };
@@ -195,7 +192,7 @@ void Lane::lose(Server& server, const std::string& why, const Endpoint* teller) 
   for (std::uint32_t i = 0; i < flights_.size(); ++i) {
     if (flights_[i].operation == nullptr || flights_[i].server != &server) continue;
     fail(*flights_[i].operation);
-    land(i);  // nobody is left who could write into the tensor
+    land(i);
   }
 }
 
@@ -214,7 +211,7 @@ void Lane::finish(Operation& operation, std::uint64_t partitions) {
 void Lane::on_lost(Endpoint& peer, const std::string& why) {
   Server& server = *static_cast<Server*>(peer.user);
   if (server.lost) return;
-  lose(server, why, &peer);
+  lose(server, why);
   if (when_lost) when_lost(server.rank, why);
 }
 

@@ -111,7 +111,7 @@ class Lane final : public Actor, public Sink {
   std::uint32_t board();
   void land(std::uint32_t index);
   Flight* find(std::uint32_t immediate, const Server* server);
-  void lose(Server& server, const std::string& why, const Endpoint* teller = nullptr);
+  void lose(Server& server, const std::string& why);
   void finish(Operation& operation, std::uint64_t partitions);
   void check_deadlines();
   void purge();

@@ -85,23 +85,12 @@ Adapter::Adapter(const Rail& rail, const RdmaOptions& options)
     empty_receives_[i].wr_id = WrId(WrId::Kind::kEmptyReceive, 0).value();
     empty_receives_[i].next = i + 1 < empty_receives_.size() ? &empty_receives_[i + 1] : nullptr;
   }
-  repost();
+  refill();
 }
 
 Adapter::~Adapter() {
-  release();
-}
-
-void Adapter::release() {
-  if (send_cq_ && send_events_ > 0) ::ibv_ack_cq_events(send_cq_.get(), send_events_);
-  if (receive_cq_ && receive_events_ > 0) ::ibv_ack_cq_events(receive_cq_.get(), receive_events_);
-  send_events_ = receive_events_ = 0;
-  srq_.reset();
-  receive_cq_.reset();
-  send_cq_.reset();
-  completions_.reset();
-  pd_.reset();
-  context_.reset();
+  if (send_events_ > 0) ::ibv_ack_cq_events(send_cq_.get(), send_events_);
+  if (receive_events_ > 0) ::ibv_ack_cq_events(receive_cq_.get(), receive_events_);
 }
 
 Mr Adapter::register_own(std::span<std::byte> bytes) {
@@ -132,6 +121,17 @@ void Adapter::repost() {
     }
     missing_receives_ -= kRepostBatch;
   }
+}
+
+// Only while the completion queue is known to be empty: it then holds whatever the full queue can bring.
+void Adapter::refill() {
+  shortage_ = false;
+  missing_receives_ = kSharedReceives;
+  repost();
+  // The device says once when no more than this many are left. Not every device can, and none has to.
+  ibv_srq_attr low{};
+  low.srq_limit = kSharedReceives / 4;
+  ::ibv_modify_srq(srq_.get(), &low, IBV_SRQ_LIMIT);
 }
 
 void Adapter::arm(bool sends) {
@@ -218,12 +218,12 @@ void Adapter::take_returns() {
   has_returns_.store(false, std::memory_order_relaxed);
 }
 
-QueuePair::QueuePair(Adapter& adapter, Plane plane)
-    : adapter_(&adapter), plane_(plane), qp_(adapter.make_qp(plane, inline_limit_)) {}
+QueuePair::QueuePair(std::shared_ptr<Adapter> adapter, Plane plane)
+    : adapter_(std::move(adapter)), plane_(plane), qp_(adapter_->make_qp(plane, inline_limit_)) {}
 
 QueuePair& QueuePair::operator=(QueuePair&& other) noexcept {
   reset();
-  adapter_ = other.adapter_;
+  adapter_ = std::move(other.adapter_);
   plane_ = other.plane_;
   inline_limit_ = other.inline_limit_;
   qp_ = std::move(other.qp_);
@@ -234,6 +234,7 @@ void QueuePair::reset() {
   if (!qp_) return;
   qp_.reset();
   adapter_->give_back(plane_);
+  adapter_.reset();
 }
 
 }  // namespace bps

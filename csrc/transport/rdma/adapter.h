@@ -1,5 +1,5 @@
-// One loop's share of a device: its own context, protection domain, completion queues, shared receive queue, and the
-// registered memory.
+// One loop's share of a device: its own context, protection domain, completion queues and shared receive queue. What
+// was made of it holds on to it, so that it ends after all of that.
 //
 // Sent and received requests complete on different queues. Arrivals wake the loop; of what it sent it hears when it
 // looks, and is woken only while somebody waits for it (a token, or room in a window).
@@ -28,7 +28,7 @@ class Adapter;
 class QueuePair {
  public:
   QueuePair() = default;
-  QueuePair(Adapter& adapter, Plane plane);
+  QueuePair(std::shared_ptr<Adapter> adapter, Plane plane);
   QueuePair(QueuePair&& other) noexcept { *this = std::move(other); }
   QueuePair& operator=(QueuePair&& other) noexcept;
   ~QueuePair() { reset(); }
@@ -40,7 +40,7 @@ class QueuePair {
   std::uint32_t inline_limit() const { return inline_limit_; }
 
  private:
-  Adapter* adapter_ = nullptr;
+  std::shared_ptr<Adapter> adapter_;
   Plane plane_ = Plane::kData;
   std::uint32_t inline_limit_ = 0;
   Qp qp_;
@@ -57,14 +57,12 @@ class Adapter {
   Mr register_own(std::span<std::byte> bytes);
   Mr register_for_peers(std::span<std::byte> bytes);
 
-  // Gives everything back, registrations and queue pairs excepted, which their owners give back first.
-  void release();
-
   // Posts empty receives until `kSharedReceives` are there; call when enough are missing.
   void repost();
   void count_arrival() { ++missing_receives_; }
   bool should_repost() const { return missing_receives_ >= kRepostBatch; }
-  void refill() { missing_receives_ = kSharedReceives; }  // the queue ran low although we thought it was not
+  // The queue runs low, perhaps because queue pairs that broke took receives with them that nobody counted.
+  void note_shortage() { shortage_ = true; }
 
   ibv_context* context() const { return context_.get(); }
   ibv_cq* send_cq() const { return send_cq_.get(); }
@@ -78,6 +76,7 @@ class Adapter {
   // Both completion queues have just been seen empty: what belonged to queue pairs that are gone can be used again.
   void settle() {
     if (has_returns_.load(std::memory_order_relaxed)) take_returns();
+    if (shortage_) refill();
   }
 
   // From now on a completion makes the channel readable: an arrival in any case, the end of a request if `sends`.
@@ -90,6 +89,7 @@ class Adapter {
   Qp make_qp(Plane plane, std::uint32_t& inline_limit);
   void give_back(Plane plane);
   void take_returns();
+  void refill();
 
   const Rail rail_;
   const RdmaOptions options_;
@@ -106,6 +106,7 @@ class Adapter {
   std::uint32_t returned_sends_ = 0;  // of queue pairs whose completions may still lie in the queues
   std::uint32_t returned_receives_ = 0;
   std::atomic<bool> has_returns_{false};
+  bool shortage_ = false;
   std::uint32_t missing_receives_ = kSharedReceives;
   std::array<ibv_recv_wr, kRepostBatch> empty_receives_{};  // a chain, made once
   bool send_armed_ = false;  // no event has come since; asking again would be a system call for nothing

@@ -48,14 +48,15 @@ struct Attempt {
 
 }  // namespace
 
-Link call(Adapter& adapter, const std::string& host, std::uint16_t port, const Nonce& server_nonce, const Hello& hello,
-          const Credentials& credentials, const Deadline& deadline, const std::string& whom) {
-  const Rail& rail = adapter.rail();
+Link call(const std::shared_ptr<Adapter>& adapter, const std::string& host, std::uint16_t port,
+          const Nonce& server_nonce, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
+          const std::string& whom) {
+  const Rail& rail = adapter->rail();
   const Attempt attempt{whom, host + " port " + std::to_string(port) + " from " + rail.address, deadline};
   CmChannel channel = make_cm_channel();
   CmId id = make_cm_id(channel.get());
-  if (adapter.options().traffic_class) {
-    auto tos = static_cast<std::uint8_t>(*adapter.options().traffic_class);
+  if (adapter->options().traffic_class) {
+    auto tos = static_cast<std::uint8_t>(*adapter->options().traffic_class);
     ::rdma_set_option(id.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
   }
   CmAddress from(rail.address, 0, rail.interface);

@@ -1,13 +1,18 @@
 #include "transport/rdma/device.h"
 
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <tuple>
+#include <utility>
 
 #include "core/fd.h"
 #include "transport/rdma/libraries.h"
@@ -31,6 +36,29 @@ GidType type_of(std::uint32_t type) {
 std::string interface_name(std::uint32_t number) {
   std::array<char, IF_NAMESIZE> name{};
   return number != 0 && ::if_indextoname(number, name.data()) != nullptr ? name.data() : "";
+}
+
+// Of an InfiniBand port: the network interface (ib0) and its address; both empty when there is none.
+std::pair<std::string, std::string> ip_interface_of(const std::string& device_path, unsigned port) {
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(raw, ::freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family) continue;
+      // The interface of the n-th port of the card has device port n - 1.
+      const std::string interface = device_path + "/device/net/" + one->ifa_name;
+      unsigned device_port = port;
+      std::ifstream(interface + "/dev_port") >> device_port;
+      if (device_port + 1 != port) continue;
+      std::array<char, NI_MAXHOST> text{};
+      const socklen_t size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+      if (::getnameinfo(one->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) continue;
+      const std::string address = text.data();
+      return {one->ifa_name, address.substr(0, address.find('%'))};
+    }
+  }
+  return {};
 }
 
 std::vector<ibv_gid_entry> read_gids(ibv_context* context) {
@@ -69,6 +97,11 @@ RdmaDevice look_at(ibv_device* device, ibv_context* context) {
       entry.type = type_of(gid.gid_type);
       std::memcpy(entry.gid.data(), gid.gid.raw, entry.gid.size());
       entry.interface = interface_name(gid.ndev_ifindex);
+      if (entry.type == GidType::kInfiniBand) {
+        std::tie(entry.interface, entry.address) = ip_interface_of(device->ibdev_path, number);
+      } else {
+        entry.address = ip_of(entry.gid);
+      }
       entry.port_active = one.active;
     }
   }
@@ -111,82 +144,6 @@ void let_go(ibv_context& context) {
   for (const int fd : {context.cmd_fd, context.async_fd}) {
     if (fd >= 0) ::dup3(nothing.get(), fd, O_CLOEXEC);
   }
-}
-
-// ---- What to use
-
-namespace {
-
-// Users want to hear of the port that is down, not that a table is empty.
-RdmaOffer nothing(const std::vector<RdmaDevice>& devices, const RdmaOptions& options, const std::string& reason) {
-  if (devices.empty()) {
-    return {
-        {},
-        "there is no RDMA device",
-        "load the card's driver; for SoftRoCE: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev <interface>"};
-  }
-  bool matched = false;
-  for (const RdmaDevice& device : devices) {
-    for (const RdmaPort& port : device.ports) {
-      if (!options.hca.matches(device.name, port.number)) continue;
-      matched = true;
-      if (port.active) continue;
-      return {{},
-              "port " + std::to_string(port.number) + " of " + device.name + " is " + port.state,
-              "bring the link up (ip link set <interface> up), or choose another with BPS_RDMA_HCA"};
-    }
-  }
-  if (!matched) {
-    return {{}, "BPS_RDMA_HCA matches no port of any device", "`bps doctor` lists the devices; correct or unset it"};
-  }
-  return {{}, reason, "give the interface an IP address, or set BPS_RDMA_GID_INDEX; `bps doctor` shows the GIDs"};
-}
-
-Rail rail_of(const GidChoice& choice, const RdmaOptions& options) {
-  const GidEntry& gid = *choice.entry;
-  return {.device = gid.device,
-          .port = gid.port,
-          .gid_index = gid.index,
-          .gid_forced = options.gid_index.has_value(),
-          .type = gid.type,
-          .address = ip_of(gid.gid),
-          .interface = gid.interface,
-          .reason = choice.reason};
-}
-
-}  // namespace
-
-RdmaOffer find_rdma(const RdmaOptions& options, GidWish wish) {
-  const RdmaLibraries& libraries = rdma_libraries();
-  if (!libraries.ready) return {{}, libraries.why_not, libraries.hint};
-  wish.index = options.gid_index;
-  const auto devices = list_rdma_devices();
-  struct Candidate {
-    std::size_t place;
-    std::vector<GidEntry> gids;
-  };
-  std::vector<Candidate> candidates;  // one per port
-  std::vector<GidEntry> all;
-  for (const RdmaDevice& device : devices) {
-    for (const RdmaPort& port : device.ports) {
-      if (!options.hca.matches(device.name, port.number)) continue;
-      candidates.push_back({options.hca.place(device.name, port.number), port.gids});
-      all.insert(all.end(), port.gids.begin(), port.gids.end());
-    }
-  }
-  const GidChoice best = choose_gid(all, wish);
-  if (best.entry == nullptr) return nothing(devices, options, best.reason);
-  RdmaOffer offer;
-  if (!options.hca.names_ports()) {
-    offer.rails.push_back(rail_of(best, options));
-    return offer;
-  }
-  std::ranges::stable_sort(candidates, {}, &Candidate::place);
-  for (const Candidate& candidate : candidates) {
-    const GidChoice choice = choose_gid(candidate.gids, wish);
-    if (choice.entry != nullptr) offer.rails.push_back(rail_of(choice, options));
-  }
-  return offer;
 }
 
 RdmaReport rdma_report() {

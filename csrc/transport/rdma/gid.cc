@@ -15,19 +15,14 @@ constexpr std::array<std::byte, 12> kIpv4Prefix{std::byte{0}, std::byte{0}, std:
 
 std::string describe(const GidEntry& entry) {
   const std::string where = entry.interface.empty() ? "" : " of " + entry.interface;
-  const char* scope = "";
-  switch (scope_of(entry.gid)) {
-    case GidScope::kNull: scope = "no address"; break;
-    case GidScope::kLinkLocal: scope = "link-local "; break;
-    case GidScope::kGlobal: scope = "IPv6 "; break;
-    case GidScope::kIpv4: scope = "IPv4 "; break;
-  }
-  return std::string(to_string(entry.type)) + ", " + scope + ip_of(entry.gid) + where;
+  const bool local = entry.type != GidType::kInfiniBand && scope_of(entry.gid) == GidScope::kLinkLocal;
+  const char* family = entry.address.find(':') == std::string::npos ? "IPv4 " : local ? "link-local " : "IPv6 ";
+  return std::string(to_string(entry.type)) + ", " + family + entry.address + where;
 }
 
 // Higher is better, field by field.
 auto merit(const GidEntry& entry, const GidWish& wish) {
-  return std::tuple(entry.port_active, !wish.address.empty() && ip_of(entry.gid) == wish.address,
+  return std::tuple(entry.port_active, !wish.address.empty() && entry.address == wish.address,
                     entry.type != GidType::kRoceV1, !wish.interface.empty() && entry.interface == wish.interface,
                     scope_of(entry.gid));
 }
@@ -69,7 +64,7 @@ std::string ip_of(const Gid& gid) {
 GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish) {
   const GidEntry* best = nullptr;
   for (const GidEntry& entry : table) {
-    if (scope_of(entry.gid) == GidScope::kNull || (wish.index && entry.index != *wish.index)) continue;
+    if (entry.address.empty() || (wish.index && entry.index != *wish.index)) continue;
     if (best == nullptr || merit(entry, wish) > merit(*best, wish)) best = &entry;
   }
   if (best == nullptr) {
@@ -83,7 +78,7 @@ GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish) {
   std::string reason = describe(*best);
   if (wish.index) {
     reason += ", the index that was asked for";
-  } else if (!wish.address.empty() && ip_of(best->gid) == wish.address) {
+  } else if (!wish.address.empty() && best->address == wish.address) {
     reason += ", the address of this process";
   } else if (!wish.interface.empty() && best->interface == wish.interface) {
     reason += ", the interface that was asked for";

@@ -21,7 +21,7 @@ const char* to_string(GidType type);
 
 enum class GidScope : std::uint8_t { kNull, kLinkLocal, kGlobal, kIpv4 };  // worst first
 GidScope scope_of(const Gid& gid);
-// "10.98.0.1" or "fd00::1"; what rdma_cm binds to in order to use the GID.
+// "10.98.0.1" or "fd00::1".
 std::string ip_of(const Gid& gid);
 
 struct GidEntry {
@@ -30,6 +30,9 @@ struct GidEntry {
   unsigned index = 0;
   GidType type = GidType::kRoceV2;
   Gid gid{};
+  // What the connection manager binds to in order to use the GID: of RoCE its own IP address, of InfiniBand that of the
+  // port's IP interface. "": it cannot be used.
+  std::string address;
   std::string interface;  // "" when it has none
   bool port_active = true;
 };

@@ -12,9 +12,9 @@ constexpr std::uint8_t kRnrTimer = 12;  // 0.64 ms until a sender tries again wh
 
 }  // namespace
 
-Link::Link(Adapter& adapter, CmId id, Plane plane)
-    : adapter_(&adapter), plane_(plane), id_(std::move(id)), queue_pair_(adapter, plane) {
-  const Rail& rail = adapter.rail();
+Link::Link(std::shared_ptr<Adapter> adapter, CmId id, Plane plane)
+    : adapter_(std::move(adapter)), plane_(plane), id_(std::move(id)), queue_pair_(adapter_, plane) {
+  const Rail& rail = adapter_->rail();
   if (id_->verbs == nullptr || rail.device != id_->verbs->device->name) {
     throw Error(ErrorCode::kUnreachable,
                 "the connection manager chose " +
@@ -99,6 +99,7 @@ void Link::establish(rdma_event_channel* channel) {
 void Link::break_off() {
   queue_pair_.reset();
   id_.reset();  // tells the other side
+  adapter_.reset();
 }
 
 }  // namespace bps

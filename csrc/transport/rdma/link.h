@@ -6,6 +6,7 @@
 // the loop's. break_off(): from its return on the device touches no memory for this link.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "transport/rdma/adapter.h"
@@ -16,7 +17,7 @@ namespace bps {
 
 class Link {
  public:
-  Link(Adapter& adapter, CmId id, Plane plane);  // in state INIT: receives can be posted
+  Link(std::shared_ptr<Adapter> adapter, CmId id, Plane plane);  // in state INIT: receives can be posted
   Link(Link&&) = default;
   Link& operator=(Link&&) = default;
 
@@ -38,7 +39,7 @@ class Link {
  private:
   void advance(ibv_qp_state state);
 
-  Adapter* adapter_;
+  std::shared_ptr<Adapter> adapter_;
   Plane plane_;
   CmId id_;
   QueuePair queue_pair_;
@@ -46,7 +47,8 @@ class Link {
 
 // Connects to `host`:`port` within the deadline, and returns a link that only lacks establish(). Throws what greet()
 // throws.
-Link call(Adapter& adapter, const std::string& host, std::uint16_t port, const Nonce& server_nonce, const Hello& hello,
-          const Credentials& credentials, const Deadline& deadline, const std::string& whom);
+Link call(const std::shared_ptr<Adapter>& adapter, const std::string& host, std::uint16_t port,
+          const Nonce& server_nonce, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
+          const std::string& whom);
 
 }  // namespace bps

@@ -23,6 +23,7 @@ class RdmaControl final : public RdmaEndpoint {
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;
   bool awaits_completions() const override { return !waiting_.empty(); }
+  void give_up_sends() override { waiting_.clear(); }
   void drop() override;
 
  private:

@@ -28,6 +28,9 @@ class RdmaData final : public RdmaEndpoint {
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;
   bool awaits_completions() const override { return tokens_ > 0 || wants_room_; }
+  void give_up_sends() override {
+    if (posted_ > 0) on_sent(posted_ - 1);
+  }
   void drop() override;
 
  private:

@@ -93,7 +93,7 @@ void RdmaData::ring(std::uint64_t first) {
 void RdmaData::on_sent(std::uint64_t number) {
   if (number >= posted_) return;
   wants_room_ = false;
-  while (completed_ <= number && link) {
+  while (completed_ <= number && !closed) {
     const Pending done = std::exchange(pending_[completed_ % kDataWindow], {});
     ++completed_;
     if (done.source != nullptr) home.registrations.release(done.source);
@@ -112,7 +112,7 @@ void RdmaData::on_arrived(const ibv_wc& completion) {
 
 int RdmaTransport::poll() {
   closed_.clear();
-  if (!adapter_) return 0;
+  if (!adapter_) return home_.losses_due ? tell_losses() : 0;
   int found = take_completions(adapter_->send_cq()) + take_completions(adapter_->receive_cq());
   if (found == 0) adapter_->settle();
   if (adapter_->should_repost()) adapter_->repost();
@@ -138,6 +138,7 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
   const auto at = by_number_.find(completion.qp_num);
   if (at == by_number_.end()) return;  // of a queue pair that is gone
   RdmaEndpoint& endpoint = *at->second;
+  if (endpoint.told) return;
   if (completion.status != IBV_WC_SUCCESS) {
     // The first failure says why; what comes after it is flushed.
     endpoint.lose(in_words(completion.status));
@@ -149,7 +150,7 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
 }
 
 bool RdmaTransport::arm() {
-  if (!adapter_) return true;
+  if (!adapter_) return !home_.losses_due;
   if (poll() > 0) return false;  // what we sent a moment ago is often there already
   adapter_->arm(std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); }));
   // What came in before the queues were armed announces itself by nothing.

@@ -25,12 +25,20 @@ class RdmaEndpoint : public Endpoint {
   RdmaEndpoint(bool data_plane, const Hello& made_by, RdmaHome& of, Link by)
       : Endpoint(data_plane, made_by), home(of), link(std::move(by)) {}
 
+  void abandon() override {
+    link.break_off();
+    told = true;
+    lose("given up");
+  }
+
   // A request of ours is finished, and all before it.
   virtual void on_sent(std::uint64_t number) = 0;
   virtual void on_arrived(const ibv_wc& completion) = 0;
   // Somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;
-  // After the link is broken off: lets go of all memory.
+  // After the link is broken off, from the transport's poll(): what was posted is over, one way or the other.
+  virtual void give_up_sends() = 0;
+  // After that, or when closed: lets go of all memory.
   virtual void drop() = 0;
 
   void lose(const std::string& why) {
@@ -42,8 +50,10 @@ class RdmaEndpoint : public Endpoint {
 
   RdmaHome& home;
   Link link;
-  bool lost = false;
-  bool told = false;
+  bool closed = false;    // by its user: no callbacks any more
+  bool lost = false;      // nothing is accepted any more
+  bool finished = false;  // and everything given back
+  bool told = false;      // or known to the user, who abandoned it
   std::string lost_why;
 };
 

@@ -94,7 +94,7 @@ void RdmaTransport::on_device_events() {
         log_warning(adapter_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
         break;
       case IBV_EVENT_PORT_ACTIVE: port_trouble_.clear(); break;
-      case IBV_EVENT_SRQ_LIMIT_REACHED: adapter_->refill(); break;
+      case IBV_EVENT_SRQ_LIMIT_REACHED: adapter_->note_shortage(); break;
       case IBV_EVENT_DEVICE_FATAL:
       case IBV_EVENT_CQ_ERR:
       case IBV_EVENT_SRQ_ERR: return lose_device(adapter_->rail().device + ": " + name);
@@ -108,14 +108,16 @@ int RdmaTransport::tell_losses() {
   while (std::exchange(home_.losses_due, false)) {
     for (std::size_t i = 0; i < endpoints_.size(); ++i) {
       RdmaEndpoint& endpoint = *endpoints_[i];
-      if (!endpoint.lost || std::exchange(endpoint.told, true)) continue;
+      if (!endpoint.lost || std::exchange(endpoint.finished, true)) continue;
+      ++told;
+      home_.losses_due = true;  // the sink may close endpoints, which moves the others: look again
       if (endpoint.link) {
         by_number_.erase(endpoint.link.queue_pair().number());
         endpoint.link.break_off();
       }
+      endpoint.give_up_sends();
       endpoint.drop();
-      ++told;
-      home_.losses_due = true;  // the sink may close endpoints, which moves the others: look again
+      if (std::exchange(endpoint.told, true)) continue;
       endpoint.sink->on_lost(endpoint, endpoint.lost_why + (port_trouble_.empty() ? "" : " (" + port_trouble_ + ")"));
     }
   }
@@ -143,7 +145,7 @@ void RdmaTransport::let_go_of_device() {
   registrations_->drop_all();
   if (is_removed(*adapter_->context()) && anchor_->verbs != nullptr) let_go(*anchor_->verbs);
   anchor_.reset();
-  adapter_->release();
+  const std::lock_guard lock(adapter_mutex_);
   adapter_.reset();
 }
 

@@ -21,7 +21,7 @@ RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Co
                              const RdmaOptions& options)
     : loop_(loop),
       credentials_(credentials),
-      adapter_(std::make_unique<Adapter>(rail, options)),
+      adapter_(std::make_shared<Adapter>(rail, options)),
       registrations_(std::make_shared<Registrations>(*adapter_)),
       home_{*adapter_, *registrations_, counters},
       channel_(make_cm_channel()),
@@ -42,23 +42,25 @@ RegionPtr RdmaTransport::register_memory(std::span<std::byte> bytes) {
   return std::make_shared<RdmaRegion>(bytes, registrations_);
 }
 
-void RdmaTransport::require_device() const {
+std::shared_ptr<Adapter> RdmaTransport::adapter() const {
+  const std::lock_guard lock(adapter_mutex_);
   if (!adapter_) throw Error(ErrorCode::kUnreachable, "the RDMA device is gone", "restart the job");
+  return adapter_;
 }
 
 std::unique_ptr<Endpoint> RdmaTransport::connect(std::span<const std::byte> address, const Hello& hello,
                                                  const Deadline& deadline, const std::string& whom) {
-  require_device();
+  const std::shared_ptr<Adapter> share = adapter();
   const DoorAddress door = DoorAddress::decode(address, whom);
   const auto& [host, port] = door.entries[hello.shard % door.entries.size()];
-  return make_endpoint(hello, home_, call(*adapter_, host, port, door.nonce, hello, credentials_, deadline, whom));
+  return make_endpoint(hello, home_, call(share, host, port, door.nonce, hello, credentials_, deadline, whom));
 }
 
 Endpoint* RdmaTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
-  require_device();
+  const std::shared_ptr<Adapter> share = adapter();
   auto& guest = static_cast<RdmaVisitor&>(*visitor);
   if (::rdma_migrate_id(guest.id.get(), channel_.get()) != 0) throw_errno("cannot take over a connection");
-  auto made = make_endpoint(guest.hello, home_, Link(*adapter_, std::move(guest.id), guest.hello.plane));
+  auto made = make_endpoint(guest.hello, home_, Link(share, std::move(guest.id), guest.hello.plane));
   made->sink = &sink;
   made->link.welcome(guest.reply);
   return own(std::move(made));
@@ -86,12 +88,10 @@ RdmaEndpoint* RdmaTransport::own(std::unique_ptr<RdmaEndpoint> endpoint) {
 void RdmaTransport::close(Endpoint* endpoint) {
   const auto found = std::ranges::find_if(endpoints_, [&](const auto& owned) { return owned.get() == endpoint; });
   if (found == endpoints_.end()) return;
-  RdmaEndpoint& one = **found;
-  if (one.link) {
-    by_number_.erase(one.link.queue_pair().number());
-    one.link.break_off();
-  }
-  one.drop();
+  std::erase_if(by_number_, [&](const auto& entry) { return entry.second == found->get(); });
+  (*found)->closed = true;
+  (*found)->link.break_off();
+  (*found)->drop();
   closed_.push_back(std::move(*found));
   endpoints_.erase(found);
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -35,7 +36,7 @@ class RdmaTransport final : public Transport {
   void disarm() override {}
 
  private:
-  void require_device() const;
+  std::shared_ptr<Adapter> adapter() const;
   RdmaEndpoint* own(std::unique_ptr<RdmaEndpoint> endpoint);
   int take_completions(ibv_cq* cq);
   void dispatch(const ibv_wc& completion);
@@ -50,7 +51,8 @@ class RdmaTransport final : public Transport {
 
   EventLoop& loop_;
   const Credentials& credentials_;
-  std::unique_ptr<Adapter> adapter_;  // null once the device is gone
+  mutable std::mutex adapter_mutex_;  // callers on other threads take a share while the loop's may let go of its own
+  std::shared_ptr<Adapter> adapter_;  // null once the device is gone
   std::shared_ptr<Registrations> registrations_;
   RdmaHome home_;
   CmChannel channel_;

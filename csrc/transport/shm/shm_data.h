@@ -57,6 +57,7 @@ class ShmData final : public Endpoint, public DirectAccess {
 
   std::size_t write(std::span<const WriteOp> ops) override;
   Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
+  void abandon() override;
   DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region& region) const override;
   std::size_t offer(std::span<const Offer> offers) override;

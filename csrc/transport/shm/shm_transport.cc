@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/hmac.h"
 #include "transport/control_endpoint.h"
@@ -211,6 +212,11 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
   }
 } catch (const Error&) {
   return false;
+}
+
+void ShmData::abandon() {
+  lost_ = told_ = true;
+  if (std::exchange(watched_, false)) loop_.forget(socket_.get());
 }
 
 void ShmData::lose(const std::string& why) {

@@ -32,6 +32,7 @@ class TcpData final : public Endpoint {
 
   std::size_t write(std::span<const WriteOp> ops) override;
   Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
+  void abandon() override;
 
  private:
   // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that

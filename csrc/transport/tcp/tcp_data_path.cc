@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "transport/tcp/tcp_data.h"
 
@@ -140,7 +141,7 @@ void TcpData::receive() {
 
 bool TcpData::take_scratch(std::size_t size) {
   const std::byte* data = scratch_.data();
-  while (size > 0) {
+  while (size > 0 && !lost_) {
     if (in_payload_) {
       const std::size_t part = std::min<std::uint64_t>(missing_, size);
       if (target_ != nullptr) {
@@ -207,6 +208,12 @@ int TcpData::poll() {
   const int found = static_cast<int>(written_now_.size());
   written_now_.clear();
   return found;
+}
+
+void TcpData::abandon() {
+  lost_ = told_ = true;
+  target_ = nullptr;
+  if (std::exchange(watched_, false)) loop_.forget(socket_.get());
 }
 
 void TcpData::lose(const std::string& why) {

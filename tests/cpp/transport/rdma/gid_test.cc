@@ -20,7 +20,9 @@ Gid gid(const std::string& address) {
 
 GidEntry entry(unsigned index, const std::string& address, GidType type = GidType::kRoceV2,
                const std::string& interface = "eth0") {
-  return {.device = "mlx5_0", .index = index, .type = type, .gid = gid(address), .interface = interface};
+  const Gid bytes = gid(address);
+  return {
+      .device = "mlx5_0", .index = index, .type = type, .gid = bytes, .address = ip_of(bytes), .interface = interface};
 }
 
 // As Linux fills it: every address of the interface in both versions, link-local first.
@@ -76,6 +78,16 @@ TEST(GidChoice, TakesWhatIsLeft) {
   const std::vector<GidEntry> old{entry(0, "10.0.0.1", GidType::kRoceV1)};
   EXPECT_NE(choose_gid(old, {}).reason.find("for want of RoCE v2"), std::string::npos);
   EXPECT_EQ(choose_gid({}, {}).entry, nullptr);
+}
+
+TEST(GidChoice, InfiniBandNeedsAnIpInterface) {
+  GidEntry port = entry(0, "fe80::2:c903:0:1", GidType::kInfiniBand, "ib0");
+  port.address = "";
+  EXPECT_EQ(choose_gid({&port, 1}, {}).entry, nullptr);
+  port.address = "192.168.4.1";
+  const auto choice = choose_gid({&port, 1}, {.index = {}, .address = "192.168.4.1", .interface = ""});
+  ASSERT_EQ(choice.entry, &port);
+  EXPECT_NE(choice.reason.find("InfiniBand, IPv4 192.168.4.1 of ib0"), std::string::npos) << choice.reason;
 }
 
 TEST(GidChoice, NamesThePortThatIsDown) {
