@@ -1,10 +1,12 @@
-"""What is counted, by us, by the kernel and by the device: two writes per partition, no payload on control, one plane per
-queue pair, and nothing left behind.
+"""What is counted, by us, by the kernel and by the device.
+
+Two writes per partition, no payload on control, one plane per queue pair, and nothing left behind.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import cluster
@@ -64,7 +66,7 @@ def packets(before: dict[str, Any], after: dict[str, Any]) -> int:
 @pytest.mark.skipif(not fabric.is_rxe(), reason="only rxe shows the packet sequence numbers of queue pairs")
 @pytest.mark.parametrize("data_pairs", [1, 2])
 def test_the_kernel_sees_the_planes_apart(data_pairs):
-    """Two workers, one server: between each two a control and data queue pairs of their own, and what each one carries."""
+    """Two workers, one server: between each two a control and data queue pairs of their own; what each one carries."""
     env = RDMA | CUT | {"BPS_RDMA_QPS": str(data_pairs), "BYTEPS_SERVER_ENGINE_THREAD": "1"}
     with cluster.start(works_on_demand, workers=2, servers=1, env=env) as job:
         job.await_marks("ready")
@@ -95,7 +97,8 @@ def test_the_kernel_sees_the_planes_apart(data_pairs):
         back = {number: packets(before[other], after[other]) for number in mine for other in [after[number]["rqpn"]]}
         # One carries control messages: fewer of them than there are partitions, and each of one packet. What is left is
         # the payload, to the packet.
-        matching = [c for c in mine if sum(there.values()) - there[c] == pushed and sum(back.values()) - back[c] == pulled]
+        rest = {c: (sum(there.values()) - there[c], sum(back.values()) - back[c]) for c in mine}
+        matching = [c for c in mine if rest[c] == (pushed, pulled)]
         assert len(matching) == 1, f"sent {there}, received {back}, expected {pushed} and {pulled}"
         assert there[matching[0]] <= writes
         assert back[matching[0]] <= writes
@@ -127,7 +130,7 @@ def test_killed_processes_leave_no_verbs_objects():
     assert settled(before) == before
 
 
-def joins_again_and_again(bps: Any, cycles: int) -> tuple[dict[str, int], dict[str, int]]:
+def joins_again_and_again(bps: Any, cycles: int) -> None:
     def cycle() -> None:
         bps.init()
         bps.push_pull(np.ones(100, np.float32), name="x")
@@ -142,7 +145,6 @@ def joins_again_and_again(bps: Any, cycles: int) -> tuple[dict[str, int], dict[s
         cycle()
     mark("done")
     await_mark("end")
-    return {}, {}
 
 
 @pytest.mark.slow
@@ -178,8 +180,8 @@ def many_operations(bps: Any, operations: int) -> None:
 
 def resident_kib(pid: int) -> int:
     """Of a process."""
-    with open(f"/proc/{pid}/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 @pytest.mark.slow
