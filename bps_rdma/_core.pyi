@@ -21,8 +21,11 @@ __all__: list[str] = [
     "Tensor",
     "copy_bytes",
     "djb2",
+    "locked_memory_limit",
     "make_key",
     "naive",
+    "rdma_report",
+    "rdma_self_transfer",
     "reduce_isa",
     "sdbm",
     "server_of",
@@ -338,10 +341,30 @@ def copy_bytes(
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def locked_memory_limit() -> int | None:
+    """
+    Bytes that this process may lock, or None for no limit.
+    """
+
 def make_key(
     tensor: typing.SupportsInt | typing.SupportsIndex, partition: typing.SupportsInt | typing.SupportsIndex
 ) -> int: ...
 def naive(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def rdma_report(config: Config) -> dict[str, typing.Any]:
+    """
+    Devices, ports and GIDs, and the rails that these settings choose.
+    """
+
+def rdma_self_transfer(
+    config: Config,
+    rail: typing.SupportsInt | typing.SupportsIndex,
+    bytes: typing.SupportsInt | typing.SupportsIndex,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+) -> dict[str, typing.Any]:
+    """
+    Sends `bytes` bytes to this process over the NIC and compares them.
+    """
+
 def reduce_isa() -> str:
     """
     Instruction set of the reducer on this machine.

@@ -161,7 +161,9 @@ def _show(report: Report, console: Console) -> None:
         hint = f"\n[cyan]{escape(check.hint)}[/cyan]" if check.hint else ""
         table.add_row(_MARKS[check.state], check.name, escape(check.fact) + hint)
     console.print(table)
-    chosen = {(rail["device"], rail["port"], rail["gid_index"]): rail["reason"] for rail in report.rdma.get("rails", [])}
+    chosen = {
+        (rail["device"], rail["port"], rail["gid_index"]): rail["reason"] for rail in report.rdma.get("rails", [])
+    }
     gids = Table("device", "port", "GID", "type", "address", "interface", "", box=SIMPLE_HEAD)
     for device in report.rdma.get("devices", []):
         for port in device["ports"]:

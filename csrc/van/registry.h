@@ -27,7 +27,7 @@ class Registry {
   struct Options {
     std::uint32_t workers = 1;
     std::uint32_t servers = 1;
-    bool balanced = false;                    // key hash `balanced`: keep count of the bytes on each server
+    bool balanced = false;                      // key hash `balanced`: keep count of the bytes on each server
     std::uint64_t partition_bytes = 512 << 10;  // for that
     Hash hash = fnv1a;
   };

@@ -1,7 +1,9 @@
 #include "transport/rdma/private_data.h"
 
 #include <algorithm>
+#include <concepts>
 #include <cstring>
+#include <string_view>
 
 #include "core/bytes.h"
 #include "core/hmac.h"
@@ -18,37 +20,51 @@ static_assert(kHeaderSize + 8 + kJobSize + sizeof(Nonce) == kSignedSize, "the la
 
 enum Kind : std::uint8_t { kRequest = 1, kReply = 2, kRefused = 3 };
 
-void put_header(Writer& out, Kind kind, std::uint8_t detail) {
-  out.put(kMagic).put(kProtocolVersion).put(static_cast<std::uint8_t>(kind)).put(detail);
-}
+// Fields one after the other, in a message whose size is known.
+template <std::size_t Size>
+class Layout {
+ public:
+  template <std::integral T>
+  Layout& put(T value) {
+    return put(std::as_bytes(std::span(&value, 1)));
+  }
+  Layout& put(std::span<const std::byte> bytes) {
+    std::ranges::copy(bytes, bytes_.begin() + static_cast<std::ptrdiff_t>(size_));
+    size_ += bytes.size();
+    return *this;
+  }
+  Layout& put_header(Kind kind, std::uint8_t detail) {
+    return put(kMagic).put(kProtocolVersion).put(static_cast<std::uint8_t>(kind)).put(detail);
+  }
+  std::span<const std::byte> said() const { return std::span(bytes_).first(size_); }
+  const std::array<std::byte, Size>& whole() const { return bytes_; }
+
+ private:
+  std::array<std::byte, Size> bytes_{};
+  std::size_t size_ = 0;
+};
 
 // Each use of the secret under its own label, so that no message can stand for another.
+constexpr std::string_view kClient = "rdma client";
+constexpr std::string_view kServer = "rdma server";
+
 Digest sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> said,
             const Nonce& server_nonce) {
-  Writer out;
-  out.put_raw(as_bytes(label)).put_raw(said).put_raw(server_nonce).put_raw(credentials.job);
-  return hmac_sha256(credentials.secret, out.take());
-}
-
-template <typename Array>
-Array as_array(const Bytes& bytes) {
-  Array array{};
-  std::copy_n(bytes.begin(), array.size(), array.begin());
-  return array;
+  Layout<kClient.size() + kRequestSize + sizeof(Nonce) + sizeof credentials.job> all;
+  all.put(as_bytes(label)).put(said).put(server_nonce).put(credentials.job);
+  return hmac_sha256(credentials.secret, all.said());
 }
 
 }  // namespace
 
 RequestData make_request(const Hello& hello, const Credentials& credentials, const Nonce& nonce,
                          const Nonce& server_nonce) {
-  Writer out;
-  put_header(out, kRequest, static_cast<std::uint8_t>(hello.plane));
-  out.put(hello.node).put(hello.lane).put(hello.shard);
-  out.put_raw(std::span(credentials.job).first(kJobSize)).put_raw(nonce);
-  Bytes said = out.take();
-  const Digest mac = sign(credentials, "rdma client", said, server_nonce);
-  said.insert(said.end(), mac.begin(), mac.begin() + kMacSize);
-  return as_array<RequestData>(said);
+  Layout<kRequestSize> request;
+  request.put_header(kRequest, static_cast<std::uint8_t>(hello.plane));
+  request.put(hello.node).put(hello.lane).put(hello.shard);
+  request.put(std::span(credentials.job).first(kJobSize)).put(nonce);
+  const Digest mac = sign(credentials, kClient, request.said(), server_nonce);
+  return request.put(std::span(mac).first(kMacSize)).whole();
 }
 
 Judgement judge_request(std::span<const std::byte> bytes, const Credentials& credentials, const Nonce& server_nonce) {
@@ -73,7 +89,7 @@ Judgement judge_request(std::span<const std::byte> bytes, const Credentials& cre
   const auto mac = in.get_raw(kMacSize);
   if (!in.ok()) return judgement;
   if (!std::ranges::equal(job, std::span(credentials.job).first(kJobSize))) return refuse(Refusal::kJob);
-  const Digest expected = sign(credentials, "rdma client", bytes.first(kSignedSize), server_nonce);
+  const Digest expected = sign(credentials, kClient, bytes.first(kSignedSize), server_nonce);
   if (!equal_constant_time(mac, std::span(expected).first(kMacSize))) return refuse(Refusal::kSecret);
   if (plane != static_cast<std::uint8_t>(Plane::kControl) && plane != static_cast<std::uint8_t>(Plane::kData)) {
     return judgement;
@@ -85,10 +101,8 @@ Judgement judge_request(std::span<const std::byte> bytes, const Credentials& cre
 }
 
 ReplyData make_reply(const RequestData& request, const Credentials& credentials, const Nonce& server_nonce) {
-  Writer out;
-  put_header(out, kReply, 0);
-  out.put_raw(sign(credentials, "rdma server", request, server_nonce));
-  return as_array<ReplyData>(out.take());
+  Layout<kReplySize> reply;
+  return reply.put_header(kReply, 0).put(sign(credentials, kServer, request, server_nonce)).whole();
 }
 
 bool is_proof(std::span<const std::byte> reply, const RequestData& request, const Credentials& credentials,
@@ -98,9 +112,7 @@ bool is_proof(std::span<const std::byte> reply, const RequestData& request, cons
 }
 
 RefusalData make_refusal(Refusal reason) {
-  Writer out;
-  put_header(out, kRefused, static_cast<std::uint8_t>(reason));
-  return as_array<RefusalData>(out.take());
+  return Layout<kRefusalSize>().put_header(kRefused, static_cast<std::uint8_t>(reason)).whole();
 }
 
 std::optional<RefusalRead> read_refusal(std::span<const std::byte> bytes) {
