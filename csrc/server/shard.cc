@@ -110,9 +110,10 @@ void Shard::release(Slot* slot) {
   }
 }
 
-bool Shard::starved(const Link& link, std::uint64_t length) const {
-  if (!link.needs_slots || link.lost) return false;
-  return link.free_large == 0 && (length > kSmallPayload || link.free_small == 0);
+// Whether a worker may be unable to push. It sends in an order of its own, so that a large piece that lacks a slot also
+// holds up the small ones behind it: small slots that are free say nothing.
+bool Shard::starved(const Link& link) const {
+  return link.needs_slots && !link.lost && link.free_large == 0;
 }
 
 Link* Shard::link_of(std::uint32_t worker_rank, std::uint16_t lane) {
@@ -125,7 +126,6 @@ Link* Shard::link_of(std::uint32_t worker_rank, std::uint16_t lane) {
 // If everyone this round waits for is out of slots, none of them can push it: give each one more.
 void Shard::relieve(const Round& round) {
   if (round.summed || round.failed) return;
-  const std::uint64_t length = round.first.length;
   std::uint16_t lane = 0;  // all loops that talk to this one are peers of the same index
   for (const Arrival& arrival : round.arrivals) {
     if (arrival.link != nullptr) lane = arrival.link->lane;
@@ -133,7 +133,7 @@ void Shard::relieve(const Round& round) {
   for (std::uint32_t i = 0; i < round.group->size(); ++i) {
     if (round.arrivals[i].pushed) continue;
     const Link* link = link_of(round.group->ranks[i], lane);
-    if (link == nullptr || !starved(*link, length)) return;
+    if (link == nullptr || !starved(*link)) return;
   }
   for (std::uint32_t i = 0; i < round.group->size(); ++i) {
     if (round.arrivals[i].pushed) continue;

@@ -88,7 +88,7 @@ class Shard final : public Actor, public Sink {
   void release(Slot* slot);
   void relieve(const Round& round);
   void relieve_all();
-  bool starved(const Link& link, std::uint64_t length) const;
+  bool starved(const Link& link) const;
   Link* link_of(std::uint32_t worker_rank, std::uint16_t lane);
 
   void take(Link& link, Endpoint& from, const PushHeader& header, Slot* slot, const RemoteSpan& span);

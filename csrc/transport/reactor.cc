@@ -84,10 +84,9 @@ void Reactor::sleep() {
     blocked |= actors_[armed_actors]->blocked();
     ready = actors_[armed_actors++]->arm();
   }
-  if (ready) {
-    loop_.turn(blocked ? kBlockedSleep : kLongestSleep);
-    counters_.wakeups.add();
-  }
+  // Also who finds work at the last moment looks at the descriptors: that work may be held up until one of them is.
+  loop_.turn(!ready ? Duration::zero() : blocked ? kBlockedSleep : kLongestSleep);
+  if (ready) counters_.wakeups.add();
   for (std::size_t i = 0; i < armed_transports; ++i) transports_[i]->disarm();
   for (std::size_t i = 0; i < armed_actors; ++i) actors_[i]->disarm();
 }

@@ -102,10 +102,11 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   const bool carries = (flags & kHasPayload) != 0;
   const bool wants = (flags & kWantsData) != 0;
 
+  bool yields = false;  // both limits at once, or each would wait for the other to do so
   if (options_.scheduling_credit > 0 && bytes_in_flight_ > 0 &&
       bytes_in_flight_ + piece.length > options_.scheduling_credit) {
     if (!is_stuck()) return false;
-    note_landing();
+    yields = true;
   }
   const std::size_t n = batch.size;
   Endpoint& endpoint = *server.data[server.next_data];
@@ -130,10 +131,10 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
         ((carries && !direct->peer_reaches(*flight.input)) || (wants && !direct->peer_reaches(*flight.output)))) {
       if (!staging_) staging_ = std::make_unique<Staging>(options_.largest_partition, options_.staging_bytes);
       flight.stage = staging_->take();
-      if (flight.stage == nullptr && is_stuck()) {
+      if (flight.stage == nullptr && (yields || is_stuck())) {
         staging_->grow();
         flight.stage = staging_->take();
-        note_landing();
+        yields = true;
       }
       if (flight.stage == nullptr) {
         flight.input.reset();
@@ -200,6 +201,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
                        .target = {slot.key, slot.address, slot.capacity},
                        .immediate = slot.slot};
   }
+  if (yields) note_landing();
   batch.flights[n] = index;
   batch.cursors[n] = &cursor;
   ++batch.size;

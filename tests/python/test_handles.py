@@ -194,8 +194,8 @@ def interrupted(bps: Any) -> float:
         bps.push_pull(np.ones(3), name="x")
         return 0.0
     handle = bps.push_pull_async(np.ones(3), name="x")
-    mark("waiting")
     try:
+        mark("waiting")
         bps.synchronize(handle)
     except KeyboardInterrupt:
         caught = time.monotonic()
