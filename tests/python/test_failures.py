@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rank_main import await_mark, mark
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": "1.5", "BPS_SHUTDOWN_TIMEOUT": "2"}
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * cluster.PATIENCE)}
 SOON_S = 4.0 * cluster.PATIENCE  # 2 s on a machine that has nothing else to do
 
 

@@ -66,7 +66,7 @@ def packets(before: dict[str, Any], after: dict[str, Any]) -> int:
 @pytest.mark.skipif(not fabric.is_rxe(), reason="only rxe shows the packet sequence numbers of queue pairs")
 @pytest.mark.parametrize("data_pairs", [1, 2])
 def test_the_kernel_sees_the_planes_apart(data_pairs):
-    """Two workers, one server: between each two a control and data queue pairs of their own, and what each carries."""
+    """Two workers, one server: between each two a control and data queue pairs of their own; what each one carries."""
     env = RDMA | CUT | {"BPS_RDMA_QPS": str(data_pairs), "BYTEPS_SERVER_ENGINE_THREAD": "1"}
     with cluster.start(works_on_demand, workers=2, servers=1, env=env) as job:
         job.await_marks("ready")
@@ -97,8 +97,8 @@ def test_the_kernel_sees_the_planes_apart(data_pairs):
         back = {number: packets(before[other], after[other]) for number in mine for other in [after[number]["rqpn"]]}
         # One carries control messages: fewer of them than there are partitions, and each of one packet. What is left is
         # the payload, to the packet.
-        sent, received = sum(there.values()), sum(back.values())
-        matching = [c for c in mine if sent - there[c] == pushed and received - back[c] == pulled]
+        rest = {c: (sum(there.values()) - there[c], sum(back.values()) - back[c]) for c in mine}
+        matching = [c for c in mine if rest[c] == (pushed, pulled)]
         assert len(matching) == 1, f"sent {there}, received {back}, expected {pushed} and {pulled}"
         assert there[matching[0]] <= writes
         assert back[matching[0]] <= writes
@@ -130,7 +130,7 @@ def test_killed_processes_leave_no_verbs_objects():
     assert settled(before) == before
 
 
-def joins_again_and_again(bps: Any, cycles: int) -> tuple[dict[str, int], dict[str, int]]:
+def joins_again_and_again(bps: Any, cycles: int) -> None:
     def cycle() -> None:
         bps.init()
         bps.push_pull(np.ones(100, np.float32), name="x")
@@ -145,7 +145,6 @@ def joins_again_and_again(bps: Any, cycles: int) -> tuple[dict[str, int], dict[s
         cycle()
     mark("done")
     await_mark("end")
-    return {}, {}
 
 
 @pytest.mark.slow
@@ -181,8 +180,8 @@ def many_operations(bps: Any, operations: int) -> None:
 
 def resident_kib(pid: int) -> int:
     """Of a process."""
-    with Path(f"/proc/{pid}/status").open(encoding="ascii") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 @pytest.mark.slow

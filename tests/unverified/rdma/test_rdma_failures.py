@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a peer, a wire or a device, on real verbs: the exceptions of tcp, soon."""
+"""What can go wrong with a peer, a wire or a device, on real verbs: the same exceptions as over tcp, and soon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cluster
 import fabric
 import numpy as np
 import pytest
-from rank_main import await_mark, mark
+from rank_main import mark
 from test_failures import FAST, SOON_S, blocked_in, counts_to, faulty_rounds, loses_connections
 from test_push_pull import interleaved_rounds
 from values import pushed, summed
@@ -157,7 +157,8 @@ def test_a_cable_that_is_pulled(cable):
 @pytest.mark.lane
 @pytest.mark.parametrize("servers", [None, 1])
 def test_a_device_that_is_removed_under_load(spare_device, servers):
-    env = FAST | {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={spare_device.hca}"}
+    # A long heartbeat: the scheduler is on lo and sees nothing. It is the device's own events that must tell.
+    env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={spare_device.hca}", "BPS_SHUTDOWN_TIMEOUT": "2"}
     with cluster.start(works_until_an_error, workers=2, servers=servers, env=env) as job:
         job.await_marks("working")
         removed = time.monotonic()
@@ -184,9 +185,5 @@ def test_a_device_that_does_not_exist():
     env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": "=nosuch9", "BPS_JOIN_TIMEOUT": "15"}
     for kind, text, hint in cluster.run(starts, workers=2, env=env, init=False):
         assert kind != "nothing"
-        assert "nosuch9" in text + hint
+        assert "BPS_RDMA_HCA" in text
         assert hint
-
-
-def await_end(bps: Any) -> None:
-    await_mark("end")
