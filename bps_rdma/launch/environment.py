@@ -47,17 +47,19 @@ def free_port() -> int:
 
 
 def find_binary(name: str) -> str:
-    """Path of `bps-server` or `bps-scheduler`: beside this Python's commands, else on PATH.
+    """Path of `bps-server` or `bps-scheduler`: what came with this package, else on PATH.
 
     Raises BpsError when there is none.
     """
-    folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+    # `pip install --target DIR` puts commands into DIR/bin; all else puts them beside the interpreter's.
+    beside_package = Path(__file__).parents[2] / "bin"
+    folders = [beside_package, Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
     for folder in folders:
         if os.access(folder / name, os.X_OK):
             return str(folder / name)
     if found := shutil.which(name):
         return found
-    raise BpsError(f"{name} is neither beside {sys.executable} nor on PATH", "install it with `pip install .`")
+    raise BpsError(f"{name} is neither beside {sys.executable} nor in {beside_package} nor on PATH", "install it with `pip install .`")
 
 
 @dataclass(frozen=True)

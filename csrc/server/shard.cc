@@ -112,9 +112,10 @@ void Shard::release(Slot* slot) {
 }
 
 // Whether a worker may be unable to push. It sends in an order of its own, so that a large piece that lacks a slot also
-// holds up the small ones behind it: small slots that are free say nothing.
+// holds up the small ones behind it: small slots that are free say nothing, unless all its pieces are small.
 bool Shard::starved(const Link& link) const {
-  return link.needs_slots && !link.lost && link.free_large == 0;
+  if (!link.needs_slots || link.lost || link.free_large > 0) return false;
+  return link.largest_payload > kSmallPayload || link.free_small == 0;
 }
 
 Link* Shard::link_of(std::uint32_t worker_rank, std::uint16_t lane) {

@@ -100,6 +100,7 @@ class Shard final : public Actor, public Sink {
   void answer(Round& round, Arrival& arrival, bool in_place);
   void close_if_over(Round& round);
   void post(Link& link, Link::Answer answer);
+  static void send_credits(Link& link);
 
   void turn_away(Link& link, const Error& error);
   void refuse(Link& link, const PushHeader& header, ErrorCode code, const std::string& what, const std::string& hint);

@@ -8,6 +8,7 @@ namespace bps {
 namespace {
 
 constexpr std::uint64_t kSmallCapacity = 8 * 1024;
+constexpr std::size_t kMostCredits = (kMaxMessage - 16) / sizeof(SlotCredit);
 
 }  // namespace
 
@@ -273,6 +274,16 @@ void Shard::close_if_over(Round& round) {
   table_.close(&round);
 }
 
+// One message per turn, unless the slots are too many for one.
+void Shard::send_credits(Link& link) {
+  for (std::size_t at = 0; at < link.credits.size(); at += kMostCredits) {
+    const auto first = link.credits.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto count = std::min(kMostCredits, link.credits.size() - at);
+    (void)link.control->send(encode(Credits{{first, first + static_cast<std::ptrdiff_t>(count)}}));
+  }
+  link.credits.clear();
+}
+
 bool Shard::step() {
   bool found = losses_due_;
   blocked_ = false;
@@ -293,8 +304,7 @@ bool Shard::step() {
     found = true;
     for (const auto& link : links_) {
       if (link->credits.empty() || link->lost || link->control == nullptr) continue;
-      (void)link->control->send(encode(Credits{link->credits}));  // one message per turn, however many slots
-      link->credits.clear();
+      send_credits(*link);
     }
   }
   return found;

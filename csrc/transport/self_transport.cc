@@ -42,6 +42,7 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
 
   Status send(std::span<const std::byte> message) override {
     if (other == nullptr) return Status::kPeerLost;
+    if (message.size() > kMaxMessage) return Status::kProtocol;
     counters_.control_messages.add();
     counters_.control_bytes.add(message.size());
     other->messages.emplace_back(message.begin(), message.end());

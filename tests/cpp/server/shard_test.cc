@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 
 #include "transport/self_transport.h"
 
@@ -20,6 +21,9 @@ struct FakeWorker final : Sink {
     ASSERT_TRUE(message.has_value());
     if (const auto* failed = std::get_if<PushFailed>(&*message)) failures.push_back(*failed);
     if (const auto* missing = std::get_if<Missing>(&*message)) missing_ranks = missing->ranks;
+    if (const auto* credits = std::get_if<Credits>(&*message)) {
+      slots.insert(slots.end(), credits->slots.begin(), credits->slots.end());
+    }
   }
   void on_lost(Endpoint&, const std::string&) override {}
 
@@ -28,6 +32,7 @@ struct FakeWorker final : Sink {
   std::map<std::uint32_t, int> answers;
   std::vector<PushFailed> failures;
   std::vector<std::uint32_t> missing_ranks;
+  std::vector<SlotCredit> slots;
   std::vector<float> tensor = std::vector<float>(1000);
   RegionPtr region;
 };
@@ -35,6 +40,8 @@ struct FakeWorker final : Sink {
 class ShardTest : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kWorkers = 3;
+  static constexpr std::uint32_t kWindow = 3000;  // slots granted in one turn do not fit into one message
+  static constexpr std::uint32_t kSmallSlots = 128;
 
   ShardTest() {
     Membership members;
@@ -45,8 +52,8 @@ class ShardTest : public ::testing::Test {
       node.worker_rank = static_cast<std::int32_t>(i);
       members.nodes.push_back(node);
     }
-    shard = std::make_unique<Shard>(ShardOptions{.window = 2, .largest_partition = 1 << 20}, members,
-                                    std::vector<Transport*>{}, counters);
+    shard = std::make_unique<Shard>(ShardOptions{.window = kWindow, .largest_partition = 1 << 20}, members,
+                                    std::vector<Transport*>{&transport}, counters);
     shard->add_group(Group{0, {0, 1, 2}});
     shard->add_group(Group{5, {0, 2}});
     for (std::uint32_t i = 0; i < kWorkers; ++i) {
@@ -87,6 +94,19 @@ class ShardTest : public ::testing::Test {
     ASSERT_EQ(workers[worker].data->direct()->offer({&offer, 1}), 1U);
     settle();
   }
+  void attach(std::uint32_t worker, std::uint64_t largest_payload) {
+    ASSERT_EQ(workers[worker].control->send(encode(Attach{largest_payload, true})), Status::kOk);
+    settle();
+  }
+  void push_into_slot(std::uint32_t worker, const PushHeader& h) {
+    FakeWorker& w = workers[worker];
+    const SlotCredit slot = w.slots.back();
+    w.slots.pop_back();
+    std::memcpy(reinterpret_cast<std::byte*>(slot.address), &h, sizeof h);  // SelfTransport: addresses are pointers
+    const WriteOp op{.immediate = slot.slot};
+    ASSERT_EQ(w.data->write({&op, 1}), 1U);
+    settle();
+  }
   void settle() {
     for (int i = 0; i < 6; ++i) {
       transport.poll();
@@ -115,6 +135,34 @@ TEST_F(ShardTest, SumsWhenTheLastOneHasPushed) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(workers[i].answers[100 + i], 1);
   EXPECT_EQ(shard->open_rounds(), 0U);
   EXPECT_EQ(counters.copies.get(), 0U);
+}
+
+TEST_F(ShardTest, EverySlotIsAnnouncedHoweverMany) {
+  attach(0, 4000);
+  std::set<std::uint32_t> numbers;
+  for (const SlotCredit& slot : workers[0].slots) numbers.insert(slot.slot);
+  EXPECT_EQ(numbers.size(), kWindow + kSmallSlots);
+  EXPECT_EQ(workers[0].slots.size(), kWindow + kSmallSlots);
+}
+
+TEST_F(ShardTest, AWorkerWithFreeSlotsGetsNoMoreOfThem) {
+  for (std::uint32_t i = 0; i < 2; ++i) attach(i, 4000);  // pieces so short that all their slots are small ones
+  for (std::uint32_t round = 0; round < 20; ++round) push_into_slot(0, header(0, round));
+  EXPECT_EQ(counters.overflow_slots.get(), 0U);
+  EXPECT_EQ(workers[1].slots.size(), kWindow + kSmallSlots);
+}
+
+TEST_F(ShardTest, WhoIsWaitedForWithoutAnySlotGetsOneMore) {
+  for (std::uint32_t i = 0; i < kWorkers; ++i) attach(i, 4000);
+  // Rank 1 fills all it has with rounds of its own; then the others come with a round that they have not seen of it.
+  for (std::uint32_t round = 100; !workers[1].slots.empty(); ++round) push_into_slot(1, header(1, round));
+  EXPECT_EQ(counters.overflow_slots.get(), 0U);
+  push_into_slot(0, header(0, 7));
+  EXPECT_EQ(workers[1].slots.size(), 0U) << "rank 2 is missing too, and can push";
+  push_into_slot(2, header(2, 7));
+  ASSERT_EQ(workers[1].slots.size(), 1U);
+  push_into_slot(1, header(1, 7));
+  EXPECT_EQ(shard->open_rounds(), kWindow + kSmallSlots);
 }
 
 TEST_F(ShardTest, WrongPushesAreRefusedAndHarmNothing) {
