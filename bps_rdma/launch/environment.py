@@ -59,7 +59,10 @@ def find_binary(name: str) -> str:
             return str(folder / name)
     if found := shutil.which(name):
         return found
-    raise BpsError(f"{name} is neither beside {sys.executable} nor in {beside_package} nor on PATH", "install it with `pip install .`")
+    raise BpsError(
+        f"{name} is neither beside {sys.executable} nor in {beside_package} nor on PATH",
+        "install it with `pip install .`",
+    )
 
 
 @dataclass(frozen=True)
