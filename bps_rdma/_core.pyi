@@ -297,9 +297,7 @@ class Process:
         tensors: (group, name, dtype, count, shape) each.
         """
     def describe(self) -> list[str]: ...
-    def forget_memory(
-        self, address: typing.SupportsInt | typing.SupportsIndex, size: typing.SupportsInt | typing.SupportsIndex
-    ) -> None: ...
+    def forget_memory(self, identity: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def metrics(self) -> list[tuple[str, int]]: ...
     def new_group(
         self,
@@ -318,11 +316,22 @@ class Process:
         root: typing.SupportsInt | typing.SupportsIndex,
         input: typing.SupportsInt | typing.SupportsIndex,
         output: typing.SupportsInt | typing.SupportsIndex,
-        input_allocation: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-        output_allocation: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+        input_block: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ],
+        output_block: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ],
         priority: typing.SupportsInt | typing.SupportsIndex,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    ) -> Operation: ...
+    ) -> Operation:
+        """
+        Blocks: (address, bytes, identity) of the allocation around an array.
+        """
     def wait_for_end(self) -> bool: ...
     @property
     def rank(self) -> int: ...

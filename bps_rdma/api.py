@@ -10,14 +10,13 @@ import atexit
 import math
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bps_rdma import _core, arrays, handle, startup
+from bps_rdma import _core, arrays, blocks, handle, startup
 from bps_rdma.errors import (
     InvalidArgumentError,
     InvalidTensorError,
@@ -231,16 +230,17 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     count = math.prod(extent)
     shared = _core.SharedMemory(max(count * wanted.itemsize, 1))
     view = memoryview(shared)
-    _forget(shared.address, view.nbytes)  # an older array may have lain at this address
-    weakref.finalize(shared, _forget, shared.address, view.nbytes).atexit = False
     array: np.ndarray[Any, Any] = np.frombuffer(view, dtype=wanted, count=count)
     return array.reshape(extent)
 
 
-def _forget(address: int, nbytes: int) -> None:
+def _forget(identity: int) -> None:
     job = _job
     if job is not None:
-        job.process.forget_memory(address, nbytes)
+        job.process.forget_memory(identity)
+
+
+blocks.when_gone(_forget)
 
 
 # ---- Declaring
@@ -398,8 +398,8 @@ def _start(
         root,
         source.address,
         target.address,
-        source.allocation,
-        target.allocation,
+        source.block,
+        target.block,
         priority,
         job.process.timeout_s,
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bps_rdma import _core
+from bps_rdma.blocks import Block, block_of
 from bps_rdma.errors import InvalidTensorError
 
 Dtype = _core.Dtype
@@ -39,7 +40,7 @@ class Memory(NamedTuple):
         elements: how many.
         dtype: the core's dtype.
         shape: as given, for people.
-        allocation: (address, bytes) of the memory block around the array, which is registered as a whole.
+        block: the allocation around the array, which is registered as a whole.
         keep: what must stay alive while the memory is in use.
     """
 
@@ -48,7 +49,7 @@ class Memory(NamedTuple):
     elements: int
     dtype: Any
     shape: tuple[int, ...]
-    allocation: tuple[int, int]
+    block: Block
     keep: object
 
 
@@ -121,10 +122,11 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
     base = array
     while isinstance(base.base, np.ndarray):
         base = base.base
-    allocation = (address, array.nbytes)
     if base is not array and base.flags.c_contiguous:
-        allocation = (base.__array_interface__["data"][0], base.nbytes)
-    return Memory(address, array.nbytes, array.size, dtype, array.shape, allocation, array)
+        block = block_of(base, base.__array_interface__["data"][0], base.nbytes)
+    else:
+        block = block_of(array, address, array.nbytes)
+    return Memory(address, array.nbytes, array.size, dtype, array.shape, block, array)
 
 
 def _describe_torch(tensor: Any) -> Memory:
@@ -142,6 +144,6 @@ def _describe_torch(tensor: Any) -> Memory:
         tensor.numel(),
         dtype,
         tuple(tensor.shape),
-        (storage.data_ptr(), storage.nbytes()),
+        block_of(storage, storage.data_ptr(), storage.nbytes()),
         tensor,
     )

@@ -17,8 +17,14 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
+using Block = std::tuple<std::uintptr_t, std::uint64_t, std::uint64_t>;  // address, bytes, identity
+
 std::byte* pointer(std::uintptr_t address) {
   return reinterpret_cast<std::byte*>(address);
+}
+Allocation allocation(const Block& block) {
+  const auto& [address, size, identity] = block;
+  return {{pointer(address), size}, identity};
 }
 
 // Waits in slices, so that Ctrl-C is seen. Most operations end within the first, without a look at the clock.
@@ -149,9 +155,8 @@ void bind_process(py::module_& module) {
       .def(
           "start_operation",
           [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, bool pushes, bool pulls,
-             std::uint32_t root, std::uintptr_t input, std::uintptr_t output,
-             std::pair<std::uintptr_t, std::uint64_t> input_allocation,
-             std::pair<std::uintptr_t, std::uint64_t> output_allocation, std::int32_t priority, double timeout_s) {
+             std::uint32_t root, std::uintptr_t input, std::uintptr_t output, const Block& input_block,
+             const Block& output_block, std::int32_t priority, double timeout_s) {
             Request request;
             request.kind = kind;
             request.op = op;
@@ -160,21 +165,18 @@ void bind_process(py::module_& module) {
             request.root = root;
             request.input = pointer(input);
             request.output = pointer(output);
-            request.input_allocation = {pointer(input_allocation.first), input_allocation.second};
-            request.output_allocation = {pointer(output_allocation.first), output_allocation.second};
+            request.input_allocation = allocation(input_block);
+            request.output_allocation = allocation(output_block);
             request.priority = priority;
             request.timeout_s = timeout_s;
             return p.worker().start(tensor, request);
           },
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("pushes"), py::arg("pulls"), py::arg("root"),
-          py::arg("input"), py::arg("output"), py::arg("input_allocation"), py::arg("output_allocation"),
-          py::arg("priority"), py::arg("timeout_s"), ReleaseGil())
+          py::arg("input"), py::arg("output"), py::arg("input_block"), py::arg("output_block"), py::arg("priority"),
+          py::arg("timeout_s"), ReleaseGil(), "Blocks: (address, bytes, identity) of the allocation around an array.")
       .def(
-          "forget_memory",
-          [](Process& p, std::uintptr_t address, std::uint64_t size) {
-            p.worker().forget_memory({pointer(address), size});
-          },
-          py::arg("address"), py::arg("size"), ReleaseGil());
+          "forget_memory", [](Process& p, std::uint64_t identity) { p.worker().forget_memory(identity); },
+          py::arg("identity"), ReleaseGil());
 
   module.def("reduce_isa", [] { return std::string(reduce_isa()); }, "Instruction set of the reducer on this machine.");
 }

@@ -1,26 +1,32 @@
-// Registrations by address range: page-rounded, shared, bounded.
+// Registrations by block of memory: shared, bounded, and never taken for those of another block.
 //
-// find() returns a region that covers the wanted bytes, registering the allocation around them when none does. The
-// cache holds at most `limit` regions; the least recently used ones that nobody else holds go first. A region that
-// somebody holds is never dropped. Threading: one thread.
+// A device that was told of a block goes on using its pages when the block has been freed and its addresses belong to
+// another one. So blocks are known by an identity that is never used twice, not by their addresses. The cache holds at
+// most `limit` regions; those not used for longest go first, but none that somebody holds. Threading: one thread.
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <list>
 #include <span>
+#include <unordered_map>
 
 #include "transport/transport.h"
 
 namespace bps {
 
+struct Allocation {
+  std::span<std::byte> bytes;
+  std::uint64_t identity = 0;
+};
+
 class RegionCache {
  public:
   RegionCache(Transport& transport, std::size_t limit) : transport_(transport), limit_(limit) {}
 
-  // `allocation` must contain `wanted`. Throws what register_memory() throws.
-  RegionPtr find(std::span<std::byte> wanted, std::span<std::byte> allocation);
-  // The memory is about to be freed: forget every region that touches it.
-  void forget(std::span<std::byte> bytes);
+  // The region of the whole block. Throws what register_memory() throws.
+  RegionPtr find(const Allocation& block);
+  // The block is gone.
+  void forget(std::uint64_t identity);
 
   std::size_t size() const { return regions_.size(); }
   std::uint64_t hits() const { return hits_; }
@@ -28,15 +34,15 @@ class RegionCache {
 
  private:
   struct Entry {
+    std::uint64_t identity;
     RegionPtr region;
-    std::uint64_t last_use;
   };
   void evict();
 
   Transport& transport_;
   const std::size_t limit_;
-  std::map<std::uintptr_t, Entry> regions_;  // by first byte; regions of one cache may overlap
-  std::uint64_t use_ = 0;
+  std::list<Entry> by_use_;  // the last used first
+  std::unordered_map<std::uint64_t, std::list<Entry>::iterator> regions_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;
 };

@@ -215,8 +215,8 @@ void Lane::on_lost(Endpoint& peer, const std::string& why) {
   if (when_lost) when_lost(server.rank, why);
 }
 
-void Lane::forget_memory(std::span<std::byte> bytes) {
-  for (const auto& cache : caches_) cache->forget(bytes);
+void Lane::forget_memory(std::uint64_t identity) {
+  for (const auto& cache : caches_) cache->forget(identity);
 }
 
 }  // namespace bps

@@ -67,7 +67,7 @@ class Lane final : public Actor, public Sink {
   void fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
                        const std::string& hint);
   void lose_server(std::uint32_t rank, const std::string& why);
-  void forget_memory(std::span<std::byte> bytes);
+  void forget_memory(std::uint64_t identity);
 
   bool step() override;
   bool arm() override;

@@ -125,8 +125,8 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   const std::uint64_t in_at = piece.offset - (request.kind == Kind::kAllGather ? shard_start : 0);
   const std::uint64_t out_at = piece.offset - (request.kind == Kind::kReduceScatter ? shard_start : 0);
   try {
-    if (carries) flight.input = server.regions->find({request.input + in_at, piece.length}, request.input_allocation);
-    if (wants) flight.output = server.regions->find({request.output + out_at, piece.length}, request.output_allocation);
+    if (carries) flight.input = server.regions->find(request.input_allocation);
+    if (wants) flight.output = server.regions->find(request.output_allocation);
     if (direct != nullptr &&
         ((carries && !direct->peer_reaches(*flight.input)) || (wants && !direct->peer_reaches(*flight.output)))) {
       if (!staging_) staging_ = std::make_unique<Staging>(options_.largest_partition, options_.staging_bytes);
@@ -142,8 +142,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
         free_flights_.push_back(index);
         return false;
       }
-      const std::span<std::byte> stage{flight.stage, staging_->buffer_bytes()};
-      flight.input = flight.output = server.regions->find(stage, stage);
+      flight.input = flight.output = server.regions->find(staging_->block_of(flight.stage));
       if (carries) {
         std::memcpy(flight.stage, request.input + in_at, piece.length);
         counters_.copies.add();

@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "transport/region_cache.h"
 #include "worker/tensor.h"
 
 namespace bps {
@@ -28,11 +28,11 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   bool pushes = true;  // kSplit: push() and pull() are two requests of one round
   bool pulls = true;
-  std::uint32_t root = 0;                 // place in the group; kBroadcast
-  std::byte* input = nullptr;             // kReduceScatter: the whole tensor; kAllGather: the own shard
-  std::byte* output = nullptr;            // kReduceScatter: the own shard; kAllGather: the whole tensor
-  std::span<std::byte> input_allocation;  // what to register around them
-  std::span<std::byte> output_allocation;
+  std::uint32_t root = 0;       // place in the group; kBroadcast
+  std::byte* input = nullptr;   // kReduceScatter: the whole tensor; kAllGather: the own shard
+  std::byte* output = nullptr;  // kReduceScatter: the own shard; kAllGather: the whole tensor
+  Allocation input_allocation;  // the blocks around them, which are registered
+  Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
 };

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "transport/region_cache.h"
 #include "transport/shm/shared_memory.h"
 
 namespace bps {
@@ -30,7 +31,10 @@ class Staging {
     buffers_.push_back(SharedMemory::create(buffer_bytes_));
     free_.push_back(buffers_.back()->bytes().data());
   }
-  std::size_t buffer_bytes() const { return buffer_bytes_; }
+  // Buffers stay, so that their addresses tell them apart; the bit tells them from users' blocks.
+  Allocation block_of(std::byte* buffer) const {
+    return {{buffer, buffer_bytes_}, std::uint64_t{1} << 63 | reinterpret_cast<std::uintptr_t>(buffer)};
+  }
 
  private:
   const std::size_t buffer_bytes_;

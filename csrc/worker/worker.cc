@@ -226,9 +226,9 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   }
 }
 
-void Worker::forget_memory(std::span<std::byte> bytes) {
+void Worker::forget_memory(std::uint64_t identity) {
   for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, bytes] { lane->forget_memory(bytes); });
+    lane.reactor->loop().post([lane = lane.lane, identity] { lane->forget_memory(identity); });
   }
 }
 

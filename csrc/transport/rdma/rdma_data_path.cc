@@ -117,6 +117,7 @@ int RdmaTransport::poll() {
   if (found == 0) adapter_->settle();
   if (adapter_->should_repost()) adapter_->repost();
   if (home_.losses_due) found += tell_losses();
+  if (!removal_.empty()) lose_device(std::exchange(removal_, {}));
   return found;
 }
 
@@ -140,7 +141,9 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
   RdmaEndpoint& endpoint = *at->second;
   if (endpoint.told) return;
   if (completion.status != IBV_WC_SUCCESS) {
-    // The first failure says why; what comes after it is flushed.
+    // The first failure says why; what comes after it is flushed. And a peer that ended may have made others end, whose
+    // connections fail now: what the connection manager knows is told before.
+    note_cm_events();
     endpoint.lose(in_words(completion.status));
   } else if (id.kind() == WrId::Kind::kSend) {
     endpoint.on_sent(id.number());

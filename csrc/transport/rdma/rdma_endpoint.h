@@ -17,7 +17,8 @@ struct RdmaHome {
   Adapter& adapter;
   Registrations& registrations;
   Counters& counters;
-  bool losses_due = false;
+  std::uint64_t losses = 0;  // noted so far
+  bool losses_due = false;   // some of them are yet to be told
 };
 
 class RdmaEndpoint : public Endpoint {
@@ -45,6 +46,7 @@ class RdmaEndpoint : public Endpoint {
     if (lost) return;
     lost = true;
     lost_why = why;
+    loss = ++home.losses;
     home.losses_due = true;
   }
 
@@ -55,6 +57,7 @@ class RdmaEndpoint : public Endpoint {
   bool finished = false;  // and everything given back
   bool told = false;      // or known to the user, who abandoned it
   std::string lost_why;
+  std::uint64_t loss = 0;  // they are told in this order: the first is the likely cause of the others
 };
 
 // "remote access error: ...": what a failed completion means, and what to do.

@@ -33,7 +33,10 @@ std::string in_words(ibv_wc_status status) {
 }
 
 void RdmaTransport::watch() {
-  loop_.watch(channel_->fd, EPOLLIN, [this](std::uint32_t) { on_cm_events(); });
+  loop_.watch(channel_->fd, EPOLLIN, [this](std::uint32_t) {
+    note_cm_events();
+    poll();
+  });
   loop_.watch(adapter_->completions()->fd, EPOLLIN, [this](std::uint32_t) { adapter_->take_completion_events(); });
   loop_.watch(adapter_->context()->async_fd, EPOLLIN, [this](std::uint32_t) { on_device_events(); });
   loop_.every(kDeviceCheck_s, [this, alive = std::weak_ptr(alive_)] {
@@ -41,21 +44,16 @@ void RdmaTransport::watch() {
   });
 }
 
-void RdmaTransport::on_cm_events() {
+// Only notes what ended: the poll that follows delivers what arrived before the end, and then tells.
+void RdmaTransport::note_cm_events() {
   CmEvent event;
-  while (adapter_ && next_event(channel_.get(), event)) {
+  while (next_event(channel_.get(), event)) {
     switch (event.type) {
       case RDMA_CM_EVENT_ESTABLISHED:
       case RDMA_CM_EVENT_ADDR_CHANGE: break;  // queue pairs stay where they are when an address moves
-      case RDMA_CM_EVENT_DEVICE_REMOVAL: return lose_device(in_words(event));
-      default: {
-        auto* endpoint = static_cast<RdmaEndpoint*>(event.id->context);
-        if (endpoint == nullptr) break;
-        poll();  // what has arrived before the end is delivered before it
-        // The sinks that this called may have closed the endpoint.
-        const bool still = std::ranges::any_of(endpoints_, [&](const auto& e) { return e.get() == endpoint; });
-        if (still) endpoint->lose(in_words(event));
-      }
+      case RDMA_CM_EVENT_DEVICE_REMOVAL: removal_ = in_words(event); break;
+      default:
+        if (auto* endpoint = static_cast<RdmaEndpoint*>(event.id->context)) endpoint->lose(in_words(event));
     }
   }
 }
@@ -103,24 +101,29 @@ void RdmaTransport::on_device_events() {
   }
 }
 
+RdmaEndpoint* RdmaTransport::next_loss() const {
+  RdmaEndpoint* next = nullptr;
+  for (const auto& endpoint : endpoints_) {
+    if (!endpoint->lost || endpoint->finished) continue;
+    if (next == nullptr || endpoint->loss < next->loss) next = endpoint.get();
+  }
+  return next;
+}
+
 int RdmaTransport::tell_losses() {
   int told = 0;
-  while (std::exchange(home_.losses_due, false)) {
-    for (std::size_t i = 0; i < endpoints_.size(); ++i) {
-      RdmaEndpoint& endpoint = *endpoints_[i];
-      if (!endpoint.lost || std::exchange(endpoint.finished, true)) continue;
-      ++told;
-      home_.losses_due = true;  // the sink may close endpoints, which moves the others: look again
-      if (endpoint.link) {
-        by_number_.erase(endpoint.link.queue_pair().number());
-        endpoint.link.break_off();
-      }
-      endpoint.give_up_sends();
-      endpoint.drop();
-      if (std::exchange(endpoint.told, true)) continue;
-      endpoint.sink->on_lost(endpoint, endpoint.lost_why + (port_trouble_.empty() ? "" : " (" + port_trouble_ + ")"));
-    }
+  // The sinks may close endpoints and note more losses: after each one everything is looked at again.
+  while (RdmaEndpoint* endpoint = next_loss()) {
+    endpoint->finished = true;
+    ++told;
+    std::erase_if(by_number_, [&](const auto& entry) { return entry.second == endpoint; });
+    if (endpoint->link) endpoint->link.break_off();
+    endpoint->give_up_sends();
+    endpoint->drop();
+    if (std::exchange(endpoint->told, true)) continue;
+    endpoint->sink->on_lost(*endpoint, endpoint->lost_why + (port_trouble_.empty() ? "" : " (" + port_trouble_ + ")"));
   }
+  home_.losses_due = false;
   return told;
 }
 

@@ -42,10 +42,11 @@ class RdmaTransport final : public Transport {
   void dispatch(const ibv_wc& completion);
 
   void watch();
-  void on_cm_events();
+  void note_cm_events();
   void on_device_events();
   RdmaEndpoint* with(const ibv_qp* queue_pair);
   int tell_losses();
+  RdmaEndpoint* next_loss() const;
   void lose_device(const std::string& why);
   void let_go_of_device();
 
@@ -57,6 +58,7 @@ class RdmaTransport final : public Transport {
   RdmaHome home_;
   CmChannel channel_;
   CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device
+  std::string removal_;       // what the connection manager said when the device went
   std::string port_trouble_;  // the last bad news of the port, for the reports of losses
   std::vector<std::unique_ptr<RdmaEndpoint>> endpoints_;
   std::vector<std::unique_ptr<RdmaEndpoint>> closed_;  // until no callback of theirs can be running

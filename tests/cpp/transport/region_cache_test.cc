@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <vector>
 
 #include "transport/self_transport.h"
@@ -11,55 +12,66 @@ namespace {
 
 class RegionCacheTest : public ::testing::Test {
  protected:
-  std::span<std::byte> part(std::size_t begin, std::size_t size) { return std::span(memory).subspan(begin, size); }
+  Allocation block(std::uint64_t identity, std::size_t begin = 0, std::size_t size = 64) {
+    return {std::span(memory).subspan(begin, size), identity};
+  }
 
   Counters counters;
   SelfTransport transport{counters};
   std::vector<std::byte> memory = std::vector<std::byte>(1 << 20);
 };
 
-TEST_F(RegionCacheTest, OneRegistrationServesTheWholeAllocation) {
+TEST_F(RegionCacheTest, ABlockIsRegisteredOnceAndExactly) {
   RegionCache cache(transport, 8);
-  const RegionPtr whole = cache.find(part(0, 100), memory);
-  EXPECT_EQ(cache.find(part(500000, 4096), memory), whole);
-  EXPECT_EQ(cache.find(part((1 << 20) - 1, 1), memory), whole);
+  const RegionPtr region = cache.find(block(1, 100, 500000));
+  EXPECT_EQ(cache.find(block(1, 100, 500000)), region);
   EXPECT_EQ(cache.misses(), 1U);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(whole->bytes().data()) % 4096, 0U);
-  EXPECT_EQ(whole->bytes().size() % 4096, 0U);
+  EXPECT_EQ(cache.hits(), 1U);
+  EXPECT_EQ(region->bytes().data(), memory.data() + 100);
+  EXPECT_EQ(region->bytes().size(), 500000U);
 }
 
-TEST_F(RegionCacheTest, AnAllocationThatGrewIsRegisteredAnew) {
+// The addresses of what was freed: what is registered there is other pages.
+TEST_F(RegionCacheTest, AnotherBlockAtTheSameAddressIsRegisteredAnew) {
   RegionCache cache(transport, 8);
-  const RegionPtr small = cache.find(part(0, 1000), part(0, 1000));
-  const RegionPtr grown = cache.find(part(0, 500000), part(0, 500000));
-  EXPECT_NE(small, grown);
-  EXPECT_GE(grown->bytes().size(), 500000U);
-  EXPECT_EQ(cache.find(part(400000, 8), part(0, 500000)), grown);
+  const RegionPtr first = cache.find(block(1));
+  const RegionPtr second = cache.find(block(2));
+  EXPECT_NE(first, second);
+  EXPECT_EQ(cache.misses(), 2U);
 }
 
 TEST_F(RegionCacheTest, StaysBoundedAndKeepsWhatIsHeld) {
   RegionCache cache(transport, 4);
-  const RegionPtr held = cache.find(part(0, 64), part(0, 64));
-  for (std::size_t i = 1; i < 50; ++i) cache.find(part(i * 8192, 64), part(i * 8192, 64));
-  EXPECT_LE(cache.size(), 4U);
-  EXPECT_EQ(cache.find(part(0, 64), part(0, 64)), held);  // somebody holds it, so it was never dropped
+  const RegionPtr held = cache.find(block(100));
+  for (std::uint64_t i = 1; i < 50; ++i) cache.find(block(i));
+  EXPECT_EQ(cache.size(), 4U);
+  EXPECT_EQ(cache.find(block(100)), held);
 }
 
-TEST_F(RegionCacheTest, LeastRecentlyUsedGoesFirst) {
+TEST_F(RegionCacheTest, MayExceedItsLimitByWhatIsHeld) {
   RegionCache cache(transport, 2);
-  std::weak_ptr<Region> a = cache.find(part(0, 64), part(0, 64));
-  std::weak_ptr<Region> b = cache.find(part(16384, 64), part(16384, 64));
-  cache.find(part(0, 64), part(0, 64));
-  cache.find(part(65536, 64), part(65536, 64));
+  std::vector<RegionPtr> held;
+  for (std::uint64_t i = 0; i < 5; ++i) held.push_back(cache.find(block(i)));
+  for (std::uint64_t i = 0; i < 5; ++i) EXPECT_EQ(cache.find(block(i)), held[i]);
+}
+
+TEST_F(RegionCacheTest, WhatWasNotUsedForLongestGoesFirst) {
+  RegionCache cache(transport, 2);
+  std::weak_ptr<Region> a = cache.find(block(1));
+  std::weak_ptr<Region> b = cache.find(block(2));
+  cache.find(block(1));
+  cache.find(block(3));
   EXPECT_FALSE(a.expired());
   EXPECT_TRUE(b.expired());
 }
 
-TEST_F(RegionCacheTest, ForgetsFreedMemoryWhateverPartIsNamed) {
+TEST_F(RegionCacheTest, ForgetsWhatIsGoneButNotUnderItsUsers) {
   RegionCache cache(transport, 8);
-  std::weak_ptr<Region> region = cache.find(part(8192, 64), part(8192, 100000));
-  cache.forget(part(90000, 1));
-  EXPECT_TRUE(region.expired());
+  std::weak_ptr<Region> unused = cache.find(block(1));
+  const RegionPtr used = cache.find(block(2));
+  for (const std::uint64_t identity : {1, 2, 3}) cache.forget(identity);
+  EXPECT_TRUE(unused.expired());
+  EXPECT_EQ(used.use_count(), 1);
   EXPECT_EQ(cache.size(), 0U);
 }
 

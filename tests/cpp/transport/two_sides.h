@@ -29,6 +29,10 @@ struct Way {
   bool faulty;
 };
 
+inline void PrintTo(const Way& way, std::ostream* out) {
+  *out << way.transport << (way.faulty ? ", faulty" : "");
+}
+
 inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
   std::string name = info.param.transport + (info.param.faulty ? "_faulty" : "");
   for (char& c : name) c = c == '-' ? '_' : c;

@@ -34,7 +34,7 @@ TEST(Select, TakesTheFirstThatBothSidesHave) {
   const Node here = node(1, "a", {"shm", "tcp", "rdma"});
   const Node near = node(2, "a", {"shm", "tcp", "rdma"});
   const Node far = node(3, "b", {"shm", "tcp", "rdma"});
-  const Node plain = node(4, "b", {"shm", "tcp"});
+  const Node plain = node(4, "c", {"shm", "tcp"});
   const auto automatic = allowed_transports("auto");
   EXPECT_EQ(select_transport(automatic, here, here), "self");
   EXPECT_EQ(select_transport(automatic, here, near), "shm");

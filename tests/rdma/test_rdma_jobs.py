@@ -68,9 +68,34 @@ def large(bps: Any, counts: list[int]) -> None:
 
 
 def test_default_partition_size():
-    partition = 4_096_000 // 4
+    partition = 524_288 // 4
     counts = [partition - 1, partition, partition + 1, 2 * partition + 7]
     cluster.run(large, counts, workers=2, env=RDMA)
+
+
+def arrays_that_come_and_go(bps: Any, rounds: int) -> int:
+    """Large enough for an allocation to be a mapping of its own, whose addresses the next one gets."""
+    rank, size = bps.rank(), bps.size()
+    seen: set[int] = set()
+    again = 0
+    for round_ in range(rounds):
+        array = np.full(500_000 + rank, rank + round_, np.float32)
+        address = array.__array_interface__["data"][0]
+        again += address in seen
+        seen.add(address)
+        got = bps.push_pull(array[:500_000], average=False, name="x")
+        bps.push_pull_inplace(array[:500_000], average=False, name="y")
+        expected = size * round_ + size * (size - 1) / 2
+        assert (got == expected).all(), f"round {round_}, out of place"
+        assert (array[:500_000] == expected).all(), f"round {round_}, in place"
+        del array, got
+    return again
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_memory_at_the_address_of_what_was_freed(servers):
+    again = cluster.run(arrays_that_come_and_go, 10, workers=2, servers=servers, env=RDMA)
+    assert min(again) > 0, "no address came twice, so nothing was shown"
 
 
 @pytest.mark.parametrize(("servers", "partition"), [(None, 4_096_000), (1, 4_096_000), (1, 32 << 20)])
