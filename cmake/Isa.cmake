@@ -1,6 +1,9 @@
 # The reducer has one file per instruction set, csrc/server/reduce_<isa>.cc; each is compiled with the flags of its
 # set and chosen at run time. Files of other architectures compile to nothing (they are guarded by the flags).
 function(bps_set_isa_flags)
+  # A precompiled header is for one set of flags, and would bring in code that others call.
+  file(GLOB kernels csrc/server/reduce_*.cc)
+  set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set_source_files_properties(csrc/server/reduce_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mfma")
     set_source_files_properties(

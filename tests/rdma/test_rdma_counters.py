@@ -107,6 +107,20 @@ def test_the_kernel_sees_the_planes_apart(data_pairs):
         assert counted.get("retry_exceeded_err", 0) == 0
 
 
+@pytest.mark.lane
+@pytest.mark.parametrize("servers", [None, 1])
+def test_two_devices_share_the_loops(spare_device, servers):
+    """Listing several devices uses each, in turn by the loops; here a rank's traffic goes half over either."""
+    env = RDMA | CUT | {"BPS_RDMA_HCA": f"={fabric.HCA},{spare_device.hca}"}
+    env |= {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}
+    devices = (fabric.HCA, spare_device.hca)
+    before = [fabric.hardware_counters(hca)["sent_pkts"] for hca in devices]
+    found = cluster.run(measured, "push_pull", "plain", 20, workers=2, servers=servers, env=env)
+    sent = [fabric.hardware_counters(hca)["sent_pkts"] - b for hca, b in zip(devices, before, strict=True)]
+    assert all(one["copies"] == 0 for one in found)
+    assert min(sent) > 0.3 * sum(sent), f"packets sent: {dict(zip(devices, sent, strict=True))}"
+
+
 def test_a_job_leaves_no_verbs_objects():
     before = fabric.resources()
     cluster.run(measured, "push_pull", "plain", 3, workers=2, servers=1, env=RDMA)

@@ -50,7 +50,7 @@ def doors(pids: list[int]) -> list[tuple[str, str]]:
     """Where these processes listen."""
     process_of = {int(task.name) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
     found = [one for one in fabric.rdma("resource", "show", "cm_id") if one.get("state") == "LISTEN"]
-    return [(one["src-addr"], str(one["src-port"])) for one in found if one.get("pid") in process_of]
+    return [tuple(one["src-addr"].rsplit(":", 1)) for one in found if one.get("pid") in process_of]
 
 
 def test_strangers_are_refused_and_the_job_goes_on():

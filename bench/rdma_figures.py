@@ -1,0 +1,176 @@
+"""push_pull over RDMA beside perftest on the same device: goodput, latency, registered memory, idling.
+
+    ci/lane/run .venv/bin/python bench/rdma_figures.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
+
+One worker and one server. Rounds of both take turns; the figures are medians, with the quartiles of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from bps_rdma.launch.environment import LocalJob, find_binary
+
+HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
+PARTITION = 524_288
+SIZES_MIB = (1, 4, 16, 64)
+ROUNDS = 7
+IDLE_S = 10.0
+WRITES = 400  # of perftest, of a partition each and in both directions: about as long as a round of ours
+
+
+# ---- The worker: answers one line of JSON per line
+
+
+def worker() -> None:
+    """Commands: {"bytes": n, "times": k} -> seconds of each push_pull."""
+    import bps_rdma as bps
+
+    bps.init()
+    print(json.dumps("ready"), flush=True)
+    arrays: dict[int, np.ndarray] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        nbytes, found = command["bytes"], []
+        if nbytes not in arrays:
+            arrays[nbytes] = np.arange(nbytes, dtype=np.uint8)
+            bps.push_pull_inplace(arrays[nbytes], average=False, name=str(nbytes))
+        for _ in range(command["times"]):
+            begin = time.perf_counter()
+            bps.push_pull_inplace(arrays[nbytes], average=False, name=str(nbytes))
+            found.append(time.perf_counter() - begin)
+        arrived = bps.push_pull(arrays[nbytes], average=False, name=str(nbytes))  # in place it changes nothing
+        assert np.array_equal(arrived, arrays[nbytes]), "wrong result"
+        print(json.dumps(found), flush=True)
+    bps.shutdown()
+
+
+class Job:
+    """One worker and one server."""
+
+    def __init__(self) -> None:
+        job = LocalJob(workers=1, servers=1, transport="rdma")
+        more = {"BPS_RDMA_HCA": f"={HCA}", "BPS_TIMEOUT": "60"}
+        self.others = [
+            subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
+            for role in ("scheduler", "server")
+        ]
+        self.worker = subprocess.Popen(
+            [sys.executable, __file__, "worker"],
+            env=job.worker(0) | more,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer() == "ready"
+        self.pids = {"worker": self.worker.pid, "server": self.others[1].pid}
+
+    def _answer(self) -> object:
+        assert self.worker.stdout
+        return json.loads(self.worker.stdout.readline())
+
+    def push_pull(self, nbytes: int, times: int) -> float:
+        """Median seconds of one."""
+        assert self.worker.stdin
+        print(json.dumps({"bytes": nbytes, "times": times}), file=self.worker.stdin, flush=True)
+        found = self._answer()
+        assert isinstance(found, list)
+        return statistics.median(found)
+
+    def end(self) -> None:
+        assert self.worker.stdin
+        self.worker.stdin.close()
+        for process in (self.worker, *self.others):
+            process.wait(30)
+
+
+# ---- The others
+
+
+def perftest(tool: str, *options: str) -> float:
+    """The column before the last but one of its table: the average bandwidth, or the typical latency."""
+    args = [tool, "-F", "-d", HCA, *options]
+    for _ in range(5):
+        server = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(0.3)
+            done = subprocess.run([*args, "127.0.0.1"], capture_output=True, text=True, timeout=120, check=False)
+            server.wait(30)
+        finally:
+            server.kill()
+        rows = [line.split() for line in done.stdout.splitlines() if line.split() and line.split()[0].isdigit()]
+        # It finds out the processor's clock rate by trying, and gives up on that when the machine is busy.
+        if done.returncode == 0 and rows and "Correlation" not in done.stdout + done.stderr:
+            return float(rows[0][4 if tool == "ib_write_lat" else 3])
+    raise RuntimeError(f"{' '.join(args)}: {done.stdout}{done.stderr}")
+
+
+def write_bandwidth(size: int) -> float:
+    """GB/s per direction of ib_write_bw, both at once."""
+    return perftest("ib_write_bw", "-b", "-s", str(size), "-n", str(WRITES), "--report_gbits") / 8 / 2
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def regions(pids: dict[str, int]) -> dict[str, list[int]]:
+    """Bytes of each memory region of each process."""
+    shown = subprocess.run(["rdma", "-j", "resource", "show", "mr"], capture_output=True, text=True, check=True)
+    process_of = {int(task.name): name for name, pid in pids.items() for task in Path(f"/proc/{pid}/task").iterdir()}
+    found: dict[str, list[int]] = defaultdict(list)
+    for region in json.loads(shown.stdout or "[]"):
+        if region.get("pid") in process_of:
+            found[process_of[region["pid"]]].append(int(region["mrlen"]))
+    return found
+
+
+def quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def main() -> None:
+    job = Job()
+    for name, sizes in sorted(regions(job.pids).items()):
+        print(f"{name}: {len(sizes)} regions before the first tensor, bytes: {sorted(sizes, reverse=True)}")
+    job.push_pull(8, 10)
+    before = {name: cpu_seconds(pid) for name, pid in job.pids.items()}
+    time.sleep(IDLE_S)
+    for name, pid in job.pids.items():
+        print(f"{name}: idle, {(cpu_seconds(pid) - before[name]) / IDLE_S * 100:.2f} % of a core")
+    for mib in SIZES_MIB:
+        nbytes, ours, theirs = mib << 20, [], []
+        for _ in range(ROUNDS):
+            ours.append(nbytes / job.push_pull(nbytes, max(3, 64 // mib)) / 1e9)
+            theirs.append(write_bandwidth(PARTITION))
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        print(
+            f"{mib} MiB: push_pull {statistics.median(ours):.3f} GB/s per direction, ib_write_bw -b of "
+            f"{PARTITION} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios)}",
+            flush=True,
+        )
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        ours.append(job.push_pull(8, 500) * 1e6)
+        theirs.append(perftest("ib_write_lat", "-s", "8", "-n", "2000"))
+    ratios = [a / (2 * b) for a, b in zip(ours, theirs, strict=True)]
+    print(
+        f"8 bytes: push_pull {statistics.median(ours):.1f} us, ib_write_lat {statistics.median(theirs):.1f} us; "
+        f"push_pull / (2 x one way): {quartiles(ratios)}"
+    )
+    job.end()
+
+
+if __name__ == "__main__":
+    worker() if sys.argv[1:] == ["worker"] else main()
