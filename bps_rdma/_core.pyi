@@ -350,6 +350,11 @@ def copy_bytes(
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def local_address(config: Config, towards: str) -> str:
+    """
+    The address of this host that its peers should use; without settings, that of the route to `towards`.
+    """
+
 def locked_memory_limit() -> int | None:
     """
     Bytes that this process may lock, or None for no limit.

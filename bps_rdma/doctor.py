@@ -133,16 +133,47 @@ def _transfer(report: Report, config: _core.Config, number: int, rail: dict[str,
     )
 
 
+def meet(report: Report, *, peer: str | None, code: str | None, port: int, wait_s: float, timeout_s: float) -> None:
+    """Sum 64 MiB with a doctor on another machine: with the one at `peer`, else with whoever calls within `wait_s`."""
+    from bps_rdma.doctor_peer import Meeting, exchange
+
+    try:
+        if peer is not None:
+            done = exchange(Meeting.called_at(peer, code), timeout_s)
+        else:
+            meeting = Meeting.held_here(_core.Config(), port)
+            meeting.invite(wait_s)
+            done = exchange(meeting, wait_s)
+    except BpsError as error:
+        report.add("peer", "bad", error.message, error.hint)
+        return
+    report.add(
+        "peer",
+        "ok",
+        f"{done.nbytes >> 20} MiB summed with it over {done.transport} and compared: "
+        f"{done.nbytes / done.seconds / 1e9:.2f} GB/s; 8 bytes in {done.small_seconds * 1e6:.0f} us",
+    )
+
+
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     transfer: Annotated[bool, typer.Option(help="Send 64 MiB to this process over the NIC and compare them.")] = True,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds the transfer may take.")] = 30.0,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds each transfer may take.")] = 30.0,
+    serve: Annotated[bool, typer.Option("--serve", help="Sum 64 MiB with a doctor that calls from elsewhere.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve. Default: any that is free.")] = 0,
+    wait: Annotated[float, typer.Option(min=1.0, help="Seconds to serve.")] = 300.0,
+    peer: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Sum 64 MiB with the doctor who serves there.")
+    ] = None,
+    code: Annotated[str | None, typer.Option(help="What that doctor printed.")] = None,
 ) -> int:
-    """Look at this machine: RDMA libraries, devices, ports, GIDs and the choice among them; verify a transfer.
+    """Look at this machine: RDMA libraries, devices, ports, GIDs and the choice among them; verify transfers.
 
     The status is 1 when something is in the way of what the settings ask for.
     """
     report = examine(transfer=transfer, timeout_s=timeout)
+    if serve or peer is not None:
+        meet(report, peer=peer, code=code, port=port, wait_s=wait, timeout_s=timeout)
     if as_json:
         checks = [asdict(check) for check in report.checks]
         print(json.dumps({"healthy": report.healthy, "checks": checks, "rdma": report.rdma}, indent=1))

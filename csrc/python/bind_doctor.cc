@@ -85,6 +85,13 @@ void bind_doctor(py::module_& module) {
       py::arg("config"), py::arg("rail"), py::arg("bytes"), py::arg("timeout_s"),
       "Sends `bytes` bytes to this process over the NIC and compares them.");
   module.def(
+      "local_address",
+      [](const Config& config, const std::string& towards) {
+        return local_address(config.text("BPS_NODE_HOST"), config.text("BPS_INTERFACE"), towards);
+      },
+      py::arg("config"), py::arg("towards"), py::call_guard<py::gil_scoped_release>(),
+      "The address of this host that its peers should use; without settings, that of the route to `towards`.");
+  module.def(
       "locked_memory_limit",
       []() -> std::optional<std::uint64_t> {
         rlimit limit{};

@@ -110,6 +110,37 @@ TEST_F(RdmaScale, SixtyFourPeersOfOneServer) {
   callee->call([&] { to.reset(); });
 }
 
+// The device refuses it: both ends of that connection hear so, and nobody else of anything.
+TEST_F(RdmaScale, AWriteWhereItMayNotEndsItsOwnConnectionOnly) {
+  std::vector<std::byte> source(4096, std::byte{0xaa});
+  std::vector<std::byte> target(3 * 4096);
+  RegionPtr from = caller->call([&] { return caller->transport->register_memory(source); });
+  RegionPtr to =
+      callee->call([&] { return callee->transport->register_memory(std::span(target).subspan(4096, 4096)); });
+  const RemoteSpan whole = to->remote(0, 4096);
+  const RemoteSpan wrong[] = {{whole.key ^ 0x5a00, whole.address, 4096},  // no such memory
+                              {whole.key, whole.address - 1, 4096},       // from before it
+                              {whole.key, whole.address + 64, 4096}};     // to behind it
+  Endpoint* good = caller->connect(address, Plane::kData);
+  int lost = 0;
+  for (const RemoteSpan& where : wrong) {
+    Endpoint* bad = caller->connect(address, Plane::kData);
+    const WriteOp op{.source = from.get(), .length = 4096, .target = where, .immediate = 666};
+    caller->call([&] { EXPECT_EQ(bad->write({&op, 1}), 1U); });
+    ++lost;
+    ASSERT_TRUE(caller->sink.wait([&](const Recorder& sink) { return sink.lost == lost; }));
+    ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.lost == lost; }));
+    EXPECT_EQ(target, std::vector<std::byte>(target.size()));
+  }
+  const WriteOp op{.source = from.get(), .length = 4096, .target = whole, .immediate = 7};
+  caller->call([&] { EXPECT_EQ(good->write({&op, 1}), 1U); });
+  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.writes.contains(7); }));
+  EXPECT_FALSE(callee->sink.writes.contains(666));
+  EXPECT_EQ(std::memcmp(target.data() + 4096, source.data(), 4096), 0);
+  caller->call([&] { from.reset(); });
+  callee->call([&] { to.reset(); });
+}
+
 TEST_F(RdmaScale, TenThousandConnectionsLeaveNothing) {
   std::vector<std::byte> target(64);
   RegionPtr to = callee->call([&] { return callee->transport->register_memory(target); });

@@ -1,0 +1,90 @@
+"""`bps doctor`: what it says of this machine, and a verified transfer between two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import cluster
+import pytest
+
+ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
+DOCTOR = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "doctor"]
+
+
+def doctor(*options, env=None):
+    """Its status and its report."""
+    done = subprocess.run(
+        [*DOCTOR, "--json", "--no-transfer", *options],
+        capture_output=True, text=True, check=False, timeout=60 * cluster.PATIENCE, env=ENV | (env or {}),
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_a_machine_that_needs_nothing_more_is_healthy():
+    status, checks = doctor(env={"BPS_TRANSPORT": "tcp"})
+    assert status == 0
+    assert {"system", "locked memory", "shared memory", "verbs libraries"} <= checks.keys()
+    assert all(check["hint"] for check in checks.values() if check["state"] != "ok")
+
+
+def test_what_is_in_the_way_of_the_settings_is_bad_and_has_a_remedy():
+    status, checks = doctor(env={"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": "=nosuch9"})
+    assert status == 1
+    bad = [check for check in checks.values() if check["state"] == "bad"]
+    assert bad
+    assert all(check["hint"] for check in bad)
+
+
+def test_a_setting_that_cannot_be_read_is_named():
+    status, checks = doctor(env={"BPS_RDMA_TIMEOUT": "99"})
+    assert status == 1
+    assert "BPS_RDMA_TIMEOUT" in checks["settings"]["fact"]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_two_doctors_sum_together(transport):
+    env = ENV | {"BPS_TRANSPORT": transport}
+    with subprocess.Popen(
+        [*DOCTOR, "--json", "--no-transfer", "--serve", "--wait", "100"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+    ) as first:  # fmt: skip
+        assert first.stderr is not None
+        assert "waiting" in first.stderr.readline()
+        printed = shlex.split(first.stderr.readline())
+        assert printed[:2] == ["bps", "doctor"]
+        status, checks = doctor(*printed[2:], env=env)
+        assert status == 0, checks
+        out, _ = first.communicate(timeout=60 * cluster.PATIENCE)
+    assert first.returncode == 0, out
+    for peer in (checks["peer"], {c["name"]: c for c in json.loads(out)["checks"]}["peer"]):
+        assert re.search(rf"64 MiB summed with it over {transport} and compared: [0-9.]+ GB/s", peer["fact"])
+
+
+def test_a_peer_that_is_not_there_and_a_peer_without_a_code():
+    port = cluster.free_port()
+    for options in (["--peer", f"127.0.0.1:{port}", "--code", "abcd", "--timeout", "2"], ["--peer", "somewhere"]):
+        status, checks = doctor(*options, env={"BPS_TRANSPORT": "tcp"})
+        assert status == 1
+        assert checks["peer"]["state"] == "bad"
+        assert checks["peer"]["hint"]
+
+
+def test_a_wrong_code_is_refused():
+    with subprocess.Popen(
+        [*DOCTOR, "--no-transfer", "--serve", "--wait", "4"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV | {"BPS_TRANSPORT": "tcp"},
+    ) as first:  # fmt: skip
+        assert first.stderr is not None
+        first.stderr.readline()
+        where = shlex.split(first.stderr.readline())[3]
+        status, checks = doctor("--peer", where, "--code", "0000", "--timeout", "3", env={"BPS_TRANSPORT": "tcp"})
+        assert status == 1
+        assert "secret" in checks["peer"]["fact"]
+        first.wait(30 * cluster.PATIENCE)
+    assert first.returncode == 1
