@@ -89,6 +89,8 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const TensorSpec>
     // Two threads, or one list, may declare the same name: the first one counts.
     const auto [place, fresh] = tensors_.try_emplace({unknown[i].group, unknown[i].name}, std::move(made));
     if (!fresh) check_same(*place->second, unknown[i]);
+    // The scheduler may have learnt of a disagreement while its first answer was on the way to us.
+    if (const auto bad = failed_.find(ids[i].id); bad != failed_.end()) mark_failed(*place->second, bad->second);
     result[places[i]] = place->second;
   }
   return result;
@@ -172,7 +174,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   // The lanes share the work; one of them also watches the deadline.
   const std::size_t home = sequence % lanes_.size();
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].lane->submit(operation, i == home);
-  if (any_lost_.load(std::memory_order_acquire)) {  // lost between the check and the submission
+  if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
       check_alive(*tensor);
     } catch (const Error& error) {
@@ -189,7 +191,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (!lost_.emplace(node, what).second) return;
   }
-  any_lost_.store(true, std::memory_order_release);
+  any_lost_.store(true);
   const std::int32_t worker_rank = gone == nullptr ? kNoRank : gone->worker_rank;
   const std::int32_t server_rank = gone == nullptr ? kNoRank : gone->server_rank;
   for (const LaneOf& lane : lanes_) {
@@ -209,13 +211,18 @@ void Worker::lose_server(std::uint32_t server_rank, const std::string& why) {
   if (const Node* node = van_.membership().server(server_rank)) lose_node(node->id, why);
 }
 
+void Worker::mark_failed(Tensor& tensor, const std::string& why) {
+  if (tensor.failed) return;
+  tensor.why_failed = why;
+  tensor.failed.store(true);
+}
+
 void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
+    failed_.emplace(id, why);
     for (const auto& [key, tensor] : tensors_) {
-      if (tensor->id != id || tensor->failed) continue;
-      tensor->why_failed = why;
-      tensor->failed.store(true, std::memory_order_release);
+      if (tensor->id == id) mark_failed(*tensor, why);
     }
   }
   for (const LaneOf& lane : lanes_) {

@@ -65,6 +65,7 @@ class Worker {
   Plan plan(const Tensor& tensor, const Partitioning& cut, bool own_shards, std::span<const std::uint64_t> load) const;
   void check_same(const Tensor& known, const TensorSpec& spec) const;
   void check_alive(const Tensor& tensor) const;
+  static void mark_failed(Tensor& tensor, const std::string& why);
 
   const WorkerOptions options_;
   Van& van_;
@@ -72,7 +73,8 @@ class Worker {
   mutable std::mutex mutex_;  // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const Group>> groups_;
-  std::map<std::uint32_t, std::string> lost_;  // node id -> what to say
+  std::map<std::uint32_t, std::string> lost_;    // node id -> what to say
+  std::map<std::uint32_t, std::string> failed_;  // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
 };

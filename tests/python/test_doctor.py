@@ -20,7 +20,7 @@ def doctor(*options, env=None):
     """Its status and its report."""
     done = subprocess.run(
         [*DOCTOR, "--json", "--no-transfer", *options],
-        capture_output=True, text=True, check=False, timeout=60 * cluster.PATIENCE, env=ENV | (env or {}),
+        capture_output=True, text=True, check=False, timeout=60 * cluster.PATIENCE, env=ENV | (env or {}), cwd="/",
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
@@ -52,7 +52,7 @@ def test_two_doctors_sum_together(transport):
     env = ENV | {"BPS_TRANSPORT": transport}
     with subprocess.Popen(
         [*DOCTOR, "--json", "--no-transfer", "--serve", "--wait", "100"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd="/",
     ) as first:  # fmt: skip
         assert first.stderr is not None
         assert "waiting" in first.stderr.readline()
@@ -78,7 +78,7 @@ def test_a_peer_that_is_not_there_and_a_peer_without_a_code():
 def test_a_wrong_code_is_refused():
     with subprocess.Popen(
         [*DOCTOR, "--no-transfer", "--serve", "--wait", "4"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV | {"BPS_TRANSPORT": "tcp"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV | {"BPS_TRANSPORT": "tcp"}, cwd="/",
     ) as first:  # fmt: skip
         assert first.stderr is not None
         first.stderr.readline()

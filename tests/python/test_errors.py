@@ -160,6 +160,24 @@ def test_ranks_that_disagree(how):
         assert "rank 1" in text
 
 
+def disagree_often(bps: Any, times: int) -> list[str]:
+    """Whoever declares first hears of the disagreement later: before, while or after it starts its operation."""
+    found = []
+    for i in range(times):
+        try:
+            bps.push_pull(np.ones(4, np.float32 if bps.rank() == 0 else np.int32), average=False, name=f"w{i}")
+            found.append("nothing")
+        except bps.BpsError as error:
+            found.append(type(error).__name__)
+        bps.push_pull(np.ones(5), average=False, name="together")
+    return found
+
+
+def test_ranks_that_disagree_all_hear_of_it_every_time():
+    for found in cluster.run(disagree_often, 500, workers=2, env={"BPS_TIMEOUT": "20"}):
+        assert set(found) == {"MismatchError"}
+
+
 def forgetful(bps: Any, what: str) -> tuple[str, str, float]:
     begin = time.monotonic()
     if bps.rank() == 1:
