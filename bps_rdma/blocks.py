@@ -11,6 +11,7 @@ the same size, by the same tensor storage.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ class _Known(NamedTuple):
 
 
 _known: dict[int, _Known] = {}  # by id() of the owner
+_lock = threading.RLock()  # collecting garbage can lose an owner at any point, in here as well
 _identities = itertools.count(1)
 _listeners: list[Callable[[int], None]] = []
 
@@ -47,18 +49,24 @@ def _tell(identity: int) -> None:
 def block_of(owner: Any, address: int, nbytes: int) -> Block:
     """The block that lives as long as `owner` (which can be referred to weakly) and has not moved or grown."""
     key = id(owner)
-    known = _known.get(key)
-    if known is not None and known.owner() is owner:
-        if known.block.address == address and known.block.nbytes == nbytes:
-            return known.block
-        _tell(known.block.identity)
-    block = Block(address, nbytes, next(_identities))
+    known = _known.get(key)  # the way of all calls but the first
+    if known is not None and known.owner() is owner and known.block[:2] == (address, nbytes):
+        return known.block
 
     def gone(owner: object) -> None:
-        latest = _known.get(key)
-        if latest is not None and latest.owner is owner:
+        with _lock:
+            latest = _known.get(key)
+            if latest is None or latest.owner is not owner:
+                return
             del _known[key]
-            _tell(latest.block.identity)
+        _tell(latest.block.identity)
 
-    _known[key] = _Known(weakref.ref(owner, gone), block)
+    with _lock:
+        known = _known.get(key)
+        if known is not None and known.owner() is owner:
+            if known.block[:2] == (address, nbytes):
+                return known.block
+            _tell(known.block.identity)
+        block = Block(address, nbytes, next(_identities))
+        _known[key] = _Known(weakref.ref(owner, gone), block)
     return block
