@@ -94,7 +94,7 @@ Adapter::~Adapter() {
 }
 
 Mr Adapter::register_own(std::span<std::byte> bytes) {
-  Mr region(ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), IBV_ACCESS_LOCAL_WRITE));
+  Mr region(ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), unsigned{IBV_ACCESS_LOCAL_WRITE}));
   if (!region) fail_registration(bytes.size(), rail_);
   return region;
 }
