@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "core/log.h"
 #include "node/local_address.h"
@@ -10,6 +11,11 @@
 #include "van/select.h"
 
 namespace bps {
+namespace {
+
+constexpr std::chrono::milliseconds kFarewell{300};
+
+}  // namespace
 
 Process::Impl::Impl(const Config& config, const Startup& startup)
     : config_(config),
@@ -114,6 +120,9 @@ bool Process::Impl::shutdown(double timeout_s) {
   } catch (const Error& error) {  // the scheduler is gone: there is nobody left to say goodbye to
     log_info(std::string("left without goodbye: ") + error.what());
   }
+  // Who leaves because of a loss gives the others time to see the same loss first, or they would take him for its
+  // cause.
+  if (worker_ && worker_->has_lost_anyone()) std::this_thread::sleep_for(kFarewell);
   take_down();
   return well;
 }

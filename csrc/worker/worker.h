@@ -50,6 +50,7 @@ class Worker {
   // From the van's thread.
   void lose_node(std::uint32_t node, const std::string& why);
   void fail_tensor(std::uint32_t id, const std::string& why);
+  bool has_lost_anyone() const { return any_lost_.load(); }
   void forget_memory(std::uint64_t identity);
   // A server's connection broke, as a lane saw it.
   void lose_server(std::uint32_t server_rank, const std::string& why);
