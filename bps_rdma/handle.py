@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Generator
 from typing import Any
@@ -58,6 +57,8 @@ class Handle:
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self._operation.done():
+            import asyncio  # whoever awaits has it; for the others it would be most of this package's import
+
             loop = asyncio.get_running_loop()
             woken = loop.create_future()
             fd = self._operation.completion_fd()
