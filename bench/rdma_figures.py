@@ -26,7 +26,7 @@ SIZES_MIB = (1, 4, 16, 64)
 ROUNDS = 7
 IDLE_S = 10.0
 WRITES = 100  # of perftest's shorter run, of a partition each and in both directions
-LATENCY_WRITES = 200
+LATENCY_WRITES = 20
 
 
 # ---- The worker: answers one line of JSON per line
