@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cctype>
 #include <cstdio>
 #include <mutex>
 
@@ -23,7 +24,9 @@ void set_log(LogLevel level, std::string who) {
   g_who = std::move(who);
 }
 
-LogLevel parse_log_level(std::string_view name) {
+LogLevel parse_log_level(std::string_view text) {
+  std::string name(text);
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (name == "ERROR" || name == "FATAL") return LogLevel::kError;
   if (name == "INFO") return LogLevel::kInfo;
   if (name == "DEBUG" || name == "TRACE") return LogLevel::kDebug;

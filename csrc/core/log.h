@@ -10,7 +10,7 @@ namespace bps {
 enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void set_log(LogLevel level, std::string who);
-LogLevel parse_log_level(std::string_view name);  // unknown names mean WARNING
+LogLevel parse_log_level(std::string_view text);  // in either case; unknown names mean WARNING
 bool log_enabled(LogLevel level);
 void log_line(LogLevel level, const std::string& text);
 
@@ -19,6 +19,9 @@ inline void log_warning(const std::string& text) {
 }
 inline void log_info(const std::string& text) {
   log_line(LogLevel::kInfo, text);
+}
+inline void log_debug(const std::string& text) {
+  log_line(LogLevel::kDebug, text);
 }
 
 // Names the calling thread (at most 15 characters), as seen in top -H and in a debugger.

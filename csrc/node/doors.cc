@@ -59,6 +59,9 @@ void Process::Impl::open_doors(bps::Node& self) {
                                   [this](std::unique_ptr<Visitor> visitor) { knock("rdma", std::move(visitor)); });
       self.addresses.push_back({"rdma", rdma_door_->address()});
     }
+    for (const auto& [transport, where] : self.addresses) {
+      log_debug("listens by " + transport + " at " + std::string(as_text(where)));
+    }
   });
 }
 

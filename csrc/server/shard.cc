@@ -45,6 +45,11 @@ void Shard::add_endpoint(Endpoint* endpoint, Transport* transport) {
     found = std::prev(links_.end());
   }
   Link& link = **found;
+  if (endpoint->is_data_plane ? link.data.size() >= link.data_endpoints : link.control != nullptr) {
+    log_warning("a caller says it is " + link.name + ", whose connections are complete; turned away");
+    transport->close(endpoint);
+    return;
+  }
   endpoint->user = &link;
   endpoint->sink = this;
   if (endpoint->is_data_plane) {
@@ -86,6 +91,7 @@ void Shard::on_message(Endpoint& from, std::span<const std::byte> message) {
 void Shard::attach(Link& link, const Attach& attach) {
   if (link.attached || attach.largest_payload > options_.largest_partition) return;
   link.attached = true;
+  link.data_endpoints = attach.data_endpoints;
   link.needs_slots = attach.needs_slots;
   link.largest_payload = attach.largest_payload;
   if (!link.needs_slots) return;

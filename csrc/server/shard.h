@@ -39,6 +39,7 @@ struct Link {
   Transport* transport = nullptr;
   Endpoint* control = nullptr;
   std::vector<Endpoint*> data;
+  std::size_t data_endpoints = 64;  // no more than these; known exactly once it is attached
   bool attached = false;
   bool needs_slots = false;
   bool lost = false;

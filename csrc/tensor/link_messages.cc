@@ -10,7 +10,7 @@ struct Encoder {
   void start(Kind kind) { out.put(static_cast<std::uint8_t>(kind)); }
   void operator()(const Attach& m) {
     start(Kind::kAttach);
-    out.put(m.largest_payload).put(static_cast<std::uint8_t>(m.needs_slots));
+    out.put(m.largest_payload).put(static_cast<std::uint8_t>(m.needs_slots)).put(m.data_endpoints);
   }
   void operator()(const Credits& m) {
     start(Kind::kCredits);
@@ -50,6 +50,7 @@ std::optional<LinkMessage> decode_link_message(std::span<const std::byte> bytes)
       const auto needs = in.get<std::uint8_t>();
       if (needs > 1) return std::nullopt;
       m.needs_slots = needs == 1;
+      m.data_endpoints = in.get<std::uint8_t>();
       message = m;
       break;
     }

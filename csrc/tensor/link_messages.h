@@ -14,10 +14,12 @@
 
 namespace bps {
 
-// Worker to server, first on every link: how large its partitions get, and whether it needs landing slots.
+// Worker to server, first on every link: how large its partitions get, whether it needs landing slots, and of how many
+// data endpoints the link consists.
 struct Attach {
   std::uint64_t largest_payload = 0;
   bool needs_slots = false;
+  std::uint8_t data_endpoints = 1;
 };
 
 // A landing slot that the worker may fill once; its number is the write's immediate.

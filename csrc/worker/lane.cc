@@ -48,7 +48,8 @@ void Lane::add_server(std::size_t place, std::uint32_t rank, std::string name, T
   control->sink = this;
   control->user = server.get();
   const bool needs_slots = server->data.front()->direct() == nullptr;
-  (void)control->send(encode(Attach{options_.largest_partition, needs_slots}));
+  const auto count = static_cast<std::uint8_t>(server->data.size());  // BPS_TCP_STREAMS and the like: 64 at most
+  (void)control->send(encode(Attach{options_.largest_partition, needs_slots, count}));
   servers_[place] = std::move(server);
 }
 

@@ -278,6 +278,10 @@ class Job:
         """What the Python servers counted until the job was over. Call after results()."""
         return [pickle.loads((self.folder / f"server-{i}.pickle").read_bytes()) for i in range(self.servers or 0)]
 
+    def log(self, member: str) -> str:
+        """What "rank 1", "server 0" or "scheduler" has printed so far."""
+        return self._log(member).read_text(errors="replace")
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         sessions = [process.pid for process in [*self.ranks, *self.helpers.values()] if process.pid]
         self._end_all()

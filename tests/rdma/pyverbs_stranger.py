@@ -1,6 +1,6 @@
 """Somebody else's rdma_cm client, by pyverbs: calls a door and says what became of it; prints JSON.
 
-    pyverbs_stranger.py ADDRESS PORT HEX      connects with HEX as private data
+    pyverbs_stranger.py ADDRESS PORT HEX      connects with HEX as private data; let in, it writes where it may not
 
 Runs under the distribution's Python, like pyverbs_peer.py.
 """
@@ -18,7 +18,7 @@ from pyverbs.qp import QPCap, QPInitAttr
 
 
 def call(address: str, port: str, data: bytes) -> dict[str, object]:
-    """Whether the door let us in; and if not, with which error."""
+    """Whether the door let us in, and if not, with which error; how a write to memory that is not ours ended."""
     where = AddrInfo(dst=address, dst_service=port, port_space=ce.RDMA_PS_TCP)
     pair = QPInitAttr(qp_type=e.IBV_QPT_RC, cap=QPCap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1))
     caller = CMID(creator=where, qp_init_attr=pair)
@@ -28,7 +28,13 @@ def call(address: str, port: str, data: bytes) -> dict[str, object]:
         caller.connect(parameters)
     except PyverbsError as error:
         return {"connected": False, "error": str(error)}
-    return {"connected": True, "error": ""}
+    memory = caller.reg_msgs(4096)
+    try:
+        caller.post_write(memory, 4096, 0x10000, 0x5A5A, e.IBV_SEND_SIGNALED)
+        status = caller.get_send_comp().status
+    except PyverbsError as error:  # the door has thrown us out before we could
+        return {"connected": True, "error": str(error), "write": "refused"}
+    return {"connected": True, "error": "", "write": "done" if status == e.IBV_WC_SUCCESS else "refused"}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fabric
 import pytest
+from test_doctor import two_doctors_sum_together
 
 HERE = Path(__file__).parent
 
@@ -101,3 +102,7 @@ def test_two_devices_talk_over_a_cable_that_may_lose_packets(cable, netem):
     assert all(after - b >= 300 for after, b in zip(cable.packets(), before, strict=True))
     if netem:
         assert cable.dropped() > 0
+
+
+def test_two_doctors_sum_over_it():
+    two_doctors_sum_together("rdma", BPS_RDMA_HCA=f"={fabric.HCA}")

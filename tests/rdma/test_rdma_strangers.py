@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import random
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,14 @@ def request(version: int = VERSION, length: int = SIZE) -> bytes:
     """Looks like a request; job, nonce and proof are noise."""
     header = struct.pack("<IHBB", MAGIC, version, REQUEST, DATA_PLANE) + struct.pack("<IHH", 0, 0, 0)
     return (header + random.Random(7).randbytes(SIZE))[:length]
+
+
+def request_of_a_member(node: int, nonce: bytes, job: str, secret: str) -> bytes:
+    """What private_data.cc makes, made once more from its description."""
+    job_id = hashlib.sha256(job.encode()).digest()[:16]
+    said = struct.pack("<IHBBIHH", MAGIC, VERSION, REQUEST, DATA_PLANE, node, 0, 0)
+    said += job_id[:8] + random.Random(node).randbytes(16)
+    return said + hmac.digest(secret.encode(), b"rdma client" + said + nonce + job_id, "sha256")[:16]
 
 
 STRANGERS = {
@@ -53,16 +64,35 @@ def doors(pids: list[int]) -> list[tuple[str, str]]:
     return [tuple(one["src-addr"].rsplit(":", 1)) for one in found if one.get("pid") in process_of]
 
 
+def knock(address: str, port: str, data: bytes) -> dict[str, Any]:
+    stranger = str(HERE / "pyverbs_stranger.py")
+    return dict(json.loads(fabric.command(fabric.SYSTEM_PYTHON, stranger, address, port, data.hex())))
+
+
+def test_who_knows_the_secret_takes_nobodys_place():
+    """A second implementation of the hello; it passes for the server, for a worker that is there, for nobody known."""
+    with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA | {"BPS_LOG_LEVEL": "debug"}) as job:
+        job.await_marks("worked")
+        (address, port), *_ = doors([job.pid("server 0")])
+        nonce = bytes.fromhex(re.findall(r"listens by rdma at ([0-9a-f]{32}) ", job.log("server 0"))[0])
+        assert not knock(address, port, request_of_a_member(1, nonce, job.name, "another secret"))["connected"]
+        for node in (1, 2, 3, 77):  # ids: the workers, then the server
+            told = knock(address, port, request_of_a_member(node, nonce, job.name, job.name))
+            assert told.get("write", "refused") == "refused", told  # most often it is thrown out before it can write
+        log = job.log("server 0")  # its proof was good, or it would not come as far as here
+        assert log.count("whose connections are complete") == 2, log
+        assert log.count("that is no worker") == 2, log
+        job.set_mark("end")
+        assert job.results() == [True, True]
+
+
 def test_strangers_are_refused_and_the_job_goes_on():
     with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("ready")
         (address, port), *_ = doors([job.pid("server 0")])
         before = None
         for who, data in STRANGERS.items():
-            told = json.loads(
-                fabric.command(fabric.SYSTEM_PYTHON, str(HERE / "pyverbs_stranger.py"), address, port, data.hex())
-            )
-            assert not told["connected"], f"{who} was let in"
+            assert not knock(address, port, data)["connected"], f"{who} was let in"
             if before is None:
                 job.await_marks("worked")
                 before = fabric.resources()
@@ -79,8 +109,7 @@ def test_many_strangers_leave_nothing():
         server = Path(f"/proc/{job.pid('server 0')}/fd")
         before = fabric.resources(), len(list(server.iterdir()))
         for seed in range(20):
-            data = random.Random(seed).randbytes(SIZE)
-            fabric.command(fabric.SYSTEM_PYTHON, str(HERE / "pyverbs_stranger.py"), address, port, data.hex())
+            knock(address, port, random.Random(seed).randbytes(SIZE))
         assert (fabric.resources(), len(list(server.iterdir()))) == before
         job.set_mark("end")
         assert job.results() == [True, True]

@@ -137,6 +137,18 @@ TEST_F(ShardTest, SumsWhenTheLastOneHasPushed) {
   EXPECT_EQ(counters.copies.get(), 0U);
 }
 
+TEST_F(ShardTest, NobodyTakesThePlaceOfAWorkerThatIsThere) {
+  attach(0, 4000);
+  for (const Plane plane : {Plane::kControl, Plane::kData}) {
+    const auto [mine, there] = transport.connect_pair(Hello{.node = 1, .lane = 0, .shard = 0, .plane = plane});
+    shard->add_endpoint(there, &transport);
+    EXPECT_EQ(mine->send(Bytes(1)), Status::kPeerLost) << "turned away";
+    transport.close(mine);
+  }
+  for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i));
+  expect_sum(6);
+}
+
 TEST_F(ShardTest, EverySlotIsAnnouncedHoweverMany) {
   attach(0, 4000);
   std::set<std::uint32_t> numbers;
