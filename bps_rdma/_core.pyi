@@ -12,23 +12,28 @@ import typing
 __all__: list[str] = [
     "Config",
     "Dtype",
+    "Handle",
     "Kind",
-    "Operation",
+    "Memory",
     "Process",
     "ReduceOp",
     "SharedMemory",
     "Startup",
     "Tensor",
     "copy_bytes",
+    "describe_array",
     "djb2",
+    "local_address",
     "locked_memory_limit",
     "make_key",
     "naive",
     "rdma_report",
     "rdma_self_transfer",
     "reduce_isa",
+    "release_orphans",
     "sdbm",
     "server_of",
+    "when_block_gone",
 ]
 
 class Config:
@@ -55,19 +60,6 @@ class Config:
     def set(self, name: str, value: str, source: str = "argument") -> None: ...
     def source(self, name: str) -> str: ...
     def text(self, name: str) -> str: ...
-
-class SharedMemory:
-    """
-    Bytes that peers on this host can map.
-    """
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __init__(self, size: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        `size` zeroed bytes; at least 1.
-        """
-    @property
-    def address(self) -> int: ...
 
 class Dtype:
     """
@@ -207,10 +199,91 @@ class Kind:
     @property
     def value(self) -> int: ...
 
+class SharedMemory:
+    """
+    Bytes that peers on this host can map.
+    """
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __init__(self, size: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        `size` zeroed bytes; at least 1.
+        """
+    @property
+    def address(self) -> int: ...
+
+class Memory:
+    """
+    The bytes of an array, and the block of memory around it.
+    """
+    def __init__(
+        self,
+        keep: typing.Any,
+        address: typing.SupportsInt | typing.SupportsIndex,
+        elements: typing.SupportsInt | typing.SupportsIndex,
+        nbytes: typing.SupportsInt | typing.SupportsIndex,
+        dtype: Dtype,
+        owner: typing.Any,
+        block: typing.SupportsInt | typing.SupportsIndex,
+        block_nbytes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        keep: the array; owner: whose life is that of the block.
+        """
+    @property
+    def address(self) -> int: ...
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """
+        Address, bytes, and the number that no other block ever has.
+        """
+    @property
+    def dtype(self) -> Dtype: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """
+        As given, for people.
+        """
+
+class Handle:
+    """
+    One asynchronous operation. Take its result with `synchronize(handle)`, `handle.wait()` or `await handle`: once. The array belongs to the operation until then.
+    """
+    def __await__(self) -> typing.Any: ...
+    def __repr__(self) -> str: ...
+    def completion_fd(self) -> int:
+        """
+        Readable once the operation is over.
+        """
+    def done(self) -> bool:
+        """
+        Whether wait() would return (or raise) at once.
+        """
+    def wait(self) -> typing.Any:
+        """
+        Blocks until the operation is over, without holding the GIL, and returns its array.
+
+        Raises:
+            UnknownHandleError: the result has been taken before.
+            PeerLostError, DeadlineError, MismatchError, ...: what became of the operation.
+        """
+    @property
+    def taken(self) -> bool:
+        """
+        Whether the result has been taken.
+        """
+
 class Tensor:
     """
     A declared name.
     """
+    def fits(self, memory: Memory, elements: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether `elements` of the dtype of `memory` are what was declared.
+        """
     @property
     def bytes(self) -> int: ...
     @property
@@ -228,19 +301,6 @@ class Tensor:
         """
         Bytes of push_pull by [loop of this worker x loop of a server].
         """
-
-class Operation:
-    """
-    One call in progress.
-    """
-    def __repr__(self) -> str: ...
-    def completion_fd(self) -> int: ...
-    def done(self) -> bool: ...
-    def finished(self) -> bool: ...
-    def rethrow(self) -> None: ...
-    def wait(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool: ...
-    @property
-    def timeout_s(self) -> float: ...
 
 class Startup:
     """
@@ -311,26 +371,17 @@ class Process:
         tensor: Tensor,
         kind: Kind,
         op: ReduceOp,
+        source: Memory,
+        target: Memory,
+        result: typing.Any,
         pushes: bool,
         pulls: bool,
         root: typing.SupportsInt | typing.SupportsIndex,
-        input: typing.SupportsInt | typing.SupportsIndex,
-        output: typing.SupportsInt | typing.SupportsIndex,
-        input_block: tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ],
-        output_block: tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ],
         priority: typing.SupportsInt | typing.SupportsIndex,
-        timeout_s: typing.SupportsFloat | typing.SupportsIndex,
-    ) -> Operation:
+        awaited: bool,
+    ) -> Handle:
         """
-        Blocks: (address, bytes, identity) of the allocation around an array.
+        awaited: the caller waits next.
         """
     def wait_for_end(self) -> bool: ...
     @property
@@ -349,6 +400,11 @@ def copy_bytes(
     from_: typing.SupportsInt | typing.SupportsIndex,
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
+def describe_array(array: typing.Any, writable: bool) -> Memory | None:
+    """
+    The memory of a numpy array; None for anything that is not one or cannot be used as it is.
+    """
+
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def local_address(config: Config, towards: str) -> str:
     """
@@ -384,6 +440,11 @@ def reduce_isa() -> str:
     Instruction set of the reducer on this machine.
     """
 
+def release_orphans(all: bool) -> None:
+    """
+    Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.
+    """
+
 def sdbm(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def server_of(
     hash: str,
@@ -392,5 +453,9 @@ def server_of(
     tensor: typing.SupportsInt | typing.SupportsIndex,
     partition: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
+def when_block_gone(listener: collections.abc.Callable[[int], None]) -> None:
+    """
+    Calls `listener` with the identity of each block that is gone from now on.
+    """
 
 __version__: str = "0.1.0"

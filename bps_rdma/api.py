@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from bps_rdma import _core, arrays, blocks, handle, startup
+from bps_rdma import _core, arrays, startup
 from bps_rdma.errors import (
     InvalidArgumentError,
     InvalidTensorError,
     NotInitializedError,
     UnknownHandleError,
 )
-from bps_rdma.handle import Handle
 
+Handle = _core.Handle
 Kind = _core.Kind
 ReduceOp = _core.ReduceOp
+_SUM, _AVERAGE, _PUSH_PULL = ReduceOp.sum, ReduceOp.average, Kind.push_pull  # looked up once: it costs
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class _Job:
         self.config = config
         self.world = world
         self.groups: dict[int, Group] = {0: world}
-        self.tensors: dict[tuple[int, str], tuple[Any, Any, int]] = {}
+        self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.window_start = time.monotonic()
         self.window_bytes = 0
 
@@ -118,7 +119,7 @@ def shutdown() -> None:
         job, _job = _job, None
         atexit.unregister(shutdown)
         job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
-        handle.abandon_all()
+        _core.release_orphans(all=True)  # nothing can be written into them any more
 
 
 def is_initialized() -> bool:
@@ -240,7 +241,7 @@ def _forget(identity: int) -> None:
         job.process.forget_memory(identity)
 
 
-blocks.when_gone(_forget)
+_core.when_block_gone(_forget)
 
 
 # ---- Declaring
@@ -277,16 +278,16 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
             memory = arrays.describe(like, writable=False)
             specs.append((members.id, name, memory.dtype, memory.elements, str(memory.shape)))
     for spec, tensor in zip(specs, job.process.declare(specs), strict=True):
-        job.tensors[(members.id, spec[1])] = (tensor, spec[2], spec[3])
+        job.tensors[(members.id, spec[1])] = tensor
 
 
-def _declared(job: _Job, members: Group, name: str, memory: arrays.Memory, count: int) -> Any:
+def _declared(job: _Job, members: Group, name: str, memory: arrays.Memory, count: int) -> _core.Tensor:
     known = job.tensors.get((members.id, name))
-    if known is not None and known[1] == memory.dtype and known[2] == count:
-        return known[0]
+    if known is not None and known.fits(memory, count):
+        return known
     shape = str(memory.shape) if count == memory.elements else f"({count},)"
-    tensor = job.process.declare([(members.id, name, memory.dtype, count, shape)])[0]
-    job.tensors[(members.id, name)] = (tensor, memory.dtype, count)
+    tensor: _core.Tensor = job.process.declare([(members.id, name, memory.dtype, count, shape)])[0]
+    job.tensors[(members.id, name)] = tensor
     return tensor
 
 
@@ -302,7 +303,7 @@ def push_pull(
     group: Group | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
-    return push_pull_async(array, average, name, version, priority, group).wait()
+    return _reduce(array, arrays.empty_like(array), average, name, priority, group, awaited=True).wait()
 
 
 def push_pull_inplace(
@@ -329,7 +330,7 @@ def push_pull_inplace(
         InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
         PeerLostError: a member is gone. DeadlineError: not complete within BPS_TIMEOUT; names the missing ranks.
     """
-    return push_pull_async_inplace(array, average, name, version, priority, group).wait()
+    return _reduce(array, array, average, name, priority, group, awaited=True).wait()
 
 
 def push_pull_async(
@@ -356,17 +357,29 @@ def push_pull_async_inplace(
     return _reduce(array, array, average, name, priority, group)
 
 
-def _reduce(array: Any, result: Any, average: bool, name: str | None, priority: int, group: Group | None) -> Handle:
+def _reduce(
+    array: Any,
+    result: Any,
+    average: bool,
+    name: str | None,
+    priority: int,
+    group: Group | None,
+    *,
+    awaited: bool = False,
+) -> Handle:
     target = arrays.describe(result, writable=True)
     source = target if result is array else arrays.describe(array, writable=False)
     op = _op(source, average)
-    return _start(Kind.push_pull, source, target, result, source.elements, name, group, op=op, priority=priority)
+    return _start(
+        _PUSH_PULL, source, target, result, source.elements, name, group,
+        op=op, priority=priority, awaited=awaited,
+    )  # fmt: skip
 
 
 def _op(memory: arrays.Memory, average: bool) -> Any:
     if average and memory.dtype == arrays.Dtype.bool:
         raise InvalidTensorError("bool has no mean", "pass average=False: the sum of bools is 'any'")
-    return ReduceOp.average if average else ReduceOp.sum
+    return _AVERAGE if average else _SUM
 
 
 def _start(
@@ -378,32 +391,21 @@ def _start(
     name: str | None,
     group: Group | None,
     *,
-    op: Any = ReduceOp.sum,
+    op: Any = _SUM,
     pushes: bool = True,
     pulls: bool = True,
     root: int = 0,
     priority: int = 0,
+    awaited: bool = True,
 ) -> Handle:
     job = _current()
     members = _group(job, group)
     if name is None:
         name = f"~{kind.name}.{source.dtype.name}.{count}"
     tensor = _declared(job, members, name, source, count)
-    operation = job.process.start_operation(
-        tensor,
-        kind,
-        op,
-        pushes,
-        pulls,
-        root,
-        source.address,
-        target.address,
-        source.block,
-        target.block,
-        priority,
-        job.process.timeout_s,
+    return job.process.start_operation(  # type: ignore[no-any-return]
+        tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited
     )
-    return Handle(operation, result, (source.keep, target.keep))
 
 
 # ---- Waiting
@@ -440,7 +442,7 @@ def wait(pending: Iterable[Handle]) -> list[Any]:
 def _checked(pending: object) -> Handle:
     if not isinstance(pending, Handle):
         raise UnknownHandleError(f"{pending!r} is not a handle", "pass what push_pull_async() returned")
-    if pending._taken:
+    if pending.taken:
         raise UnknownHandleError("the result of this handle has been taken before", "wait for a handle once")
     return pending
 
@@ -526,9 +528,7 @@ def all_gather(
     own = whole.address + begin * width
     if part.address != own and part.nbytes > 0:
         _core.copy_bytes(own, part.address, part.nbytes)
-    return _start(
-        Kind.all_gather, part._replace(dtype=whole.dtype), whole, out, whole.elements, name, group, priority=priority
-    ).wait()
+    return _start(Kind.all_gather, part, whole, out, whole.elements, name, group, priority=priority).wait()
 
 
 def _check_size(part: arrays.Memory, whole: arrays.Memory, count: int, what: str) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bps_rdma import _core
-from bps_rdma.blocks import Block, block_of
 from bps_rdma.errors import InvalidTensorError
 
 Dtype = _core.Dtype
+Memory = _core.Memory
 
 NUMPY_DTYPES: dict[str, Any] = {
     "float32": Dtype.float32,
@@ -31,34 +31,15 @@ NUMPY_DTYPES: dict[str, Any] = {
 }
 
 
-class Memory(NamedTuple):
-    """The bytes of an array.
-
-    Attributes:
-        address: of the first element.
-        nbytes: of the elements.
-        elements: how many.
-        dtype: the core's dtype.
-        shape: as given, for people.
-        block: the allocation around the array, which is registered as a whole.
-        keep: what must stay alive while the memory is in use.
-    """
-
-    address: int
-    nbytes: int
-    elements: int
-    dtype: Any
-    shape: tuple[int, ...]
-    block: Block
-    keep: object
-
-
 def describe(array: Any, writable: bool) -> Memory:
     """Looks at an array without copying it.
 
     Raises:
         InvalidTensorError: unsupported type, dtype or device; not contiguous; read-only although `writable` is wanted.
     """
+    memory = _core.describe_array(array, writable)  # the way of numpy arrays
+    if memory is not None:
+        return memory
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _describe_torch(array)
@@ -119,14 +100,7 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
     if writable and not array.flags.writeable:
         raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
     address = array.__array_interface__["data"][0]
-    base = array
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    if base is not array and base.flags.c_contiguous:
-        block = block_of(base, base.__array_interface__["data"][0], base.nbytes)
-    else:
-        block = block_of(array, address, array.nbytes)
-    return Memory(address, array.nbytes, array.size, dtype, array.shape, block, array)
+    return Memory(array, address, array.size, array.nbytes, dtype, array, address, array.nbytes)
 
 
 def _describe_torch(tensor: Any) -> Memory:
@@ -138,12 +112,6 @@ def _describe_torch(tensor: Any) -> Memory:
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )
     storage = tensor.untyped_storage()
-    return Memory(
-        tensor.data_ptr(),
-        tensor.numel() * tensor.element_size(),
-        tensor.numel(),
-        dtype,
-        tuple(tensor.shape),
-        block_of(storage, storage.data_ptr(), storage.nbytes()),
-        tensor,
-    )
+    count = tensor.numel()
+    size = count * tensor.element_size()
+    return Memory(tensor, tensor.data_ptr(), count, size, dtype, storage, storage.data_ptr(), storage.nbytes())

@@ -11,7 +11,7 @@
 namespace bps {
 namespace {
 
-constexpr unsigned kLooksPerClock = 16;
+constexpr unsigned kTurnsPerClock = 16;
 
 }  // namespace
 
@@ -61,22 +61,35 @@ void EventLoop::wake() {
   [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
 }
 
-int EventLoop::turn(Duration wait) {
+int EventLoop::look(std::span<epoll_event> events, Duration wait) {
+  const auto size = static_cast<int>(events.size());
+  const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
+  const int count = ::epoll_pwait2(epoll_.get(), events.data(), size, &timeout, nullptr);
+  if (count >= 0 || errno != ENOSYS) return count;
+  // Kernels before 5.11: milliseconds, rounded up so that a timer is never spun for.
+  return ::epoll_wait(epoll_.get(), events.data(), size, static_cast<int>((wait.count() + 999'999) / 1'000'000));
+}
+
+int EventLoop::turn(Duration wait, std::unique_lock<std::mutex>* while_asleep) {
   int ran = run_posted();
+  const unsigned turn = ++turns_;
   // The clock is looked at before a sleep, and now and then while there is no sleep: it can cost a system call.
-  if (wait > Duration::zero() || ++looks_ % kLooksPerClock == 0) {
+  if (wait > Duration::zero() || turn % kTurnsPerClock == 0) {
     const auto now = timers_.empty() ? Clock::time_point() : Clock::now();
     ran += run_timers(now);
     for (const Timer& timer : timers_) wait = std::min(wait, std::max(Duration::zero(), Duration(timer.due - now)));
   }
   if (ran > 0) wait = Duration::zero();
   std::array<epoll_event, 64> events;
-  const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
-  int count = ::epoll_pwait2(epoll_.get(), events.data(), events.size(), &timeout, nullptr);
-  if (count < 0 &&
-      errno == ENOSYS) {  // kernels before 5.11: milliseconds, rounded up so that a timer is never spun for
-    count = ::epoll_wait(epoll_.get(), events.data(), events.size(),
-                         static_cast<int>((wait.count() + 999'999) / 1'000'000));
+  int count = 0;
+  if (while_asleep == nullptr || wait == Duration::zero()) {
+    count = look(events, wait);
+  } else {
+    while_asleep->unlock();
+    count = look(events, wait);
+    while_asleep->lock();
+    // Others may have done what these events ask for, or closed what they are about.
+    if (turns_ != turn) count = look(events, Duration::zero());
   }
   for (int i = 0; i < count; ++i) {
     const auto found = watches_.find(events[static_cast<std::size_t>(i)].data.fd);

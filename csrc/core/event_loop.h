@@ -5,11 +5,14 @@
 // Ordering:  functions run in the order in which they were posted.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -41,8 +44,8 @@ class EventLoop {
   int doorbell() const { return doorbell_.get(); }
 
   // Dispatches what is ready, sleeping up to `wait` (zero: just look) when nothing is. Returns the number of things
-  // run.
-  int turn(Duration wait);
+  // run. `while_asleep` is unlocked for the time of the sleep: others who hold it may then call turn(), too.
+  int turn(Duration wait, std::unique_lock<std::mutex>* while_asleep = nullptr);
 
  private:
   struct Watch {
@@ -55,6 +58,7 @@ class EventLoop {
     std::shared_ptr<std::function<void()>> task;
   };
 
+  int look(std::span<epoll_event> events, Duration wait);
   int run_posted();
   int run_timers(Clock::time_point now);
 
@@ -62,7 +66,7 @@ class EventLoop {
   Fd doorbell_;
   std::unordered_map<int, std::shared_ptr<Watch>> watches_;
   std::vector<Timer> timers_;
-  unsigned looks_ = 0;
+  unsigned turns_ = 0;
   std::mutex posted_mutex_;  // set-up and rare events only; the data path uses rings
   std::vector<std::function<void()>> posted_;
   std::atomic<bool> has_posted_{false};

@@ -50,7 +50,7 @@ void Process::Impl::make_worker() {
 void Process::Impl::make_lane(std::size_t index, LaneOptions options, const Deadline& deadline) {
   Loop& loop = *loops_[index];
   loop.reactor->call([&] {
-    loop.lane = std::make_unique<Lane>(options, loop.reactor->loop(), loop.reactor->counters());
+    loop.lane = std::make_unique<Lane>(options, *loop.reactor);
     loop.lane->when_lost = [this](std::uint32_t server_rank, const std::string& why) {
       const std::lock_guard lock(mutex_);
       if (worker_ && !leaving_) worker_->lose_server(server_rank, why);

@@ -13,6 +13,9 @@
 namespace bps {
 namespace {
 
+constexpr int kThreadSpin_us = 20;
+constexpr int kCallerSpin_us = 50;
+
 // RDMA cannot be used: an error where nothing else may be, else a line in the log.
 void do_without_rdma(bool needed, const std::string& why, const std::string& hint) {
   if (needed) {
@@ -49,11 +52,16 @@ void Process::Impl::make_loops() {
     shards_ = static_cast<std::size_t>(std::min<std::int64_t>(cores, 4));
   }
   const std::size_t count = std::max(lanes_, shards_);
-  auto spin = config_.integer("BPS_SPIN_US", -1, 1'000'000);
-  if (spin < 0) spin = static_cast<std::int64_t>(count * startup_.processes_on_host) < cores ? 20 : 0;
+  const auto wanted = static_cast<int>(config_.integer("BPS_SPIN_US", -1, 1'000'000));
+  Spin spin{.thread_us = wanted, .caller_us = wanted};
+  if (wanted < 0) {  // a caller that waits leaves its core free; a thread takes one more
+    const auto processes = static_cast<std::int64_t>(startup_.processes_on_host);
+    spin.thread_us = static_cast<std::int64_t>(count) * processes < cores ? kThreadSpin_us : 0;
+    spin.caller_us = processes <= cores ? kCallerSpin_us : 0;
+  }
   for (std::size_t i = 0; i < count; ++i) {
     auto loop = std::make_unique<Loop>();
-    loop->reactor = std::make_unique<Reactor>("bps-loop-" + std::to_string(i), static_cast<int>(spin));
+    loop->reactor = std::make_unique<Reactor>("bps-loop-" + std::to_string(i), spin);
     Reactor& reactor = *loop->reactor;
     reactor.add(std::make_unique<SelfTransport>(reactor.counters()));
     add(reactor,

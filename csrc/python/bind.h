@@ -7,6 +7,7 @@ namespace bps {
 void bind_errors(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_doctor(pybind11::module_& module);
+void bind_handle(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);

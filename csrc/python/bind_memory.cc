@@ -1,21 +1,66 @@
-#include <pybind11/pybind11.h>
+// Memory: what of an array the core uses, found out without copying it and without a call into Python.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 
 #include "core/error.h"
 #include "python/bind.h"
+#include "python/blocks.h"
+#include "python/memory.h"
 #include "transport/shm/shared_memory.h"
 
 namespace py = pybind11;
 
 namespace bps {
+namespace {
+
+std::byte* pointer(std::uintptr_t address) {
+  return reinterpret_cast<std::byte*>(address);
+}
+
+std::optional<Dtype> common_dtype(const py::dtype& dtype) {
+  if (dtype.byteorder() != '=' && dtype.byteorder() != '|') return std::nullopt;
+  const auto is = [&](char kind, py::ssize_t size) { return dtype.kind() == kind && dtype.itemsize() == size; };
+  if (is('f', 4)) return Dtype::kFloat32;
+  if (is('f', 8)) return Dtype::kFloat64;
+  if (is('f', 2)) return Dtype::kFloat16;
+  if (is('i', 8)) return Dtype::kInt64;
+  if (is('i', 4)) return Dtype::kInt32;
+  if (is('i', 1)) return Dtype::kInt8;
+  if (is('u', 1)) return Dtype::kUint8;
+  if (is('b', 1)) return Dtype::kBool;
+  return std::nullopt;
+}
+
+// None for whatever is not a numpy array that can be used as it is; arrays.py knows more, and says what is wrong.
+std::optional<Memory> describe_array(py::handle object, bool writable) {
+  if (!py::isinstance<py::array>(object)) return std::nullopt;
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  const auto usable = [](const py::array& a) { return (a.flags() & py::array::c_style) != 0; };
+  const auto dtype = common_dtype(array.dtype());
+  if (!dtype || !usable(array) || (writable && !array.writeable())) return std::nullopt;
+  py::array root = array;
+  while (root.base() && py::isinstance<py::array>(root.base())) root = py::reinterpret_borrow<py::array>(root.base());
+  if (!usable(root)) root = array;
+  const auto bytes = [](const py::array& a) {
+    return std::span(static_cast<std::byte*>(const_cast<void*>(a.data())), static_cast<std::size_t>(a.nbytes()));
+  };
+  return Memory{.address = bytes(array).data(),
+                .nbytes = bytes(array).size(),
+                .elements = static_cast<std::uint64_t>(array.size()),
+                .dtype = *dtype,
+                .block = BlockTable::instance().find(root, bytes(root)),
+                .keep = array};
+}
+
+}  // namespace
 
 void bind_memory(py::module_& module) {
   module.def(
       "copy_bytes",
-      [](std::uintptr_t to, std::uintptr_t from, std::size_t size) {
-        std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
-      },
+      [](std::uintptr_t to, std::uintptr_t from, std::size_t size) { std::memmove(pointer(to), pointer(from), size); },
       py::arg("to"), py::arg("from_"), py::arg("size"), py::call_guard<py::gil_scoped_release>());
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(module, "SharedMemory", py::buffer_protocol(),
                                                           "Bytes that peers on this host can map.")
@@ -26,6 +71,38 @@ void bind_memory(py::module_& module) {
         return py::buffer_info(m.bytes().data(), 1, py::format_descriptor<std::uint8_t>::format(), 1,
                                {static_cast<py::ssize_t>(m.bytes().size())}, {1}, false);
       });
+
+  py::class_<Memory>(module, "Memory", "The bytes of an array, and the block of memory around it.")
+      .def(py::init([](py::object keep, std::uintptr_t address, std::uint64_t elements, std::uint64_t nbytes,
+                       Dtype dtype, py::object owner, std::uintptr_t block, std::uint64_t block_nbytes) {
+             return Memory{.address = pointer(address),
+                           .nbytes = nbytes,
+                           .elements = elements,
+                           .dtype = dtype,
+                           .block = BlockTable::instance().find(owner, {pointer(block), block_nbytes}),
+                           .keep = std::move(keep)};
+           }),
+           py::arg("keep"), py::arg("address"), py::arg("elements"), py::arg("nbytes"), py::arg("dtype"),
+           py::arg("owner"), py::arg("block"), py::arg("block_nbytes"),
+           "keep: the array; owner: whose life is that of the block.")
+      .def_property_readonly("address", [](const Memory& m) { return reinterpret_cast<std::uintptr_t>(m.address); })
+      .def_readonly("nbytes", &Memory::nbytes)
+      .def_readonly("elements", &Memory::elements)
+      .def_readonly("dtype", &Memory::dtype)
+      .def_property_readonly(
+          "shape", [](const Memory& m) { return py::tuple(m.keep.attr("shape")); }, "As given, for people.")
+      .def_property_readonly(
+          "block",
+          [](const Memory& m) {
+            return std::tuple(reinterpret_cast<std::uintptr_t>(m.block.bytes.data()), m.block.bytes.size(),
+                              m.block.identity);
+          },
+          "Address, bytes, and the number that no other block ever has.");
+  module.def("describe_array", &describe_array, py::arg("array"), py::arg("writable"),
+             "The memory of a numpy array; None for anything that is not one or cannot be used as it is.");
+  module.def(
+      "when_block_gone", [](py::function listener) { BlockTable::instance().when_gone(std::move(listener)); },
+      py::arg("listener"), "Calls `listener` with the identity of each block that is gone from now on.");
 }
 
 }  // namespace bps

@@ -1,11 +1,10 @@
 // A process of the job, its operations and its tensors. The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <optional>
-
 #include "node/process.h"
 #include "python/bind.h"
+#include "python/handle.h"
+#include "python/memory.h"
 #include "server/reduce.h"
 #include "van/van.h"
 #include "worker/worker.h"
@@ -17,38 +16,18 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-using Block = std::tuple<std::uintptr_t, std::uint64_t, std::uint64_t>;  // address, bytes, identity
-
-std::byte* pointer(std::uintptr_t address) {
-  return reinterpret_cast<std::byte*>(address);
-}
-Allocation allocation(const Block& block) {
-  const auto& [address, size, identity] = block;
-  return {{pointer(address), size}, identity};
-}
-
-// Waits in slices, so that Ctrl-C is seen. Most operations end within the first, without a look at the clock.
-bool wait_interruptibly(const Operation& operation, double timeout_s) {
-  constexpr double kSlice_s = 0.2;
-  std::optional<Deadline> deadline;
-  for (;;) {
-    {
-      const py::gil_scoped_release released;
-      const double left = deadline ? deadline->left_ms() / 1e3 : timeout_s;
-      if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
-    }
-    if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (deadline->passed()) return operation.done();
-  }
-}
-
-void bind_operation(py::module_& module) {
+void bind_declared(py::module_& module) {
   py::class_<Tensor, std::shared_ptr<Tensor>>(module, "Tensor", "A declared name.")
       .def_readonly("name", &Tensor::name)
       .def_readonly("id", &Tensor::id)
       .def_readonly("bytes", &Tensor::bytes)
       .def_readonly("member", &Tensor::member)
+      .def(
+          "fits",
+          [](const Tensor& t, const Memory& memory, std::uint64_t elements) {
+            return t.dtype == memory.dtype && t.bytes == elements * size_of(memory.dtype);
+          },
+          py::arg("memory"), py::arg("elements"), "Whether `elements` of the dtype of `memory` are what was declared.")
       .def_property_readonly("partitions", [](const Tensor& t) { return t.whole.count(); })
       .def_property_readonly("group_size", [](const Tensor& t) { return t.group->size(); })
       .def_property_readonly(
@@ -61,43 +40,12 @@ void bind_operation(py::module_& module) {
             return bytes;
           },
           "Bytes of push_pull by [loop of this worker x loop of a server].");
-  py::class_<Operation, std::shared_ptr<Operation>>(module, "Operation", "One call in progress.")
-      .def("done", &Operation::done)
-      .def("finished", &Operation::finished)
-      .def("wait", &wait_interruptibly, py::arg("timeout_s"))
-      .def("rethrow", &Operation::rethrow)
-      .def("completion_fd", &Operation::completion_fd)
-      .def_property_readonly("timeout_s", [](const Operation& o) { return o.request.timeout_s; })
-      .def("__repr__", [](const Operation& o) { return "<" + o.describe() + ">"; });
 }
 
 }  // namespace
 
 void bind_process(py::module_& module) {
-  py::enum_<Dtype>(module, "Dtype")
-      .value("float32", Dtype::kFloat32)
-      .value("float64", Dtype::kFloat64)
-      .value("float16", Dtype::kFloat16)
-      .value("bfloat16", Dtype::kBfloat16)
-      .value("uint8", Dtype::kUint8)
-      .value("int8", Dtype::kInt8)
-      .value("int32", Dtype::kInt32)
-      .value("int64", Dtype::kInt64)
-      .value("bool", Dtype::kBool);
-  py::enum_<ReduceOp>(module, "ReduceOp")
-      .value("sum", ReduceOp::kSum)
-      .value("average", ReduceOp::kAverage)
-      .value("min", ReduceOp::kMin)
-      .value("max", ReduceOp::kMax)
-      .value("product", ReduceOp::kProduct);
-  py::enum_<Kind>(module, "Kind")
-      .value("push_pull", Kind::kPushPull)
-      .value("reduce_scatter", Kind::kReduceScatter)
-      .value("all_gather", Kind::kAllGather)
-      .value("broadcast", Kind::kBroadcast)
-      .value("split", Kind::kSplit);
-
-  bind_operation(module);
+  bind_declared(module);
 
   py::class_<Startup>(module, "Startup", "Who this process is in the job.")
       .def(py::init<>())
@@ -154,26 +102,31 @@ void bind_process(py::module_& module) {
           py::arg("tensors"), ReleaseGil(), "tensors: (group, name, dtype, count, shape) each.")
       .def(
           "start_operation",
-          [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, bool pushes, bool pulls,
-             std::uint32_t root, std::uintptr_t input, std::uintptr_t output, const Block& input_block,
-             const Block& output_block, std::int32_t priority, double timeout_s) {
+          [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, const Memory& source,
+             const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
+             std::int32_t priority, bool awaited) {
             Request request;
             request.kind = kind;
             request.op = op;
             request.pushes = pushes;
             request.pulls = pulls;
             request.root = root;
-            request.input = pointer(input);
-            request.output = pointer(output);
-            request.input_allocation = allocation(input_block);
-            request.output_allocation = allocation(output_block);
+            request.input = source.address;
+            request.output = target.address;
+            request.input_allocation = source.block;
+            request.output_allocation = target.block;
             request.priority = priority;
-            request.timeout_s = timeout_s;
-            return p.worker().start(tensor, request);
+            request.timeout_s = p.operation_timeout_s();
+            request.awaited = awaited;
+            const auto start = [&] {
+              const py::gil_scoped_release released;
+              return p.worker().start(tensor, request);
+            };
+            return std::make_unique<Handle>(start(), std::move(result), source.keep, target.keep);
           },
-          py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("pushes"), py::arg("pulls"), py::arg("root"),
-          py::arg("input"), py::arg("output"), py::arg("input_block"), py::arg("output_block"), py::arg("priority"),
-          py::arg("timeout_s"), ReleaseGil(), "Blocks: (address, bytes, identity) of the allocation around an array.")
+          py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
+          py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
+          "awaited: the caller waits next.")
       .def(
           "forget_memory", [](Process& p, std::uint64_t identity) { p.worker().forget_memory(identity); },
           py::arg("identity"), ReleaseGil());

@@ -1,15 +1,40 @@
-// The pure functions of placement, for tests and tools.
+// What operations and tensors are made of, and the pure functions of placement, for tests and tools.
 #include <pybind11/stl.h>
 
+#include "core/dtype.h"
 #include "python/bind.h"
 #include "tensor/key_map.h"
 #include "tensor/partition.h"
+#include "worker/operation.h"
 
 namespace py = pybind11;
 
 namespace bps {
 
 void bind_tensor(py::module_& module) {
+  py::enum_<Dtype>(module, "Dtype")
+      .value("float32", Dtype::kFloat32)
+      .value("float64", Dtype::kFloat64)
+      .value("float16", Dtype::kFloat16)
+      .value("bfloat16", Dtype::kBfloat16)
+      .value("uint8", Dtype::kUint8)
+      .value("int8", Dtype::kInt8)
+      .value("int32", Dtype::kInt32)
+      .value("int64", Dtype::kInt64)
+      .value("bool", Dtype::kBool);
+  py::enum_<ReduceOp>(module, "ReduceOp")
+      .value("sum", ReduceOp::kSum)
+      .value("average", ReduceOp::kAverage)
+      .value("min", ReduceOp::kMin)
+      .value("max", ReduceOp::kMax)
+      .value("product", ReduceOp::kProduct);
+  py::enum_<Kind>(module, "Kind")
+      .value("push_pull", Kind::kPushPull)
+      .value("reduce_scatter", Kind::kReduceScatter)
+      .value("all_gather", Kind::kAllGather)
+      .value("broadcast", Kind::kBroadcast)
+      .value("split", Kind::kSplit);
+
   module.def("make_key", &make_key, py::arg("tensor"), py::arg("partition"));
   module.def("djb2", &djb2, py::arg("key"));
   module.def("sdbm", &sdbm, py::arg("key"));

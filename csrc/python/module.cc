@@ -7,7 +7,8 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   bps::bind_errors(module);
   bps::bind_config(module);
   bps::bind_doctor(module);
-  bps::bind_memory(module);
-  bps::bind_process(module);
   bps::bind_tensor(module);
+  bps::bind_memory(module);
+  bps::bind_handle(module);
+  bps::bind_process(module);
 }

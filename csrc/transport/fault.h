@@ -44,6 +44,7 @@ class FaultTransport final : public Transport {
   int poll() override;
   bool arm() override;
   void disarm() override { inner_->disarm(); }
+  bool relies_on_descriptors() const override { return inner_->relies_on_descriptors(); }
 
  private:
   std::unique_ptr<Transport> inner_;

@@ -1,5 +1,7 @@
 #include "transport/reactor.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 
 #include "core/log.h"
@@ -9,12 +11,41 @@ namespace {
 
 constexpr Duration kLongestSleep = std::chrono::milliseconds(250);
 constexpr Duration kBlockedSleep = std::chrono::milliseconds(1);
-constexpr int kRoundsPerLook = 4;  // of polled work, before descriptors are looked at again
+constexpr unsigned kRoundsPerLook = 4;      // of polled work, before descriptors are looked at again
+constexpr unsigned kLongestStay = 1 << 14;  // looks, after which a caller sees whether it was interrupted
+
+Fd duplicate(int fd) {
+  Fd made(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!made) throw_errno("cannot duplicate a descriptor", "raise the limit on open files (ulimit -n)");
+  return made;
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace
 
-Reactor::Reactor(std::string name, int spin_limit_us)
-    : name_(std::move(name)), spin_limit_(std::chrono::microseconds(spin_limit_us)) {}
+Helm::Helm(Reactor& reactor) : reactor_(&reactor), bell_(duplicate(reactor.loop().doorbell())) {}
+void Helm::take_over() {
+  reactor_->take_over();
+}
+bool Helm::look() {
+  return reactor_->look();
+}
+void Helm::hand_back() {
+  reactor_->hand_back();
+}
+
+Reactor::Reactor(std::string name, Spin spin)
+    : name_(std::move(name)),
+      spin_limit_(std::chrono::microseconds(spin.thread_us)),
+      caller_spin_(std::chrono::microseconds(spin.caller_us)),
+      helm_(std::make_shared<Helm>(*this)) {}
 
 Reactor::~Reactor() {
   stop();
@@ -38,6 +69,8 @@ void Reactor::stop() {
   stop_ = true;
   loop_.wake();
   if (thread_.joinable()) thread_.join();
+  const std::lock_guard helm(helm_->mutex_);
+  helm_->reactor_ = nullptr;
 }
 
 bool Reactor::work() {
@@ -49,9 +82,11 @@ bool Reactor::work() {
 
 // Descriptors are looked at by a system call, so that what can be polled is polled first, and a sleep is the look.
 void Reactor::run() {
+  std::unique_lock helm(helm_->mutex_);
+  at_helm_ = std::this_thread::get_id();
   const bool may_spin = spin_limit_ > Duration::zero();
   Clock::time_point last_work{};
-  for (int rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
+  for (unsigned rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
     if (work()) {
       if (rounds % kRoundsPerLook == 0) loop_.turn(Duration::zero());
       if (may_spin) last_work = Clock::now();
@@ -63,7 +98,7 @@ void Reactor::run() {
       if (found) last_work = now;
       if (now - last_work < spin_) continue;
     }
-    sleep();
+    sleep(helm);
     if (!may_spin) continue;
     // Learn: a mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
     const auto now = Clock::now();
@@ -72,23 +107,68 @@ void Reactor::run() {
     spin_ = mean_gap_ * 2 <= spin_limit_ ? mean_gap_ * 2 : Duration::zero();
     last_work = now;
   }
+  at_helm_ = std::thread::id();
 }
 
-void Reactor::sleep() {
-  bool ready = true;
-  bool blocked = false;
-  std::size_t armed_transports = 0;
-  std::size_t armed_actors = 0;
-  while (ready && armed_transports < transports_.size()) ready = transports_[armed_transports++]->arm();
-  while (ready && armed_actors < actors_.size()) {
-    blocked |= actors_[armed_actors]->blocked();
-    ready = actors_[armed_actors++]->arm();
-  }
+// From now on, work rings. False when there is some already.
+bool Reactor::arm() {
+  helm_->asleep_.store(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  blocked_ = false;
+  const bool ready = std::ranges::all_of(transports_, [](const auto& transport) { return transport->arm(); });
+  for (const Actor* actor : actors_) blocked_ |= actor->blocked();
+  return ready && std::ranges::all_of(actors_, [](Actor* actor) { return actor->arm(); });
+}
+
+void Reactor::disarm() {
+  helm_->asleep_.store(false, std::memory_order_relaxed);
+  for (const auto& transport : transports_) transport->disarm();
+}
+
+void Reactor::sleep(std::unique_lock<std::mutex>& helm) {
+  const bool ready = arm();
   // Also who finds work at the last moment looks at the descriptors: that work may be held up until one of them is.
-  loop_.turn(!ready ? Duration::zero() : blocked ? kBlockedSleep : kLongestSleep);
-  if (ready) counters_.wakeups.add();
-  for (std::size_t i = 0; i < armed_transports; ++i) transports_[i]->disarm();
-  for (std::size_t i = 0; i < armed_actors; ++i) actors_[i]->disarm();
+  if (!ready) {
+    loop_.turn(Duration::zero());
+  } else {
+    at_helm_ = std::thread::id();
+    loop_.turn(blocked_ ? kBlockedSleep : kLongestSleep, &helm);
+    at_helm_ = std::this_thread::get_id();
+    counters_.wakeups.add();
+  }
+  disarm();
+}
+
+// ---- A caller at the helm
+
+void Reactor::take_over() {
+  at_helm_ = std::this_thread::get_id();
+  disarm();
+  looks_ = 0;
+}
+
+bool Reactor::look() {
+  if (work()) {
+    idle_since_ = {};
+    if (++looks_ % kRoundsPerLook == 0) loop_.turn(Duration::zero());
+    return looks_ < kLongestStay;
+  }
+  if (caller_spin_ == Duration::zero() || relies_on_descriptors() || stop_.load(std::memory_order_relaxed))
+    return false;
+  const auto now = Clock::now();
+  if (idle_since_ == Clock::time_point()) idle_since_ = now;
+  relax();
+  return now - idle_since_ < caller_spin_;
+}
+
+void Reactor::hand_back() {
+  idle_since_ = {};
+  if (!arm() || blocked_) loop_.wake();
+  at_helm_ = std::thread::id();
+}
+
+bool Reactor::relies_on_descriptors() const {
+  return std::ranges::any_of(transports_, [](const auto& transport) { return transport->relies_on_descriptors(); });
 }
 
 }  // namespace bps

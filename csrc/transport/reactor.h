@@ -1,19 +1,21 @@
-// One thread: an event loop, the transports on it, and the actors that work with them.
+// One event loop, the transports on it, the actors that work with them, and a thread that drives them.
 //
 // A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a
-// learnt short while and then sleeps until something rings. Everything an actor owns belongs to this thread; others
-// reach it by post() and call().
+// learnt short while and then sleeps until something rings. Everything an actor owns belongs to whoever is at the helm,
+// which is the thread or a caller in its stead (helm.h); others reach it by post() and call().
 #pragma once
 
 #include <atomic>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/event_loop.h"
 #include "core/metrics.h"
+#include "transport/helm.h"
 #include "transport/transport.h"
 
 namespace bps {
@@ -22,23 +24,28 @@ class Actor {
  public:
   virtual ~Actor() = default;
   virtual bool step() = 0;             // true when it did something
-  virtual bool arm() { return true; }  // before sleep: from now on, work wakes the loop; false: there is work
-  virtual void disarm() {}
+  virtual bool arm() { return true; }  // before sleep: from now on, nudge() wakes the loop; false: there is work
   virtual bool blocked() const { return false; }  // has work that no event announces: look again soon
+};
+
+// How long to look for work before sleep, in microseconds; 0 where cores are scarce.
+struct Spin {
+  int thread_us = 0;  // at most: it learns
+  int caller_us = 0;
 };
 
 class Reactor {
  public:
-  // spin_limit_us: the longest spin before sleep; 0 where cores are scarce.
-  Reactor(std::string name, int spin_limit_us);
+  Reactor(std::string name, Spin spin);
   ~Reactor();  // stops the thread
   Reactor(const Reactor&) = delete;
   Reactor& operator=(const Reactor&) = delete;
 
   EventLoop& loop() { return loop_; }
   Counters& counters() { return counters_; }
+  const std::shared_ptr<Helm>& helm() const { return helm_; }
 
-  // Before start(), or on the thread itself.
+  // Before start(), or at the helm.
   void add(std::unique_ptr<Transport> transport) { transports_.push_back(std::move(transport)); }
   void add(Actor* actor) { actors_.push_back(actor); }
   void remove(Actor* actor) { std::erase(actors_, actor); }
@@ -47,10 +54,10 @@ class Reactor {
   void start();
   void stop();
 
-  // Runs `task` on the thread and waits for it; exceptions come back to the caller.
+  // Runs `task` at the helm and waits for it; exceptions come back to the caller.
   template <typename F>
   auto call(F task) -> decltype(task()) {
-    if (std::this_thread::get_id() == thread_.get_id() || !thread_.joinable()) return task();
+    if (at_helm_.load() == std::this_thread::get_id() || !thread_.joinable()) return task();
     auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
     auto result = packaged->get_future();
     loop_.post([packaged] { (*packaged)(); });
@@ -58,19 +65,33 @@ class Reactor {
   }
 
  private:
+  friend class Helm;
   void run();
   bool work();
-  void sleep();
+  bool arm();
+  void disarm();
+  void sleep(std::unique_lock<std::mutex>& helm);
+  bool relies_on_descriptors() const;
+  // For Helm.
+  void take_over();
+  bool look();
+  void hand_back();
 
   const std::string name_;
   const Duration spin_limit_;
+  const Duration caller_spin_;
   EventLoop loop_;
   Counters counters_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Actor*> actors_;
   std::atomic<bool> stop_{false};
+  std::atomic<std::thread::id> at_helm_{};
+  const std::shared_ptr<Helm> helm_;
   Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing
   Duration mean_gap_{0};
+  bool blocked_ = false;  // as of arm()
+  unsigned looks_ = 0;    // of the caller at the helm, and when it began to find nothing
+  Clock::time_point idle_since_{};
   std::thread thread_;
 };
 

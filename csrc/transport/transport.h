@@ -177,6 +177,8 @@ class Transport {
   // Before the loop sleeps: from now on, work wakes the loop. False when work came in meanwhile.
   virtual bool arm() = 0;
   virtual void disarm() = 0;
+  // Whether poll() alone may miss arrivals, because descriptors announce them.
+  virtual bool relies_on_descriptors() const { return false; }
 };
 
 }  // namespace bps

@@ -15,9 +15,9 @@ constexpr double kAnswerGrace_s = 1.0;  // for the server to say who is missing
 
 }  // namespace
 
-Lane::Lane(LaneOptions options, EventLoop& loop, Counters& counters)
-    : options_(options), loop_(loop), counters_(counters), submissions_(kSubmissions), servers_(options.servers) {
-  loop_.every(kDeadlineCheck_s, [this] { check_deadlines(); });
+Lane::Lane(LaneOptions options, Reactor& reactor)
+    : options_(options), counters_(reactor.counters()), submissions_(kSubmissions), servers_(options.servers) {
+  reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
 // Whoever still waits learns that nobody will complete it.
@@ -62,14 +62,6 @@ void Lane::submit(const std::shared_ptr<Operation>& operation, bool home) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // 16,384 operations ahead of us: not the data path
   }
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (sleeping_.load(std::memory_order_relaxed) && sleeping_.exchange(false)) loop_.wake();
-}
-
-bool Lane::arm() {
-  sleeping_.store(true, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  return submissions_.empty();
 }
 
 bool Lane::take_submissions() {

@@ -53,14 +53,15 @@ class Lane final : public Actor, public Sink {
     std::string why_lost;
   };
 
-  Lane(LaneOptions options, EventLoop& loop, Counters& counters);
+  Lane(LaneOptions options, Reactor& reactor);
   ~Lane();
 
   // Set-up, on the reactor's thread. The endpoints' sink is this lane from now on.
   void add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
                   std::vector<Endpoint*> data);
 
-  // From any thread. kTimeout when the lane does not keep up with the submissions.
+  // From any thread; nudge() the reactor's helm, or drive it, next. kTimeout when the lane does not keep up with the
+  // submissions.
   void submit(const std::shared_ptr<Operation>& operation, bool home);
 
   // On the reactor's thread: fail every operation that `concerns` says so of.
@@ -70,8 +71,7 @@ class Lane final : public Actor, public Sink {
   void forget_memory(std::uint64_t identity);
 
   bool step() override;
-  bool arm() override;
-  void disarm() override { sleeping_.store(false, std::memory_order_relaxed); }
+  bool arm() override { return submissions_.empty(); }
   bool blocked() const override { return blocked_; }
 
   void on_write(Endpoint& from, std::uint32_t immediate) override;
@@ -117,10 +117,8 @@ class Lane final : public Actor, public Sink {
   void purge();
 
   const LaneOptions options_;
-  EventLoop& loop_;
   Counters& counters_;
   MpscRing<Submission> submissions_;
-  std::atomic<bool> sleeping_{false};
   std::vector<std::unique_ptr<Server>> servers_;      // by place; null where this lane has no business
   std::vector<std::unique_ptr<RegionCache>> caches_;  // one per transport
   std::vector<Transport*> cached_transports_;

@@ -51,6 +51,7 @@ bool Operation::wait(const Deadline& until) const {
 }
 
 bool Operation::wait_briefly(int milliseconds) const {
+  if (done() || (helm && helm->drive([this] { return done(); }))) return true;
   sleepers_.fetch_add(1);
   if (!done()) {
     const timespec timeout{.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000L};

@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "transport/helm.h"
 #include "transport/region_cache.h"
 #include "worker/tensor.h"
 
@@ -35,6 +36,7 @@ struct Request {
   Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
+  bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
 };
 
 class Operation {
@@ -58,7 +60,7 @@ class Operation {
   bool finished() const { return state_.load(std::memory_order_acquire) == kDone || over(); }
   // Nobody in the lanes will touch this object again.
   bool over() const { return over_.load(std::memory_order_acquire); }
-  // Sleeps until done or the deadline; false at the deadline.
+  // Waits until done or the deadline; false at the deadline. Works in the loop's stead as long as that is of use.
   bool wait(const Deadline& deadline) const;
   // The same without looking at the clock; may return early, with false.
   bool wait_briefly(int milliseconds) const;
@@ -79,6 +81,7 @@ class Operation {
   const std::uint32_t round;
   const std::uint64_t sequence;  // order of the calls, for equal priorities
   const Deadline deadline;
+  std::shared_ptr<Helm> helm;  // of the one loop that works on it; null when there are several
   std::atomic<std::uint64_t> remaining;
   std::vector<Cursor> cursors;     // [lane * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?

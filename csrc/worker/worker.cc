@@ -173,7 +173,11 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
                                                options_.key_map.servers * options_.shards_per_server);
   // The lanes share the work; one of them also watches the deadline.
   const std::size_t home = sequence % lanes_.size();
+  if (lanes_.size() == 1) operation->helm = lanes_.front().reactor->helm();
   for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].lane->submit(operation, i == home);
+  if (!request.awaited || !operation->helm) {
+    for (const LaneOf& lane : lanes_) lane.reactor->helm()->nudge();
+  }
   if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
       check_alive(*tensor);

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from values import pushed, summed
 
-from bps_rdma import handle
+from bps_rdma import _core
 
 
 def footprint() -> dict[str, int]:
@@ -36,7 +36,7 @@ def settled(before: dict[str, int], limits: dict[str, int], patience: float = 10
     """Growth since `before`, given a moment: a peer withdraws its memory when it gets round to it."""
     deadline = time.monotonic() + patience
     while True:
-        handle._release_finished()  # what the next operation would do; a handle that was dropped may end only now
+        _core.release_orphans(all=False)  # what the next operation would do; a handle that was dropped may end only now
         grown = growth(before, footprint())
         if all(grown[name] <= limit for name, limit in limits.items()) or time.monotonic() > deadline:
             return grown

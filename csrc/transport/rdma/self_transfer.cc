@@ -17,7 +17,7 @@ constexpr int kRounds = 100;
 class End final : public Sink {
  public:
   End(const char* name, const Credentials& credentials, const Rail& rail, const RdmaOptions& options)
-      : reactor(name, 0) {
+      : reactor(name, Spin{}) {
     auto made = make_rdma_transport(reactor.loop(), credentials, reactor.counters(), rail, options);
     transport = made.get();
     reactor.add(std::move(made));

@@ -32,6 +32,7 @@ class TcpTransport final : public Transport {
   int poll() override;
   bool arm() override;
   void disarm() override {}
+  bool relies_on_descriptors() const override { return !endpoints_.empty(); }
 
   static std::string make_address(const std::string& host, std::uint16_t port);
 

@@ -114,7 +114,7 @@ class Recorder final : public Sink {
 
 class Side {
  public:
-  Side(const Way& way, const Credentials& credentials) : reactor_("test", 0), credentials_(credentials) {
+  Side(const Way& way, const Credentials& credentials) : reactor_("test", Spin{}), credentials_(credentials) {
     std::unique_ptr<Transport> made;
     if (way.transport == "tcp") {
       made = std::make_unique<TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");

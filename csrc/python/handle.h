@@ -1,0 +1,40 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+
+#include "worker/operation.h"
+
+namespace bps {
+
+// What must stay alive until the operation is over.
+struct PendingArrays {
+  std::shared_ptr<Operation> operation;
+  pybind11::object source;
+  pybind11::object target;
+};
+
+// One asynchronous operation, as Python holds it. It gives its result once. All under the GIL, which wait() releases.
+class Handle {
+ public:
+  Handle(std::shared_ptr<Operation> operation, pybind11::object result, pybind11::object source,
+         pybind11::object target);
+  ~Handle();  // the arrays stay until the operation is over
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  bool done() const { return pending_.operation->done(); }
+  bool taken() const { return taken_; }
+  pybind11::object wait();
+  int completion_fd() { return pending_.operation->completion_fd(); }
+  std::string describe() const;
+
+ private:
+  PendingArrays pending_;
+  pybind11::object result_;
+  bool taken_ = false;
+};
+
+}  // namespace bps

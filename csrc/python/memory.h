@@ -1,0 +1,22 @@
+// The bytes of an array, as the core needs to know them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "transport/region_cache.h"
+
+namespace bps {
+
+struct Memory {
+  std::byte* address = nullptr;
+  std::uint64_t nbytes = 0;
+  std::uint64_t elements = 0;
+  Dtype dtype{};
+  Allocation block;       // the allocation around the array, which is registered as a whole
+  pybind11::object keep;  // the array, which must live while its memory is in use
+};
+
+}  // namespace bps
