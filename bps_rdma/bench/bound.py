@@ -27,7 +27,7 @@ def supports(case: Case) -> bool:
 
 def shared_bytes(plan: Plan, world: int) -> int:
     """How much memory the ranks must share for `plan`; 0: there is nothing to bound."""
-    return max((case.total_bytes * world for case in plan.cases if plan.bound and supports(case)), default=0)
+    return max((case.round_bytes * world for case in plan.cases if plan.bound and supports(case)), default=0)
 
 
 class Bound:
@@ -46,7 +46,7 @@ class Bound:
 
     def start(self, case: Case, memory: str) -> None:
         """Take this rank's part of every row; what `memory` the others use makes no difference."""
-        count = case.elements * case.tensors
+        count = case.elements * case.arrays
         rows = np.frombuffer(self._memory, numpy_dtype(case.dtype), count * self._world).reshape(self._world, count)
         begin, end = bps_rdma.shard_bounds(count, self._world, self._rank)
         self._parts: list[Array] = [row[begin:end] for row in rows]

@@ -12,10 +12,12 @@ from typing import Annotated
 import typer
 
 from bps_rdma.bench.launch import Listener, run_bench
+from bps_rdma.bench.peers import environments
 from bps_rdma.bench.plan import (
     DEFAULT_SIZES,
     DTYPES,
     MEMORY_KINDS,
+    MPI_PEERS,
     OPS,
     PEERS,
     Case,
@@ -49,7 +51,15 @@ def pushpull_bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="Time for all cases without --iters.")] = 16.0,
     group: Annotated[int, typer.Option(min=1, help="Tensors per round, started in one go.")] = 1,
     memory: Annotated[str, typer.Option(help="plain (numpy.empty) or shared (bps_rdma.empty).")] = "plain",
-    compare: Annotated[str | None, typer.Option(help="gloo: torch.distributed's all_reduce, round by round.")] = None,
+    calls: Annotated[
+        int | None, typer.Option(min=1, help="Calls per round, one after the other. Default: 1 MiB of them, up to 16.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(help=f"Of {','.join(PEERS)}: their all-reduce, in the same rounds.")
+    ] = None,
+    load: Annotated[
+        int, typer.Option(min=0, help="Busy processes beside all that is measured; as many as cores is a busy machine.")
+    ] = 0,
     bound: Annotated[bool, typer.Option(help="Also measure a bare sum in shared memory.")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
@@ -66,13 +76,14 @@ def pushpull_bench(
     if size_mb is not None:
         sizes = str(int(size_mb * (1 << 20)))
     plan = Plan(
-        cases=make_cases(sizes, dtypes, ops, group),
+        cases=make_cases(sizes, dtypes, ops, group, calls),
         iterations=iters,
         warmup=warmup,
         seconds=seconds,
         memory=parse_choices(memory, MEMORY_KINDS, "kind of memory")[0],
         compare=parse_choices(compare, PEERS, "peer") if compare else (),
         bound=bound,
+        load=load,
     )
     _require_modules(plan, plot)
     for path in (json_file, plot):
@@ -90,6 +101,10 @@ def pushpull_bench(
 
 def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | None:
     if inside_a_job():
+        if plan.load or any(name in MPI_PEERS for name in plan.compare):
+            raise InvalidArgumentError(
+                "inside a job there is nobody to start busy processes or MPI ranks", "start pushpull_bench by itself"
+            )
         return run_rank(plan, line_per_round=line_per_round)
     with _progress() as listener:
         return run_bench(plan, job, listener)
@@ -97,8 +112,11 @@ def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | No
 
 def _require_modules(plan: Plan, plot: Path | None) -> None:
     """Raise InvalidArgumentError at the start, not after the measuring, when an optional package is missing."""
-    wanted = {"torch": bool(plan.compare) or any(case.dtype == "bfloat16" for case in plan.cases)}
+    wanted = {"torch": "gloo" in plan.compare or any(case.dtype == "bfloat16" for case in plan.cases)}
     wanted["matplotlib"] = plot is not None
+    for name in plan.compare:
+        if name in MPI_PEERS:
+            environments.require(name)
     extras = {"torch": "torch", "matplotlib": "plot"}
     for module, needed in wanted.items():
         if needed and importlib.util.find_spec(module) is None:

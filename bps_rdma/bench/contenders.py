@@ -56,7 +56,7 @@ class Ours:
         """Allocate the tensors, plain or mapped by the servers of this host."""
         self._case = case
         self._pattern = Pattern(case.dtype, self._world)
-        self._wholes = [allocate(case.elements, case.dtype, memory) for _ in range(case.tensors)]
+        self._wholes = [allocate(case.elements, case.dtype, memory) for _ in range(case.arrays)]
         self._begin, self._end = bps_rdma.shard_bounds(case.elements, self._world, self._rank)
         self._arrays = [as_operand(whole, case.dtype) for whole in self._wholes]
         self._parts: list[Array] = []
@@ -65,7 +65,7 @@ class Ours:
         elif case.op == "all_gather":
             self._parts = [whole[self._begin : self._end] for whole in self._wholes]
         self._operands = [as_operand(part, case.dtype) for part in self._parts]
-        self._names = [case.name(index) for index in range(case.tensors)]
+        self._names = [case.name(index) for index in range(case.arrays)]
 
     def prepare(self, round_: int) -> None:
         """Own values everywhere; in an all_gather in the own part only, so that a missing part is seen."""
@@ -81,11 +81,14 @@ class Ours:
         bps_rdma.barrier()
 
     def run(self) -> None:
-        """All tensors in one go when there are several and the operation has an asynchronous form."""
-        op = self._case.op
-        if op == "push_pull" and len(self._arrays) > 1:
+        """The tensors of a call in one go when there are several and the operation has an asynchronous form."""
+        op, group = self._case.op, self._case.tensors
+        if op == "push_pull" and group > 1:
             start = bps_rdma.push_pull_async_inplace
-            bps_rdma.wait([start(a, average=False, name=n) for a, n in zip(self._arrays, self._names, strict=True)])
+            pairs = list(zip(self._arrays, self._names, strict=True))
+            for call in range(self._case.calls):
+                these = pairs[call * group : (call + 1) * group]
+                bps_rdma.wait([start(array, average=False, name=name) for array, name in these])
             return
         for index, (array, name) in enumerate(zip(self._arrays, self._names, strict=True)):
             if op == "push_pull":

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Sequence
+from typing import TypedDict
 
 from bps_rdma.bench.contenders import Contender
 from bps_rdma.bench.plan import Case
+
+
+class Run(TypedDict):
+    """What some rounds of one contender came to on this rank.
+
+    `seconds`: of each round. `cpu`: processor seconds, and `switches`: context switches, of the whole process in all of
+    those rounds.
+    """
+
+    seconds: list[float]
+    cpu: float
+    switches: int
 
 
 class CaseRunner:
@@ -19,27 +33,30 @@ class CaseRunner:
         for contender in self._contenders:
             contender.start(case, memory)
 
-    def run(self, count: int) -> dict[str, list[float]]:
-        """Run `count` rounds; seconds per contender and round on this rank.
+    def run(self, count: int) -> dict[str, Run]:
+        """Run `count` rounds; what they came to, by the contender's name.
 
         Raises WrongResultError when a result, of any contender, is not the known sum.
         """
-        times: dict[str, list[float]] = {contender.name: [] for contender in self._contenders}
+        runs: dict[str, Run] = {c.name: {"seconds": [], "cpu": 0.0, "switches": 0} for c in self._contenders}
         for _ in range(count):
             # Who goes first alternates: the first one finds the caches as the checks of the round before left them.
             order = self._contenders if self._rounds % 2 == 0 else self._contenders[::-1]
             for contender in order:
-                times[contender.name].append(self._round(contender))
+                self._round(contender, runs[contender.name])
             self._rounds += 1
-        return times
+        return runs
 
-    def _round(self, contender: Contender) -> float:
+    def _round(self, contender: Contender, run: Run) -> None:
         contender.prepare(self._rounds)
         contender.barrier()
+        before = resource.getrusage(resource.RUSAGE_SELF)
         begin = time.perf_counter()
         contender.run()
-        seconds = time.perf_counter() - begin
+        run["seconds"].append(time.perf_counter() - begin)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        run["cpu"] += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        run["switches"] += after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw
         checked = contender.check(self._rounds)
         if contender.name == "bps_rdma":
             self.checked += checked
-        return seconds

@@ -14,7 +14,8 @@ OPS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
 DTYPES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
 }  # fmt: skip
-PEERS = ("gloo",)
+PEERS = ("gloo", "openmpi", "mpich")
+MPI_PEERS = ("openmpi", "mpich")  # in processes of their own, started by their own mpiexec
 MEMORY_KINDS = ("plain", "shared")
 DEFAULT_SIZES = "4K,16K,64K,256K,1M,4M,16M,64M"
 
@@ -25,13 +26,16 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Case:
     """One row of the table: `op` on `tensors` tensors of `nbytes` bytes each, started in one go.
 
-    For reduce_scatter and all_gather `nbytes` is the whole tensor, of which each rank gets or gives its part.
+    For reduce_scatter and all_gather `nbytes` is the whole tensor, of which each rank gets or gives its part. A round
+    is `calls` such calls one after the other, each on tensors of its own: a single small one would measure how well the
+    ranks start together.
     """
 
     op: str
     dtype: str
     nbytes: int
     tensors: int = 1
+    calls: int = 1
 
     @property
     def elements(self) -> int:
@@ -39,13 +43,23 @@ class Case:
         return self.nbytes // DTYPES[self.dtype]
 
     @property
+    def arrays(self) -> int:
+        """Tensors of one rank in a round."""
+        return self.tensors * self.calls
+
+    @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors of one rank."""
+        """Bytes of all tensors of one call on one rank."""
         return self.nbytes * self.tensors
+
+    @property
+    def round_bytes(self) -> int:
+        """Bytes of all tensors of a round on one rank."""
+        return self.nbytes * self.arrays
 
     def name(self, index: int) -> str:
         """Name of tensor `index`, unlike that of any other case."""
-        return f"bench/{self.op}/{self.dtype}/{self.nbytes}/{self.tensors}/{index}"
+        return f"bench/{self.op}/{self.dtype}/{self.nbytes}/{self.arrays}/{index}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,8 @@ class Plan:
 
     `iterations` rounds are measured per case; None: as many as fit, with all cases together taking `seconds`.
     `warmup` rounds before them are checked but not measured. `memory` is "plain" (numpy.empty) or "shared"
-    (bps_rdma.empty). `bound`: also measure how fast the machine could be.
+    (bps_rdma.empty). `bound`: also measure how fast the machine could be. `load`: processes that keep cores busy
+    meanwhile.
     """
 
     cases: tuple[Case, ...]
@@ -64,6 +79,7 @@ class Plan:
     memory: str = "plain"
     compare: tuple[str, ...] = ()
     bound: bool = True
+    load: int = 0
 
     def to_json(self) -> str:
         """As one line."""
@@ -78,14 +94,21 @@ class Plan:
         return Plan(**values)
 
 
-def make_cases(sizes: str, dtypes: str, ops: str, tensors: int) -> tuple[Case, ...]:
-    """Cases for comma-separated lists; sizes are cut to whole elements. Raises InvalidArgumentError."""
+def make_cases(sizes: str, dtypes: str, ops: str, tensors: int, calls: int | None = None) -> tuple[Case, ...]:
+    """Cases for comma-separated lists; sizes are cut to whole elements. Raises InvalidArgumentError.
+
+    `calls` per round; None: as many as fill 1 MiB, up to 16.
+    """
     return tuple(
-        Case(op, dtype, size - size % DTYPES[dtype], tensors)
+        Case(op, dtype, size - size % DTYPES[dtype], tensors, calls or _calls_for(size * tensors))
         for op in parse_choices(ops, OPS, "operation")
         for dtype in parse_choices(dtypes, tuple(DTYPES), "dtype")
         for size in map(parse_size, _words(sizes, "size"))
     )
+
+
+def _calls_for(nbytes: int) -> int:
+    return max(1, min(64, (4 << 20) // nbytes))
 
 
 def parse_size(text: str) -> int:

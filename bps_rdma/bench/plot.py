@@ -14,8 +14,14 @@ from bps_rdma.bench.results import OURS, CaseResult, Outcome
 from bps_rdma.bench.stats import quantile, rates
 
 # One colour for each contender in every picture; they differ in lightness too, for eyes and printers without colour.
-_COLOURS = {OURS: "#0b5394", "gloo": "#e69138", "bound": "#999999"}
-_LABELS = {OURS: "bps_rdma", "gloo": "gloo all_reduce", "bound": "bound: shared-memory sum"}
+_COLOURS = {OURS: "#0b5394", "gloo": "#e69138", "openmpi": "#6aa84f", "mpich": "#a64d79", "bound": "#999999"}
+_LABELS = {
+    OURS: "bps_rdma",
+    "gloo": "gloo all_reduce",
+    "openmpi": "Open MPI Allreduce",
+    "mpich": "MPICH Allreduce",
+    "bound": "bound: shared-memory sum",
+}
 
 
 def save_plot(outcome: Outcome, path: Path) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 
 import bps_rdma
 from bps_rdma.bench.contenders import Contender, Ours
-from bps_rdma.bench.measure import CaseRunner
+from bps_rdma.bench.measure import CaseRunner, Run
 from bps_rdma.bench.peers import make_peer
 from bps_rdma.bench.plan import Case, Plan
-from bps_rdma.bench.results import CaseResult, Outcome, routes_of
-from bps_rdma.bench.stats import Timing, rates
+from bps_rdma.bench.results import OURS, CaseResult, Outcome, routes_of
+from bps_rdma.bench.stats import Timing, merge, rates
 
 DEFAULT_ITERATIONS = 20
 
@@ -42,24 +42,27 @@ def _run_case(plan: Plan, case: Case, contenders: list[Contender], *, line_per_r
     if line_per_round and first:
         size_mb = case.nbytes / (1 << 20)
         print(f"[bps-pushpull] world_size={world} size_mb={size_mb:g} dtype={case.dtype}", flush=True)
-    times: dict[str, list[float]] = {}
+    timings: dict[str, Timing] = {}
     for index in range(plan.iterations or DEFAULT_ITERATIONS):
         own = runner.run(1)
-        slowest = _slowest(list(own.values()))
-        for name, seconds in zip(own, slowest, strict=True):
-            times.setdefault(name, []).append(seconds)
-        if line_per_round and first:
-            _print_round(case, world, index, slowest[0])
+        for name, timing in zip(own, _gather(list(own.values())), strict=True):
+            timings[name] = timings[name] + timing if name in timings else timing
+            if line_per_round and first and name == OURS:
+                _print_round(case, world, index, timing.seconds[0])
     checked = runner.checked * world  # a rank with a wrong result would have ended the job
-    return CaseResult(case, {name: Timing(tuple(t)) for name, t in times.items()}, checked)
+    return CaseResult(case, timings, checked)
 
 
-def _slowest(own: list[list[float]]) -> list[float]:
-    """For each contender, the longest of all ranks' seconds."""
-    everybody = np.zeros((bps_rdma.size(), len(own)))
-    everybody[bps_rdma.rank()] = np.ravel(own)
+def _gather(own: list[Run]) -> list[Timing]:
+    """For each contender, the round it has just run, over all ranks."""
+    world = bps_rdma.size()
+    everybody = np.zeros((world, len(own), 3))
+    everybody[bps_rdma.rank()] = [(run["seconds"][0], run["cpu"], run["switches"]) for run in own]
     bps_rdma.push_pull_inplace(everybody, average=False, name=f"bench/times/{len(own)}")
-    return [float(seconds) for seconds in everybody.max(axis=0)]
+    return [
+        merge([{"seconds": [float(row[0])], "cpu": float(row[1]), "switches": int(row[2])} for row in rows])
+        for rows in everybody.swapaxes(0, 1)
+    ]
 
 
 def _print_round(case: Case, world: int, index: int, seconds: float) -> None:

@@ -17,7 +17,11 @@ def print_report(outcome: Outcome, console: Console) -> None:
     console.print(_figures(outcome))
     for peer in outcome.plan.compare:
         console.print(_comparison(outcome, peer))
-    console.print(f"{outcome.checked} results checked, all exact. GB/s: 10^9 bytes/s at the median.", highlight=False)
+    console.print(
+        f"{outcome.checked} results checked, all exact. GB/s: 10^9 bytes/s at the median. "
+        "Rounds of several calls: ms per call, p99 of rounds.",
+        highlight=False,
+    )
 
 
 def _figures(outcome: Outcome) -> Table:
@@ -27,23 +31,35 @@ def _figures(outcome: Outcome) -> Table:
     for result in outcome.results:
         ours = result.ours
         gbps = rates(result.case, outcome.workers, ours.median)
-        cells = [str(len(ours.seconds)), _ms(ours.median), _ms(ours.p99)]
+        calls = result.case.calls
+        rounds = str(len(ours.seconds)) if calls == 1 else f"{len(ours.seconds)}x{calls}"
+        cells = [rounds, _ms(ours.median / calls), _ms(ours.p99 / calls)]
         cells += [_gbps(gbps.per_rank), _gbps(gbps.aggregate), _gbps(gbps.bus)]
         table.add_row(*_case_cells(outcome, result), *cells, *[_rate_of(outcome, result, "bound")] * bounded)
     return table
 
 
 def _comparison(outcome: Outcome, peer: str) -> Table:
-    headings = ["ours\nms", f"{peer}\nms", "ours\nGB/s", f"{peer}\nGB/s", "times\nfaster", "quartiles"]
+    headings = [
+        "ours\nms",
+        f"{peer}\nms",
+        "ours\nGB/s",
+        f"{peer}\nGB/s",
+        "times\nfaster",
+        "quartiles",
+        "times\nless cpu",
+    ]
     table = _table(outcome, headings)
     for result in outcome.results:
         if peer not in result.timings:
             continue
         ours, theirs = result.ours, result.timings[peer]
         ratio = compare(ours, theirs)
-        cells = [_ms(ours.median), _ms(theirs.median)]
+        calls = result.case.calls
+        cells = [_ms(ours.median / calls), _ms(theirs.median / calls)]
         cells += [_rate_of(outcome, result, "bps_rdma"), _rate_of(outcome, result, peer)]
         cells += [f"[bold]{ratio.median:.2f}[/bold]", f"{ratio.lower:.2f}-{ratio.upper:.2f}"]
+        cells.append(f"{theirs.cpu / ours.cpu:.2f}" if ours.cpu > 0 else "-")
         table.add_row(*_case_cells(outcome, result), *cells)
     return table
 

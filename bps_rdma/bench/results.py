@@ -10,9 +10,9 @@ from typing import Any
 
 import bps_rdma
 from bps_rdma.bench.plan import Case, Plan
-from bps_rdma.bench.stats import Timing, compare, rates
+from bps_rdma.bench.stats import Timing, compare, cpu_per_gb, rates
 
-SCHEMA = 1
+SCHEMA = 2  # 1: a round was one call
 OURS = "bps_rdma"
 
 
@@ -54,7 +54,8 @@ class Outcome:
         workers = f"{self.workers} worker{'s' * (self.workers != 1)}"
         servers = f"{self.servers} server process{'es' * (self.servers != 1)}"
         place = servers if self.servers else "servers in the workers"
-        return f"{workers}, {place}, transport {self.transport}, {self.plan.memory} memory"
+        load = f", beside {self.plan.load} busy processes" * bool(self.plan.load)
+        return f"{workers}, {place}, transport {self.transport}, {self.plan.memory} memory{load}"
 
     @property
     def checked(self) -> int:
@@ -68,7 +69,7 @@ def routes_of(per_rank: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Everything that the table shows, and all times."""
+    """Everything that the table shows, and all times. Milliseconds are per call."""
     return {
         "schema": SCHEMA,
         "version": bps_rdma.__version__,
@@ -79,6 +80,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             "transport": outcome.transport,
             "routes": list(outcome.routes),
             "memory": outcome.plan.memory,
+            "load": outcome.plan.load,
         },
         "checked": outcome.checked,
         "results": [_case_json(result, outcome.workers) for result in outcome.results],
@@ -93,6 +95,7 @@ def _case_json(result: CaseResult, world: int) -> dict[str, Any]:
         "dtype": case.dtype,
         "size_bytes": case.nbytes,
         "tensors": case.tensors,
+        "calls_per_round": case.calls,
         "rounds": len(result.ours.seconds),
         "checked": result.checked,
         **_timing_json(case, world, result.ours),
@@ -106,11 +109,13 @@ def _case_json(result: CaseResult, world: int) -> dict[str, Any]:
 def _timing_json(case: Case, world: int, timing: Timing) -> dict[str, Any]:
     gbps = rates(case, world, timing.median)
     return {
-        "median_ms": timing.median * 1e3,
-        "p99_ms": timing.p99 * 1e3,
-        "min_ms": timing.least * 1e3,
+        "median_ms": timing.median / case.calls * 1e3,
+        "p99_ms": timing.p99 / case.calls * 1e3,
+        "min_ms": timing.least / case.calls * 1e3,
         "per_rank_gbps": gbps.per_rank,
         "aggregate_gbps": gbps.aggregate,
         "bus_gbps": gbps.bus,
-        "times_ms": [round(seconds * 1e3, 4) for seconds in timing.seconds],
+        "cpu_seconds_per_gb": cpu_per_gb(case, world, timing),
+        "switches_per_call": timing.switches / (case.calls * len(timing.seconds) * world),
+        "times_ms": [round(seconds / case.calls * 1e3, 5) for seconds in timing.seconds],
     }

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bps_rdma.bench.measure import Run
 from bps_rdma.bench.plan import Case
 
 
@@ -25,9 +26,19 @@ class Rates:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one contender in one case, one per round, the slowest rank's each."""
+    """One contender in one case.
+
+    `seconds`: one per round, the slowest rank's each. `cpu`: processor seconds, and `switches`: context switches, of
+    all ranks in all rounds; of servers in processes of their own nothing is known here.
+    """
 
     seconds: tuple[float, ...]
+    cpu: float = 0.0
+    switches: int = 0
+
+    def __add__(self, more: Timing) -> Timing:
+        """The rounds of both."""
+        return Timing(self.seconds + more.seconds, self.cpu + more.cpu, self.switches + more.switches)
 
     @property
     def median(self) -> float:
@@ -56,14 +67,24 @@ class Ratio:
 
 def rates(case: Case, world: int, seconds: float) -> Rates:
     """Rates of a round of `case` among `world` ranks that took `seconds`."""
-    per_rank = case.total_bytes / seconds / 1e9
+    per_rank = case.round_bytes / seconds / 1e9
     factor = {"push_pull": 2 * (world - 1) / world, "broadcast": 1.0}.get(case.op, (world - 1) / world)
     return Rates(per_rank, per_rank * world, per_rank * factor)
 
 
-def slowest(per_rank: Sequence[Sequence[float]]) -> Timing:
+def cpu_per_gb(case: Case, world: int, timing: Timing) -> float:
+    """Processor seconds of all ranks per 10^9 bytes of all ranks' tensors."""
+    return timing.cpu / (case.round_bytes * len(timing.seconds) * world / 1e9)
+
+
+def merge(per_rank: Sequence[Run]) -> Timing:
     """Per round, the time of the rank that took longest: a round is over when it is over everywhere."""
-    return Timing(tuple(max(times) for times in zip(*per_rank, strict=True)))
+    seconds = zip(*(run["seconds"] for run in per_rank), strict=True)
+    return Timing(
+        tuple(max(times) for times in seconds),
+        sum(run["cpu"] for run in per_rank),
+        sum(run["switches"] for run in per_rank),
+    )
 
 
 def compare(ours: Timing, other: Timing) -> Ratio:

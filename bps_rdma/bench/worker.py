@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import bps_rdma
@@ -17,35 +18,48 @@ from bps_rdma.bench.bound import Bound
 from bps_rdma.bench.contenders import Contender, Ours
 from bps_rdma.bench.measure import CaseRunner
 from bps_rdma.bench.peers import make_peer
-from bps_rdma.bench.plan import Plan
+from bps_rdma.bench.plan import MPI_PEERS, Plan
 from bps_rdma.errors import BpsError
 
-CHANNEL = "BPS_BENCH_CHANNEL"  # descriptor of the socket
+CHANNEL = "BPS_BENCH_CHANNEL"  # descriptor of the socket; for MPI ranks the path of one to call
 PLAN = "BPS_BENCH_PLAN"  # as JSON
 SHARED = "BPS_BENCH_SHARED"  # "descriptor size" of the memory for the bound; absent: no bound
 
 
 def main() -> None:
     """Serve the launcher until it says `end` or is gone; exits with 1 after an error."""
+    plan = Plan.from_json(os.environ[PLAN])
+
+    def join() -> list[Contender]:
+        bps_rdma.init()
+        contenders: list[Contender] = [Ours()]
+        contenders += [make_peer(name) for name in plan.compare if name not in MPI_PEERS]
+        if shared := os.environ.get(SHARED):
+            descriptor, size = map(int, shared.split())
+            contenders.append(Bound(descriptor, size))
+        return contenders
+
     channel = socket.socket(fileno=int(os.environ[CHANNEL]))
     with channel, channel.makefile("r") as requests, channel.makefile("w") as answers:
-        try:
-            _serve(Plan.from_json(os.environ[PLAN]), requests, answers)
-        except BpsError as error:
-            _answer(answers, error=error.message, hint=error.hint, kind=type(error).__name__)
-            sys.exit(1)
-        except BrokenPipeError:  # the launcher is gone
-            sys.exit(1)
+        sys.exit(serve(plan, join, requests, answers))
 
 
-def _serve(plan: Plan, requests: TextIO, answers: TextIO) -> None:
-    bps_rdma.init()
-    contenders: list[Contender] = [Ours()]
-    contenders += [make_peer(name) for name in plan.compare]
-    if shared := os.environ.get(SHARED):
-        descriptor, size = map(int, shared.split())
-        contenders.append(Bound(descriptor, size))
-    _answer(answers, routes=bps_rdma.metrics()["transports"])
+def serve(plan: Plan, join: Callable[[], Sequence[Contender]], requests: TextIO, answers: TextIO) -> int:
+    """Answer the launcher's requests with what `join` returns; the status for the shell."""
+    try:
+        _serve(plan, join(), requests, answers)
+    except BpsError as error:
+        _answer(answers, error=error.message, hint=error.hint, kind=type(error).__name__)
+    except BrokenPipeError:  # the launcher is gone
+        pass
+    else:
+        return 0
+    return 1
+
+
+def _serve(plan: Plan, contenders: Sequence[Contender], requests: TextIO, answers: TextIO) -> None:
+    routes = bps_rdma.metrics()["transports"] if bps_rdma.is_initialized() else []
+    _answer(answers, routes=routes)
     runner: CaseRunner | None = None
     for line in requests:
         request = json.loads(line)
@@ -54,7 +68,7 @@ def _serve(plan: Plan, requests: TextIO, answers: TextIO) -> None:
             _answer(answers, ready=request["index"])
         elif request["do"] == "rounds":
             assert runner is not None
-            _answer(answers, times=runner.run(request["count"]), checked=runner.checked)
+            _answer(answers, runs=runner.run(request["count"]), checked=runner.checked)
         else:
             break
     bps_rdma.shutdown()

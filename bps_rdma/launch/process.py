@@ -129,6 +129,13 @@ class Children:
                     ended.append(self._note_end(key.data))
         return ended
 
+    def end(self, child: Child) -> None:
+        """End one child that has nothing to lose, and wait for it. That it was killed is not reported by wait()."""
+        if child.status is None:
+            _signal_group(child, signal.SIGKILL)
+            self._note_end(child)
+            child.status = 0
+
     def stop(self, signum: int = signal.SIGTERM, grace: float = 3.0) -> None:
         """Send `signum` to all, and SIGKILL to those that still run `grace` seconds later, or at a second Ctrl-C."""
         with contextlib.suppress(KeyboardInterrupt):

@@ -100,9 +100,8 @@ int run(bps::Config config, const std::string& address) {
   options.partition_bytes = static_cast<std::uint64_t>(config.integer("BPS_PARTITION_BYTES", 8, 1 << 30));
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::Scheduler scheduler(options, bps::Credentials::from(startup.job, startup.secret));
-  std::printf("bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
-              count(startup.servers, "server").c_str(), scheduler.port());
-  std::fflush(stdout);
+  std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
+               count(startup.servers, "server").c_str(), scheduler.port());
   signals.stop_on_signal(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {

@@ -43,7 +43,7 @@ std::vector<Setting> Config::table() {
       {"BPS_RDMA_QPS", "NCCL_IB_QPS_PER_CONNECTION", "2", "data queue pairs per pair of loops"},
       // Worker
       {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", "largest piece of a tensor, bytes"},
-      {"BPS_MIN_PARTITION_BYTES", "", "524288", "middle-sized tensors are cut no finer than this, bytes"},
+      {"BPS_MIN_PARTITION_BYTES", "", "65536", "middle-sized tensors are cut no finer than this, bytes"},
       {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0",
        "bytes in flight per push loop before more urgent tensors may overtake; 0: unlimited; below 1000: partitions"},
       {"BPS_PUSH_THREAD", "BYTEPS_PUSH_THREAD", "1", "push loops, and as many pull loops"},

@@ -22,7 +22,7 @@ namespace bps {
 struct WorkerOptions {
   KeyMapConfig key_map;
   std::uint64_t partition_bytes = 512 << 10;
-  std::uint64_t min_partition_bytes = 512 * 1024;
+  std::uint64_t min_partition_bytes = 64 << 10;
   std::uint16_t shards_per_server = 1;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;

@@ -39,7 +39,7 @@ def placed(bps: Any, count: int) -> list[int]:
     from bps_rdma import api
 
     assert api._job is not None
-    tensors = [tensor for tensor, _, _ in api._job.tensors.values()]
+    tensors = list(api._job.tensors.values())
     return [sum(column) for column in zip(*(tensor.server_bytes for tensor in tensors), strict=True)]
 
 

@@ -25,8 +25,9 @@ class Gloo:
 
     def start(self, case: Case, memory: str) -> None:
         """Tensors of its own; gloo copies them in any case, so `memory` makes no difference to it."""
+        self._group = case.tensors
         self._pattern = Pattern(case.dtype, dist.get_world_size())
-        self._arrays = [allocate(case.elements, case.dtype, "plain") for _ in range(case.tensors)]
+        self._arrays = [allocate(case.elements, case.dtype, "plain") for _ in range(case.arrays)]
         operands = (as_operand(array, case.dtype) for array in self._arrays)
         self._tensors = [o if isinstance(o, torch.Tensor) else torch.from_numpy(o) for o in operands]
 
@@ -40,12 +41,14 @@ class Gloo:
         dist.barrier()
 
     def run(self) -> None:
-        """All tensors in one go, as Ours does."""
-        if len(self._tensors) == 1:
-            dist.all_reduce(self._tensors[0])
+        """The tensors of a call in one go, as Ours does."""
+        if self._group == 1:
+            for tensor in self._tensors:
+                dist.all_reduce(tensor)
             return
-        for work in [dist.all_reduce(tensor, async_op=True) for tensor in self._tensors]:
-            work.wait()
+        for call in range(0, len(self._tensors), self._group):
+            for work in [dist.all_reduce(t, async_op=True) for t in self._tensors[call : call + self._group]]:
+                work.wait()
 
     def check(self, round_: int) -> int:
         """Every element of every result."""

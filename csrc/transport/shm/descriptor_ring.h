@@ -53,14 +53,18 @@ class RingProducer {
     }
     return used <= DescriptorRing::kSize ? DescriptorRing::kSize - used : 0;  // a lying consumer gets nothing more
   }
-  // Needs room(); publish() makes what was added visible and says whether the consumer sleeps.
+  // Needs room(); publish() makes what was added visible and says whether the consumer sleeps. If it does, it sleeps
+  // until somebody rings; see has_sleeper() and claim_sleeper().
   Descriptor& add() { return ring_->cells[tail_++ % DescriptorRing::kSize].descriptor; }
   bool publish() {
     ring_->tail.store(tail_, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    return ring_->sleeping.load(std::memory_order_relaxed) != 0 &&
-           ring_->sleeping.exchange(0, std::memory_order_relaxed) != 0;
+    return has_sleeper();
   }
+  bool has_sleeper() const { return ring_->sleeping.load(std::memory_order_relaxed) != 0; }
+  bool is_drained() const { return ring_->head.load(std::memory_order_acquire) == tail_; }
+  // True for the one who has to ring.
+  bool claim_sleeper() { return has_sleeper() && ring_->sleeping.exchange(0, std::memory_order_relaxed) != 0; }
 
  private:
   DescriptorRing* ring_;

@@ -82,6 +82,8 @@ class ShmData final : public Endpoint, public DirectAccess {
   bool announce(const Region& region);
   const PeerRegion* find(const RemoteSpan& span);
   void publish();
+  void ring_if_late();
+  void ring();
   void lose(const std::string& why);
 
   Fd socket_;
@@ -100,7 +102,9 @@ class ShmData final : public Endpoint, public DirectAccess {
   std::shared_ptr<SharedMemory> rings_;
   std::optional<RingProducer> out_;
   std::optional<RingConsumer> in_;
-  Fd doorbell_;  // the peer's
+  Fd doorbell_;            // the peer's
+  bool ring_due_ = false;  // the peer slept when something was published
+  Clock::time_point ring_due_since_{};
   std::unordered_map<std::uint64_t, PeerRegion> peer_regions_;
   std::unordered_set<std::uint64_t> announced_;
   std::vector<std::uint64_t> written_;  // tokens for the next poll

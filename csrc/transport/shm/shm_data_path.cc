@@ -13,6 +13,7 @@ namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
 constexpr int kPollBudget = 64;
+constexpr auto kPatience = std::chrono::microseconds(15);
 
 Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std::uint64_t length) {
   while (length > 0) {
@@ -165,8 +166,26 @@ std::size_t ShmData::offer(std::span<const Offer> offers) {
   return accepted;
 }
 
+// A peer that sleeps is not rung at once: between two calls of a caller who works at the helm (helm.h) it sleeps for a
+// few microseconds only, and waking its thread costs both of us more than that. It is rung when we have nothing left to
+// do, or a moment later.
 void ShmData::publish() {
-  if (!out_->publish()) return;
+  if (!out_->publish() || ring_due_) return;
+  ring_due_ = true;
+  ring_due_since_ = Clock::now();
+}
+
+void ShmData::ring_if_late() {
+  if (!out_->has_sleeper() || out_->is_drained()) {
+    ring_due_ = false;
+  } else if (Clock::now() - ring_due_since_ >= kPatience) {
+    ring();
+  }
+}
+
+void ShmData::ring() {
+  ring_due_ = false;
+  if (!out_->claim_sleeper()) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
 }
@@ -176,6 +195,7 @@ int ShmData::poll() {
     on_socket();
     return 0;
   }
+  if (ring_due_) ring_if_late();
   int found = 0;
   if (!written_.empty()) {
     std::swap(written_, written_now_);
@@ -202,6 +222,7 @@ int ShmData::poll() {
 
 bool ShmData::arm() {
   if (lost_) return told_;
+  if (ring_due_) ring();
   return written_.empty() && (!in_ || in_->sleep());
 }
 

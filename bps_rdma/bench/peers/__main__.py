@@ -1,0 +1,25 @@
+"""Makes the environments of MPI peers; see environments.py."""
+
+from __future__ import annotations
+
+import sys
+
+from bps_rdma.bench.peers import environments
+from bps_rdma.bench.plan import MPI_PEERS, parse_choices
+from bps_rdma.errors import BpsError
+from bps_rdma.terminal import print_error
+
+
+def main() -> int:
+    """Entry; the status for the shell."""
+    try:
+        for name in parse_choices(",".join(sys.argv[1:]) or ",".join(MPI_PEERS), MPI_PEERS, "MPI peer"):
+            print(f"{name}: {environments.make(name)}", flush=True)
+    except BpsError as error:
+        print_error(error.message, error.hint)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

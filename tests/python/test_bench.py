@@ -1,0 +1,132 @@
+"""pushpull_bench: what it measures is checked, what it says has the promised form, and bad input is told at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import cluster
+import pytest
+
+from bps_rdma.bench.contenders import Ours
+from bps_rdma.bench.peers import environments
+from bps_rdma.bench.plan import MPI_PEERS, Case, make_cases
+
+ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
+BENCH = [sys.executable, "-c", "from bps_rdma.bench import main; main()"]
+
+
+def bench(*options, timeout=60):
+    return subprocess.run(
+        [*BENCH, *options], capture_output=True, text=True, check=False, timeout=timeout * cluster.PATIENCE, env=ENV,
+        cwd="/",
+    )  # fmt: skip
+
+
+def measured(*options):
+    done = bench("--json", "-", *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check_timing(timing, rounds):
+    assert len(timing["times_ms"]) == rounds
+    assert 0 < timing["min_ms"] <= timing["median_ms"] <= timing["p99_ms"]
+    assert timing["per_rank_gbps"] > 0
+    assert timing["cpu_seconds_per_gb"] > 0
+    assert timing["switches_per_call"] >= 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_every_operation_is_measured_and_checked(transport):
+    options = ["--ops", "push_pull,reduce_scatter,all_gather,broadcast", "--dtypes", "float32,int8"]
+    found = measured("--sizes", "64,100K", "--iters", "5", "--warmup", "1", "--transport", transport, *options)
+    assert found["job"]["transport"] == transport
+    assert len(found["results"]) == 4 * 2 * 2
+    for result in found["results"]:
+        check_timing(result, 5)
+        assert result["checked"] == 2 * (5 + 1) * result["calls_per_round"]  # by both ranks, warm-up included
+    assert found["checked"] == sum(result["checked"] for result in found["results"])
+
+
+def test_tensors_in_one_go_and_servers_of_their_own():
+    found = measured("--sizes", "4K", "--group", "50", "--iters", "5", "--servers", "1", "--memory", "shared")
+    assert found["job"]["servers"] == 1
+    (result,) = found["results"]
+    assert (result["tensors"], result["calls_per_round"]) == (50, 20)
+    assert result["checked"] == 2 * 50 * 20 * (5 + 3)
+
+
+def test_gloo_beside_us_on_a_busy_machine():
+    pytest.importorskip("torch")
+    found = measured("--sizes", "64K", "--compare", "gloo", "--iters", "5", "--load", "2")
+    assert found["job"]["load"] == 2
+    (result,) = found["results"]
+    assert set(result["compare"]) == {"gloo", "bound"}
+    check_timing(result["compare"]["gloo"], 5)
+    speedup = result["compare"]["gloo"]["speedup"]
+    assert speedup["lower"] <= speedup["median"] <= speedup["upper"]
+
+
+@pytest.mark.parametrize("peer", MPI_PEERS)
+def test_an_mpi_library_beside_us(peer):
+    if not (environments.folder(peer) / "bin" / "mpiexec").exists():
+        pytest.skip(f"python -m bps_rdma.bench.peers {peer} has not been run")
+    found = measured(
+        "--sizes", "64,64K", "--compare", peer, "--iters", "6", "--no-bound", "--dtypes", "float32,float16"
+    )
+    for result in found["results"]:
+        assert set(result["compare"]) == ({peer} if result["dtype"] == "float32" else set())
+        for timing in result["compare"].values():
+            check_timing(timing, 6)
+
+
+def test_a_peer_that_is_not_installed_is_told_before_anything_starts(tmp_path):
+    done = subprocess.run(
+        [*BENCH, "--compare", "openmpi"], capture_output=True, text=True, check=False, timeout=30 * cluster.PATIENCE,
+        env=ENV | {"XDG_CACHE_HOME": str(tmp_path)}, cwd="/",
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "-m bps_rdma.bench.peers openmpi" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--sizes", "many"], ["--dtypes", "complex"], ["--ops", "sum"], ["--compare", "nobody"], ["--memory", "none"],
+     ["--json", "/nowhere/at/all.json"], ["--calls", "0"]],
+)  # fmt: skip
+def test_bad_options_are_errors_in_words(options):
+    done = bench(*options, timeout=30)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_how_many_calls_make_a_round():
+    assert [case.calls for case in make_cases("8,64K,1M,4M,8M", "float32", "push_pull", 1)] == [64, 64, 4, 1, 1]
+    assert [case.calls for case in make_cases("4K", "float32", "push_pull", 1000)] == [1]
+    case = Case("push_pull", "float32", 4096, 10, 3)
+    assert (case.arrays, case.total_bytes, case.round_bytes) == (30, 40960, 122880)
+
+
+def spoils_a_result(bps):
+    contender = Ours()
+    contender.start(Case("push_pull", "float32", 4096, 1, 2), "plain")
+    contender.prepare(0)
+    contender.run()
+    contender.check(0)
+    contender._arrays[1][77] += 1
+    try:
+        contender.check(0)
+    except bps.BpsError as error:
+        return str(error)
+    return "not noticed"
+
+
+def test_a_wrong_result_ends_the_run():
+    """What the whole bench rests on: were a sum wrong, it would say so."""
+
+    for said in cluster.run(spoils_a_result, workers=2):
+        assert "1 of 1024 float32 elements are wrong, the first at 77" in said
