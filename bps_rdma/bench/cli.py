@@ -52,7 +52,7 @@ def pushpull_bench(
     group: Annotated[int, typer.Option(min=1, help="Tensors per round, started in one go.")] = 1,
     memory: Annotated[str, typer.Option(help="plain (numpy.empty) or shared (bps_rdma.empty).")] = "plain",
     calls: Annotated[
-        int | None, typer.Option(min=1, help="Calls per round, one after the other. Default: 1 MiB of them, up to 16.")
+        int | None, typer.Option(min=1, help="Calls per round, one after the other. Default: 4 MiB of them, up to 64.")
     ] = None,
     compare: Annotated[
         str | None, typer.Option(help=f"Of {','.join(PEERS)}: their all-reduce, in the same rounds.")
@@ -76,7 +76,7 @@ def pushpull_bench(
     if size_mb is not None:
         sizes = str(int(size_mb * (1 << 20)))
     plan = Plan(
-        cases=make_cases(sizes, dtypes, ops, group, calls),
+        cases=make_cases(sizes, dtypes, ops, group, calls, loaded=load > 0),
         iterations=iters,
         warmup=warmup,
         seconds=seconds,

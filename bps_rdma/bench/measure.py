@@ -33,15 +33,16 @@ class CaseRunner:
         for contender in self._contenders:
             contender.start(case, memory)
 
-    def run(self, count: int) -> dict[str, Run]:
-        """Run `count` rounds; what they came to, by the contender's name.
+    def run(self, count: int, only: str | None = None) -> dict[str, Run]:
+        """Run `count` rounds, of one contender `only` or of all; what they came to, by the contender's name.
 
         Raises WrongResultError when a result, of any contender, is not the known sum.
         """
-        runs: dict[str, Run] = {c.name: {"seconds": [], "cpu": 0.0, "switches": 0} for c in self._contenders}
+        contenders = [contender for contender in self._contenders if only in (None, contender.name)]
+        runs: dict[str, Run] = {c.name: {"seconds": [], "cpu": 0.0, "switches": 0} for c in contenders}
         for _ in range(count):
             # Who goes first alternates: the first one finds the caches as the checks of the round before left them.
-            order = self._contenders if self._rounds % 2 == 0 else self._contenders[::-1]
+            order = contenders if self._rounds % 2 == 0 else contenders[::-1]
             for contender in order:
                 self._round(contender, runs[contender.name])
             self._rounds += 1

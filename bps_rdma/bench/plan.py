@@ -94,21 +94,25 @@ class Plan:
         return Plan(**values)
 
 
-def make_cases(sizes: str, dtypes: str, ops: str, tensors: int, calls: int | None = None) -> tuple[Case, ...]:
+def make_cases(
+    sizes: str, dtypes: str, ops: str, tensors: int, calls: int | None = None, *, loaded: bool = False
+) -> tuple[Case, ...]:
     """Cases for comma-separated lists; sizes are cut to whole elements. Raises InvalidArgumentError.
 
-    `calls` per round; None: as many as fill 1 MiB, up to 16.
+    `calls` per round; None: as many as fill 4 MiB, up to 64. On a `loaded` machine, where processes wait milliseconds
+    for a core, 64 MiB and up to 256: shorter rounds would show whether they were interrupted or not.
     """
+
+    def fitting(nbytes: int) -> int:
+        most, room = (256, 64 << 20) if loaded else (64, 4 << 20)
+        return max(1, min(most, room // nbytes))
+
     return tuple(
-        Case(op, dtype, size - size % DTYPES[dtype], tensors, calls or _calls_for(size * tensors))
+        Case(op, dtype, size - size % DTYPES[dtype], tensors, calls or fitting(size * tensors))
         for op in parse_choices(ops, OPS, "operation")
         for dtype in parse_choices(dtypes, tuple(DTYPES), "dtype")
         for size in map(parse_size, _words(sizes, "size"))
     )
-
-
-def _calls_for(nbytes: int) -> int:
-    return max(1, min(64, (4 << 20) // nbytes))
 
 
 def parse_size(text: str) -> int:

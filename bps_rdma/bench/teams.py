@@ -39,7 +39,9 @@ def start_ours(children: Children, plan: Plan, job: LocalJob, shared: tuple[int,
         if shared is not None:
             env[worker.SHARED] = f"{shared[0]} {shared[1]}"
             descriptors.append(shared[0])
-        ranks.add(children.spawn(f"rank {rank}", _python(sys.executable, worker.__name__), env, descriptors), ours)
+        label = f"rank {rank}"
+        command = job.placed(label, _python(sys.executable, worker.__name__))
+        ranks.add(children.spawn(label, command, env, descriptors), ours)
         theirs.close()
     return ranks
 

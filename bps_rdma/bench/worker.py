@@ -68,7 +68,7 @@ def _serve(plan: Plan, contenders: Sequence[Contender], requests: TextIO, answer
             _answer(answers, ready=request["index"])
         elif request["do"] == "rounds":
             assert runner is not None
-            _answer(answers, runs=runner.run(request["count"]), checked=runner.checked)
+            _answer(answers, runs=runner.run(request["count"], request.get("only")), checked=runner.checked)
         else:
             break
     bps_rdma.shutdown()

@@ -80,13 +80,18 @@ class LocalJob:
     scheduler_port: int = field(default_factory=free_port)
     master_port: int = field(default_factory=free_port)
 
+    def placed(self, label: str, command: list[str]) -> list[str]:
+        """`command` as it has to be started for the member that `label` names; on this machine as it is."""
+        del label
+        return command
+
     def worker(self, rank: int) -> dict[str, str]:
         """The whole environment of worker `rank`."""
         return self._common() | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
-    def role(self, role: str) -> dict[str, str]:
-        """The whole environment of a dedicated "server" or of the "scheduler"."""
-        return self._common() | {"DMLC_ROLE": role}
+    def role(self, label: str) -> dict[str, str]:
+        """The whole environment of the dedicated "server 0" or of the "scheduler"."""
+        return self._common() | {"DMLC_ROLE": label.split(maxsplit=1)[0]}
 
     def _common(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if name not in _IDENTITY}

@@ -41,9 +41,10 @@ def spawn_helpers(children: Children, job: LocalJob) -> None:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
     if job.servers is None:
         return
-    children.spawn("scheduler", [find_binary("bps-scheduler")], job.role("scheduler"))
-    for index in range(job.servers):
-        children.spawn(f"server {index}", [find_binary("bps-server")], job.role("server"))
+    labels = ["scheduler"] + [f"server {index}" for index in range(job.servers)]
+    for label in labels:
+        role = label.split()[0]
+        children.spawn(label, job.placed(label, [find_binary(f"bps-{role}")]), job.role(label))
 
 
 def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0) -> int:

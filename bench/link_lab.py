@@ -1,0 +1,236 @@
+"""Hosts with links of their own, on one machine: network namespaces that a switch joins, every link at the same rate.
+
+    sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 4 --rate 300
+    sudo .venv/bin/python bench/link_lab.py --workers 4                           # servers inside the workers
+
+W workers and K servers, each on a host of its own, sum a tensor; gloo's all_reduce does the same on the workers' hosts,
+round by round. The rate has to be low enough for the links, and not this machine's cores, to be the limit: the busiest
+core is shown. What is printed: goodput (bytes of the tensor over time) per worker, its share of the line rate, and the
+bytes that really went over the links, as the interfaces counted them.
+
+Needs root, for namespaces of its own; changes nothing else on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bps_rdma.bench import teams
+from bps_rdma.bench.plan import Plan, format_size, make_cases, parse_size
+from bps_rdma.bench.stats import Timing, compare, merge
+from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.process import Children
+from bps_rdma.launch.run import spawn_helpers
+
+SUBNET = "10.77.0"
+MTU = 9000  # as in clusters that train; with 1500 the headers alone take 4.4 %
+BURST = "128kb"  # of a token bucket: two segments as large as the stack makes them
+QUEUE = "50ms"
+
+
+def run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str  # its namespace
+    address: str
+    port: str  # of the switch
+
+
+class Switch:
+    """A bridge in a namespace of its own, and hosts with a cable to it."""
+
+    def __init__(self) -> None:
+        self.name = f"bps-lab-{os.getpid()}"
+        self.hosts: list[Host] = []
+        self.namespaces = [self.name]
+        run("ip", "netns", "add", self.name)
+        run("ip", "-n", self.name, "link", "add", "bridge", "type", "bridge")
+        run("ip", "-n", self.name, "link", "set", "bridge", "up")
+
+    def add_host(self, mbit: float | None) -> Host:
+        """A host whose link carries `mbit` Mbit/s in each direction; None: as fast as it goes."""
+        index = len(self.hosts)
+        host = Host(f"{self.name}-{index}", f"{SUBNET}.{index + 1}", f"port{index}")
+        run("ip", "netns", "add", host.name)
+        self.namespaces.append(host.name)
+        cable = ["type", "veth", "peer", "name", "eth0", "netns", host.name]
+        run("ip", "-n", self.name, "link", "add", host.port, "mtu", str(MTU), *cable)
+        run("ip", "-n", self.name, "link", "set", host.port, "master", "bridge", "up")
+        run("ip", "-n", host.name, "link", "set", "lo", "up")
+        run("ip", "-n", host.name, "link", "set", "eth0", "mtu", str(MTU), "up")
+        run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+        if mbit is not None:
+            for namespace, device in ((host.name, "eth0"), (self.name, host.port)):
+                bucket = ["rate", f"{mbit}mbit", "burst", BURST, "latency", QUEUE]
+                run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
+        self.hosts.append(host)
+        return host
+
+    def carried(self) -> dict[str, tuple[int, int]]:
+        """Bytes so far over each host's link: (from the host, to the host)."""
+        shown = json.loads(run("ip", "-n", self.name, "-j", "-s", "link", "show"))
+        ports = {link["ifname"]: link["stats64"] for link in shown}
+        return {h.name: (ports[h.port]["rx"]["bytes"], ports[h.port]["tx"]["bytes"]) for h in self.hosts}
+
+    def remove(self) -> None:
+        for name in self.namespaces:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run("ip", "netns", "del", name)
+
+
+@dataclass(frozen=True)
+class LabJob(LocalJob):
+    """A job whose members live on hosts of the lab: `homes` by label, "rank 0", "server 0" and "scheduler"."""
+
+    homes: dict[str, Host] = field(default_factory=dict)
+    partition: int = 128 << 10
+
+    def placed(self, label: str, command: list[str]) -> list[str]:
+        return ["ip", "netns", "exec", self.homes[label].name, *command]
+
+    def worker(self, rank: int) -> dict[str, str]:
+        return super().worker(rank) | self._place(f"rank {rank}") | {"LOCAL_RANK": "0"}
+
+    def role(self, label: str) -> dict[str, str]:
+        return super().role(label) | self._place(label)
+
+    def _place(self, label: str) -> dict[str, str]:
+        root = self.homes.get("scheduler", self.homes["rank 0"]).address
+        return {
+            "BPS_TRANSPORT": "tcp",
+            "BPS_NODE_HOST": self.homes[label].address,
+            "BPS_ROOT_URI": root,
+            "MASTER_ADDR": self.homes["rank 0"].address,
+            "LOCAL_WORLD_SIZE": "1",
+            "BPS_NUM_WORKERS": str(self.workers),  # machines
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "BPS_SPIN_US": "0",  # all hosts share this machine's cores
+            "OMP_NUM_THREADS": "1",
+            "BYTEPS_PARTITION_BYTES": str(self.partition),
+        }
+
+
+@contextlib.contextmanager
+def lab(workers: int, servers: int, mbit: float, partition: int) -> Iterator[tuple[Switch, LabJob]]:
+    """A switch with a job's hosts. Without `servers` the workers serve."""
+    switch = Switch()
+    try:
+        homes = {f"rank {i}": switch.add_host(mbit) for i in range(workers)}
+        homes |= {f"server {i}": switch.add_host(mbit) for i in range(servers)}
+        if servers:
+            homes["scheduler"] = switch.add_host(None)
+        yield switch, LabJob(workers=workers, servers=servers or None, homes=homes, partition=partition)
+    finally:
+        switch.remove()
+
+
+def cpu_busy() -> list[float]:
+    lines = Path("/proc/stat").read_text().splitlines()
+    cores = [[int(x) for x in line.split()[1:]] for line in lines if line.startswith("cpu") and line[3].isdigit()]
+    return [sum(core) - core[3] - core[4] for core in cores]
+
+
+@dataclass
+class Measured:
+    """One contender: times of rounds, bytes per round over each host's link, and how busy the busiest core was."""
+
+    timing: Timing
+    carried: dict[str, tuple[float, float]]
+    busiest: float
+
+
+def measure(
+    workers: int, servers: int, mbit: float, partition: int, nbytes: int, rounds: int, peers: tuple[str, ...]
+) -> dict[str, Measured]:
+    """Paired rounds of all contenders, then some of each alone, to see what it sends."""
+    cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
+    plan = Plan(cases=cases, compare=peers, bound=False)
+    with lab(workers, servers, mbit, partition) as (switch, job), Children() as children:
+        spawn_helpers(children, job)
+        team = teams.start_ours(children, plan, job, None)
+        team.hear()
+        team.ask(do="case", index=0)
+        team.ask(do="rounds", count=2)
+        answers = team.ask(do="rounds", count=rounds)
+        found = {}
+        for name in answers[0]["runs"]:
+            before, busy, begin = switch.carried(), cpu_busy(), time.monotonic()
+            alone = max(2, rounds // 2)
+            team.ask(do="rounds", count=alone, only=name)
+            seconds = time.monotonic() - begin
+            after, hertz = switch.carried(), os.sysconf("SC_CLK_TCK")
+            found[name] = Measured(
+                merge([answer["runs"][name] for answer in answers]),
+                {
+                    host.name: tuple((b - a) / alone for a, b in zip(before[host.name], after[host.name], strict=True))
+                    for host in switch.hosts
+                },
+                max((b - a) / hertz / seconds for a, b in zip(busy, cpu_busy(), strict=True)),
+            )
+        team.ask(do="end")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--servers", type=int, default=0, help="on hosts of their own; 0: inside the workers")
+    parser.add_argument("--rate", type=float, default=300, help="Mbit/s of every link, in each direction")
+    parser.add_argument("--size", default="64M")
+    parser.add_argument("--partition", default="128K", help="BYTEPS_PARTITION_BYTES: thin links want small pieces")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("error: making network namespaces needs root\nhint: sudo, or a container with CAP_SYS_ADMIN")
+    nbytes = parse_size(args.size)
+    peers = () if args.no_gloo else ("gloo",)
+    found = measure(args.workers, args.servers, args.rate, parse_size(args.partition), nbytes, args.rounds, peers)
+    line = args.rate * 1e6 / 8
+    place = f"{args.servers} servers on hosts of their own" if args.servers else "servers inside the workers"
+    what = f"{format_size(nbytes)} in pieces of {args.partition}"
+    print(f"{args.workers} workers, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
+    rows = {}
+    for name, one in found.items():
+        goodput = nbytes / one.timing.median
+        up = max(a for a, _ in one.carried.values()) / nbytes
+        down = max(b for _, b in one.carried.values()) / nbytes
+        low, high = nbytes / max(one.timing.seconds), nbytes / min(one.timing.seconds)
+        rows[name] = {
+            "goodput_mb_per_s": goodput / 1e6,
+            "range_mb_per_s": [low / 1e6, high / 1e6],
+            "share_of_line_rate": goodput / line,
+            "busiest_link_up": up,
+            "busiest_link_down": down,
+            "link_use": max(up, down) * goodput / line,
+            "busiest_core": one.busiest,
+            "seconds": list(one.timing.seconds),
+        }
+        print(
+            f"{name:9} {goodput / 1e6:6.1f} MB/s per worker ({low / 1e6:.1f} to {high / 1e6:.1f}), "
+            f"{goodput / line:.3f} of line rate; busiest link carried {up:.2f} up and {down:.2f} down "
+            f"times the tensor, {max(up, down) * goodput / line:.3f} of what it can; busiest core {one.busiest:.0%}"
+        )
+    if "gloo" in found:
+        ratio = compare(found["bps_rdma"].timing, found["gloo"].timing)
+        print(f"{ratio.median:.2f} times as fast as gloo ({ratio.lower:.2f} to {ratio.upper:.2f})")
+        rows["speedup"] = {"median": ratio.median, "lower": ratio.lower, "upper": ratio.upper}
+    if args.json:
+        args.json.write_text(json.dumps(vars(args) | {"json": str(args.json), "found": rows}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
