@@ -1,0 +1,120 @@
+"""The scale model against what can be worked out by hand, and against what the link lab measured."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.scale_model import HEADER_BYTES, SMALL_SLOT_BYTES, Hosts, Protocol, ring_seconds, simulate
+
+MIB = 1 << 20
+# No processor, no headers: what is left is arithmetic.
+IDEAL = Protocol(partition_bytes=MIB, latency_s=0, sum_bytes_per_s=1e15, piece_s=0, wire=1)
+BYTES_PER_S = 1e9 / 8  # of a link of 1 Gbit/s
+
+
+def apart(workers, servers, gbit=1.0):
+    return [Hosts(workers, gbit, worker=True), Hosts(servers, gbit, server=True)]
+
+
+def test_one_worker_and_one_server_are_a_pipeline():
+    found = simulate(apart(1, 1), 100 * MIB, IDEAL)
+    push = (MIB + HEADER_BYTES) / BYTES_PER_S
+    assert found.seconds == pytest.approx(100 * push + MIB / BYTES_PER_S)  # the last answer follows the last push
+
+
+def test_latency_and_summing_come_once_to_a_full_pipeline():
+    slower = Protocol(partition_bytes=MIB, latency_s=0.01, sum_bytes_per_s=1e10, piece_s=1e-4, wire=1)
+    more = simulate(apart(1, 1), 100 * MIB, slower).seconds - simulate(apart(1, 1), 100 * MIB, IDEAL).seconds
+    assert more == pytest.approx(2 * 0.01 + MIB / 1e10 + 1e-4)
+
+
+def test_a_small_window_waits_for_the_latency():
+    far = Protocol(partition_bytes=MIB, latency_s=0.05, window=1, sum_bytes_per_s=1e15, piece_s=0, wire=1)
+    found = simulate(apart(1, 1), 20 * MIB, far)
+    # A slot is free again when its piece has arrived and been summed: one way.
+    assert found.seconds > 20 * 0.05
+    wide = Protocol(partition_bytes=MIB, latency_s=0.05, window=16, sum_bytes_per_s=1e15, piece_s=0, wire=1)
+    assert simulate(apart(1, 1), 20 * MIB, wide).seconds < 0.5 * found.seconds
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 4), (4, 4), (8, 2), (3, 5), (64, 16)])
+def test_every_byte_crosses_a_link_once_each_way(workers, servers):
+    nbytes = 240 * MIB
+    found = simulate(apart(workers, servers), nbytes, IDEAL)
+    header = 240 * HEADER_BYTES
+    ours, theirs = found.links
+    assert ours.up == pytest.approx(nbytes + header)
+    assert ours.down == pytest.approx(nbytes)
+    assert theirs.down == pytest.approx(workers * (nbytes + header) / servers)
+    assert theirs.up == pytest.approx(workers * nbytes / servers)
+    line = nbytes / BYTES_PER_S * max(1, workers / servers)
+    assert line < found.seconds < line * (1 + 2.1 * max(workers, servers) / 240)
+    assert found.data_writes == 2 * workers * 240
+
+
+def test_servers_inside_the_workers_carry_what_a_ring_does():
+    found = simulate([Hosts(8, 1, worker=True, server=True)], 64 * MIB, IDEAL)
+    assert found.links[0].down == pytest.approx(2 * 7 / 8 * 64 * MIB, rel=1e-3)
+    assert found.seconds == pytest.approx(ring_seconds(8, 1, 64 * MIB, IDEAL), rel=0.1)
+
+
+def test_a_slow_server_holds_everybody_up():
+    slow = [Hosts(4, 1, worker=True), Hosts(3, 1, server=True), Hosts(1, 0.25, server=True)]
+    found = simulate(slow, 256 * MIB, IDEAL)
+    assert found.seconds == pytest.approx(256 * MIB / BYTES_PER_S * 4, rel=0.05)
+
+
+def test_a_slow_worker_holds_everybody_up():
+    slow = [Hosts(3, 1, worker=True), Hosts(1, 0.5, worker=True), Hosts(4, 1, server=True)]
+    assert simulate(slow, 256 * MIB, IDEAL).seconds == pytest.approx(2 * 256 * MIB / BYTES_PER_S, rel=0.05)
+
+
+@pytest.mark.parametrize("servers", [5, 9, 12, 13])
+def test_one_server_more_does_not_slow_anybody_down(servers):
+    before, after = (simulate(apart(8, count), 256 * MIB, IDEAL) for count in (servers - 1, servers))
+    assert after.seconds < before.seconds * 1.05
+    assert after.seconds == pytest.approx(256 * MIB / BYTES_PER_S * max(1, 8 / servers), rel=0.12)
+
+
+def test_fewer_pieces_than_servers_leave_servers_idle():
+    found = simulate(apart(4, 8), 4 * MIB, IDEAL)
+    assert found.links[1].down == pytest.approx(4 * (MIB + HEADER_BYTES))  # of those that have a piece
+
+
+def test_memory_is_that_of_the_windows():
+    protocol = Protocol(partition_bytes=MIB, window=4, server_loops=2)
+    found = simulate(apart(10, 3), 1000 * MIB, protocol)
+    assert found.server_memory == 10 * 2 * (4 * (MIB + HEADER_BYTES) + SMALL_SLOT_BYTES)
+    assert simulate(apart(10, 3), 4000 * MIB, protocol).server_memory == found.server_memory
+
+
+def test_thousands_of_hosts_cost_the_model_nothing_and_change_nothing():
+    begin = time.monotonic()
+    large, again = (simulate(apart(4096, 512, 400), 1 << 30) for _ in range(2))
+    assert large == again
+    assert large.seconds > (1 << 30) * 8 / (400e9 / 8)  # eight workers share a server's link
+    assert time.monotonic() - begin < 30
+
+
+# As bench/link_lab.py measured: 300 Mbit/s, 64 MiB in pieces of 128 KiB, seconds (see docs/performance.md).
+LAB = [(apart(2, 2, 0.3), 1.834), (apart(4, 4, 0.3), 1.885), ([Hosts(4, 0.3, worker=True, server=True)], 2.717),
+       (apart(4, 2, 0.3), 3.707)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hosts", "measured"), LAB)
+def test_within_a_tenth_of_the_link_lab(hosts, measured):
+    found = simulate(hosts, 64 * MIB, Protocol(partition_bytes=128 << 10))
+    assert found.seconds == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nbytes"),
+    [([], 1), (apart(1, 1), 0), ([Hosts(1, 1, worker=True)], 1), ([Hosts(1, 1, server=True)], 1),
+     ([*apart(1, 1), Hosts(1, 1)], 1), (apart(0, 1), 1), (apart(1, 1, 0), 1)],
+)  # fmt: skip
+def test_impossible_clusters_are_refused(hosts, nbytes):
+    with pytest.raises(InvalidArgumentError):
+        simulate(hosts, nbytes)
