@@ -1,0 +1,99 @@
+"""Whether costs stay the same per partition from 10 to 100,000 of them, and per worker from 1 to 8.
+
+    .venv/bin/python bench/growth.py
+
+Partitions of 64 bytes, so that nothing but the cost of partitions is seen. Processor time is counted, of all processes:
+on a machine with fewer cores than workers the time that passes says little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bps_rdma.launch.environment import LocalJob
+
+PIECE = 64
+PARTITIONS = (10, 100, 1_000, 10_000, 100_000)
+WORKERS = (1, 2, 4, 8)
+ROUNDS = 5
+
+
+def used() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def rank_main(partitions: int) -> None:
+    import bps_rdma as bps
+
+    bps.init()
+    calls = max(1, 20_000 // partitions)
+    array = bps.empty(partitions * PIECE // 4)
+    warm = bps.empty(16)
+    bps.push_pull_inplace(warm, False, "warm")
+    bps.barrier()
+    memory, begin = resident(), time.perf_counter()
+    bps.declare("large", array)
+    declared = time.perf_counter() - begin
+    array.fill(1)
+    bps.push_pull_inplace(array, False, "large")
+    assert (array == bps.size()).all()
+    memory = resident() - memory - array.nbytes
+    cpu, wall = [], []
+    for _ in range(ROUNDS):
+        bps.barrier()
+        before, begin = used(), time.perf_counter()
+        for _ in range(calls):
+            bps.push_pull_inplace(array, False, "large")
+        wall.append((time.perf_counter() - begin) / calls / partitions)
+        cpu.append((used() - before) / calls / partitions)
+    print(json.dumps({"declare": declared / partitions, "memory": memory / partitions,
+                      "cpu": statistics.median(cpu), "wall": statistics.median(wall)}), flush=True)  # fmt: skip
+    bps.shutdown()
+
+
+def measure(workers: int, partitions: int) -> dict[str, float]:
+    """Means over the ranks."""
+    job = LocalJob(workers=workers, transport="shm")
+    env = {"BYTEPS_PARTITION_BYTES": str(PIECE), "BPS_MIN_PARTITION_BYTES": str(PIECE)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(partitions)], env=job.worker(rank) | env, stdout=subprocess.PIPE
+        )
+        for rank in range(workers)
+    ]
+    said = [json.loads(rank.communicate()[0]) for rank in ranks]
+    return {name: float(np.mean([one[name] for one in said])) for name in said[0]}
+
+
+def show(label: str, found: dict[str, float]) -> None:
+    us = {name: found[name] * 1e6 for name in ("declare", "cpu", "wall")}
+    print(
+        f"{label}: declare {us['declare']:8.3f} us, push_pull {us['cpu']:7.3f} us of processor time, {us['wall']:7.3f} us "
+        f"of time, memory {found['memory']:7.1f} bytes; each per partition and worker",
+        flush=True,
+    )
+
+
+def main() -> None:
+    for partitions in PARTITIONS:
+        show(f"2 workers, {partitions:7,d} partitions", measure(2, partitions))
+    for workers in WORKERS:
+        show(f"{workers} workers,  10,000 partitions", measure(workers, 10_000))
+
+
+if __name__ == "__main__":
+    rank_main(int(sys.argv[1])) if sys.argv[1:] else main()

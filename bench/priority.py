@@ -1,0 +1,63 @@
+"""How soon an urgent tensor is back that is issued behind much that is not urgent.
+
+    BYTEPS_SCHEDULING_CREDIT=4194304 bps run -np 2 bench/priority.py
+
+Issues 256 MiB of tensors of low priority and then one of 1 MiB of high priority; all results are checked. The urgent
+one should be back within the time of its own partitions and one credit window, at the rate at which everything moves.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+
+import bps_rdma as bps
+
+TENSORS, NBYTES = 256, 1 << 20
+ROUNDS = 15
+
+
+def main() -> None:
+    bps.init()
+    size = bps.size()
+    settings = {
+        setting.name: int(setting.value or 0) for setting in bps.config() if setting.name.endswith(("BYTES", "CREDIT"))
+    }
+    partition, credit = settings["BPS_PARTITION_BYTES"], settings["BPS_SCHEDULING_CREDIT"]
+    credit = credit * partition if credit < 1000 else credit
+    low = [np.ones(NBYTES // 4, np.float32) for _ in range(TENSORS)]
+    urgent = np.ones(NBYTES // 4, np.float32)
+    bps.declare_many({f"low {i}": array for i, array in enumerate(low)} | {"urgent": urgent})
+    waited, whole = [], []
+    for round_ in range(ROUNDS + 2):
+        for array in (*low, urgent):
+            array.fill(1)
+        bps.barrier()
+        begin = time.perf_counter()
+        handles = [bps.push_pull_async_inplace(array, False, f"low {i}", priority=-1) for i, array in enumerate(low)]
+        issued = time.perf_counter()
+        bps.push_pull_inplace(urgent, False, "urgent", priority=1)
+        back = time.perf_counter()
+        behind = sum(not handle.done() for handle in handles)
+        bps.wait(handles)
+        if round_ >= 2:
+            waited.append(back - issued)
+            whole.append(time.perf_counter() - begin)
+        assert all((array == size).all() for array in (*low, urgent))
+        assert behind > 0 or credit == 0, "everything was over before: nothing was overtaken"
+    rate = TENSORS * NBYTES / statistics.median(whole)
+    allowed = (NBYTES + credit) / rate
+    if bps.rank() == 0:
+        low_q, middle, high_q = (q * 1e3 for q in statistics.quantiles(waited, n=4))
+        print(
+            f"urgent 1 MiB behind 256 MiB: {middle:.2f} ms ({low_q:.2f} to {high_q:.2f}); everything "
+            f"{statistics.median(whole) * 1e3:.1f} ms; two partitions and a window of {credit} bytes at that rate: "
+            f"{allowed * 1e3:.2f} ms; ratio {middle / 1e3 / allowed:.2f}"
+        )
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
