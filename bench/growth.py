@@ -80,10 +80,10 @@ def measure(workers: int, partitions: int) -> dict[str, float]:
 
 
 def show(label: str, found: dict[str, float]) -> None:
-    us = {name: found[name] * 1e6 for name in ("declare", "cpu", "wall")}
+    declare, cpu, wall = (found[name] * 1e6 for name in ("declare", "cpu", "wall"))
     print(
-        f"{label}: declare {us['declare']:8.3f} us, push_pull {us['cpu']:7.3f} us of processor time, {us['wall']:7.3f} us "
-        f"of time, memory {found['memory']:7.1f} bytes; each per partition and worker",
+        f"{label}: declare {declare:7.3f} us, push_pull {cpu:6.3f} us of processor time, {wall:6.3f} us of time, "
+        f"memory {found['memory']:7.1f} bytes; each per partition and worker",
         flush=True,
     )
 

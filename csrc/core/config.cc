@@ -63,7 +63,8 @@ std::vector<Setting> Config::table() {
       // Seeing
       {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", "ERROR, WARNING, INFO or DEBUG"},
       {"BPS_SPIN_US", "", "-1",
-       "longest spin before a loop sleeps, microseconds; -1: 0 where cores are scarce, else 20"},
+       "longest spin before a loop or a waiting caller sleeps, microseconds; -1: 0 where cores are scarce, else 20 and "
+       "50"},
       {"BPS_FAULT", "", "", "for tests: make the transports misbehave, e.g. refuse=0.1,partial=0.3,hold=0.5,seed=7"},
   };
 }
