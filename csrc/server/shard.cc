@@ -9,14 +9,8 @@
 namespace bps {
 namespace {
 
-// A push of at most this many bytes uses a small slot, of which there are many: small tensors are limited by the number
-// of messages in flight, large ones by their bytes.
-constexpr std::uint64_t kSmallPayload = 8 * 1024 - kMaxHeader;
+constexpr std::uint64_t kSmallPayload = kSmallSlot - kMaxHeader;
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
-
-bool is_small(const Slot& slot) {
-  return slot.capacity <= kSmallPayload + kMaxHeader;
-}
 
 }  // namespace
 
@@ -101,7 +95,7 @@ void Shard::attach(Link& link, const Attach& attach) {
 
 void Shard::grant(Link& link, Slot* slot) {
   slot->landing_for = &link;
-  ++(is_small(*slot) ? link.free_small : link.free_large);
+  ++(is_small_slot(slot->capacity) ? link.free_small : link.free_large);
   const RemoteSpan where = pool_.region(*slot, *link.transport).remote(slot->offset, slot->capacity);
   link.credits.push_back({slot->number, where.key, where.address, slot->capacity});
   credits_due_ = true;

@@ -7,7 +7,6 @@
 namespace bps {
 namespace {
 
-constexpr std::uint64_t kSmallCapacity = 8 * 1024;
 constexpr std::size_t kMostCredits = (kMaxMessage - 16) / sizeof(SlotCredit);
 
 }  // namespace
@@ -20,7 +19,7 @@ void Shard::on_write(Endpoint& from, std::uint32_t immediate) {
     counters_.stale.add();
     return;
   }
-  std::uint32_t& held = slot->capacity <= kSmallCapacity ? link.free_small : link.free_large;
+  std::uint32_t& held = is_small_slot(slot->capacity) ? link.free_small : link.free_large;
   if (held > 0) --held;
   PushHeader header;
   std::memcpy(&header, slot->data, sizeof header);

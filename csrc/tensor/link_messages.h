@@ -22,6 +22,13 @@ struct Attach {
   std::uint8_t data_endpoints = 1;
 };
 
+// Landing slots have two sizes. A push of at most so many bytes, header included, uses a small one, of which there are
+// many: small tensors are limited by the number of messages in flight, large ones by their bytes.
+inline constexpr std::uint64_t kSmallSlot = 8 * 1024;
+constexpr bool is_small_slot(std::uint64_t capacity) {
+  return capacity <= kSmallSlot;
+}
+
 // A landing slot that the worker may fill once; its number is the write's immediate.
 struct SlotCredit {
   std::uint32_t slot = 0;

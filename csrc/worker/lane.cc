@@ -129,9 +129,7 @@ void Lane::on_message(Endpoint& from, std::span<const std::byte> message) {
     return;
   }
   if (const auto* credits = std::get_if<Credits>(&*decoded)) {
-    for (const SlotCredit& slot : credits->slots) {
-      (slot.capacity <= 8 * 1024 ? server.small_slots : server.large_slots).push_back(slot);
-    }
+    for (const SlotCredit& slot : credits->slots) server.take(slot);
     has_work_ = true;
   } else if (const auto* failed = std::get_if<PushFailed>(&*decoded)) {
     if (failed->immediate == kWholeLink) return on_lost(from, failed->what + " (" + failed->hint + ")");

@@ -51,6 +51,8 @@ class Lane final : public Actor, public Sink {
     SendQueue queue;
     bool lost = false;
     std::string why_lost;
+
+    void take(const SlotCredit& slot) { (is_small_slot(slot.capacity) ? small_slots : large_slots).push_back(slot); }
   };
 
   Lane(LaneOptions options, Reactor& reactor);

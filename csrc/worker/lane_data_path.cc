@@ -112,7 +112,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   Endpoint& endpoint = *server.data[server.next_data];
   DirectAccess* direct = endpoint.direct();
   if (direct == nullptr) {
-    const bool small = kMaxHeader + (carries ? piece.length : 0) <= 8 * 1024 && !server.small_slots.empty();
+    const bool small = is_small_slot(kMaxHeader + (carries ? piece.length : 0)) && !server.small_slots.empty();
     auto& slots = small ? server.small_slots : server.large_slots;
     if (slots.empty()) return false;
     batch.slots[n] = slots.back();
@@ -154,9 +154,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
     flight.input.reset();
     flight.output.reset();
     free_flights_.push_back(index);
-    if (direct == nullptr) {
-      (batch.slots[n].capacity <= 8 * 1024 ? server.small_slots : server.large_slots).push_back(batch.slots[n]);
-    }
+    if (direct == nullptr) server.take(batch.slots[n]);
     return true;  // the next look at the queue sees that it is over
   }
   flight.operation = &operation;
@@ -222,10 +220,7 @@ void Lane::undo(Server& server, Batch& batch, std::size_t from) {
     Operation::Cursor* cursor = batch.cursors[i];
     if (cursor->next == cursor->partitions->size()) server.queue.add(cursor);
     --cursor->next;
-    if (server.data.front()->direct() == nullptr) {
-      const SlotCredit& slot = batch.slots[i];
-      (slot.capacity <= 8 * 1024 ? server.small_slots : server.large_slots).push_back(slot);
-    }
+    if (server.data.front()->direct() == nullptr) server.take(batch.slots[i]);
     bytes_in_flight_ -= flight.length;
     if (flight.stage != nullptr) staging_->give_back(flight.stage);
     flight = Flight{.generation = flight.generation};
