@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bps_rdma.errors import InvalidArgumentError
 
 HEADER_BYTES = 64  # of a piece: kMaxHeader
-SMALL_SLOT_BYTES = 128 * 8192  # per worker loop and server loop, for small pieces: shard.cc
+SMALL_SLOT = 8192  # for small pieces; per worker loop and server loop there are so many: shard.cc
+MOST_SMALL_SLOTS, FEWEST_SMALL_SLOTS = 128, 8
 CREDIT_MESSAGE_BYTES = 33.0
 _EPSILON = 1e-6  # bytes
 
@@ -49,6 +51,7 @@ class Protocol:
         partition_bytes: BYTEPS_PARTITION_BYTES.
         window: BPS_SERVER_WINDOW, pieces that a worker may have under way to one loop of a server.
         server_loops: BYTEPS_SERVER_ENGINE_THREAD.
+        server_memory: BPS_SERVER_MEMORY, bytes for landing slots; with many workers the windows shrink to it.
         latency_s: from a write to its arrival on an idle network.
         sum_bytes_per_s: how fast a server sums, in bytes of all the workers' pieces.
         piece_s: what each piece costs a server besides.
@@ -56,8 +59,9 @@ class Protocol:
     """
 
     partition_bytes: int = 512 << 10
-    window: int = 8
+    window: int = 4
     server_loops: int = 1
+    server_memory: int = 4 << 30
     latency_s: float = 50e-6
     sum_bytes_per_s: float = 10e9
     piece_s: float = 5e-6
@@ -156,6 +160,9 @@ class _Round:
         self.wire_bytes = (self.piece_bytes + HEADER_BYTES) * protocol.wire  # of a push; an answer has no header
         self.given = hosts
         self.workers = sum(h.count for h in hosts if h.worker)
+        share = protocol.server_memory // protocol.server_loops // self.workers or sys.maxsize
+        self.small_slots = min(max(share // 8 // SMALL_SLOT, FEWEST_SMALL_SLOTS), MOST_SMALL_SLOTS)
+        self.window = min(max(share // 8 * 7 // (protocol.partition_bytes + HEADER_BYTES), 1), protocol.window)
         self.hosts: list[Hosts] = []  # kinds whose servers all have equally many pieces
         self.origin: list[int] = []  # the kind that was given
         self.servers: list[_Servers] = []
@@ -217,7 +224,7 @@ class _Round:
     def _open(self) -> None:
         for flow in self.flows:
             if flow.push:
-                flow.limit = min(flow.servers.pieces, self.protocol.window) * self.wire_bytes
+                flow.limit = min(flow.servers.pieces, self.window) * self.wire_bytes
         for servers in self.servers:
             if not any(flow.servers is servers for flow in self.flows):  # nobody but the worker on the same host
                 self._summed_later(servers, servers.pieces)
@@ -270,7 +277,7 @@ class _Round:
         for flow in self.flows:
             if flow.servers is not servers:
                 continue
-            pieces = min(servers.pieces, servers.summed + self.protocol.window) if flow.push else servers.summed
+            pieces = min(servers.pieces, servers.summed + self.window) if flow.push else servers.summed
             flow.limit = pieces * self._bytes_of(flow)
 
     def _schedule(self, when: float, servers: _Servers, *, is_sum: bool) -> None:
@@ -315,4 +322,4 @@ class _Round:
         # A worker on the server's own host needs no slots; elsewhere every worker loop has them on every server loop.
         remote = max(self.workers - (1 if self.hosts[one.host].worker else 0) for one in self.servers)
         slot = self.protocol.partition_bytes + HEADER_BYTES
-        return remote * self.protocol.server_loops * (self.protocol.window * slot + SMALL_SLOT_BYTES)
+        return remote * self.protocol.server_loops * (self.window * slot + self.small_slots * SMALL_SLOT)

@@ -54,6 +54,8 @@ std::vector<Setting> Config::table() {
       // Server
       {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", "server loops; 0: one per core, at most 4"},
       {"BPS_SERVER_WINDOW", "", "4", "partitions a worker may have on the way to one server loop (landing slots)"},
+      {"BPS_SERVER_MEMORY", "", "4294967296",
+       "bytes of landing slots on one server; many workers get smaller windows, one slot at least; 0: no limit"},
       // Deadlines
       {"BPS_TIMEOUT", "", "300", "seconds until an operation that does not complete fails"},
       {"BPS_JOIN_TIMEOUT", "", "60", "seconds to wait for all members at start-up"},

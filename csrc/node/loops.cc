@@ -99,6 +99,7 @@ void Process::Impl::make_rdma_transports() {
 void Process::Impl::make_shards() {
   ShardOptions options;
   options.window = static_cast<std::uint32_t>(config_.integer("BPS_SERVER_WINDOW", 1, 4096));
+  options.slot_memory = static_cast<std::uint64_t>(config_.integer("BPS_SERVER_MEMORY", 0, INT64_MAX)) / loops_.size();
   options.largest_partition = 1 << 30;
   for (const auto& loop : loops_) {
     loop->reactor->call([&, this] {

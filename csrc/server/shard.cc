@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::uint64_t kSmallPayload = kSmallSlot - kMaxHeader;
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
+constexpr std::uint32_t kFewestSmallSlots = 8;
 
 }  // namespace
 
@@ -89,8 +90,15 @@ void Shard::attach(Link& link, const Attach& attach) {
   link.needs_slots = attach.needs_slots;
   link.largest_payload = attach.largest_payload;
   if (!link.needs_slots) return;
-  for (std::uint32_t i = 0; i < options_.window; ++i) grant(link, pool_.take(link.largest_payload));
-  for (std::uint32_t i = 0; i < kSmallSlots; ++i) grant(link, pool_.take(kSmallPayload));
+  std::uint64_t large = options_.window;
+  std::uint64_t small = kSmallSlots;
+  if (options_.slot_memory > 0) {
+    const std::uint64_t share = options_.slot_memory / std::max(membership_.workers, 1U);
+    small = std::clamp<std::uint64_t>(share / 8 / kSmallSlot, kFewestSmallSlots, kSmallSlots);
+    large = std::clamp<std::uint64_t>(share / 8 * 7 / (link.largest_payload + kMaxHeader), 1, options_.window);
+  }
+  for (std::uint64_t i = 0; i < large; ++i) grant(link, pool_.take(link.largest_payload));
+  for (std::uint64_t i = 0; i < small; ++i) grant(link, pool_.take(kSmallPayload));
 }
 
 void Shard::grant(Link& link, Slot* slot) {

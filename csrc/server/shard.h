@@ -57,7 +57,8 @@ struct Link {
 };
 
 struct ShardOptions {
-  std::uint32_t window = 8;             // large landing slots per worker loop
+  std::uint32_t window = 8;       // large landing slots per worker loop, at most
+  std::uint64_t slot_memory = 0;  // bytes for the slots of all workers; fewer each when they are many; 0: no limit
   std::uint64_t largest_partition = 0;  // bytes; refuses more
 };
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.scale_model import HEADER_BYTES, SMALL_SLOT_BYTES, Hosts, Protocol, ring_seconds, simulate
+from bps_rdma.scale_model import HEADER_BYTES, SMALL_SLOT, Hosts, Protocol, ring_seconds, simulate
 
 MIB = 1 << 20
 # No processor, no headers: what is left is arithmetic.
@@ -87,8 +87,15 @@ def test_fewer_pieces_than_servers_leave_servers_idle():
 def test_memory_is_that_of_the_windows():
     protocol = Protocol(partition_bytes=MIB, window=4, server_loops=2)
     found = simulate(apart(10, 3), 1000 * MIB, protocol)
-    assert found.server_memory == 10 * 2 * (4 * (MIB + HEADER_BYTES) + SMALL_SLOT_BYTES)
+    assert found.server_memory == 10 * 2 * (4 * (MIB + HEADER_BYTES) + 128 * SMALL_SLOT)
     assert simulate(apart(10, 3), 4000 * MIB, protocol).server_memory == found.server_memory
+
+
+def test_thousands_of_workers_share_a_servers_memory():
+    small = Protocol(server_memory=1 << 30, server_loops=4)
+    few, many = (simulate(apart(n, 8, 400), 1 << 28, small).server_memory for n in (8, 4096))
+    assert few == 8 * 4 * (4 * ((512 << 10) + HEADER_BYTES) + 128 * SMALL_SLOT)
+    assert many == 4096 * 4 * ((512 << 10) + HEADER_BYTES + 8 * SMALL_SLOT), "a slot each, whatever the limit"
 
 
 def test_thousands_of_hosts_cost_the_model_nothing_and_change_nothing():

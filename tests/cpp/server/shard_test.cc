@@ -149,6 +149,39 @@ TEST_F(ShardTest, NobodyTakesThePlaceOfAWorkerThatIsThere) {
   expect_sum(6);
 }
 
+TEST_F(ShardTest, ManyWorkersShareTheMemoryForSlots) {
+  const std::uint64_t payload = 100'000;
+  const auto granted = [&](std::uint64_t memory) {
+    Membership members;
+    members.workers = kWorkers;
+    Node node;
+    node.id = 1;
+    node.worker_rank = 0;
+    members.nodes.push_back(node);
+    Shard one(ShardOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members, {&transport},
+              counters);
+    Hello hello{.node = 1, .lane = 0, .shard = 0, .plane = Plane::kControl};
+    FakeWorker worker;
+    const auto [control, there] = transport.connect_pair(hello);
+    control->sink = &worker;
+    one.add_endpoint(there, &transport);
+    EXPECT_EQ(control->send(encode(Attach{payload, true})), Status::kOk);
+    for (int i = 0; i < 6; ++i) {
+      transport.poll();
+      one.step();
+    }
+    const auto small = std::ranges::count_if(worker.slots, [](const auto& s) { return is_small_slot(s.capacity); });
+    const auto large = static_cast<std::ptrdiff_t>(worker.slots.size()) - small;
+    transport.close(control);
+    transport.close(there);
+    return std::pair(large, small);
+  };
+  EXPECT_EQ(granted(0), std::pair(std::ptrdiff_t{8}, std::ptrdiff_t{128}));
+  EXPECT_EQ(granted(1 << 30), std::pair(std::ptrdiff_t{8}, std::ptrdiff_t{128}));
+  EXPECT_EQ(granted(kWorkers * 400'000), std::pair(std::ptrdiff_t{3}, std::ptrdiff_t{8}));
+  EXPECT_EQ(granted(1), std::pair(std::ptrdiff_t{1}, std::ptrdiff_t{8})) << "nobody is left without";
+}
+
 TEST_F(ShardTest, EverySlotIsAnnouncedHoweverMany) {
   attach(0, 4000);
   std::set<std::uint32_t> numbers;
