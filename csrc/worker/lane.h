@@ -9,6 +9,7 @@
 // from any thread, everything else on the reactor's.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -19,6 +20,7 @@
 #include "core/metrics.h"
 #include "core/ring.h"
 #include "tensor/link_messages.h"
+#include "tensor/push_header.h"
 #include "transport/reactor.h"
 #include "transport/region_cache.h"
 #include "worker/operation.h"
@@ -101,7 +103,17 @@ class Lane final : public Actor, public Sink {
     std::shared_ptr<Operation> operation;
     bool home = false;
   };
-  struct Batch;
+  // Partitions that go out with one doorbell.
+  struct Batch {
+    static constexpr std::size_t kMost = 16;
+    std::array<PushHeader, kMost> headers;
+    std::array<WriteOp, kMost> writes;
+    std::array<Offer, kMost> offers;
+    std::array<SlotCredit, kMost> slots;
+    std::array<std::uint32_t, kMost> flights;
+    std::array<Operation::Cursor*, kMost> cursors;
+    std::size_t size = 0;
+  };
 
   bool take_submissions();
   bool push(Server& server);
@@ -130,6 +142,7 @@ class Lane final : public Actor, public Sink {
   std::vector<std::shared_ptr<Operation>> home_;  // operations whose deadline this lane watches
   std::size_t purge_at_ = 64;
   std::unique_ptr<Staging> staging_;  // made at first need
+  Batch batch_;                       // of push(); here, because emptying 4 KiB each time would cost as much as a push
   bool has_work_ = false;
   bool blocked_ = false;
   bool landed_ = true;  // since somebody asked last

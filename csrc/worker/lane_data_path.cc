@@ -1,15 +1,12 @@
 // The hot part of a lane: partitions out, answers in.
-#include <array>
 #include <cstring>
 #include <utility>
 
-#include "tensor/push_header.h"
 #include "worker/lane.h"
 
 namespace bps {
 namespace {
 
-constexpr std::size_t kBatch = 16;  // partitions per doorbell
 // With work to do, credits spent and nothing coming back for this long, ranks may be waiting for each other in a
 // circle; the limits of this side (scheduling credit, staging) then yield by one partition.
 constexpr auto kStuck = std::chrono::milliseconds(2);
@@ -28,16 +25,6 @@ std::uint8_t flags_of(const Request& request, std::uint16_t member, std::uint32_
 
 }  // namespace
 
-struct Lane::Batch {
-  std::array<PushHeader, kBatch> headers;
-  std::array<WriteOp, kBatch> writes;
-  std::array<Offer, kBatch> offers;
-  std::array<SlotCredit, kBatch> slots;
-  std::array<std::uint32_t, kBatch> flights;
-  std::array<Operation::Cursor*, kBatch> cursors;
-  std::size_t size = 0;
-};
-
 bool Lane::step() {
   bool found = take_submissions();
   if (!has_work_) return found;
@@ -52,11 +39,11 @@ bool Lane::step() {
 // [4] Sends what there is room for.
 bool Lane::push(Server& server) {
   bool sent = false;
-  Batch batch;
+  Batch& batch = batch_;
   for (;;) {
     batch.size = 0;
     bool room = true;
-    while (batch.size < kBatch && !server.queue.empty() && room) {
+    while (batch.size < Batch::kMost && !server.queue.empty() && room) {
       Operation::Cursor& cursor = *server.queue.top();
       if (cursor.operation->done()) {  // failed: what was not sent is over
         server.queue.pop();
