@@ -45,7 +45,9 @@ std::vector<Setting> Config::table() {
       {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", "largest piece of a tensor, bytes"},
       {"BPS_MIN_PARTITION_BYTES", "", "65536", "middle-sized tensors are cut no finer than this, bytes"},
       {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0",
-       "bytes in flight per push loop before more urgent tensors may overtake; 0: unlimited; below 1000: partitions"},
+       "bytes in flight per push loop, shared by the servers, that more urgent tensors cannot overtake; 0: unlimited; "
+       "below "
+       "1000: partitions"},
       {"BPS_PUSH_THREAD", "BYTEPS_PUSH_THREAD", "1", "push loops, and as many pull loops"},
       {"BPS_KEY_HASH_FN", "BYTEPS_KEY_HASH_FN", "raw", "raw, djb2, naive, built_in, sdbm, mixed or balanced"},
       {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", "coefficient of built_in"},

@@ -51,6 +51,8 @@ void Lane::add_server(std::size_t place, std::uint32_t rank, std::string name, T
   const auto count = static_cast<std::uint8_t>(server->data.size());  // BPS_TCP_STREAMS and the like: 64 at most
   (void)control->send(encode(Attach{options_.largest_partition, needs_slots, count}));
   servers_[place] = std::move(server);
+  const auto met = std::ranges::count_if(servers_, [](const auto& one) { return one != nullptr; });
+  credit_ = (options_.scheduling_credit + static_cast<std::uint64_t>(met) - 1) / static_cast<std::uint64_t>(met);
 }
 
 void Lane::submit(const std::shared_ptr<Operation>& operation, bool home) {

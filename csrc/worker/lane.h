@@ -51,9 +51,13 @@ class Lane final : public Actor, public Sink {
     std::vector<SlotCredit> small_slots;
     std::vector<SlotCredit> large_slots;
     SendQueue queue;
+    std::uint64_t bytes_in_flight = 0;
+    bool landed = true;  // something, since somebody asked last
+    Clock::time_point last_landing{};
     bool lost = false;
     std::string why_lost;
 
+    bool is_stuck();
     void take(const SlotCredit& slot) { (is_small_slot(slot.capacity) ? small_slots : large_slots).push_back(slot); }
   };
 
@@ -120,8 +124,6 @@ class Lane final : public Actor, public Sink {
   bool prepare(Server& server, Operation::Cursor& cursor, Batch& batch);
   std::size_t post(Server& server, Batch& batch);
   void undo(Server& server, Batch& batch, std::size_t from);
-  bool is_stuck();
-  void note_landing() { landed_ = true; }
   std::uint32_t board();
   void land(std::uint32_t index);
   Flight* find(std::uint32_t immediate, const Server* server);
@@ -138,15 +140,15 @@ class Lane final : public Actor, public Sink {
   std::vector<Transport*> cached_transports_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_flights_;
-  std::uint64_t bytes_in_flight_ = 0;
+  // Bytes that may be under way to one server: an equal share of the scheduling credit, so that what is less urgent on
+  // one server never takes the credit of what is more urgent on another. 0: no limit.
+  std::uint64_t credit_ = 0;
   std::vector<std::shared_ptr<Operation>> home_;  // operations whose deadline this lane watches
   std::size_t purge_at_ = 64;
   std::unique_ptr<Staging> staging_;  // made at first need
   Batch batch_;                       // of push(); here, because emptying 4 KiB each time would cost as much as a push
   bool has_work_ = false;
   bool blocked_ = false;
-  bool landed_ = true;  // since somebody asked last
-  Clock::time_point last_landing_{};
 };
 
 }  // namespace bps

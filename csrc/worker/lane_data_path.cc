@@ -7,8 +7,8 @@
 namespace bps {
 namespace {
 
-// With work to do, credits spent and nothing coming back for this long, ranks may be waiting for each other in a
-// circle; the limits of this side (scheduling credit, staging) then yield by one partition.
+// With work to do, credits spent and nothing coming back from a server for this long, ranks may be waiting for each
+// other in a circle; the limits of this side (scheduling credit, staging) then yield by one partition.
 constexpr auto kStuck = std::chrono::milliseconds(2);
 
 std::uint8_t flags_of(const Request& request, std::uint16_t member, std::uint32_t shard) {
@@ -71,10 +71,10 @@ bool Lane::push(Server& server) {
 }
 
 // Whether nothing has landed for a while. Only who is held up asks, and only then is the clock looked at.
-bool Lane::is_stuck() {
+bool Lane::Server::is_stuck() {
   const auto now = Clock::now();
-  if (std::exchange(landed_, false)) last_landing_ = now;
-  return now - last_landing_ > kStuck;
+  if (std::exchange(landed, false)) last_landing = now;
+  return now - last_landing > kStuck;
 }
 
 // Makes the next partition of `cursor` ready in the batch; false when a limit says not now.
@@ -90,9 +90,8 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   const bool wants = (flags & kWantsData) != 0;
 
   bool yields = false;  // both limits at once, or each would wait for the other to do so
-  if (options_.scheduling_credit > 0 && bytes_in_flight_ > 0 &&
-      bytes_in_flight_ + piece.length > options_.scheduling_credit) {
-    if (!is_stuck()) return false;
+  if (credit_ > 0 && server.bytes_in_flight > 0 && server.bytes_in_flight + piece.length > credit_) {
+    if (!server.is_stuck()) return false;
     yields = true;
   }
   const std::size_t n = batch.size;
@@ -118,7 +117,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
         ((carries && !direct->peer_reaches(*flight.input)) || (wants && !direct->peer_reaches(*flight.output)))) {
       if (!staging_) staging_ = std::make_unique<Staging>(options_.largest_partition, options_.staging_bytes);
       flight.stage = staging_->take();
-      if (flight.stage == nullptr && (yields || is_stuck())) {
+      if (flight.stage == nullptr && (yields || server.is_stuck())) {
         staging_->grow();
         flight.stage = staging_->take();
         yields = true;
@@ -148,7 +147,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
   flight.server = &server;
   flight.partition = partition;
   flight.length = piece.length;
-  bytes_in_flight_ += piece.length;
+  server.bytes_in_flight += piece.length;
 
   PushHeader& header = batch.headers[n];
   header = PushHeader{};
@@ -185,7 +184,7 @@ bool Lane::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
                        .target = {slot.key, slot.address, slot.capacity},
                        .immediate = slot.slot};
   }
-  if (yields) note_landing();
+  if (yields) server.landed = true;
   batch.flights[n] = index;
   batch.cursors[n] = &cursor;
   ++batch.size;
@@ -208,7 +207,7 @@ void Lane::undo(Server& server, Batch& batch, std::size_t from) {
     if (cursor->next == cursor->partitions->size()) server.queue.add(cursor);
     --cursor->next;
     if (server.data.front()->direct() == nullptr) server.take(batch.slots[i]);
-    bytes_in_flight_ -= flight.length;
+    server.bytes_in_flight -= flight.length;
     if (flight.stage != nullptr) staging_->give_back(flight.stage);
     flight = Flight{.generation = flight.generation};
     free_flights_.push_back(batch.flights[i]);
@@ -259,11 +258,11 @@ void Lane::on_write(Endpoint& from, std::uint32_t immediate) {
 void Lane::land(std::uint32_t index) {
   Flight& flight = flights_[index];
   Operation* operation = flight.operation;
-  bytes_in_flight_ -= flight.length;
+  flight.server->bytes_in_flight -= flight.length;
+  flight.server->landed = true;
   if (flight.stage != nullptr) staging_->give_back(flight.stage);
   flight = Flight{.generation = static_cast<std::uint8_t>(flight.generation + 1)};
   free_flights_.push_back(index);
-  note_landing();
   if (blocked_) has_work_ = true;
   finish(*operation, 1);
 }
