@@ -83,7 +83,6 @@ bool Reactor::work() {
 // Descriptors are looked at by a system call, so that what can be polled is polled first, and a sleep is the look.
 void Reactor::run() {
   std::unique_lock helm(helm_->mutex_);
-  at_helm_ = std::this_thread::get_id();
   const bool may_spin = spin_limit_ > Duration::zero();
   Clock::time_point last_work{};
   for (unsigned rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
@@ -107,7 +106,6 @@ void Reactor::run() {
     spin_ = mean_gap_ * 2 <= spin_limit_ ? mean_gap_ * 2 : Duration::zero();
     last_work = now;
   }
-  at_helm_ = std::thread::id();
 }
 
 // From now on, work rings. False when there is some already.
@@ -131,9 +129,7 @@ void Reactor::sleep(std::unique_lock<std::mutex>& helm) {
   if (!ready) {
     loop_.turn(Duration::zero());
   } else {
-    at_helm_ = std::thread::id();
     loop_.turn(blocked_ ? kBlockedSleep : kLongestSleep, &helm);
-    at_helm_ = std::this_thread::get_id();
     counters_.wakeups.add();
   }
   disarm();
@@ -142,7 +138,7 @@ void Reactor::sleep(std::unique_lock<std::mutex>& helm) {
 // ---- A caller at the helm
 
 void Reactor::take_over() {
-  at_helm_ = std::this_thread::get_id();
+  caller_ = std::this_thread::get_id();
   disarm();
   looks_ = 0;
 }
@@ -164,7 +160,7 @@ bool Reactor::look() {
 void Reactor::hand_back() {
   idle_since_ = {};
   if (!arm() || blocked_) loop_.wake();
-  at_helm_ = std::thread::id();
+  caller_ = std::thread::id();
 }
 
 bool Reactor::relies_on_descriptors() const {

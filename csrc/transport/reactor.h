@@ -57,7 +57,8 @@ class Reactor {
   // Runs `task` at the helm and waits for it; exceptions come back to the caller.
   template <typename F>
   auto call(F task) -> decltype(task()) {
-    if (at_helm_.load() == std::this_thread::get_id() || !thread_.joinable()) return task();
+    const auto self = std::this_thread::get_id();
+    if (self == thread_.get_id() || self == caller_.load() || !thread_.joinable()) return task();
     auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
     auto result = packaged->get_future();
     loop_.post([packaged] { (*packaged)(); });
@@ -85,7 +86,7 @@ class Reactor {
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Actor*> actors_;
   std::atomic<bool> stop_{false};
-  std::atomic<std::thread::id> at_helm_{};
+  std::atomic<std::thread::id> caller_{};  // who is at the helm in the thread's stead
   const std::shared_ptr<Helm> helm_;
   Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing
   Duration mean_gap_{0};

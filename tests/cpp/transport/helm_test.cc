@@ -106,6 +106,14 @@ TEST_F(HelmTest, TasksAndCallsWorkFromTheHelm) {
   }));
   EXPECT_EQ(answer, 42);
   EXPECT_EQ(reactor->call([] { return 43; }), 43);
+  // From what the thread itself runs: a task, and a timer.
+  EXPECT_EQ(reactor->call([&] { return reactor->call([] { return 44; }); }), 44);
+  std::atomic<int> told{0};
+  reactor->call([&] { reactor->loop().every(0.01, [&] { told = reactor->call([] { return 45; }); }); });
+  const Deadline deadline = Deadline::after(20);
+  while (told == 0 && !deadline.passed()) std::this_thread::yield();
+  EXPECT_EQ(told, 45);
+  reactor.reset();  // before what its timer writes into
 }
 
 TEST_F(HelmTest, NothingIsLostBetweenManyCallersAndTheThread) {
