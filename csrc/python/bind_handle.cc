@@ -68,14 +68,18 @@ Handle::~Handle() {
   if (!pending_.operation->finished()) Orphans::instance().adopt(std::move(pending_));
 }
 
+void Handle::check_not_taken() const {
+  if (!taken_) return;
+  throw Error(ErrorCode::kUnknownHandle, "the result of this handle has been taken before", "wait for a handle once");
+}
+
 py::object Handle::wait() {
-  if (taken_) {
-    throw Error(ErrorCode::kUnknownHandle, "the result of this handle has been taken before", "wait for a handle once");
-  }
+  check_not_taken();
   const Operation& operation = *pending_.operation;
   if (!wait_interruptibly(operation, operation.request.timeout_s + kGrace_s)) {
     throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
   }
+  check_not_taken();  // by another thread, while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
   if (operation.finished()) pending_.source = pending_.target = py::object();

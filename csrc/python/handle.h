@@ -32,6 +32,8 @@ class Handle {
   std::string describe() const;
 
  private:
+  void check_not_taken() const;
+
   PendingArrays pending_;
   pybind11::object result_;
   bool taken_ = false;
