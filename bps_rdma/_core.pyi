@@ -379,9 +379,10 @@ class Process:
         root: typing.SupportsInt | typing.SupportsIndex,
         priority: typing.SupportsInt | typing.SupportsIndex,
         awaited: bool,
+        timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> Handle:
         """
-        awaited: the caller waits next.
+        awaited: the caller waits next. timeout_s: None is the job's.
         """
     def wait_for_end(self) -> bool: ...
     @property

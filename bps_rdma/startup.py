@@ -95,12 +95,13 @@ def _embedded(config: Any, startup: Any) -> None:
         return
     # All ranks see the same variables, so all derive the same job, secret and ports. A secret of one's own
     # (BPS_SECRET) is what keeps other users of the hosts out; `bps run` makes one.
-    parts = [
-        config.text("BPS_JOB_ID"),
-        config.text("BPS_ROOT_URI"),
-        os.environ.get("MASTER_PORT", ""),
-        os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-    ]
+    parts = [config.text("BPS_JOB_ID")]
+    if config.source("BPS_JOB_ID") != "argument":  # an argument says it all; see torch/start.py
+        parts += [
+            config.text("BPS_ROOT_URI"),
+            os.environ.get("MASTER_PORT", ""),
+            os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+        ]
     startup.job = "|".join(parts)
     digest = hashlib.sha256(f"bps_rdma|{startup.job}|{os.getuid()}".encode()).digest()
     startup.secret = config.text("BPS_SECRET") or digest.hex()

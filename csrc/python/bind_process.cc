@@ -104,7 +104,7 @@ void bind_process(py::module_& module) {
           "start_operation",
           [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, const Memory& source,
              const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
-             std::int32_t priority, bool awaited) {
+             std::int32_t priority, bool awaited, std::optional<double> timeout_s) {
             Request request;
             request.kind = kind;
             request.op = op;
@@ -116,7 +116,7 @@ void bind_process(py::module_& module) {
             request.input_allocation = source.block;
             request.output_allocation = target.block;
             request.priority = priority;
-            request.timeout_s = p.operation_timeout_s();
+            request.timeout_s = timeout_s.value_or(p.operation_timeout_s());
             request.awaited = awaited;
             const auto start = [&] {
               const py::gil_scoped_release released;
@@ -126,7 +126,7 @@ void bind_process(py::module_& module) {
           },
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
-          "awaited: the caller waits next.")
+          py::arg("timeout_s") = py::none(), "awaited: the caller waits next. timeout_s: None is the job's.")
       .def(
           "forget_memory", [](Process& p, std::uint64_t identity) { p.worker().forget_memory(identity); },
           py::arg("identity"), ReleaseGil());

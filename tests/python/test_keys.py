@@ -36,10 +36,10 @@ def test_every_hash_stays_in_range(hash_):
 def placed(bps: Any, count: int) -> list[int]:
     sizes = {f"t{i}": ((i * 7919) % 200_000 + 1,) for i in range(count)}
     bps.declare_many({name: (shape, "float32") for name, shape in sizes.items()})
-    from bps_rdma import api
+    from bps_rdma import job
 
-    assert api._job is not None
-    tensors = list(api._job.tensors.values())
+    assert job._job is not None
+    tensors = list(job._job.tensors.values())
     return [sum(column) for column in zip(*(tensor.server_bytes for tensor in tensors), strict=True)]
 
 

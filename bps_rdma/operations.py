@@ -1,247 +1,25 @@
-"""The Python face: init, push_pull and its relatives, on numpy arrays, torch tensors and other CPU arrays.
+"""Operations on arrays: declare, push_pull and its relatives, and waiting for them.
 
-All collective calls must be made by every rank of the group with the same name, dtype, size and options. Arrays are
-used where they lie: nothing is copied on the way in or out.
+Arrays are numpy arrays, CPU torch tensors and other CPU arrays; they are used where they lie: nothing is copied on the
+way in or out. All collective calls must be made by every rank of the group with the same name, dtype, size and options.
 """
 
 from __future__ import annotations
 
-import atexit
 import math
-import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from bps_rdma import _core, arrays, startup
-from bps_rdma.errors import (
-    InvalidArgumentError,
-    InvalidTensorError,
-    NotInitializedError,
-    UnknownHandleError,
-)
+from bps_rdma import _core, arrays
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, UnknownHandleError
+from bps_rdma.job import Group, Job, current, group_of
 
 Handle = _core.Handle
 Kind = _core.Kind
 ReduceOp = _core.ReduceOp
 _SUM, _AVERAGE, _PUSH_PULL = ReduceOp.sum, ReduceOp.average, Kind.push_pull  # looked up once: it costs
-
-
-@dataclass(frozen=True)
-class Group:
-    """Worker ranks that synchronise among themselves.
-
-    Attributes:
-        id: the number under which all members know it; 0 is the world.
-        ranks: worker ranks, ascending.
-    """
-
-    id: int
-    ranks: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
-
-
-@dataclass(frozen=True)
-class SettingValue:
-    """One setting: see `bps config`."""
-
-    name: str
-    value: str
-    source: str
-    default: str
-    aliases: tuple[str, ...]
-    help: str
-
-
-class _Job:
-    """Everything that lives from init() to shutdown()."""
-
-    def __init__(self, process: Any, config: Any, world: Group) -> None:
-        self.process = process
-        self.config = config
-        self.world = world
-        self.groups: dict[int, Group] = {0: world}
-        self.tensors: dict[tuple[int, str], _core.Tensor] = {}
-        self.window_start = time.monotonic()
-        self.window_bytes = 0
-
-
-_job: _Job | None = None
-_lock = threading.Lock()
-
-
-def _current() -> _Job:
-    if _job is None:
-        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
-    return _job
-
-
-# ---- Life
-
-
-def init(**settings: object) -> None:
-    """Joins the job; starts whatever is not running yet. Calling it again while it runs does nothing.
-
-    Args:
-        settings: values that override the environment, named without BPS_ and in lower case, for example
-            `init(transport="tcp", partition_bytes=1 << 20)`. `config()` lists them.
-
-    Raises:
-        InvalidArgumentError: a setting or launcher variable cannot be used.
-        UnreachableError, AuthenticationError, VersionError, PortTakenError: the scheduler or a server cannot be
-            joined.
-        DeadlineError: not all members came within BPS_JOIN_TIMEOUT seconds.
-    """
-    global _job
-    with _lock:
-        if _job is not None:
-            return
-        config = _config_with(settings)
-        who = startup.from_config(config)
-        process = _core.Process.start(config, who)
-        _job = _Job(process, config, Group(0, tuple(range(process.workers))))
-        atexit.register(shutdown)
-
-
-def shutdown() -> None:
-    """Leaves the job; waits, up to BPS_SHUTDOWN_TIMEOUT seconds, until all workers do. Without init() does nothing."""
-    global _job
-    with _lock:
-        if _job is None:
-            return
-        job, _job = _job, None
-        atexit.unregister(shutdown)
-        job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
-        _core.release_orphans(all=True)  # nothing can be written into them any more
-
-
-def is_initialized() -> bool:
-    """Whether this process is in a job."""
-    return _job is not None
-
-
-def rank() -> int:
-    """Rank of this worker, from 0."""
-    return _current().process.rank  # type: ignore[no-any-return]
-
-
-def size() -> int:
-    """Number of workers."""
-    return _current().world.size
-
-
-def local_rank() -> int:
-    """Rank of this worker on its host, as the launcher said; 0 without one."""
-    return int(_current().config.text("BPS_LOCAL_RANK") or 0)
-
-
-def local_size() -> int:
-    """Workers on this host, as the launcher said; 1 without one."""
-    return int(_current().config.text("BPS_LOCAL_SIZE") or 1)
-
-
-def _config_with(settings: Mapping[str, object]) -> Any:
-    config = _core.Config()
-    for name, value in settings.items():
-        text = ("1" if value else "0") if isinstance(value, bool) else str(value)
-        config.set(f"BPS_{name.upper()}", text, "argument")
-    return config
-
-
-def config() -> list[SettingValue]:
-    """Every setting with its value and where that came from. Works before init() too."""
-    values = _job.config if _job is not None else _core.Config()
-    return [
-        SettingValue(name, values.text(name), values.source(name), default, tuple(aliases.split()), text)
-        for name, aliases, default, text in _core.Config.table()
-    ]
-
-
-# ---- Groups and barriers
-
-
-def new_group(ranks: Iterable[int], name: str = "") -> Group:
-    """Makes (or finds) the group of some worker ranks. Every rank of the group calls it, others need not.
-
-    Args:
-        ranks: worker ranks, in any order.
-        name: tells groups of the same ranks apart.
-
-    Raises:
-        InvalidArgumentError: a rank twice or out of range, or this rank not among them.
-        DeadlineError, PeerLostError: a member did not call it in time, or is gone.
-    """
-    job = _current()
-    members = sorted(ranks)
-    if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= job.world.size:
-        raise InvalidArgumentError(
-            f"{members} are not ranks of a world of {job.world.size}", "name each rank once, from 0"
-        )
-    if job.process.rank not in members:
-        raise InvalidArgumentError(
-            f"rank {job.process.rank} is not in the group {members}", "call new_group() on its members only"
-        )
-    number = job.process.new_group(members, name, job.process.timeout_s)
-    group = Group(number, tuple(members))
-    job.groups[number] = group
-    return group
-
-
-def barrier(group: Group | None = None, timeout: float | None = None) -> None:
-    """Waits until every rank of the group has called it.
-
-    Raises:
-        DeadlineError: after `timeout` seconds (default: BPS_TIMEOUT); names the missing ranks.
-        PeerLostError: a rank of the group is gone.
-    """
-    job = _current()
-    job.process.barrier(_group(job, group).id, job.process.timeout_s if timeout is None else timeout)
-
-
-def _group(job: _Job, group: Group | None) -> Group:
-    if group is None:
-        return job.world
-    if job.groups.get(group.id) != group:
-        raise InvalidArgumentError(f"{group} is not a group of this job", "make it with new_group() after init()")
-    return group
-
-
-# ---- Memory
-
-
-def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
-    """A zeroed numpy array that the other processes of this host can map: synchronising it copies nothing.
-
-    Args:
-        shape: as for numpy.empty.
-        dtype: as for numpy.empty; any that push_pull takes.
-
-    Raises:
-        TransportError: memory is short.
-    """
-    wanted = np.dtype(dtype)
-    extent = (shape,) if isinstance(shape, int) else tuple(shape)
-    count = math.prod(extent)
-    shared = _core.SharedMemory(max(count * wanted.itemsize, 1))
-    view = memoryview(shared)
-    array: np.ndarray[Any, Any] = np.frombuffer(view, dtype=wanted, count=count)
-    return array.reshape(extent)
-
-
-def _forget(identity: int) -> None:
-    job = _job
-    if job is not None:
-        job.process.forget_memory(identity)
-
-
-_core.when_block_gone(_forget)
 
 
 # ---- Declaring
@@ -261,8 +39,8 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
     Raises:
         MismatchError: a name is declared with another dtype or size here or on another rank; names both.
     """
-    job = _current()
-    members = _group(job, group)
+    job = current()
+    members = group_of(job, group)
     specs: list[tuple[int, str, Any, int, str]] = []
     for name, like in tensors.items():
         if isinstance(like, tuple) and len(like) == 2 and not hasattr(like, "dtype"):
@@ -281,7 +59,7 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
         job.tensors[(members.id, spec[1])] = tensor
 
 
-def _declared(job: _Job, members: Group, name: str, memory: arrays.Memory, count: int) -> _core.Tensor:
+def _declared(job: Job, members: Group, name: str, memory: arrays.Memory, count: int) -> _core.Tensor:
     known = job.tensors.get((members.id, name))
     if known is not None and known.fits(memory, count):
         return known
@@ -301,9 +79,12 @@ def push_pull(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
-    return _reduce(array, arrays.empty_like(array), average, name, priority, group, awaited=True).wait()
+    result = arrays.empty_like(array)
+    return _reduce(array, result, _op(average, op), name, priority, group, timeout, awaited=True).wait()
 
 
 def push_pull_inplace(
@@ -313,6 +94,8 @@ def push_pull_inplace(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
 ) -> Any:
     """Replaces `array` by its sum (or mean) over the group's ranks, and returns it.
 
@@ -325,12 +108,14 @@ def push_pull_inplace(
         version: accepted for BytePS's sake; rounds are counted by the library.
         priority: higher goes first.
         group: default: all workers.
+        op: "sum", "average", "min", "max" or "product", instead of what `average` says.
+        timeout: seconds; default BPS_TIMEOUT.
 
     Raises:
         InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
-        PeerLostError: a member is gone. DeadlineError: not complete within BPS_TIMEOUT; names the missing ranks.
+        PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
-    return _reduce(array, array, average, name, priority, group, awaited=True).wait()
+    return _reduce(array, array, _op(average, op), name, priority, group, timeout, awaited=True).wait()
 
 
 def push_pull_async(
@@ -340,9 +125,11 @@ def push_pull_async(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
 ) -> Handle:
     """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
-    return _reduce(array, arrays.empty_like(array), average, name, priority, group)
+    return _reduce(array, arrays.empty_like(array), _op(average, op), name, priority, group, timeout)
 
 
 def push_pull_async_inplace(
@@ -352,34 +139,45 @@ def push_pull_async_inplace(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
 ) -> Handle:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
-    return _reduce(array, array, average, name, priority, group)
+    return _reduce(array, array, _op(average, op), name, priority, group, timeout)
+
+
+def _op(average: bool, op: str | None) -> Any:
+    if op is None:
+        return _AVERAGE if average else _SUM
+    found = ReduceOp.__members__.get(op)
+    if found is None:
+        raise InvalidArgumentError(f"{op!r} is not an operation", f"use one of {', '.join(ReduceOp.__members__)}")
+    return found
 
 
 def _reduce(
     array: Any,
     result: Any,
-    average: bool,
+    op: Any,
     name: str | None,
     priority: int,
     group: Group | None,
+    timeout: float | None,
     *,
     awaited: bool = False,
 ) -> Handle:
     target = arrays.describe(result, writable=True)
     source = target if result is array else arrays.describe(array, writable=False)
-    op = _op(source, average)
+    _check_op(source, op)
     return _start(
         _PUSH_PULL, source, target, result, source.elements, name, group,
-        op=op, priority=priority, awaited=awaited,
+        op=op, priority=priority, awaited=awaited, timeout=timeout,
     )  # fmt: skip
 
 
-def _op(memory: arrays.Memory, average: bool) -> Any:
-    if average and memory.dtype == arrays.Dtype.bool:
+def _check_op(memory: arrays.Memory, op: Any) -> None:
+    if op == _AVERAGE and memory.dtype == arrays.Dtype.bool:
         raise InvalidTensorError("bool has no mean", "pass average=False: the sum of bools is 'any'")
-    return _AVERAGE if average else _SUM
 
 
 def _start(
@@ -396,15 +194,16 @@ def _start(
     pulls: bool = True,
     root: int = 0,
     priority: int = 0,
-    awaited: bool = True,
+    awaited: bool = False,
+    timeout: float | None = None,
 ) -> Handle:
-    job = _current()
-    members = _group(job, group)
+    job = current()
+    members = group_of(job, group)
     if name is None:
         name = f"~{kind.name}.{source.dtype.name}.{count}"
     tensor = _declared(job, members, name, source, count)
     return job.process.start_operation(  # type: ignore[no-any-return]
-        tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited
+        tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout
     )
 
 
@@ -452,11 +251,7 @@ def _checked(pending: object) -> Handle:
 
 def push(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> None:
     """Contributes `array` to the next round of `name`; `array` is free again on return. pull() gets the result."""
-    memory = arrays.describe(array, writable=False)
-    _start(
-        Kind.split, memory, memory, None, memory.elements, name, group,
-        op=_op(memory, average), pulls=False, priority=priority,
-    ).wait()  # fmt: skip
+    _split(array, name, _op(average, None), priority, group, pushes=True)
 
 
 def pull(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> Any:
@@ -464,10 +259,15 @@ def pull(array: Any, name: str, average: bool = True, priority: int = 0, group: 
 
     Rounds are pulled in the order in which they were pushed, each once. `average` must be what push() was given.
     """
-    memory = arrays.describe(array, writable=True)
+    return _split(array, name, _op(average, None), priority, group, pushes=False)
+
+
+def _split(array: Any, name: str, op: Any, priority: int, group: Group | None, *, pushes: bool) -> Any:
+    memory = arrays.describe(array, writable=not pushes)
+    _check_op(memory, op)
     return _start(
         Kind.split, memory, memory, array, memory.elements, name, group,
-        op=_op(memory, average), pushes=False, priority=priority,
+        op=op, pushes=pushes, pulls=not pushes, priority=priority, awaited=True,
     ).wait()  # fmt: skip
 
 
@@ -484,6 +284,8 @@ def reduce_scatter(
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
+    op: str | None = None,
+    timeout: float | None = None,
 ) -> Any:
     """Sums (or averages) `array` over the group and returns this rank's part: all is pushed, only the part is pulled.
 
@@ -492,21 +294,55 @@ def reduce_scatter(
         out: where the part goes: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new
             flat array.
     """
-    job = _current()
-    members = _group(job, group)
+    return _reduce_scatter(array, _op(average, op), name, priority, group, out, timeout, awaited=True).wait()
+
+
+def reduce_scatter_async(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts reduce_scatter(); the handle gives the part. Neither array may be touched until then."""
+    return _reduce_scatter(array, _op(average, op), name, priority, group, out, timeout)
+
+
+def _reduce_scatter(
+    array: Any,
+    op: Any,
+    name: str | None,
+    priority: int,
+    group: Group | None,
+    out: Any,
+    timeout: float | None,
+    *,
+    awaited: bool = False,
+) -> Handle:
+    job = current()
+    members = group_of(job, group)
     source = arrays.describe(array, writable=False)
+    _check_op(source, op)
     begin, end = shard_bounds(source.elements, members.size, members.ranks.index(job.process.rank))
     result = arrays.empty_flat(array, (end - begin,)) if out is None else out
     target = arrays.describe(result, writable=True)
     _check_size(target, source, end - begin, "out")
     return _start(
         Kind.reduce_scatter, source, target, result, source.elements, name, group,
-        op=_op(source, average), priority=priority,
-    ).wait()  # fmt: skip
+        op=op, priority=priority, awaited=awaited, timeout=timeout,
+    )  # fmt: skip
 
 
 def all_gather(
-    array: Any, name: str | None = None, priority: int = 0, group: Group | None = None, out: Any = None
+    array: Any,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    timeout: float | None = None,
 ) -> Any:
     """Gathers one part of every rank into one array on all: only the own part is pushed.
 
@@ -515,8 +351,33 @@ def all_gather(
         out: n elements for the whole, of which this rank's part is `shard_bounds(n, group size, place)`. Default: a
             new array whose first dimension is the group's size times that of `array`; all parts are then equal.
     """
-    job = _current()
-    members = _group(job, group)
+    return _all_gather(array, name, priority, group, out, timeout, awaited=True).wait()
+
+
+def all_gather_async(
+    array: Any,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts all_gather(); the handle gives the whole. `array` is free again on return, unless it lies in `out`."""
+    return _all_gather(array, name, priority, group, out, timeout)
+
+
+def _all_gather(
+    array: Any,
+    name: str | None,
+    priority: int,
+    group: Group | None,
+    out: Any,
+    timeout: float | None,
+    *,
+    awaited: bool = False,
+) -> Handle:
+    job = current()
+    members = group_of(job, group)
     part = arrays.describe(array, writable=False)
     if out is None:
         first, rest = (part.shape[0], part.shape[1:]) if part.shape else (1, ())
@@ -528,7 +389,10 @@ def all_gather(
     own = whole.address + begin * width
     if part.address != own and part.nbytes > 0:
         _core.copy_bytes(own, part.address, part.nbytes)
-    return _start(Kind.all_gather, part, whole, out, whole.elements, name, group, priority=priority).wait()
+    return _start(
+        Kind.all_gather, part, whole, out, whole.elements, name, group,
+        priority=priority, awaited=awaited, timeout=timeout,
+    )  # fmt: skip
 
 
 def _check_size(part: arrays.Memory, whole: arrays.Memory, count: int, what: str) -> None:
@@ -540,10 +404,42 @@ def _check_size(part: arrays.Memory, whole: arrays.Memory, count: int, what: str
         )
 
 
-def broadcast(array: Any, root: int = 0, name: str | None = None, priority: int = 0, group: Group | None = None) -> Any:
+def broadcast(
+    array: Any,
+    root: int = 0,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Any:
     """Replaces `array` on every rank by the one of worker rank `root`, and returns it."""
-    job = _current()
-    members = _group(job, group)
+    return _broadcast(array, root, name, priority, group, timeout, awaited=True).wait()
+
+
+def broadcast_async(
+    array: Any,
+    root: int = 0,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts broadcast(); `array` must neither be read nor written until the handle is done."""
+    return _broadcast(array, root, name, priority, group, timeout)
+
+
+def _broadcast(
+    array: Any,
+    root: int,
+    name: str | None,
+    priority: int,
+    group: Group | None,
+    timeout: float | None,
+    *,
+    awaited: bool = False,
+) -> Handle:
+    job = current()
+    members = group_of(job, group)
     if root not in members.ranks:
         raise InvalidArgumentError(
             f"root {root} is not in the group {members.ranks}", "name a worker rank of the group"
@@ -551,28 +447,5 @@ def broadcast(array: Any, root: int = 0, name: str | None = None, priority: int 
     memory = arrays.describe(array, writable=True)
     return _start(
         Kind.broadcast, memory, memory, array, memory.elements, name, group,
-        root=members.ranks.index(root), priority=priority,
-    ).wait()  # fmt: skip
-
-
-# ---- Seeing
-
-
-def metrics() -> dict[str, Any]:
-    """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
-
-    Data-plane and control-plane traffic, copies, stalls and rounds; what each one means is in docs/metrics.md.
-    """
-    process = _current().process
-    return {"total": dict(process.metrics()), "transports": list(process.routes)}
-
-
-def get_pushpull_speed() -> tuple[int, float]:
-    """(milliseconds since the epoch, MB/s of tensors finished since the last call or since init())."""
-    job = _current()
-    now = time.monotonic()
-    done = dict(job.process.metrics())["operation_bytes"]
-    elapsed = max(now - job.window_start, 1e-9)
-    speed = (done - job.window_bytes) / elapsed / 1e6
-    job.window_start, job.window_bytes = now, done
-    return int(time.time() * 1000), speed
+        root=members.ranks.index(root), priority=priority, awaited=awaited, timeout=timeout,
+    )  # fmt: skip

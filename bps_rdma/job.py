@@ -1,0 +1,256 @@
+"""The job that this process is in: joining and leaving it, its groups, its memory, its counters."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bps_rdma import _core, startup
+from bps_rdma.errors import InvalidArgumentError, NotInitializedError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Worker ranks that synchronise among themselves.
+
+    Attributes:
+        id: the number under which all members know it; 0 is the world.
+        ranks: worker ranks, ascending.
+    """
+
+    id: int
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class SettingValue:
+    """One setting: see `bps config`."""
+
+    name: str
+    value: str
+    source: str
+    default: str
+    aliases: tuple[str, ...]
+    help: str
+
+
+class Job:
+    """Everything that lives from init() to shutdown()."""
+
+    def __init__(self, process: Any, config: Any, world: Group) -> None:
+        self.process = process
+        self.config = config
+        self.world = world
+        self.groups: dict[int, Group] = {0: world}
+        self.tensors: dict[tuple[int, str], _core.Tensor] = {}
+        self.window_start = time.monotonic()
+        self.window_bytes = 0
+
+
+_job: Job | None = None
+_lock = threading.Lock()
+
+
+def current() -> Job:
+    """The job of this process."""
+    if _job is None:
+        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+    return _job
+
+
+# ---- Life
+
+
+def init(**settings: object) -> None:
+    """Joins the job; starts whatever is not running yet. Calling it again while it runs does nothing.
+
+    Args:
+        settings: values that override the environment, named without BPS_ and in lower case, for example
+            `init(transport="tcp", partition_bytes=1 << 20)`. `config()` lists them.
+
+    Raises:
+        InvalidArgumentError: a setting or launcher variable cannot be used.
+        UnreachableError, AuthenticationError, VersionError, PortTakenError: the scheduler or a server cannot be
+            joined.
+        DeadlineError: not all members came within BPS_JOIN_TIMEOUT seconds.
+    """
+    global _job
+    with _lock:
+        if _job is not None:
+            return
+        config = config_with(settings)
+        who = startup.from_config(config)
+        process = _core.Process.start(config, who)
+        _job = Job(process, config, Group(0, tuple(range(process.workers))))
+        atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leaves the job; waits, up to BPS_SHUTDOWN_TIMEOUT seconds, until all workers do. Without init() does nothing."""
+    global _job
+    with _lock:
+        if _job is None:
+            return
+        job, _job = _job, None
+        atexit.unregister(shutdown)
+        job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
+        _core.release_orphans(all=True)  # nothing can be written into them any more
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job."""
+    return _job is not None
+
+
+def rank() -> int:
+    """Rank of this worker, from 0."""
+    return current().process.rank  # type: ignore[no-any-return]
+
+
+def size() -> int:
+    """Number of workers."""
+    return current().world.size
+
+
+def local_rank() -> int:
+    """Rank of this worker on its host, as the launcher said; 0 without one."""
+    return int(current().config.text("BPS_LOCAL_RANK") or 0)
+
+
+def local_size() -> int:
+    """Workers on this host, as the launcher said; 1 without one."""
+    return int(current().config.text("BPS_LOCAL_SIZE") or 1)
+
+
+def config_with(settings: Mapping[str, object]) -> Any:
+    """The settings that init() would use with these arguments."""
+    config = _core.Config()
+    for name, value in settings.items():
+        text = ("1" if value else "0") if isinstance(value, bool) else str(value)
+        config.set(f"BPS_{name.upper()}", text, "argument")
+    return config
+
+
+def config() -> list[SettingValue]:
+    """Every setting with its value and where that came from. Works before init() too."""
+    values = _job.config if _job is not None else _core.Config()
+    return [
+        SettingValue(name, values.text(name), values.source(name), default, tuple(aliases.split()), text)
+        for name, aliases, default, text in _core.Config.table()
+    ]
+
+
+# ---- Groups and barriers
+
+
+def new_group(ranks: Iterable[int], name: str = "") -> Group:
+    """Makes (or finds) the group of some worker ranks. Every rank of the group calls it, others need not.
+
+    Args:
+        ranks: worker ranks, in any order.
+        name: tells groups of the same ranks apart.
+
+    Raises:
+        InvalidArgumentError: a rank twice or out of range, or this rank not among them.
+        DeadlineError, PeerLostError: a member did not call it in time, or is gone.
+    """
+    job = current()
+    members = sorted(ranks)
+    if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= job.world.size:
+        raise InvalidArgumentError(
+            f"{members} are not ranks of a world of {job.world.size}", "name each rank once, from 0"
+        )
+    if job.process.rank not in members:
+        raise InvalidArgumentError(
+            f"rank {job.process.rank} is not in the group {members}", "call new_group() on its members only"
+        )
+    number = job.process.new_group(members, name, job.process.timeout_s)
+    group = Group(number, tuple(members))
+    job.groups[number] = group
+    return group
+
+
+def barrier(group: Group | None = None, timeout: float | None = None) -> None:
+    """Waits until every rank of the group has called it.
+
+    Raises:
+        DeadlineError: after `timeout` seconds (default: BPS_TIMEOUT); names the missing ranks.
+        PeerLostError: a rank of the group is gone.
+    """
+    job = current()
+    job.process.barrier(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
+
+
+def group_of(job: Job, group: Group | None) -> Group:
+    """The group that an argument means: by default all workers."""
+    if group is None:
+        return job.world
+    if job.groups.get(group.id) != group:
+        raise InvalidArgumentError(f"{group} is not a group of this job", "make it with new_group() after init()")
+    return group
+
+
+# ---- Memory
+
+
+def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
+    """A zeroed numpy array that the other processes of this host can map: synchronising it copies nothing.
+
+    Args:
+        shape: as for numpy.empty.
+        dtype: as for numpy.empty; any that push_pull takes.
+
+    Raises:
+        TransportError: memory is short.
+    """
+    wanted = np.dtype(dtype)
+    extent = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = math.prod(extent)
+    shared = _core.SharedMemory(max(count * wanted.itemsize, 1))
+    view = memoryview(shared)
+    array: np.ndarray[Any, Any] = np.frombuffer(view, dtype=wanted, count=count)
+    return array.reshape(extent)
+
+
+def _forget(identity: int) -> None:
+    job = _job
+    if job is not None:
+        job.process.forget_memory(identity)
+
+
+_core.when_block_gone(_forget)
+
+
+# ---- Seeing
+
+
+def metrics() -> dict[str, Any]:
+    """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
+
+    Data-plane and control-plane traffic, copies, stalls and rounds; what each one means is in docs/metrics.md.
+    """
+    process = current().process
+    return {"total": dict(process.metrics()), "transports": list(process.routes)}
+
+
+def get_pushpull_speed() -> tuple[int, float]:
+    """(milliseconds since the epoch, MB/s of tensors finished since the last call or since init())."""
+    job = current()
+    now = time.monotonic()
+    done = dict(job.process.metrics())["operation_bytes"]
+    elapsed = max(now - job.window_start, 1e-9)
+    speed = (done - job.window_bytes) / elapsed / 1e6
+    job.window_start, job.window_bytes = now, done
+    return int(time.time() * 1000), speed
