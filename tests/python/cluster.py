@@ -42,7 +42,7 @@ _SCRUBBED = ("BPS_", "BYTEPS_", "DMLC_", "PS_", "NCCL_", "MASTER_", "TORCHELASTI
 _SCRUBBED_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(["numpy", "pytest", "hypothesis", "bps_rdma", "rank_main"])
+PRELOAD = ["numpy", "pytest", "hypothesis", "bps_rdma", "rank_main"]  # what ranks find imported
 
 
 def _start_forkserver() -> None:
@@ -54,6 +54,7 @@ def _start_forkserver() -> None:
     here, path = Path.cwd(), os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     os.chdir(tempfile.gettempdir())
+    _forkserver.set_forkserver_preload(PRELOAD)
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
