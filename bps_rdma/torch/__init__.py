@@ -21,7 +21,12 @@ from bps_rdma import (
     size,
     synchronize,
 )
+from bps_rdma.torch import backend as _backend
+from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.compression import Compression
+from bps_rdma.torch.cross_barrier import CrossBarrier
+from bps_rdma.torch.ddp import DistributedDataParallel
+from bps_rdma.torch.ddp_comm_hook import ddp_comm_hook
 from bps_rdma.torch.ops import (
     byteps_torch_set_num_grads,
     declare,
@@ -31,17 +36,28 @@ from bps_rdma.torch.ops import (
     push_pull_group_sync_inplace,
     push_pull_inplace,
 )
-from bps_rdma.torch.start import init
+from bps_rdma.torch.optimizer import DistributedOptimizer
+from bps_rdma.torch.sharded import ShardedOptimizer
+from bps_rdma.torch.start import init, resume, suspend
 
 byteps_push_pull = push_pull_async_inplace  # BytePS's alias
+_backend.register()  # init_process_group("bps")
 
 __all__ = [
     "Compression",
+    "CrossBarrier",
+    "DistributedDataParallel",
+    "DistributedOptimizer",
     "Group",
     "Handle",
+    "ShardedOptimizer",
     "barrier",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "byteps_push_pull",
     "byteps_torch_set_num_grads",
+    "ddp_comm_hook",
     "declare",
     "get_pushpull_speed",
     "init",
@@ -56,7 +72,9 @@ __all__ = [
     "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
+    "resume",
     "shutdown",
     "size",
+    "suspend",
     "synchronize",
 ]

@@ -1,0 +1,181 @@
+"""ShardedOptimizer: any optimizer that treats each parameter by itself, with the state of each on one rank only."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+import bps_rdma
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch import start
+from bps_rdma.torch.exchange import check_alike, members_of, optimizer_lines
+from bps_rdma.torch.shards import Shards
+from bps_rdma.torch.spread import spread
+
+_OWN_KEYS = ("params", "param_names")  # of a parameter group: what the inner optimizer has in its own way
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Stands for `optimizer_cls(params, **kwargs)`, with the same results and 1/N of its state on each of N ranks.
+
+    Each parameter belongs to one rank, which keeps its state and updates it; step() then spreads it to the others. All
+    ranks must have the same parameters and gradients, as after DistributedDataParallel's backward.
+
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, weight_decay=0.01)
+
+    Making one, step(), add_param_group() and state_dict() are collective: every rank of the group must call them.
+    `state` holds this rank's part.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_cls: type[torch.optim.Optimizer],
+        group: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Joins the job first, if that has not been done; see bps_rdma.torch.init().
+
+        Args:
+            params: as for every optimizer: tensors, (name, tensor) pairs, or parameter groups.
+            optimizer_cls: its class, e.g. torch.optim.AdamW. LBFGS needs all parameters at once and is refused.
+            group: a group of bps_rdma or of torch.distributed; default: all workers.
+            kwargs: for `optimizer_cls`.
+
+        Raises:
+            InvalidArgumentError: `optimizer_cls` cannot be sharded. MismatchError: ranks have other parameters.
+            Whatever `optimizer_cls` raises; the other ranks then get an InvalidArgumentError.
+        """
+        start.init()
+        if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
+            raise InvalidArgumentError(f"{optimizer_cls!r} is no class of optimizers", "pass e.g. torch.optim.AdamW")
+        if issubclass(optimizer_cls, (torch.optim.LBFGS, ShardedOptimizer)):
+            raise InvalidArgumentError(
+                f"{optimizer_cls.__name__} does not treat each parameter by itself", "use it without ShardedOptimizer"
+            )
+        self._group = start.group_of(group)
+        self._inner: torch.optim.Optimizer | None = None
+        failure: Exception | None = None
+        try:
+            self._shards = Shards(self._group)
+            defaults = optimizer_cls([{"params": []}], **kwargs).defaults
+            super().__init__(params, defaults)
+            inner = optimizer_cls([self._own_part(each) for each in self.param_groups], **kwargs)
+        except Exception as error:
+            failure = error
+        lines = [optimizer_cls.__name__] if failure else [optimizer_cls.__name__, *optimizer_lines(self)]
+        check_alike(lines, "ShardedOptimizer", self._group, failure)
+        self._inner = inner
+        self.state = inner.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, balanced with those that are there. Every rank must call it, with the same ones."""
+        inner = self._inner
+        if inner is None:  # while it is being made
+            super().add_param_group(param_group)
+            self._shards.add(self.param_groups[-1]["params"])
+            return
+        failure: Exception | None = None
+        before = len(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+            self._shards.add(self.param_groups[-1]["params"])
+            inner.add_param_group(self._own_part(self.param_groups[-1]))
+        except Exception as error:
+            failure = error
+        lines = optimizer_lines(self) if len(self.param_groups) > before else []
+        check_alike(lines, "ShardedOptimizer.add_param_group", self._group, failure)
+
+    def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
+        options = {key: value for key, value in group.items() if key not in _OWN_KEYS}
+        return {**options, "params": self._shards.mine(group["params"])}
+
+    # ---- Stepping
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Updates this rank's parameters, then everybody's. Every rank must call it.
+
+        Args:
+            closure: computes the loss and the gradients anew, as for every optimizer.
+            kwargs: for the inner optimizer's step().
+
+        Returns:
+            What `closure` returned; None without one.
+
+        Raises:
+            PeerLostError, DeadlineError: a rank is gone or did not come; parameters are then of either step.
+        """
+        inner = self._inner
+        assert inner is not None
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, own in zip(self.param_groups, inner.param_groups, strict=True):  # e.g. from an LR scheduler
+            own.update((key, value) for key, value in group.items() if key not in _OWN_KEYS)
+        inner.step(**kwargs)
+        self._take_options()
+        self._shards.spread()
+        return loss
+
+    def _take_options(self) -> None:
+        """What the inner optimizer has in its groups."""
+        assert self._inner is not None
+        for group, own in zip(self.param_groups, self._inner.param_groups, strict=True):
+            group.update((key, value) for key, value in own.items() if key not in _OWN_KEYS)
+
+    # ---- Saving and loading
+
+    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+        """The whole state as the optimizer that is not sharded has it, whatever the number of ranks.
+
+        Collective: every rank of the group must call it, also when only one of them saves it.
+
+        Args:
+            root: worker rank that wants it; the others get {} and need little memory. None: all ranks get it.
+
+        Raises:
+            InvalidArgumentError: `root` is not in the group. MismatchError: ranks name different roots.
+            PeerLostError, DeadlineError: a rank is gone or did not come.
+        """
+        members = members_of(self._group)
+        if root is not None and root not in members.ranks:
+            raise InvalidArgumentError(f"root {root} is not in the group {members.ranks}", "name a worker rank of it")
+        name = "ShardedOptimizer.state_dict"
+        check_alike([f"root {root}"], name, self._group)
+        params = [param for group in self.param_groups for param in group["params"]]
+        own = {place: self.state[param] for place, param in enumerate(params) if param in self.state}
+        parts = spread(own, members.ranks, name, self._group, keepers=None if root is None else [root])
+        if root is not None and root != bps_rdma.rank():
+            return {}
+        whole = dict(sorted((place, state) for part in parts.values() for place, state in part.items()))
+        kept, self.state = self.state, collections.defaultdict(dict)
+        try:
+            self.state.update((params[place], state) for place, state in whole.items())
+            return super().state_dict()  # with all hooks
+        finally:
+            self.state = kept
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes this rank's part of a whole state, as from state_dict() or from an optimizer that is not sharded.
+
+        Not collective, but every rank must load the same.
+
+        Raises:
+            ValueError: the state is of other parameter groups.
+        """
+        inner = self._inner
+        assert inner is not None
+        places = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        params = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        rank = bps_rdma.rank()
+        others = {place for place, param in zip(places, params, strict=False) if self._shards.owner(param) != rank}
+        state = {place: value for place, value in state_dict["state"].items() if place not in others}
+        super().load_state_dict({**state_dict, "state": state})
+        inner.__setstate__({"state": self.state, "param_groups": [self._own_part(each) for each in self.param_groups]})
+        self.state = inner.state
+        self._take_options()

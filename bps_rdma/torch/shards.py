@@ -1,0 +1,93 @@
+"""Which rank owns which parameter, and how updated parameters get from their owners to everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+import bps_rdma
+from bps_rdma import Group
+from bps_rdma.torch.exchange import members_of
+from bps_rdma.torch.spread import Transfer, bytes_of, spread_tensors
+
+# Smaller parameters of one owner travel together: below this a copy costs less than a message of their own.
+_SMALL_BYTES = 64 << 10
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of its elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+class Shards:
+    """The owners, as worker ranks; the same on all ranks that add the same parameters in the same order."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._members = members_of(group)
+        self._owners: dict[torch.Tensor, int] = {}
+        # What is frozen has no state: it is balanced by itself, for the day when it is not frozen any more.
+        self._loads = {frozen: dict.fromkeys(self._members.ranks, 0) for frozen in (False, True)}
+
+    def add(self, params: Sequence[torch.Tensor]) -> None:
+        """Gives each to the rank that has least so far, the largest first."""
+        for param in sorted(params, key=nbytes, reverse=True):  # stable: equal ones in their order
+            load = self._loads[not param.requires_grad]
+            owner = min(load, key=load.__getitem__)
+            load[owner] += nbytes(param)
+            self._owners[param] = owner
+
+    def owner(self, param: torch.Tensor) -> int:
+        """The worker rank that has its state."""
+        return self._owners[param]
+
+    def mine(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that this rank owns."""
+        rank = bps_rdma.rank()
+        return [param for param in params if self._owners[param] == rank]
+
+    def spread(self) -> None:
+        """Overwrites every parameter that can have changed by its owner's. Every rank of the group must call it."""
+        if self._members.size == 1:
+            return
+        rank = bps_rdma.rank()
+        alone: list[Transfer] = []
+        together: dict[int, list[torch.Tensor]] = {}
+        for place, (param, owner) in enumerate(self._owners.items()):
+            if not param.requires_grad and param.grad is None:
+                continue  # no optimizer touches it
+            size = nbytes(param)
+            if size < _SMALL_BYTES:
+                together.setdefault(owner, []).append(param)
+            else:
+                alone.append(Transfer(f"ShardedOptimizer.{place}.{size}", owner, param))
+        packs: list[Transfer] = []
+        for owner, params in together.items():
+            size = sum(nbytes(param) for param in params)
+            flat = _pack(params) if owner == rank else torch.empty(size, dtype=torch.uint8)
+            packs.append(Transfer(f"ShardedOptimizer.small.{owner}.{size}", owner, flat))
+        spread_tensors([*packs, *alone], self._members)
+        for pack in packs:
+            if pack.root != rank:
+                _unpack(pack.tensor, together[pack.root])
+
+
+def _pack(params: Sequence[torch.Tensor]) -> torch.Tensor:
+    flat = []
+    for param in params:
+        own = bytes_of(param)
+        flat.append(param.detach().cpu().contiguous().view(-1).view(torch.uint8) if own is None else own)
+    return torch.cat(flat)
+
+
+def _unpack(pack: torch.Tensor, params: Sequence[torch.Tensor]) -> None:
+    parts = torch.split(pack, [nbytes(param) for param in params])
+    with torch.no_grad():
+        for param, part in zip(params, parts, strict=True):
+            own = bytes_of(param)
+            if own is None:
+                # A part may begin at any byte; a view in another dtype needs one of its own.
+                param.copy_(part.clone().view(param.dtype).view(param.shape))
+            else:
+                own.copy_(part)
+                torch.autograd.graph.increment_version(param)
