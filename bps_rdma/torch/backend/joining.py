@@ -1,0 +1,61 @@
+"""Making a process group: the default one joins the job of bps_rdma, the others are groups of its workers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import bps_rdma
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.job import config_with
+from bps_rdma.torch import start
+from bps_rdma.torch.backend.process_group import BpsProcessGroup
+
+_lives = itertools.count()  # of default groups; a job that outlives one must not see its names again
+_life = 0
+
+
+def create(options: Any, _: object = None) -> BpsProcessGroup:
+    """What torch.distributed calls to make a group, on its members only.
+
+    Args:
+        options: torch's DistributedBackendOptions.
+    """
+    if options.global_ranks_in_group:
+        ranks = list(options.global_ranks_in_group)
+        group = bps_rdma.new_group(ranks, name=f"torch {_life}.{options.group_id}")
+        return BpsProcessGroup(options, ranks, group, f"torch {_life}", leaves=False)
+    return _create_default(options)
+
+
+def _create_default(options: Any) -> BpsProcessGroup:
+    global _life
+    starts = not bps_rdma.is_initialized()
+    if starts:
+        _join(options)
+    rank, size = options.group_rank, options.group_size
+    if (bps_rdma.rank(), bps_rdma.size()) != (rank, size):
+        raise InvalidArgumentError(
+            f"this is worker {bps_rdma.rank()} of {bps_rdma.size()}, but rank {rank} of {size} in torch.distributed",
+            "start both with the same RANK and WORLD_SIZE, or call bps_rdma.shutdown() first",
+        )
+    _life = next(_lives)
+    try:
+        made = BpsProcessGroup(options, list(range(size)), None, f"torch {_life}", leaves=starts)
+    except BaseException:
+        if starts:
+            bps_rdma.shutdown()
+        raise
+    if starts or start._started_over is not None:
+        start.follow(made)
+    return made
+
+
+def _join(options: Any) -> None:
+    settings: dict[str, object] = {}
+    if config_with({}).source("BPS_TIMEOUT") == "default":
+        settings["timeout"] = options.timeout.total_seconds()
+    if config_with({}).text("BPS_NUM_SERVERS"):
+        bps_rdma.init(**settings)
+    else:
+        start.start_over(options.store, options.group_rank, options.group_size, settings)

@@ -1,0 +1,130 @@
+"""What a collective returns: waited for in the calling thread, or by a future, which a thread completes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from select import POLLIN, poll
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bps_rdma import Handle
+from bps_rdma.errors import DeadlineError
+from bps_rdma.torch.backend import completion
+from bps_rdma.torch.backend.dense import Finish
+
+_NO_LIMIT = timedelta(0)  # torch's word for it; the operation has its own deadline
+
+
+class BpsWork(dist.Work):
+    """One collective, of one operation of the core or several. Its errors are those of bps_rdma, raised by wait()."""
+
+    def __init__(
+        self, handles: Sequence[Handle], tensors: list[Any], finishes: Sequence[Finish | None] = (), source: int = -1
+    ) -> None:
+        super().__init__()
+        self.handles = handles
+        self._tensors = tensors
+        self.finishes = finishes
+        self._source = source
+        self._lock = threading.Lock()  # a handle is waited for by one thread at a time, and gives its result once
+        self._over = False
+        self._error: Exception | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Blocks until the tensors are there. True.
+
+        Raises:
+            DeadlineError: not within `timeout`, if one is given; the operation goes on.
+            PeerLostError, DeadlineError, ...: what became of the operation.
+        """
+        if timeout > _NO_LIMIT:
+            self._await(timeout.total_seconds())
+        self._settle()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _settle(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            for handle in self.handles:
+                try:
+                    handle.wait()
+                except Exception as error:
+                    self._error = self._error or error
+            try:
+                if self._error is None:
+                    for finish in self.finishes:
+                        if finish is not None:
+                            finish()
+            except Exception as error:
+                self._error = error
+            self._over = True
+            self.finishes = ()
+
+    def _await(self, seconds: float) -> None:
+        if self._over:
+            return
+        waiting = poll()
+        for handle in self.handles:
+            waiting.register(handle.completion_fd(), POLLIN)
+            if not waiting.poll(1000 * seconds):
+                raise DeadlineError(
+                    f"a collective was not complete within the {seconds:g} s that wait() was given",
+                    "wait longer, or look for the rank that is late",
+                )
+
+    def next_fd(self) -> int:
+        """Readable when another of the operations is over; -1 when all are."""
+        for handle in self.handles:
+            if not (self._over or handle.taken or handle.done()):
+                return handle.completion_fd()
+        return -1
+
+    def get_future(self) -> Any:
+        """A future of the list of tensors; made when it is asked for. Callbacks may wait for works, not for futures."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            base: Any = torch.futures.Future()
+            self._future = base.then(self._result_of)
+        completion.complete(base, self)  # not under the lock: it may run the callback
+        return self._future
+
+    def _result_of(self, _: Any) -> list[Any]:
+        # Only what a callback throws is an error for torch's C++ too; one set on a future is not.
+        self.wait()
+        return self._tensors
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return, or raise, at once."""
+        return self.next_fd() == -1
+
+    def is_success(self) -> bool:
+        """Whether it is over, and well."""
+        return self.exception() is None and self._over
+
+    def exception(self) -> Exception | None:
+        """What became of it, once it is over."""
+        if self.is_completed():
+            self._settle()
+        return self._error
+
+    def result(self) -> list[Any]:
+        """The tensors; waits for them."""
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        """wait()."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Rank in the group that the tensor came from; of broadcasts only."""
+        return self._source

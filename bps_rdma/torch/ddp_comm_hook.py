@@ -1,0 +1,36 @@
+"""A communication hook for torch's own DistributedDataParallel, on whatever backend that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import bps_rdma
+from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.start import group_of
+
+
+def ddp_comm_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Averages DDP's buckets on bps_rdma's servers: `model.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)`.
+
+    bps_rdma must run, with the ranks of the model's group: call bps_rdma.torch.init() after init_process_group().
+
+    Args:
+        state: the group: of torch.distributed or of bps_rdma; None: all workers.
+        bucket: torch's GradBucket.
+
+    Returns:
+        A future of the bucket's tensor, in place.
+
+    Raises:
+        NotInitializedError, InvalidTensorError: nothing has been sent. What goes wrong later is raised by backward(),
+            as a RuntimeError with the text of the error.
+    """
+    tensor = bucket.buffer()
+    handle = bps_rdma.push_pull_async_inplace(tensor, op="average", name=None, group=group_of(state))
+    return BpsWork([handle], [tensor]).get_future().then(_first)  # type: ignore[no-any-return]
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
