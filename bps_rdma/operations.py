@@ -54,7 +54,7 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
             specs.append((members.id, name, core_dtype, math.prod(extent), str(extent)))
         else:
             memory = arrays.describe(like, writable=False)
-            specs.append((members.id, name, memory.dtype, memory.elements, str(memory.shape)))
+            specs.append((members.id, name, memory.dtype, memory.elements, str(tuple(memory.shape))))
     for spec, tensor in zip(specs, job.process.declare(specs), strict=True):
         job.tensors[(members.id, spec[1])] = tensor
 
@@ -63,7 +63,7 @@ def _declared(job: Job, members: Group, name: str, memory: arrays.Memory, count:
     known = job.tensors.get((members.id, name))
     if known is not None and known.fits(memory, count):
         return known
-    shape = str(memory.shape) if count == memory.elements else f"({count},)"
+    shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
     tensor: _core.Tensor = job.process.declare([(members.id, name, memory.dtype, count, shape)])[0]
     job.tensors[(members.id, name)] = tensor
     return tensor

@@ -61,7 +61,7 @@ def _rank_and_world(config: Any) -> tuple[int, int]:
         # BytePS counts machines; every local process of a machine is a worker.
         world = _integer(config, "BPS_NUM_WORKERS", 1, default=1) * local_size
         by_machine = _integer(config, "BPS_WORKER_ID", 0, default=0) * local_size + local_rank
-        named = config.source("BPS_RANK") in ("BPS_RANK", "BYTEPS_GLOBAL_RANK")
+        named = config.source("BPS_RANK") in ("argument", "BPS_RANK", "BYTEPS_GLOBAL_RANK")
         return (_integer(config, "BPS_RANK", 0, default=by_machine) if named else by_machine), world
     if config.text("BPS_WORLD_SIZE"):
         if not config.text("BPS_RANK"):

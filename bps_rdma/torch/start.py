@@ -56,6 +56,35 @@ def init(lazy: bool = True, **settings: object) -> None:
         )
 
 
+def suspend() -> None:
+    """Leaves the job, to come back with resume(). Every rank calls it, with nothing on its way."""
+    bps_rdma.shutdown()
+
+
+def resume(
+    num_workers: int, num_servers: int | None = None, global_rank: int | None = None, **settings: object
+) -> None:
+    """Joins the job again after suspend(), with another number of members perhaps.
+
+    What has been wrapped before (modules, optimizers) goes on, unless it belongs to a group of its own.
+
+    Args:
+        num_workers: workers from now on; with DMLC_ROLE set, machines with workers, as BytePS counts.
+        num_servers: dedicated servers from now on, where there are any.
+        global_rank: rank of this worker from now on; default: as before.
+        settings: as for init().
+    """
+    config = job.config_with(settings)
+    if config.text("BPS_NUM_SERVERS"):
+        settings["num_workers"] = num_workers
+        settings["num_servers"] = config.text("BPS_NUM_SERVERS") if num_servers is None else num_servers
+    else:
+        settings["world_size"] = num_workers
+    if global_rank is not None:
+        settings["rank"] = global_rank
+    bps_rdma.init(**settings)
+
+
 def follow(world: Any) -> None:
     """Notes that the running job belongs to this torch.distributed group, and ends with it."""
     global _started_over

@@ -1,4 +1,4 @@
-"""Tests of the torch face. Ranks are forked from a process that has imported torch as well; see tests/python/cluster.py."""
+"""Tests of the torch face. Ranks are forked from a process that has imported torch too; see tests/python/cluster.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,162 @@
+"""CrossBarrier: the next forward begins while gradients of the last step are still on their way.
+
+step() only notes what is to be done. Before a module computes, the optimizer steps on that module's own parameters, one
+by one as their means arrive, the first layers first. The idea is ByteScheduler's (Peng et al., SOSP 2019).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.torch import start
+from bps_rdma.torch.adopt import adopt, remove_hooks
+from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.optimizer import names_of, unique_prefix
+from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.units import Place
+
+
+def CrossBarrier(  # noqa: N802
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    num_steps: int = 10**6,
+    group: Any = None,
+) -> Any:
+    """The optimizer, whose updates happen just in time in the next forward.
+
+    The course of the weights is that of DistributedOptimizer. Between step() and the next forward, parameters are not
+    up to date yet: call synchronize() before looking at them, saving them or using them outside of their modules.
+    Gradients cannot be looked at or clipped.
+
+    Args:
+        model: where the parameters are used; each in the forward of the module that owns it.
+        optimizer: one that treats each parameter by itself, such as SGD, Adam, AdamW or RMSprop; not LBFGS.
+        named_parameters: as for DistributedOptimizer.
+        compression: what travels instead of gradients.
+        backward_passes_per_step: backward passes whose gradients are added up before they are sent.
+        num_steps: step number num_steps waits, so that the weights are right after a training of known length.
+        group: a group of bps_rdma or of torch.distributed; default: all workers.
+
+    Raises:
+        InvalidArgumentError: of an argument, or the optimizer needs all parameters at once.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
+    start.init()
+    named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
+    synchronizer = GradientSynchronizer(
+        named, unique_prefix("CrossBarrier"), "overlap", compression=compression, group=start.group_of(group)
+    )
+    result = adopt(optimizer, _CrossBarrier)
+    result._begin(model, synchronizer, backward_passes_per_step, num_steps)
+    return result
+
+
+class _CrossBarrier(torch.optim.Optimizer):
+    """See CrossBarrier()."""
+
+    def _begin(self, model: torch.nn.Module, synchronizer: GradientSynchronizer, passes: int, num_steps: int) -> None:
+        self._bps_synchronizer = synchronizer
+        self._bps_passes = passes
+        self._bps_left = dict.fromkeys(synchronizer.places, passes)
+        self._bps_steps_left = num_steps
+        self._bps_place_of = {id(place.parameter): place for place in synchronizer.places}
+        self._bps_due: dict[Place, dict[str, Any]] = {}  # updates to be made, with the options of their step
+        me = weakref.ref(self)
+        hooks = [
+            place.parameter.register_post_accumulate_grad_hook(_gradient_hook(me, place))  # type: ignore[no-untyped-call]
+            for place in synchronizer.places
+        ]
+        for module in model.modules():
+            own = [self._bps_place_of.get(id(p)) for p in module.parameters(recurse=False)]
+            places = [place for place in own if place is not None]
+            if places:
+                hooks.append(module.register_forward_pre_hook(_forward_hook(me, places)))
+        weakref.finalize(self, remove_hooks, hooks)
+
+    def _arrived(self, place: Place) -> None:
+        if place in self._bps_due:
+            raise BpsError(
+                f"{place.name!r} was used in a forward before its last update, outside of the module that owns it",
+                "call synchronize() after step(), or use DistributedOptimizer",
+            )
+        self._bps_left[place] -= 1
+        if self._bps_left[place] == 0:
+            self._bps_synchronizer.ready(place)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Notes that the parameters are to be updated with the options that are set now; returns the closure's loss."""
+        loss = closure() if closure is not None else None
+        self.synchronize()  # what the model did not use since the last step
+        self._bps_synchronizer.let_go()
+        for options in self.param_groups:
+            kept = {name: value for name, value in options.items() if name != "params"}
+            for parameter in options["params"]:
+                place = self._bps_place_of.get(id(parameter))
+                if place is not None:
+                    self._bps_due[place] = kept
+        self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+        self._bps_steps_left -= 1
+        if self._bps_steps_left == 0:
+            self.synchronize()
+        return loss
+
+    def synchronize(self) -> None:
+        """Makes all updates that are due.
+
+        Raises:
+            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+        """
+        self._update(list(self._bps_due))
+
+    def _update(self, places: list[Place]) -> None:
+        for place in places:
+            options = self._bps_due.pop(place, None)
+            if options is None:
+                continue
+            gradient = self._bps_synchronizer.take_mean(place)
+            if gradient is not None:
+                self._step_on(place.parameter, gradient, options)
+
+    def _step_on(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, options: dict[str, Any]) -> None:
+        groups, later = self.param_groups, parameter.grad
+        self.param_groups, parameter.grad = [{"params": [parameter], **options}], gradient
+        try:
+            super().step()
+        finally:
+            self.param_groups, parameter.grad = groups, later
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients; those on their way are kept until their updates are made."""
+        super().zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As usual, after all updates that are due."""
+        self.synchronize()
+        return super().state_dict()
+
+
+def _gradient_hook(optimizer: weakref.ref[_CrossBarrier], place: Place) -> Callable[[torch.Tensor], None]:
+    def arrived(_: torch.Tensor) -> None:
+        alive = optimizer()
+        if alive is not None:
+            alive._arrived(place)
+
+    return arrived
+
+
+def _forward_hook(optimizer: weakref.ref[_CrossBarrier], places: list[Place]) -> Any:
+    def before_forward(*_: Any) -> None:
+        alive = optimizer()
+        if alive is not None:
+            alive._update(places)
+
+    return before_forward

@@ -1,0 +1,175 @@
+"""DistributedDataParallel: a module that is trained by all ranks as if by one, on the mean of their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from bps_rdma.errors import BpsError
+from bps_rdma.torch import start
+from bps_rdma.torch.adopt import remove_hooks
+from bps_rdma.torch.broadcast import broadcast_parameters
+from bps_rdma.torch.buffers import BufferSpreader
+from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.units import Place
+
+_numbers = itertools.count()  # ranks make their modules in the same order
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wraps a module: after `loss.backward()` every .grad is the mean over all ranks. Nothing else changes.
+
+    Parameters and buffers start as those of the group's first rank. Constructed inside an initialised
+    torch.distributed group, or in a process that a launcher started, it joins the job by itself.
+
+    Gradients of the strategies with buckets are views of the buckets, which all processes of a host map: with
+    `zero_grad(set_to_none=False)` they are summed where backward writes them, otherwise backward's tensor is copied
+    there once. Ranks may use different parameters; what no rank used has no gradient, as in a single process.
+
+    Args:
+        module: its parameters must be on the CPU, and must be there already: later ones are not seen.
+        device_ids: for BytePS's sake; must be None or name one device.
+        broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
+        compression: what travels instead of gradients, e.g. Compression.bf16.
+        strategy: "bucketed": buckets, each sent as soon as backward has filled it; "overlap": the same, parameter by
+            parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.
+        bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most.
+        group: a group of bps_rdma or of torch.distributed; also accepted as `process_group`.
+        find_unused_parameters: False saves a small message per pass in the strategies without buckets; what no rank
+            used then gets zeros.
+
+    Raises:
+        InvalidArgumentError, InvalidTensorError: of an argument or a parameter.
+        MismatchError: the module is not the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: list[Any] | None = None,
+        broadcast_buffers: bool = True,
+        compression: Compressor = Compression.none,
+        strategy: str = "bucketed",
+        bucket_mb: float = 25.0,
+        group: Any = None,
+        process_group: Any = None,
+        find_unused_parameters: bool = True,
+    ) -> None:
+        super().__init__()
+        if device_ids is not None and len(device_ids) > 1:
+            raise BpsError("several devices per process are not supported", "start one process per device")
+        start.init()
+        self.module = module
+        self.require_backward_grad_sync = True
+        ours = start.group_of(group if group is not None else process_group)
+        prefix = f"ddp {next(_numbers)}"
+        root = ours.ranks[0] if ours else 0
+        state = itertools.chain(module.named_parameters(), module.named_buffers())
+        broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.synchronizer = GradientSynchronizer(
+            named, prefix, strategy, bucket_mb, compression, ours, find_unused_parameters
+        )
+        self._buffers_of_root = BufferSpreader(module, root, prefix, ours) if broadcast_buffers else None
+        self._sync = True  # of the last forward; see no_sync()
+        self._queued = False  # this backward will call _end_of_backward()
+        self._order: list[Place] | None = None  # in which the first pass met the gradients
+        self._rebuilt = False
+        hooks = [
+            place.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), place))  # type: ignore[no-untyped-call]
+            for place in self.synchronizer.places
+        ]
+        # The module may outlive its wrapper, and get another one.
+        weakref.finalize(self, remove_hooks, hooks)
+
+    # ---- Forward and backward
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The module's own forward.
+
+        Raises:
+            BpsError: the backward before did not come to its end.
+        """
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **named_inputs)
+        self._begin()
+        outputs = self.module(*inputs, **named_inputs)
+        if self._sync:
+            # The end of backward is known best from its beginning: the hooks of parameters may run in a backward inside
+            # of it, when parts of the module are checkpointed.
+            for tensor in tree_leaves(outputs):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(self._at_start_of_backward)  # type: ignore[no-untyped-call]
+        return outputs
+
+    def _begin(self) -> None:
+        self._sync = self.require_backward_grad_sync
+        self._queued = False  # a backward that failed may have left it
+        if not self._sync:
+            return
+        if self.synchronizer.open:
+            raise BpsError(
+                "the backward pass before was not finished, so some gradients are on their way",
+                "end it on all ranks with finish_gradient_synchronization(), or start again",
+            )
+        if self._buffers_of_root is not None and self.training:
+            self._buffers_of_root.spread()
+
+    def _at_start_of_backward(self, _: torch.Tensor) -> None:
+        if self._sync:
+            self._finish_after_backward()
+
+    def _finish_after_backward(self) -> None:
+        if self._queued:
+            return
+        if self._order is not None and not self._rebuilt:
+            self._rebuilt = True
+            self.synchronizer.rebuild(self._order)
+        self._queued = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _end_of_backward(self) -> None:
+        self.synchronizer.open = True  # also when no gradient of ours came: other ranks may have some
+        self.finish_gradient_synchronization()
+
+    def finish_gradient_synchronization(self) -> None:
+        """Waits until all gradients are averages. backward() does it at its end; calling it again does nothing.
+
+        Raises:
+            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+        """
+        self._queued = False
+        if self.synchronizer.open and self._order is None:
+            self._order = self.synchronizer.arrived
+        self.synchronizer.finish()
+
+    synchronize = finish_gradient_synchronization  # BytePS's name
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Forward passes in here, and their backward, accumulate gradients on this rank only.
+
+        The first backward of a forward outside synchronises all that has been accumulated.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+
+def _hook(wrapper: weakref.ref[DistributedDataParallel], place: Place) -> Any:
+    def arrived(_: torch.Tensor) -> None:
+        ddp = wrapper()
+        if ddp is not None and ddp._sync:
+            ddp._finish_after_backward()
+            ddp.synchronizer.ready(place)
+
+    return arrived

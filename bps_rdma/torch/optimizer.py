@@ -1,0 +1,206 @@
+"""DistributedOptimizer: an optimizer that steps on the mean of all ranks' gradients, as BytePS and Horovod have it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+import bps_rdma
+from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.torch import start
+from bps_rdma.torch.adopt import adopt, remove_hooks
+from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.units import Place
+
+_taken: dict[str, int] = {}  # prefix -> how many optimizers have names under it
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    strategy: str = "overlap",
+    bucket_mb: float = 25.0,
+    group: Any = None,
+) -> Any:
+    """The optimizer, whose step() waits until all gradients are means over all ranks.
+
+    Gradients are sent during backward, as soon as they are complete. Use broadcast_parameters() and
+    broadcast_optimizer_state() to start from the same values.
+
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+
+    or, to look at the means before they are used:
+
+        optimizer.zero_grad(); loss.backward(); optimizer.synchronize(); clip(...); optimizer.step()
+
+    Args:
+        optimizer: any of torch.optim's kind; it keeps its state, and shares it with the result.
+        named_parameters: (name, parameter) for all of its parameters, the same names on all ranks, for instance
+            `model.named_parameters()`; None: they are named by their place in the optimizer.
+        compression: what travels instead of gradients, e.g. Compression.bf16.
+        backward_passes_per_step: backward passes whose gradients are added up before they are sent, not averaged.
+        strategy: as for DistributedDataParallel; "overlap" sends each gradient where it lies.
+        bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
+        group: a group of bps_rdma or of torch.distributed; default: all workers.
+
+    Raises:
+        InvalidArgumentError: a name twice, or a parameter without a name.
+        InvalidTensorError, MismatchError: of a parameter; names it.
+    """
+    start.init()
+    ours = start.group_of(group)
+    named = names_of(optimizer, named_parameters)
+    if backward_passes_per_step < 1:
+        raise InvalidArgumentError(
+            f"backward_passes_per_step is {backward_passes_per_step}", "it counts backward passes: 1 or more"
+        )
+    result = adopt(optimizer, _DistributedOptimizer)
+    result._begin(
+        GradientSynchronizer(named, unique_prefix("Gradient"), strategy, bucket_mb, compression, ours),
+        backward_passes_per_step,
+    )
+    return result
+
+
+def unique_prefix(prefix: str) -> str:
+    """A prefix that nobody else uses, the same on all ranks when they make the same things in the same order."""
+    _taken[prefix] = _taken.get(prefix, 0) + 1
+    return prefix if _taken[prefix] == 1 else f"{prefix} {_taken[prefix]}"
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """(name, parameter) for every parameter of the optimizer that is trained, in the order of `named`.
+
+    Raises:
+        InvalidArgumentError: a name twice, or a parameter without a name.
+    """
+    parameters = [p for options in optimizer.param_groups for p in options["params"]]
+    if named is None:
+        return [(f"parameter {number}", p) for number, p in enumerate(parameters) if p.requires_grad]
+    pairs = list(named)
+    names = {name for name, _ in pairs}
+    if len(names) < len(pairs):
+        twice = sorted(name for name in names if [n for n, _ in pairs].count(name) > 1)
+        raise InvalidArgumentError(f"parameters have the same name: {', '.join(twice)}", "give each its own name")
+    wanted = {id(p) for p in parameters}
+    unnamed = wanted - {id(p) for _, p in pairs}
+    if unnamed:
+        raise InvalidArgumentError(
+            f"{len(unnamed)} parameters of the optimizer have no name", "pass named_parameters=model.named_parameters()"
+        )
+    return [(name, p) for name, p in pairs if id(p) in wanted and p.requires_grad]
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """See DistributedOptimizer()."""
+
+    _bps_synchronizer: GradientSynchronizer
+    _bps_passes: int  # backward passes per step
+    _bps_left: dict[Place, int]  # how many of them are to come
+    _bps_done: bool  # synchronize() has been called, and no gradient has come since
+    _bps_skip: bool
+
+    def _begin(self, synchronizer: GradientSynchronizer, passes: int) -> None:
+        self._bps_synchronizer = synchronizer
+        self._bps_passes = passes
+        self._bps_left = dict.fromkeys(synchronizer.places, passes)
+        self._bps_done = self._bps_skip = False
+        hooks = [
+            place.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), place))  # type: ignore[no-untyped-call]
+            for place in synchronizer.places
+        ]
+        # The parameters may outlive this optimizer, and get another one.
+        weakref.finalize(self, remove_hooks, hooks)
+
+    def _arrived(self, place: Place) -> None:
+        if self._bps_left[place] == 0:
+            raise BpsError(
+                f"{place.name!r} got a gradient again before step(), after {self._bps_passes} backward passes",
+                "set backward_passes_per_step to the number of backward passes between steps",
+            )
+        self._bps_done = False
+        self._bps_left[place] -= 1
+        if self._bps_left[place] == 0:
+            self._bps_synchronizer.ready(place)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes make a step; between two steps."""
+        self._bps_passes = passes
+        self._bps_left = dict.fromkeys(self._bps_left, passes)
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are means over the ranks. Every rank calls it, or step().
+
+        Raises:
+            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+        """
+        self._bps_synchronizer.open = True  # also when there was no gradient here: other ranks may have some
+        try:
+            self._bps_synchronizer.finish()
+        finally:
+            self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+        self._bps_done = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In here step() takes the gradients as they are: after synchronize()."""
+        self._bps_skip = True
+        try:
+            yield
+        finally:
+            self._bps_skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Synchronises, then steps. With a closure: after each call of it, and its loss is the mean over the ranks."""
+        if closure is None:
+            self._synchronize_once()
+            return super().step(**options)
+
+        def synchronized() -> Any:
+            loss = closure()
+            self._synchronize_once()
+            return self._mean(loss)
+
+        return super().step(synchronized, **options)
+
+    def _synchronize_once(self) -> None:
+        if not self._bps_skip and not self._bps_done:
+            self.synchronize()
+        self._bps_done = False
+
+    def _mean(self, loss: Any) -> Any:
+        """What an optimizer compares must be the same on all ranks, or they take different paths."""
+        sent = self._bps_synchronizer.sent
+        if isinstance(loss, float):
+            return self._mean(torch.tensor(loss, dtype=torch.float64)).item()
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return loss
+        name = f"{sent.prefix}.loss.{loss.dtype}"
+        return bps_rdma.push_pull_inplace(loss.detach().clone(), True, name, group=sent.group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As usual; but not between backward() and step(), when gradients are on their way."""
+        if self._bps_synchronizer.open:
+            raise BpsError(
+                "zero_grad() between backward() and step(): gradients are on their way",
+                "call step() or synchronize() first",
+            )
+        super().zero_grad(set_to_none)
+
+
+def _hook(optimizer: weakref.ref[_DistributedOptimizer], place: Place) -> Callable[[torch.Tensor], None]:
+    def arrived(_: torch.Tensor) -> None:
+        alive = optimizer()
+        if alive is not None:
+            alive._arrived(place)
+
+    return arrived

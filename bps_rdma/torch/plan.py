@@ -1,0 +1,79 @@
+"""Which gradients travel together: the ladder of strategies, and how buckets are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch.units import Bucket, Place, Sent, Single, Unit
+
+FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward; torch's DDP does the same
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How gradients travel.
+
+    Attributes:
+        buckets: several in one block of memory, or each where it lies.
+        eager: during backward, as soon as they are complete; otherwise after it.
+        one_by_one: each is waited for before the next one is sent.
+    """
+
+    buckets: bool
+    eager: bool
+    one_by_one: bool = False
+
+
+STRATEGIES = {
+    "naive": Strategy(buckets=False, eager=False, one_by_one=True),
+    "flat": Strategy(buckets=True, eager=False),
+    "overlap": Strategy(buckets=False, eager=True),
+    "bucketed": Strategy(buckets=True, eager=True),
+}
+
+
+def strategy_of(name: str) -> Strategy:
+    """The strategy of this name.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
+    if name not in STRATEGIES:
+        raise InvalidArgumentError(f"strategy {name!r} is not known", f"use one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
+
+
+def units_of(
+    order: Sequence[Place], strategy: Strategy, bucket_bytes: float, generation: int, sent: Sent
+) -> list[Unit]:
+    """The units in which the gradients travel.
+
+    Args:
+        order: the parameters in the order in which their gradients are expected.
+        bucket_bytes: largest size of a bucket; larger gradients have one of their own. The flat strategy ignores it.
+        generation: makes the names of buckets of another order different ones.
+    """
+    if not strategy.buckets:
+        return [Single(place, sent) for place in order]
+    if not strategy.eager:
+        bucket_bytes = float("inf")
+    parts: list[list[Place]] = []
+    # One open bucket per dtype: neighbours of mixed dtypes do not close each other's.
+    open_parts: dict[torch.dtype, tuple[list[Place], float]] = {}
+    for place in order:
+        dtype = place.parameter.dtype
+        size = place.parameter.numel() * dtype.itemsize
+        part, filled = open_parts.get(dtype, ([], 0.0))
+        limit = bucket_bytes if parts and part is not parts[0] else min(bucket_bytes, FIRST_BUCKET_BYTES)
+        if not strategy.eager:
+            limit = bucket_bytes
+        if not part or filled + size > limit:
+            part, filled = [], 0.0
+            parts.append(part)
+        part.append(place)
+        open_parts[dtype] = (part, filled + size)
+    return [Bucket(f"{generation}.{number}", part, sent) for number, part in enumerate(parts)]

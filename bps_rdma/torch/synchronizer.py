@@ -1,0 +1,240 @@
+"""The engine of all data parallelism here: takes gradients as backward completes them, averages them over the ranks.
+
+A pass begins with the first gradient of a backward and ends with finish(), after which every parameter's .grad is the
+average over the group. Gradients travel in units (units.py) as a strategy says (plan.py). What the next forward needs
+first has the highest priority.
+
+Ranks need not agree on which parameters they used: a parameter without a gradient here counts as zeros, and stays
+without one when no rank had one, as it would in a single process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+import bps_rdma
+from bps_rdma import Group, Handle, arrays
+from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.plan import strategy_of, units_of
+from bps_rdma.torch.units import Place, Sent, Single, Unit
+
+
+class GradientSynchronizer:
+    """Averages gradients of the given parameters.
+
+    Args:
+        named: (name, parameter); names are the same on all ranks, and unique.
+        prefix: what names are known under among all that travels in the job.
+        strategy: "naive", "flat", "overlap" or "bucketed".
+        bucket_mb: size of buckets, 2^20 bytes.
+        compression: what travels instead of the gradients.
+        group: who takes part; None: all workers.
+        find_unused: give parameters that no rank used no gradient; costs the strategies without buckets one small
+            message per pass. False: they get zeros.
+
+    Raises:
+        InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.
+        MismatchError: ranks disagree about the parameters.
+    """
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, torch.nn.Parameter]],
+        prefix: str,
+        strategy: str = "bucketed",
+        bucket_mb: float = 25.0,
+        compression: Compressor = Compression.none,
+        group: Group | None = None,
+        find_unused: bool = True,
+    ) -> None:
+        self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
+        for place in self.places:
+            _check(place)
+        self.open = False  # between the first gradient of a pass and its end
+        self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
+        self.passes = 0
+        self._strategy = strategy_of(strategy)
+        self._bucket_bytes = bucket_mb * 2**20
+        self.sent = Sent(prefix, group, compression)
+        self._generation = 0
+        self._arrived: list[Place] = []  # in this pass, in order
+        self._seen: set[Place] = set()
+        self._started: dict[Unit, None] = {}  # in order
+        self._flags = None
+        if find_unused and not self._strategy.buckets and self.places:
+            self._flags = bps_rdma.empty(len(self.places), "bool")
+        self._flags_handle: Handle | None = None
+        self._unused_places: list[Place] = []
+        self._use(list(reversed(self.places)))
+
+    def _use(self, order: list[Place]) -> None:
+        for unit in getattr(self, "units", ()):
+            unit.close()
+        self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
+        self._unit_of = {place: unit for unit in self.units for place in unit.places}
+        self._left = {unit: len(unit.places) for unit in self.units}
+        bps_rdma.declare_many(dict(unit.declaration() for unit in self.units), group=self.sent.group)
+
+    # ---- A pass
+
+    def ready(self, place: Place) -> None:
+        """The gradient of a parameter is complete; sends it off when it is the last one that its unit waits for.
+
+        Raises:
+            BpsError: it has been sent already: backward came to this parameter twice.
+        """
+        self.open = True
+        unit = self._unit_of[place]
+        if place in self._seen:
+            if unit in self._started:
+                raise BpsError(
+                    f"this backward came to {place.name!r} twice, the second time after its gradient had been sent",
+                    "checkpoint with use_reentrant=False, or use strategy='flat', which sends after backward",
+                )
+            unit.take(place)
+            return
+        self._seen.add(place)
+        self._arrived.append(place)
+        unit.take(place)
+        self._left[unit] -= 1
+        if self._left[unit] == 0 and self._strategy.eager:
+            self._start(unit)
+
+    def complete(self) -> None:
+        """No more gradients will come in this pass: sends off whatever has not been sent."""
+        self.open = True
+        if self._flags is not None:
+            for place in self.places:
+                self._flags[place.index] = place.parameter.grad is not None
+            self._flags_handle = bps_rdma.push_pull_async_inplace(
+                self._flags, False, f"{self.sent.prefix}.used", priority=1, group=self.sent.group
+            )
+        for unit in self.units:
+            if unit in self._started:
+                continue
+            for place in unit.places:
+                if place not in self._seen and place.parameter.grad is not None:
+                    unit.take(place)  # of an earlier backward, which was not synchronised
+            self._start(unit)
+            if self._strategy.one_by_one:
+                unit.wait()
+
+    def _start(self, unit: Unit) -> None:
+        self._started[unit] = None
+        unit.start()
+
+    def finish(self) -> None:
+        """Ends the pass: all .grad are averages then. Does nothing when no pass is open.
+
+        Raises:
+            PeerLostError, DeadlineError: after nothing is on its way any more; the gradients are then undefined.
+        """
+        if not self.open:
+            return
+        begin = time.perf_counter()
+        try:
+            self.complete()
+            self._wait_for_all()
+        finally:
+            self._reset()
+            self.exposed_s += time.perf_counter() - begin
+            self.passes += 1
+
+    def _wait_for_all(self) -> None:
+        error: Exception | None = None
+        for unit in () if self._strategy.one_by_one else self._started:
+            try:
+                unit.wait()
+            except Exception as caught:
+                error = error or caught
+        if error is not None:
+            raise error
+        for unit in self._started:
+            unit.deliver()
+        for place in [*self._unused(), *(place for unit in self._started for place in unit.unused_everywhere())]:
+            place.parameter.grad = None
+
+    def _unused(self) -> list[Place]:
+        """What no rank used, of parameters that travel without a bucket; waits for the ranks' word once per pass."""
+        if self._flags_handle is not None:
+            handle, self._flags_handle = self._flags_handle, None
+            used = handle.wait()
+            self._unused_places = [self.places[index] for index in np.flatnonzero(~used)]
+        return self._unused_places
+
+    # ---- A pass whose end nobody waits for: single gradients are fetched when they are needed
+
+    def let_go(self) -> None:
+        """Sends off whatever has not been sent, and ends the pass without waiting; take_mean() gives the means."""
+        self.complete()
+        flags = self._flags_handle
+        self._reset()
+        self._flags_handle = flags
+        self.passes += 1
+
+    def take_mean(self, place: Place) -> torch.Tensor | None:
+        """The mean of one gradient of the pass that was let go; None when no rank had one. Once per pass.
+
+        Raises:
+            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+        """
+        unit = self._unit_of[place]
+        assert isinstance(unit, Single)
+        begin = time.perf_counter()
+        unit.wait()
+        unused = self._unused()
+        self.exposed_s += time.perf_counter() - begin
+        mean = unit.release()
+        return None if place in unused else mean
+
+    def _reset(self) -> None:
+        self.open = False
+        self._arrived = []
+        self._seen = set()
+        self._started = {}
+        self._flags_handle = None
+        self._left = {unit: len(unit.places) for unit in self.units}
+
+    # ---- Between passes
+
+    def rebuild(self, arrived: list[Place]) -> None:
+        """Fills the buckets anew in the order in which gradients arrived on the group's first rank.
+
+        Every rank of the group calls it, between passes. Other strategies have nothing to fill.
+
+        Args:
+            arrived: the places in their order of arrival in a whole pass on this rank.
+        """
+        if not (self._strategy.buckets and self._strategy.eager):
+            return
+        order = np.array([place.index for place in arrived], dtype="int64")
+        missing = np.setdiff1d(np.arange(len(self.places)), order)
+        order = np.concatenate([order, missing])
+        root = self.sent.group.ranks[0] if self.sent.group else 0
+        bps_rdma.broadcast(order, root, f"{self.sent.prefix}.order {self._generation}", group=self.sent.group)
+        ordered = [self.places[index] for index in order]
+        if ordered != [place for unit in self.units for place in unit.places]:
+            self._generation += 1
+            self._use(ordered)
+
+    @property
+    def arrived(self) -> list[Place]:
+        """The parameters whose gradients have come in this pass, in order."""
+        return self._arrived
+
+
+def _check(place: Place) -> None:
+    if place.parameter.device.type != "cpu":
+        raise InvalidTensorError(
+            f"parameter {place.name!r} is on {place.parameter.device}", "keep the model on the CPU: model.cpu()"
+        )
+    if str(place.parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
+        raise InvalidTensorError(
+            f"parameter {place.name!r} has dtype {place.parameter.dtype}, which is not supported",
+            f"use one of {', '.join(arrays.NUMPY_DTYPES)}",
+        )
