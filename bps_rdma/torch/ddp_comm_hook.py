@@ -29,7 +29,7 @@ def ddp_comm_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]
     """
     tensor = bucket.buffer()
     handle = bps_rdma.push_pull_async_inplace(tensor, op="average", name=None, group=group_of(state))
-    return BpsWork([handle], [tensor]).get_future().then(_first)  # type: ignore[no-any-return]
+    return BpsWork("all_reduce", [handle], [], [tensor], [tensor]).get_future().then(_first)  # type: ignore[no-any-return]
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

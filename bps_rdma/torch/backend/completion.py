@@ -18,11 +18,8 @@ _thread: _Completer | None = None
 
 
 def complete(future: Any, work: BpsWork) -> None:
-    """Sets the future once the work is over: at once, in this thread, if it is."""
+    """Sets the future once the work is over, in a thread that runs its callbacks."""
     global _thread
-    if work.next_fd() == -1:
-        future.set_result(None)
-        return
     with _lock:
         if _thread is None:
             _thread = _Completer()

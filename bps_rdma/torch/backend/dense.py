@@ -63,27 +63,27 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype in DTYPES else tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def written(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+def written(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
     """Contiguous memory with the tensor's values, and how to bring back what is written there, unless it is its own."""
     if tensor.is_contiguous():
-        return tensor, None
+        return tensor, ()
     dense = tensor.detach().contiguous()
-    return dense, lambda: copy(tensor, dense)
+    return dense, [lambda: copy(tensor, dense)]
 
 
-def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
     """As written(), for a tensor of which only the result counts."""
     if tensor.is_contiguous():
-        return tensor, None
+        return tensor, ()
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return fresh, lambda: copy(tensor, fresh)
+    return fresh, [lambda: copy(tensor, fresh)]
 
 
-def gathered(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
+def gathered(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[Finish]]:
     """One buffer that becomes all parts, which are equally large: their own memory where they are consecutive."""
     whole = consecutive(parts)
     if whole is not None:
-        return whole, None
+        return whole, ()
     count = parts[0].numel()
     whole = torch.empty(count * len(parts), dtype=parts[0].dtype)
 
@@ -91,7 +91,7 @@ def gathered(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None
         for part, values in zip(parts, whole.view(len(parts), count), strict=True):
             copy(part, values)
 
-    return whole, finish
+    return whole, [finish]
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.job import config_with
 from bps_rdma.torch import start
+from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 
 _lives = itertools.count()  # of default groups; a job that outlives one must not see its names again
@@ -24,7 +25,8 @@ def create(options: Any, _: object = None) -> BpsProcessGroup:
     if options.global_ranks_in_group:
         ranks = list(options.global_ranks_in_group)
         group = bps_rdma.new_group(ranks, name=f"torch {_life}.{options.group_id}")
-        return BpsProcessGroup(options, ranks, group, f"torch {_life}", leaves=False)
+        collectives = Collectives(options.group_rank, ranks, group, f"torch {_life}")
+        return BpsProcessGroup(options, collectives, leaves=False)
     return _create_default(options)
 
 
@@ -41,7 +43,7 @@ def _create_default(options: Any) -> BpsProcessGroup:
         )
     _life = next(_lives)
     try:
-        made = BpsProcessGroup(options, list(range(size)), None, f"torch {_life}", leaves=starts)
+        made = BpsProcessGroup(options, Collectives(rank, range(size), None, f"torch {_life}"), leaves=starts)
     except BaseException:
         if starts:
             bps_rdma.shutdown()

@@ -6,7 +6,7 @@ point, all_to_all, gather, scatter, monitored_barrier, names, ...) goes there th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 import bps_rdma
-from bps_rdma import Group, Handle, operations
 from bps_rdma._core import ReduceOp
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.torch.backend import completion, dense
-from bps_rdma.torch.backend.dense import Finish
+from bps_rdma.torch.backend.collectives import Call, Collectives, Pending, together
 from bps_rdma.torch.backend.work import BpsWork
 
+Tensor = torch.Tensor
 c10d: Any = dist  # torch's stubs lack its newer names, and say nothing of subclasses
 _CPU = torch.device("cpu")
 _UNSET = timedelta(0)  # options say -1 ms for "the group's"
@@ -30,21 +30,19 @@ _BackendType = c10d.ProcessGroup.BackendType
 class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """What init_process_group("bps") and new_group(backend="bps") make; see docs/torch-backend.md.
 
-    Tensors that lie contiguous in CPU memory are used where they lie; others are copied, and copied back by whoever
-    waits first. Collectives of one group must be called in the same order, with the same dtypes and sizes, on all of
-    its ranks: a rank that differs gets MismatchError at once where it can be seen, and DeadlineError otherwise.
+    Collectives of one group must be called in the same order, with the same dtypes and sizes, on all of its ranks: a
+    rank that differs gets MismatchError at once where it can be seen, and DeadlineError otherwise.
+
+    Args:
+        options: torch's DistributedBackendOptions.
+        collectives: of our group of the same ranks.
+        leaves: whether the job ends with this group.
     """
 
-    def __init__(self, options: Any, ranks: Sequence[int], group: Group | None, prefix: str, *, leaves: bool) -> None:
-        """Arguments: torch's options; ranks in the group's order; our group; of names; whether its end is the job's."""
+    def __init__(self, options: Any, collectives: Collectives, *, leaves: bool) -> None:
         super().__init__(options.group_rank, options.group_size)
-        self._ranks = tuple(ranks)
-        self._group = group
-        self._in_order = list(ranks) == sorted(ranks)  # otherwise parts lie differently here and in the core
-        self._prefix = prefix
-        self._names: dict[tuple[str, torch.dtype, int], str] = {}
+        self._collectives = collectives
         self._leaves = leaves
-        self._timeout = options.timeout
         self._seconds = options.timeout.total_seconds()
         self._add_inner(options)
 
@@ -66,7 +64,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Deadline of the operations that start from now on."""
-        self._timeout, self._seconds = timeout, timeout.total_seconds()
+        self._seconds = timeout.total_seconds()
         super().set_timeout(timeout)
 
     def shutdown(self) -> None:
@@ -82,162 +80,109 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Every rank's tensor becomes the reduction of all; see docs/torch-backend.md for operations and dtypes."""
         tensor = _only(tensors)
-        op = dense.operation(getattr(opts, "reduceOp", opts) if opts is not None else c10d.ReduceOp.SUM)
+        op = _operation(opts)
         if op is None or not _ours(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
-        pending, finish = self._reduce(tensor, op, opts, timeout)
-        return BpsWork(pending, [tensor], finish)
+        return _work("all_reduce", self._collectives.reduce(tensor, op, self._call(opts, timeout)), [tensor], [tensor])
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
-        op = dense.operation(opts.reduceOp if opts is not None else c10d.ReduceOp.SUM)
+        op, call = _operation(opts), self._call(opts)
         if op is None or not all(map(_ours, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
-        return _all_of([self._reduce(tensor, op, opts) for tensor in tensors], tensors)
+        pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
+        return _work("all_reduce", pending, tensors, tensors)
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Any:
+    def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
         """As allreduce(), for one rank; on the others the result goes into a scratch buffer, and the tensor stays."""
         tensor = _only(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
-        name = dense.operation(op or getattr(opts, "reduceOp", c10d.ReduceOp.SUM))
-        if name is None or not _ours(tensor):
+        found = _operation(opts if op is None else op)
+        if found is None or not _ours(tensor):
             return self._inner(tensor).reduce([tensor], opts)
         target = tensor if root == self.rank() else tensor.detach().clone(memory_format=torch.contiguous_format)
-        pending, finish = self._reduce(target, name, opts, timeout)
-        return BpsWork(pending, [tensor], finish)
-
-    def _reduce(
-        self, tensor: torch.Tensor, op: ReduceOp, opts: Any, timeout: timedelta | None = None
-    ) -> tuple[list[Handle], list[Finish | None]]:
-        data, finish = dense.written(dense.reducible(tensor, op))
-        if data.numel() == 0:
-            return [], []
-        handle = operations._reduce(
-            data, data, op, self._name("all_reduce", data), 0, self._group,
-            self._deadline(opts, timeout), awaited=_awaited(opts),
-        )  # fmt: skip
-        return [handle], [finish]
+        pending = self._collectives.reduce(target, found, self._call(opts, timeout))
+        return _work("reduce", pending, [tensor], [tensor])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """This rank's part of the reduction, from one tensor per rank; they may differ in size."""
-        output, parts = (outputs, inputs) if isinstance(outputs, torch.Tensor) else (_only(outputs), _only(inputs))
-        op = dense.operation(getattr(opts, "reduceOp", opts) if opts is not None else c10d.ReduceOp.SUM)
+        output, parts = (outputs, inputs) if isinstance(outputs, Tensor) else (_only(outputs), _only(inputs))
+        op = _operation(opts)
         if op is None or not all(map(_ours, [output, *parts])):
             return self._inner(output).reduce_scatter([output], [parts], _options(c10d.ReduceScatterOptions(), opts))
-        self._check_parts(parts, output, "output")
-        if self._in_order and _equal(parts):
-            pending, finish = self._reduce_scatter(output, dense.joined(parts), op, opts, timeout)
-            return BpsWork(pending, [output], finish)
-        whole = torch.cat([part.detach().reshape(-1) for part in parts])
-        begin = sum(part.numel() for part in parts[: self.rank()])
-        own = whole[begin : begin + output.numel()]
-        pending, _ = self._reduce(whole, op, opts, timeout)
-        return BpsWork(pending, [output], [lambda: dense.copy(output, own)])
+        pending = self._collectives.reduce_scatter_parts(output, parts, op, self._call(opts, timeout))
+        return _work("reduce_scatter", pending, [output], parts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> Any:
+    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
-        op = dense.operation(opts.reduceOp if opts is not None else c10d.ReduceOp.SUM)
+        op = _operation(opts)
         if op is None or not (_ours(output) and _ours(whole)):
-            opts = opts or c10d.ReduceScatterOptions()
-            return self._inner(output)._reduce_scatter_base(output, whole, opts)
-        self._check_whole(whole, output)
-        if not self._in_order:
-            return self.reduce_scatter([output], [list(whole.reshape(self.size(), *output.shape))], opts)
-        pending, finish = self._reduce_scatter(output, whole, op, opts)
-        return BpsWork(pending, [output], finish)
+            return self._inner(output)._reduce_scatter_base(output, whole, opts or c10d.ReduceScatterOptions())
+        pending = self._collectives.reduce_scatter(output, whole, op, self._call(opts))
+        return _work("reduce_scatter", pending, [output], [whole])
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
-        return self._each(self.reduce_scatter_single, outputs, inputs, opts)
+        op, call = _operation(opts), self._call(opts)
+        if op is None or not all(map(_ours, outputs)):
+            opts = opts or c10d.ReduceScatterOptions()
+            return self._inner(outputs[0]).reduce_scatter_tensor_coalesced(outputs, inputs, opts)
 
-    def _reduce_scatter(
-        self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp, opts: Any, timeout: timedelta | None = None
-    ) -> tuple[list[Handle], list[Finish | None]]:
-        whole = dense.reducible(whole, op).contiguous()
-        target, finish = dense.filled(dense.reducible(output, op))
-        if whole.numel() == 0:
-            return [], []
-        handle = operations._reduce_scatter(
-            whole, op, self._name("reduce_scatter", whole), 0, self._group, target,
-            self._deadline(opts, timeout), awaited=_awaited(opts),
-        )  # fmt: skip
-        return [handle], [finish]
+        def start(output: Tensor, whole: Tensor) -> Pending:
+            return self._collectives.reduce_scatter(output, whole, op, call)
 
-    # ---- Moving
+        return _work("reduce_scatter", _each(start, outputs, inputs), outputs, inputs)
+
+    # ---- Moving: any dtype
 
     def broadcast(self, tensors: Any, opts: Any, timeout: timedelta | None = None) -> Any:
-        """Every rank's tensor becomes that of one rank; any dtype."""
+        """Every rank's tensor becomes that of one rank."""
         tensor = _only(tensors)
         if not _ours(tensor):
             return self._inner(tensor).broadcast([tensor], opts)
         root = opts if isinstance(opts, int) else opts.rootRank
-        pending, finish = self._broadcast(tensor, root, opts, timeout)
-        return BpsWork(pending, [tensor], finish, source=root)
-
-    def _broadcast(
-        self, tensor: torch.Tensor, root: int, opts: Any, timeout: timedelta | None = None
-    ) -> tuple[list[Handle], list[Finish | None]]:
-        data, finish = dense.written(tensor)
-        if data.numel() == 0:
-            return [], []
-        data = dense.movable(data)
-        handle = operations._broadcast(
-            data, self._ranks[root], self._name("broadcast", data), 0, self._group, self._deadline(opts, timeout),
-            awaited=_awaited(opts),
-        )  # fmt: skip
-        return [handle], [finish if root != self.rank() else None]
+        pending = self._collectives.broadcast(tensor, root, self._call(opts, timeout))
+        return _work("broadcast", pending, [tensor], [tensor])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Every rank gets every rank's tensor, each in one of its own; they may differ in size. Any dtype."""
-        flat = bool(outputs) and isinstance(outputs[0], torch.Tensor)
+        """Every rank gets every rank's tensor, each in one of its own; they may differ in size."""
+        flat = isinstance(inputs, Tensor)
         parts, tensor = (outputs, inputs) if flat else (_only(outputs), _only(inputs))
         if not all(map(_ours, [tensor, *parts])):
             return self._inner(tensor).allgather([parts], [tensor], _options(c10d.AllgatherOptions(), opts))
-        self._check_parts(parts, tensor, "input")
-        if self._in_order and _equal(parts):
-            whole, finish = dense.gathered(parts)
-            pending, _ = self._all_gather(whole, tensor, opts)
-            return BpsWork(pending, outputs, [finish])
-        dense.copy(parts[self.rank()], tensor)
-        return _all_of([self._broadcast(part, rank, opts) for rank, part in enumerate(parts)], outputs)
+        pending = self._collectives.all_gather_parts(parts, tensor, self._call(opts))
+        return _work("all_gather", pending, outputs, [tensor])
 
-    def allgather_coalesced(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
-        """allgather() of several tensors; `outputs` has a list for each of them."""
-        return self._each(lambda parts, tensor, opts: self.allgather([parts], [tensor], opts), outputs, inputs, opts)
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        """allgather() of several tensors; `outputs` has a list of them for each rank."""
+        if len(outputs) != self.size():
+            raise InvalidArgumentError(f"{len(outputs)} lists for {self.size()} ranks", "pass one list for each rank")
+        call = self._call(opts)
 
-    def all_gather_single(self, whole: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
-        """Every rank gets every rank's tensor, in one large one, of which its own may be a part. Any dtype."""
+        def start(parts: tuple[Tensor, ...], tensor: Tensor) -> Pending:
+            return self._collectives.all_gather_parts(parts, tensor, call)
+
+        by_tensor = list(zip(*outputs, strict=True))
+        return _work("all_gather", _each(start, by_tensor, inputs), outputs, inputs)
+
+    def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Every rank gets every rank's tensor, in one large one, of which its own may be a part."""
         if not (_ours(whole) and _ours(tensor)):
             return self._inner(whole)._allgather_base(whole, tensor, opts or c10d.AllgatherOptions())
-        self._check_whole(whole, tensor)
-        target, finish = dense.filled(whole)
-        if not self._in_order:
-            parts = list(target.view(self.size(), *tensor.shape))
-            work = self.allgather([parts], [tensor], opts)
-            return BpsWork(work.handles, [whole], [*work.finishes, finish])
-        pending, _ = self._all_gather(target, tensor, opts)
-        return BpsWork(pending, [whole], [finish])
+        pending = self._collectives.all_gather(whole, tensor, self._call(opts))
+        return _work("all_gather", pending, [whole], [tensor])
 
-    def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """all_gather_single() of several tensors."""
-        return self._each(self.all_gather_single, outputs, inputs, opts)
+        if not all(map(_ours, outputs)):
+            opts = opts or c10d.AllgatherOptions()
+            return self._inner(outputs[0]).allgather_into_tensor_coalesced(outputs, inputs, opts)
+        call = self._call(opts)
 
-    def _all_gather(
-        self, whole: torch.Tensor, tensor: torch.Tensor, opts: Any
-    ) -> tuple[list[Handle], list[Finish | None]]:
-        if whole.numel() == 0:
-            return [], []
-        whole, tensor = dense.movable(whole), dense.movable(tensor.contiguous())
-        handle = operations._all_gather(
-            tensor, self._name("all_gather", whole), 0, self._group, whole, self._deadline(opts), awaited=_awaited(opts)
-        )
-        return [handle], []
+        def start(whole: Tensor, tensor: Tensor) -> Pending:
+            return self._collectives.all_gather(whole, tensor, call)
+
+        return _work("all_gather", _each(start, outputs, inputs), outputs, inputs)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Complete once every rank has called it."""
@@ -246,12 +191,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu":
             return self._get_backend(device).barrier(opts)
-        token = torch.zeros(1, dtype=torch.uint8)
-        handle = operations._reduce(
-            token, token, ReduceOp.max, f"{self._prefix}.barrier", 0, self._group,
-            self._deadline(opts, timeout), awaited=_awaited(opts),
-        )  # fmt: skip
-        return BpsWork([handle], [token])
+        return _work("barrier", self._collectives.barrier(self._call(opts, timeout)), [], [])
 
     # Names before torch 2.13
     _allgather_base = all_gather_single
@@ -261,80 +201,50 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- Helpers
 
-    def _name(self, kind: str, data: torch.Tensor) -> str:
-        """Names count the kinds, dtypes and sizes that this group has seen.
-
-        So ranks that come with different ones declare the same name differently, which is noticed at once.
-        """
-        key = (kind, data.dtype, data.numel())
-        name = self._names.get(key)
-        if name is None:
-            name = self._names[key] = f"{self._prefix}.{len(self._names)}"
-        return name
-
-    def _deadline(self, opts: Any, timeout: timedelta | None = None) -> float:
-        """Seconds: of the call, or of the group."""
+    def _call(self, opts: Any, timeout: timedelta | None = None) -> Call:
         wanted = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
-        return wanted.total_seconds() if wanted > _UNSET else self._seconds
+        # Callers in C++ do not say whether they wait next; those in Python do.
+        return Call(
+            wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
+        )
 
-    def _inner(self, tensor: torch.Tensor) -> Any:
-        """Who takes what the core does not."""
+    def _inner(self, tensor: Tensor) -> Any:
+        """Who takes what the core does not: bitwise operations, sparse tensors, other devices."""
         try:
             return self._get_backend(tensor.device)
         except RuntimeError as error:
             raise InvalidTensorError(
-                f"the tensor is on {tensor.device}, and this process has no NCCL", "move it to the CPU first"
+                f"the tensor is on {tensor.device}, for which this process has no backend", "move it to the CPU first"
             ) from error
 
-    def _each(self, call: Callable[[Any, Any, Any], Any], outputs: list[Any], inputs: list[Any], opts: Any) -> Any:
-        if len(outputs) != len(inputs):
-            raise InvalidArgumentError(f"{len(inputs)} inputs for {len(outputs)} outputs", "pass one for each")
-        works = [call(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
-        if not all(isinstance(work, BpsWork) for work in works):
-            for work in works:
-                work.wait()
-            return BpsWork([], outputs)
-        return BpsWork(
-            [h for work in works for h in work.handles], outputs, [f for work in works for f in work.finishes]
-        )
 
-    def _check_parts(self, parts: Sequence[torch.Tensor], own: torch.Tensor, what: str) -> None:
-        mine = parts[self.rank()] if len(parts) == self.size() else None
-        if mine is None or mine.numel() != own.numel() or {part.dtype for part in parts} != {own.dtype}:
-            shapes = [(tuple(part.shape), part.dtype) for part in parts]
-            raise InvalidTensorError(
-                f"parts {shapes} do not suit a group of {self.size()} in which this is rank {self.rank()}, whose "
-                f"{what} is {(tuple(own.shape), own.dtype)}",
-                "pass one tensor per rank, of the dtype and size that the rank has",
-            )
+def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any) -> BpsWork:
+    return BpsWork(kind, pending.handles, pending.finishes, tensors, inputs)
 
-    def _check_whole(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        if whole.numel() != part.numel() * self.size() or whole.dtype != part.dtype:
-            raise InvalidTensorError(
-                f"a tensor of {whole.numel()} {whole.dtype} is not {self.size()} times one of {part.numel()} "
-                f"{part.dtype}",
-                "the large one has as many times the elements of the small one as the group has ranks",
-            )
+
+def _each(start: Callable[[Any, Any], Pending], outputs: list[Any], inputs: list[Any]) -> Pending:
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(f"{len(inputs)} inputs for {len(outputs)} outputs", "pass one for each")
+    pairs: Iterable[tuple[Any, Any]] = zip(outputs, inputs, strict=True)
+    return together(start(output, tensor) for output, tensor in pairs)
 
 
 def _only(tensors: Any) -> Any:
-    if isinstance(tensors, torch.Tensor):
+    if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
         raise InvalidArgumentError(f"{len(tensors)} tensors at once", "pass one; the coalesced forms take several")
     return tensors[0]
 
 
-def _ours(tensor: torch.Tensor) -> bool:
+def _ours(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.layout is torch.strided
 
 
-def _equal(parts: Sequence[torch.Tensor]) -> bool:
-    return all(part.numel() == parts[0].numel() for part in parts)
-
-
-def _awaited(opts: Any) -> bool:
-    return not getattr(opts, "asyncOp", True)  # C++ callers do not say
+def _operation(opts: Any) -> ReduceOp | None:
+    if opts is None:
+        return ReduceOp.sum
+    return dense.operation(getattr(opts, "reduceOp", opts))
 
 
 def _options(made: Any, opts: Any) -> Any:
@@ -345,7 +255,3 @@ def _options(made: Any, opts: Any) -> Any:
         return opts
     made.reduceOp = opts
     return made
-
-
-def _all_of(pending: Sequence[tuple[Sequence[Handle], Sequence[Finish | None]]], tensors: list[Any]) -> BpsWork:
-    return BpsWork([h for handles, _ in pending for h in handles], tensors, [f for _, fs in pending for f in fs])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from select import POLLIN, poll
 from typing import Any
@@ -16,6 +17,7 @@ from bps_rdma.errors import DeadlineError
 from bps_rdma.torch.backend import completion
 from bps_rdma.torch.backend.dense import Finish
 
+_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _NO_LIMIT = timedelta(0)  # torch's word for it; the operation has its own deadline
 
 
@@ -23,17 +25,25 @@ class BpsWork(dist.Work):
     """One collective, of one operation of the core or several. Its errors are those of bps_rdma, raised by wait()."""
 
     def __init__(
-        self, handles: Sequence[Handle], tensors: list[Any], finishes: Sequence[Finish | None] = (), source: int = -1
+        self,
+        kind: str,
+        handles: Sequence[Handle],
+        finishes: Sequence[Finish],
+        tensors: list[Any],
+        inputs: Sequence[torch.Tensor],
     ) -> None:
+        """Arguments: what to wait for, what then remains to be done, the results; name and inputs for the profiler."""
         super().__init__()
-        self.handles = handles
+        self._handles = handles
+        self._finishes = finishes
         self._tensors = tensors
-        self.finishes = finishes
-        self._source = source
         self._lock = threading.Lock()  # a handle is waited for by one thread at a time, and gives its result once
         self._over = False
         self._error: Exception | None = None
         self._future: Any = None
+        self._record: Any = None
+        if _profiling():
+            self._start_record(kind, list(inputs))
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Blocks until the tensors are there. True.
@@ -44,6 +54,9 @@ class BpsWork(dist.Work):
         """
         if timeout > _NO_LIMIT:
             self._await(timeout.total_seconds())
+        if self._record is not None:
+            with contextlib.suppress(RuntimeError):
+                self._future.wait()  # so that what is profiled is complete when the caller stops profiling
         self._settle()
         if self._error is not None:
             raise self._error
@@ -53,26 +66,27 @@ class BpsWork(dist.Work):
         with self._lock:
             if self._over:
                 return
-            for handle in self.handles:
+            for handle in self._handles:
                 try:
                     handle.wait()
+                except DeadlineError as error:
+                    self._error = self._error or _of_the_group(error)
                 except Exception as error:
                     self._error = self._error or error
             try:
                 if self._error is None:
-                    for finish in self.finishes:
-                        if finish is not None:
-                            finish()
+                    for finish in self._finishes:
+                        finish()
             except Exception as error:
                 self._error = error
             self._over = True
-            self.finishes = ()
+            self._finishes = ()
 
     def _await(self, seconds: float) -> None:
         if self._over:
             return
         waiting = poll()
-        for handle in self.handles:
+        for handle in self._handles:
             waiting.register(handle.completion_fd(), POLLIN)
             if not waiting.poll(1000 * seconds):
                 raise DeadlineError(
@@ -82,7 +96,7 @@ class BpsWork(dist.Work):
 
     def next_fd(self) -> int:
         """Readable when another of the operations is over; -1 when all are."""
-        for handle in self.handles:
+        for handle in self._handles:
             if not (self._over or handle.taken or handle.done()):
                 return handle.completion_fd()
         return -1
@@ -94,13 +108,27 @@ class BpsWork(dist.Work):
                 return self._future
             base: Any = torch.futures.Future()
             self._future = base.then(self._result_of)
-        completion.complete(base, self)  # not under the lock: it may run the callback
+        if self.next_fd() == -1 and self._record is None:
+            base.set_result(None)
+        else:
+            completion.complete(base, self)
         return self._future
 
     def _result_of(self, _: Any) -> list[Any]:
         # Only what a callback throws is an error for torch's C++ too; one set on a future is not.
-        self.wait()
+        self._settle()
+        if self._record is not None:
+            self._record.__exit__(None, None, None)
+        if self._error is not None:
+            raise self._error
         return self._tensors
+
+    def _start_record(self, kind: str, inputs: list[Any]) -> None:
+        # Ends in the thread that completes futures: for the profiler, what ends in another thread is asynchronous.
+        record = torch._C._profiler._RecordFunctionFast(f"bps:{kind}", inputs, {})
+        record.__enter__()
+        self._record = record
+        self.get_future()
 
     def is_completed(self) -> bool:
         """Whether wait() would return, or raise, at once."""
@@ -125,6 +153,10 @@ class BpsWork(dist.Work):
         """wait()."""
         self.wait()
 
-    def source_rank(self) -> int:
-        """Rank in the group that the tensor came from; of broadcasts only."""
-        return self._source
+
+def _of_the_group(error: DeadlineError) -> DeadlineError:
+    return DeadlineError(
+        f"the timeout of the collective is over: {error.message}",
+        "check that those ranks are alive and call the same operation with the same dtype and size, or raise the "
+        "timeout of init_process_group() or new_group()",
+    )

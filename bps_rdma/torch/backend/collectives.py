@@ -1,0 +1,173 @@
+"""torch's collectives by operations of the core: each starts some and says what remains to be done after them.
+
+They take tensors on the CPU, of any layout but sparse. Where these lie contiguous they are used where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from bps_rdma import Group, Handle, operations
+from bps_rdma._core import ReduceOp
+from bps_rdma.errors import InvalidTensorError
+from bps_rdma.torch.backend import dense
+from bps_rdma.torch.backend.dense import Finish
+
+
+class Call(NamedTuple):
+    """How to call: deadline in seconds, and whether the caller waits next."""
+
+    seconds: float
+    awaited: bool
+
+
+class Pending(NamedTuple):
+    """What is on its way: operations, and what to do once they are over."""
+
+    handles: Sequence[Handle] = ()
+    finishes: Sequence[Finish] = ()
+
+
+_NOTHING = Pending()
+
+
+def together(pending: Iterable[Pending]) -> Pending:
+    """Several as one."""
+    all_of = list(pending)
+    return Pending([h for one in all_of for h in one.handles], [f for one in all_of for f in one.finishes])
+
+
+class Collectives:
+    """The collectives of one group.
+
+    Args:
+        rank: of this process in the group.
+        ranks: worker ranks, in torch's order of the group.
+        group: the core's group of the same ranks; None: all workers.
+        prefix: of the names of this group's operations.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], group: Group | None, prefix: str) -> None:
+        self._rank = rank
+        self._ranks = tuple(ranks)
+        self._group = group
+        self._in_order = list(ranks) == sorted(ranks)  # otherwise parts lie differently here and in the core
+        self._prefix = prefix
+        self._names: dict[tuple[str, torch.dtype, int], str] = {}
+
+    def reduce(self, tensor: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
+        """Replaces the tensor by the reduction over all ranks."""
+        data, finish = dense.written(dense.reducible(tensor, op))
+        if data.numel() == 0:
+            return _NOTHING
+        name = self._name("all_reduce", data)
+        handle = operations._reduce(data, data, op, name, 0, self._group, call.seconds, awaited=call.awaited)
+        return Pending((handle,), finish)
+
+    def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
+        """This rank's part of the reduction; `output` may be that part of `whole`."""
+        if whole.numel() != output.numel() * len(self._ranks) or whole.dtype != output.dtype:
+            raise _not_a_multiple(whole, output, len(self._ranks))
+        if not self._in_order:
+            return self.reduce_scatter_parts(output, list(whole.reshape(len(self._ranks), -1)), op, call)
+        source = dense.reducible(whole, op).contiguous()
+        target, finish = dense.filled(dense.reducible(output, op))
+        if source.numel() == 0:
+            return _NOTHING
+        handle = operations._reduce_scatter(
+            source, op, self._name("reduce_scatter", source), 0, self._group, target, call.seconds, awaited=call.awaited
+        )
+        return Pending((handle,), finish)
+
+    def reduce_scatter_parts(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp, call: Call
+    ) -> Pending:
+        """This rank's part of the reduction, from one tensor per rank."""
+        self._check(parts, output, "output")
+        if self._in_order and _equal(parts):
+            return self.reduce_scatter(output, dense.joined(parts), op, call)
+        whole = torch.cat([part.detach().reshape(-1) for part in parts])
+        begin = sum(part.numel() for part in parts[: self._rank])
+        handles, finishes = self.reduce(whole, op, call)
+        return Pending(handles, [*finishes, lambda: dense.copy(output, whole[begin : begin + output.numel()])])
+
+    def broadcast(self, tensor: torch.Tensor, root: int, call: Call) -> Pending:
+        """Replaces the tensor by that of rank `root` of the group."""
+        data, finish = dense.written(tensor)
+        if data.numel() == 0:
+            return _NOTHING
+        data = dense.movable(data)
+        name = self._name("broadcast", data)
+        handle = operations._broadcast(
+            data, self._ranks[root], name, 0, self._group, call.seconds, awaited=call.awaited
+        )
+        return Pending((handle,), finish if root != self._rank else ())
+
+    def all_gather(self, whole: torch.Tensor, tensor: torch.Tensor, call: Call) -> Pending:
+        """Every rank's tensor, one after the other; `tensor` may be this rank's part of `whole`."""
+        if whole.numel() != tensor.numel() * len(self._ranks) or whole.dtype != tensor.dtype:
+            raise _not_a_multiple(whole, tensor, len(self._ranks))
+        target, finish = dense.filled(whole)
+        if not self._in_order:
+            handles, finishes = self.all_gather_parts(list(target.view(len(self._ranks), -1)), tensor, call)
+            return Pending(handles, [*finishes, *finish])
+        if target.numel() == 0:
+            return _NOTHING
+        data = dense.movable(target)
+        part = dense.movable(tensor.contiguous())
+        handle = operations._all_gather(
+            part, self._name("all_gather", data), 0, self._group, data, call.seconds, awaited=call.awaited
+        )
+        return Pending((handle,), finish)
+
+    def all_gather_parts(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, call: Call) -> Pending:
+        """Every rank's tensor, each in one of its own; they may differ in size."""
+        self._check(parts, tensor, "input")
+        if self._in_order and _equal(parts):
+            whole, finish = dense.gathered(parts)
+            handles, _ = self.all_gather(whole, tensor, call)
+            return Pending(handles, finish)
+        dense.copy(parts[self._rank], tensor)
+        return together(self.broadcast(part, root, call) for root, part in enumerate(parts))
+
+    def barrier(self, call: Call) -> Pending:
+        """Complete once every rank has called it."""
+        token = torch.zeros(1, dtype=torch.uint8)
+        handle = operations._reduce(
+            token, token, ReduceOp.max, f"{self._prefix}.barrier", 0, self._group, call.seconds, awaited=call.awaited
+        )
+        return Pending((handle,))
+
+    def _name(self, kind: str, data: torch.Tensor) -> str:
+        """Names count the kinds, dtypes and sizes that this group has seen.
+
+        So ranks that come with different ones declare one name differently, which is noticed at once.
+        """
+        key = (kind, data.dtype, data.numel())
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"{self._prefix}.{len(self._names)}"
+        return name
+
+    def _check(self, parts: Sequence[torch.Tensor], own: torch.Tensor, what: str) -> None:
+        mine = parts[self._rank] if len(parts) == len(self._ranks) else None
+        if mine is None or mine.numel() != own.numel() or any(part.dtype != own.dtype for part in parts):
+            raise InvalidTensorError(
+                f"{[(tuple(part.shape), part.dtype) for part in parts]} are not what {len(self._ranks)} ranks have, of "
+                f"which this is rank {self._rank}, whose {what} is {(tuple(own.shape), own.dtype)}",
+                "pass one tensor per rank, of the dtype and size that the rank has",
+            )
+
+
+def _equal(parts: Sequence[torch.Tensor]) -> bool:
+    return all(part.numel() == parts[0].numel() for part in parts)
+
+
+def _not_a_multiple(whole: torch.Tensor, part: Any, times: int) -> InvalidTensorError:
+    return InvalidTensorError(
+        f"{whole.numel()} elements of {whole.dtype} are not {times} times {part.numel()} of {part.dtype}",
+        "the large tensor has as many times the elements of the small one as the group has ranks",
+    )
