@@ -3,6 +3,7 @@
 How it is put together: cli.py reads the options into a plan (plan.py). launch.py starts the ranks and drives them round
 by round; each rank (worker.py) runs the rounds of every contender (measure.py, contenders.py, peers/, bound.py) and
 checks them (pattern.py). report.py and plot.py show what came out. Inside a running job, rank.py measures alone.
+allreduce.py is a command of its own: the same measurement at several numbers of ranks, in one table.
 """
 
 

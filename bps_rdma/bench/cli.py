@@ -85,10 +85,8 @@ def pushpull_bench(
         bound=bound,
         load=load,
     )
-    _require_modules(plan, plot)
-    for path in (json_file, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InvalidArgumentError(f"{path.absolute().parent} is no folder", "make it first, or write elsewhere")
+    require_modules(plan, plot)
+    check_folders(json_file, plot)
     job = LocalJob(workers, servers, transport)
     try:
         with signals_raise():
@@ -106,11 +104,11 @@ def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | No
                 "inside a job there is nobody to start busy processes or MPI ranks", "start pushpull_bench by itself"
             )
         return run_rank(plan, line_per_round=line_per_round)
-    with _progress() as listener:
+    with progress() as listener:
         return run_bench(plan, job, listener)
 
 
-def _require_modules(plan: Plan, plot: Path | None) -> None:
+def require_modules(plan: Plan, plot: Path | None) -> None:
     """Raise InvalidArgumentError at the start, not after the measuring, when an optional package is missing."""
     wanted = {"torch": "gloo" in plan.compare or any(case.dtype == "bfloat16" for case in plan.cases)}
     wanted["matplotlib"] = plot is not None
@@ -123,8 +121,15 @@ def _require_modules(plan: Plan, plot: Path | None) -> None:
             raise InvalidArgumentError(f"this needs {module}", f"pip install 'bps_rdma[{extras[module]}]'")
 
 
+def check_folders(*files: Path | None) -> None:
+    """Raise InvalidArgumentError when one of them could not be written."""
+    for path in files:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InvalidArgumentError(f"{path.absolute().parent} is no folder", "make it first, or write elsewhere")
+
+
 @contextlib.contextmanager
-def _progress() -> Iterator[Listener]:
+def progress() -> Iterator[Listener]:
     """A bar on standard error, on a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -136,12 +141,12 @@ def _progress() -> Iterator[Listener]:
         TextColumn("{task.fields[what]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=1.0, what="")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=1.0, what="")
 
         def listen(case: Case, rounds: int, share: float) -> None:
             what = f"{case.op} {case.dtype} {format_size(case.nbytes)}"
-            progress.update(task, description=what, completed=share, what=f"{rounds} rounds")
+            bar.update(task, description=what, completed=share, what=f"{rounds} rounds")
 
         yield listen
 
@@ -158,4 +163,4 @@ def _show(outcome: Outcome, json_file: Path | None, plot: Path | None) -> None:
     if plot is not None:
         from bps_rdma.bench.plot import save_plot
 
-        save_plot(outcome, plot)
+        save_plot([outcome], plot)

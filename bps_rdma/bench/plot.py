@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -24,25 +25,26 @@ _LABELS = {
 }
 
 
-def save_plot(outcome: Outcome, path: Path) -> None:
-    """Draw one panel per operation and dtype into `path`; its ending chooses the format (png, svg, pdf).
+def save_plot(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw one panel per run, operation and dtype into `path`; its ending chooses the format (png, svg, pdf).
 
     A line joins the medians, its band spans the quartiles.
     """
-    panels: dict[tuple[str, str], list[CaseResult]] = {}
-    for result in outcome.results:
-        panels.setdefault((result.case.op, result.case.dtype), []).append(result)
+    panels: dict[tuple[str, str, int], list[CaseResult]] = {}
+    for outcome in outcomes:
+        for result in outcome.results:
+            panels.setdefault((result.case.op, result.case.dtype, outcome.workers), []).append(result)
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     mpl.use("Agg")
     figure = Figure(figsize=(6.4 * columns, 4.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
-    for axis, ((op, dtype), results) in zip(axes, panels.items(), strict=False):
-        _draw(axis, results, outcome.workers)
-        axis.set_title(f"{op}, {dtype}", fontsize=11)
+    for axis, ((op, dtype, workers), results) in zip(axes, panels.items(), strict=False):
+        _draw(axis, results, workers)
+        axis.set_title(f"{op}, {dtype}" + f", {workers} workers" * (len(outcomes) > 1), fontsize=11)
     for axis in list(axes)[len(panels) :]:
         axis.set_visible(False)
-    figure.suptitle(outcome.job, fontsize=11)
+    figure.suptitle(outcomes[0].job if len(outcomes) == 1 else "all-reduce on one host", fontsize=11)
     figure.savefig(path, dpi=150)
 
 

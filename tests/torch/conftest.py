@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: here, and in the process that ranks are forked from
+
 import cluster
 import torch
 
-cluster.PRELOAD.extend(["torch", "torch.distributed", "bps_rdma.torch"])
-torch.set_num_threads(1)  # of this process; the ranks' are set by OMP_NUM_THREADS
+# The last one is what making an optimizer imports, for seconds.
+cluster.PRELOAD.extend(["torch", "torch.distributed", "bps_rdma.torch", "torch._dynamo"])
+torch.set_num_threads(1)

@@ -1,0 +1,164 @@
+"""allreduce_bench: the sum of one tensor over all ranks, at several numbers of ranks, for every library at hand.
+
+It runs pushpull_bench's measurement once per number of ranks and shows all of them in one table. Sizes that do not fit
+into this machine's memory at some number of ranks are left out there, and it says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bps_rdma.bench import memory
+from bps_rdma.bench.cli import check_folders, progress, require_modules
+from bps_rdma.bench.launch import run_bench
+from bps_rdma.bench.peers import environments
+from bps_rdma.bench.plan import MEMORY_KINDS, MPI_PEERS, PEERS, Case, Plan, make_cases, parse_choices
+from bps_rdma.bench.results import Outcome, to_json
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.launch.environment import LocalJob, inside_a_job
+from bps_rdma.launch.run import Interrupted, signals_raise
+from bps_rdma.terminal import wide_console
+
+SCHEMA = 1
+_SIZES, _QUICK_SIZES = "1M,4M,16M,64M,256M,1G", "1M,8M,64M"
+_SECONDS, _QUICK_SECONDS = 30.0, 3.0
+_BACKENDS = ("bps", *PEERS)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A size that was not measured at a number of ranks, and why."""
+
+    ranks: int
+    nbytes: int
+    reason: str
+
+
+@app.command()
+def allreduce_bench(
+    sizes: Annotated[str | None, typer.Option(help=f"Bytes per tensor. Default: {_SIZES}.")] = None,
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, one run for each.")] = "2,4,6",
+    backends: Annotated[
+        str | None, typer.Option(help=f"Of {','.join(_BACKENDS)}; bps among them. Default: all that are installed.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="One dtype, see pushpull_bench.")] = "float32",
+    transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
+    iters: Annotated[int | None, typer.Option(min=1, help="Rounds per size. Default: what --seconds allows.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds per size before those, checked but not timed.")] = 1,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help=f"Time for each number of ranks. Default: {_SECONDS:g}.")
+    ] = None,
+    memory_kind: Annotated[
+        str, typer.Option("--memory", help="plain (numpy.empty) or shared (bps_rdma.empty).")
+    ] = "plain",
+    memory_limit: Annotated[
+        float | None, typer.Option(min=0.001, help="GB that a run may take. Default: nine tenths of what is free.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"{_QUICK_SIZES} and {_QUICK_SECONDS:g} seconds, unless others are given.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw rate over size into this file (png, svg, pdf).")] = None,
+) -> None:
+    """Sweep all-reduce over sizes, numbers of ranks and libraries on this machine; every result is checked."""
+    if inside_a_job():
+        raise InvalidArgumentError("allreduce_bench starts ranks of its own", "start it outside of any job")
+    plan = Plan(
+        cases=make_cases(sizes or (_QUICK_SIZES if quick else _SIZES), dtype, "push_pull", 1),
+        iterations=iters,
+        warmup=warmup,
+        seconds=seconds or (_QUICK_SECONDS if quick else _SECONDS),
+        memory=parse_choices(memory_kind, MEMORY_KINDS, "kind of memory")[0],
+        compare=_peers(backends),
+        bound=False,
+    )
+    worlds = _numbers(ranks)
+    require_modules(plan, plot)
+    check_folders(json_file, plot)
+    limit = memory.available() * 0.9 if memory_limit is None else memory_limit * 1e9
+    outcomes: list[Outcome] = []
+    skipped: list[Skip] = []
+    try:
+        with signals_raise(), progress() as listener:
+            for world in worlds:
+                fitting, left_out = _that_fit(plan, world, limit)
+                skipped += left_out
+                if fitting:
+                    job = LocalJob(world, None, transport)
+                    outcomes.append(run_bench(replace(plan, cases=fitting), job, listener))
+    except Interrupted as interrupted:
+        raise typer.Exit(128 + interrupted.signum) from None
+    _show(outcomes, skipped, json_file, plot)
+
+
+def main() -> None:
+    """Entry point of the command `allreduce_bench`."""
+    from bps_rdma.terminal import run_app
+
+    run_app(app, "allreduce_bench")
+
+
+def _peers(backends: str | None) -> tuple[str, ...]:
+    """The libraries beside ours."""
+    if backends is not None:
+        named = parse_choices(backends, _BACKENDS, "backend")
+        if "bps" not in named:
+            raise InvalidArgumentError("bps is always measured: the others stand beside it", "add bps to --backends")
+        return tuple(name for name in named if name != "bps")
+    installed = ["gloo"] if importlib.util.find_spec("torch") is not None else []
+    installed += [name for name in MPI_PEERS if (environments.folder(name) / "bin" / "mpiexec").exists()]
+    return tuple(installed)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise InvalidArgumentError(f"{text!r} are no numbers of ranks", "write them like 2,4,6")
+    return found
+
+
+def _that_fit(plan: Plan, world: int, limit: float) -> tuple[tuple[Case, ...], list[Skip]]:
+    fitting: list[Case] = []
+    skipped: list[Skip] = []
+    for case in plan.cases:
+        before = fitting[-1].round_bytes if fitting else 0
+        need = memory.needed(case.round_bytes, before, world, 1 + len(plan.compare))
+        if need <= limit:
+            fitting.append(case)
+        else:
+            reason = f"needs about {need / 1e9:.1f} GB of memory, {limit / 1e9:.1f} GB may be used"
+            skipped.append(Skip(world, case.nbytes, reason))
+    return tuple(fitting), skipped
+
+
+def _show(outcomes: list[Outcome], skipped: list[Skip], json_file: Path | None, plot: Path | None) -> None:
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "runs": [to_json(outcome) for outcome in outcomes],
+        "skipped": [asdict(skip) for skip in skipped],
+    }
+    if json_file is not None and str(json_file) == "-":
+        print(json.dumps(found))
+    else:
+        from bps_rdma.bench.sweep_report import print_sweep
+
+        print_sweep(outcomes, [(skip.ranks, skip.nbytes, skip.reason) for skip in skipped], wide_console())
+        if json_file is not None:
+            json_file.write_text(json.dumps(found) + "\n")
+    if plot is not None and outcomes:
+        from bps_rdma.bench.plot import save_plot
+
+        save_plot(outcomes, plot)

@@ -1,0 +1,138 @@
+"""Trains a small convolutional network on images of ten classes: alone, or together on any number of ranks.
+
+    python examples/train.py
+    torchrun --nproc-per-node 2 examples/train.py
+    bps run -np 2 examples/train.py
+
+The script is the same in all three cases. The images are made here: ten fixed patterns, shifted and noisy.
+"""
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+import bps_rdma.torch as bps
+
+CLASSES, SIDE = 10, 28
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=5, help="times that all images are seen (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=4000, help="to train on, of all ranks (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        choices=["naive", "flat", "overlap", "bucketed"],
+        default="bucketed",
+        help="when gradients are sent (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=["plain", "sharded"],
+        default="plain",
+        help="sharded: each rank has a part of the optimizer's state (default: %(default)s)",
+    )
+    return parser.parse_args()
+
+
+def make_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`count` images of shape (1, 28, 28) and their classes; the same on all ranks, for the same seed."""
+    patterns = torch.randn(CLASSES, 1, 7, 7, generator=torch.Generator().manual_seed(0))
+    patterns = nn.functional.interpolate(patterns, SIDE, mode="bilinear")
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    images = patterns[labels]
+    for axis in (2, 3):
+        shifts = torch.randint(-2, 3, (count,), generator=generator)
+        for shift in range(-2, 3):
+            images[shifts == shift] = images[shifts == shift].roll(shift, dims=axis)
+    return images + 2.0 * torch.randn(images.shape, generator=generator), labels
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, stride=2, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, CLASSES),
+    )
+
+
+def mean_over_ranks(value: float) -> float:
+    return bps.push_pull(torch.tensor([value], dtype=torch.float64), name="mean").item()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Share of right answers; each rank looks at its part of the images."""
+    model.eval()
+    mine = slice(bps.rank(), None, bps.size())
+    right = (model(images[mine]).argmax(dim=1) == labels[mine]).sum().item()
+    model.train()
+    return mean_over_ranks(right) * bps.size() / len(labels)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> None:
+    images, labels = make_images(options.images, seed=1)
+    test_images, test_labels = make_images(2000, seed=2)
+    share = max(options.batch // bps.size(), 1)  # images per step on this rank
+    steps = max(options.images // (share * bps.size()), 1)
+    begin = time.monotonic()
+    for epoch in range(options.epochs):
+        # Every rank draws the same order and takes other images of it.
+        order = torch.randperm(options.images, generator=torch.Generator().manual_seed(epoch))
+        mine = order[bps.rank() :: bps.size()]
+        total = 0.0
+        for step in range(steps):
+            batch = mine[step * share : (step + 1) * share]
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()  # afterwards every gradient is the mean over all ranks
+            optimizer.step()
+            total += loss.item()
+        loss_of_all = mean_over_ranks(total / steps)
+        share_right = accuracy(model, test_images, test_labels)
+        say(f"epoch {epoch + 1}: loss {loss_of_all:.4f}, accuracy {share_right:.2%}, {time.monotonic() - begin:.1f} s")
+
+
+def check_same_weights(model: nn.Module) -> None:
+    """Compares all parameters with those of rank 0, bit by bit. They stay together: nobody corrects them on the way."""
+    first = {name: param.detach().clone() for name, param in model.named_parameters()}
+    bps.broadcast_parameters(first, prefix="check.")
+    same = all(torch.equal(param, first[name]) for name, param in model.named_parameters())
+    if mean_over_ranks(float(same)) != 1.0:
+        raise SystemExit(f"rank {bps.rank()}: the weights of the ranks differ")
+    say(f"the weights are the same on all {bps.size()} ranks" if bps.size() > 1 else "trained on one rank")
+
+
+def say(text: str) -> None:
+    if bps.rank() == 0:
+        print(text, flush=True)
+
+
+def main() -> None:
+    options = parse_arguments()
+    bps.init()
+    torch.set_num_threads(1)  # so small a network gains nothing from more
+    torch.manual_seed(bps.rank())  # any: DistributedDataParallel gives all ranks the weights of rank 0
+    model = bps.DistributedDataParallel(make_model(), strategy=options.strategy)
+    if options.optimizer == "sharded":
+        optimizer: torch.optim.Optimizer = bps.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=options.lr)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
+    say(f"{bps.size()} ranks, {options.strategy} gradients, {options.optimizer} optimizer")
+    train(model, optimizer, options)
+    check_same_weights(model)
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
