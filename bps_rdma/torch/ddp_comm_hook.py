@@ -1,17 +1,18 @@
 """A communication hook for torch's own DistributedDataParallel, on whatever backend that is."""
 
-from __future__ import annotations
+# Without annotations from the future: torch compares those of a hook with its classes.
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import bps_rdma
 from bps_rdma.torch.backend.work import BpsWork
 from bps_rdma.torch.start import group_of
 
 
-def ddp_comm_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """Averages DDP's buckets on bps_rdma's servers: `model.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)`.
 
     bps_rdma must run, with the ranks of the model's group: call bps_rdma.torch.init() after init_process_group().

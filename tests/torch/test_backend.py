@@ -1,0 +1,343 @@
+"""The torch.distributed backend: every collective, in every form, against what it should give."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import cluster
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.timeout(300)
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+]
+
+
+def joined(backend: str = "bps", **options: Any) -> tuple[int, int]:
+    import bps_rdma.torch  # noqa: F401  registers the backend
+
+    dist.init_process_group(backend, **options)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected), (found, expected)
+
+
+def reductions(_: Any) -> None:
+    rank, size = joined()
+    for dtype in DTYPES:
+        values = torch.tensor([[r + 1, 2, size - r] for r in range(size)], dtype=dtype)
+        expected = {
+            dist.ReduceOp.SUM: values.sum(0, dtype=dtype),
+            dist.ReduceOp.MIN: values.amin(0),
+            dist.ReduceOp.MAX: values.amax(0),
+            dist.ReduceOp.PRODUCT: values.prod(0, dtype=dtype),
+        }
+        if dtype.is_floating_point:
+            expected[dist.ReduceOp.AVG] = (values.sum(0) / size).to(dtype)
+        for op, result in expected.items():
+            tensor = values[rank].clone()
+            dist.all_reduce(tensor, op=op)
+            same(tensor, result)
+            tensor = values[rank].clone()
+            dist.reduce(tensor, dst=size - 1, op=op)
+            same(tensor, result if rank == size - 1 else values[rank])  # of the others nothing changes
+    flags = torch.tensor([rank == 0, True, False])
+    dist.all_reduce(flags)
+    same(flags, torch.tensor([True, True, False]))
+    bits = torch.tensor([1 << rank, 3])
+    dist.all_reduce(bits, op=dist.ReduceOp.BOR)  # by gloo
+    same(bits, torch.tensor([(1 << size) - 1, 3]))
+    wave = torch.full((3,), complex(rank, 1))
+    dist.all_reduce(wave)
+    same(wave, torch.full((3,), complex(sum(range(size)), size)))
+    empty = torch.empty(0)
+    dist.all_reduce(empty)
+    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
+    dist.all_reduce(sparse)  # by gloo
+    same(sparse.to_dense(), torch.ones(size))
+    dist.destroy_process_group()
+
+
+def moves(_: Any) -> None:
+    rank, size = joined()
+    for dtype in [*DTYPES, torch.bool, torch.int16, torch.complex64]:
+        mine = torch.arange(6).view(2, 3).add(10 * rank).to(dtype)
+        everyone = [torch.arange(6).view(2, 3).add(10 * r).to(dtype) for r in range(size)]
+        for root in range(size):
+            tensor = mine.clone()
+            dist.broadcast(tensor, root)
+            same(tensor, everyone[root])
+        parts = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(parts, mine)
+        for part, expected in zip(parts, everyone, strict=True):
+            same(part, expected)
+        whole = torch.empty(2 * size, 3, dtype=dtype)
+        dist.all_gather_into_tensor(whole, mine)
+        same(whole, torch.cat(everyone))
+        views = list(torch.zeros(size, 2, 3, dtype=dtype))  # of one buffer: nothing is copied
+        dist.all_gather(views, mine)
+        same(torch.stack(views), torch.stack(everyone))
+        whole = torch.cat([mine if r == rank else torch.zeros_like(mine) for r in range(size)])
+        dist.all_gather_into_tensor(whole, whole[2 * rank : 2 * rank + 2])  # its own part in place
+        same(whole, torch.cat(everyone))
+    number = torch.tensor(float(rank))
+    dist.broadcast(number, 1)
+    same(number, torch.tensor(1.0))
+    uneven = [torch.empty(3 + r) for r in range(size)]
+    dist.all_gather(uneven, torch.full((3 + rank,), float(rank)))
+    for r, part in enumerate(uneven):
+        same(part, torch.full((3 + r,), float(r)))
+    dist.destroy_process_group()
+
+
+def scattered_reductions(_: Any) -> None:
+    rank, size = joined()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        whole = torch.arange(4 * size).to(dtype)
+        output = torch.empty(4, dtype=dtype)
+        dist.reduce_scatter_tensor(output, whole.clone())
+        same(output, whole[4 * rank : 4 * rank + 4] * size)
+        dist.reduce_scatter_tensor(output, whole.clone(), op=dist.ReduceOp.MAX)
+        same(output, whole[4 * rank : 4 * rank + 4])
+        buffer = whole.clone()
+        dist.reduce_scatter_tensor(buffer[4 * rank : 4 * rank + 4], buffer)  # in place, as Megatron does
+        same(buffer[4 * rank : 4 * rank + 4], whole[4 * rank : 4 * rank + 4] * size)
+        dist.reduce_scatter(output, [torch.full((4,), r).to(dtype) for r in range(size)])
+        same(output, torch.full((4,), rank * size).to(dtype))
+    output = torch.empty(2 + rank)
+    dist.reduce_scatter(output, [torch.full((2 + r,), float(r)) for r in range(size)], op=dist.ReduceOp.AVG)
+    same(output, torch.full((2 + rank,), float(rank)))
+    wave = torch.empty(2, dtype=torch.complex64)
+    dist.distributed_c10d._get_default_group().reduce_scatter_single(wave, torch.full((2 * size,), 1 + 2j)).wait()
+    same(wave, torch.full((2,), size * (1 + 2j)))
+    dist.destroy_process_group()
+
+
+def from_one_to_another(_: Any) -> None:
+    rank, size = joined()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    got = torch.zeros(3)
+    requests = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, torch.full((3,), float(rank)), after), dist.P2POp(dist.irecv, got, before)
+    ])  # fmt: skip
+    for request in requests:
+        request.wait()
+    same(got, torch.full((3,), float(before)))
+    if rank == 0:
+        assert sorted(dist.recv(got) for _ in range(size - 1)) == list(range(1, size))
+    else:
+        dist.send(torch.ones(3), 0)
+    out = torch.empty(size)
+    dist.all_to_all_single(out, torch.arange(float(size)) + 10 * rank)
+    same(out, torch.arange(float(size)) * 10 + rank)
+    splits = [r + 1 for r in range(size)]
+    out = torch.empty((rank + 1) * size)
+    dist.all_to_all_single(out, torch.full((sum(splits),), float(rank)), [rank + 1] * size, splits)
+    same(out, torch.arange(float(size)).repeat_interleave(rank + 1))
+    gathered = [torch.empty(2) for _ in range(size)] if rank == 1 else None
+    dist.gather(torch.full((2,), float(rank)), gathered, dst=1)
+    if gathered is not None:
+        same(torch.stack(gathered)[:, 0], torch.arange(float(size)))
+    piece = torch.empty(2)
+    dist.scatter(piece, [torch.full((2,), float(r)) for r in range(size)] if rank == 0 else None, src=0)
+    same(piece, torch.full((2,), float(rank)))
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "long": "x" * rank})
+    assert objects == [{"rank": r, "long": "x" * r} for r in range(size)]
+    words = [f"from {rank}", rank]
+    dist.broadcast_object_list(words, src=1)
+    assert words == ["from 1", 1]
+    taken: list[Any] = [None]
+    dist.scatter_object_list(taken, [f"for {r}" for r in range(size)] if rank == 0 else None, src=0)
+    assert taken == [f"for {rank}"]
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=60))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("body", [reductions, moves, scattered_reductions, from_one_to_another])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_collectives(body, workers):
+    cluster.run(body, workers=workers, init=False)
+
+
+def odd_layouts(_: Any) -> None:
+    rank, size = joined()
+    for make in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t.expand(2, *t.shape)[0]):
+        tensor = make(torch.arange(24.0).view(4, 6) + rank)
+        expected = sum(make(torch.arange(24.0).view(4, 6) + r) for r in range(size))
+        before = tensor.stride()
+        dist.all_reduce(tensor)
+        assert tensor.stride() == before
+        assert torch.equal(tensor, expected)
+        dist.broadcast(tensor.mul_(rank), 1)
+        assert torch.equal(tensor, expected)
+    column = torch.zeros(4, 2)[:, 0]
+    whole = torch.zeros(4 * size, 2)[:, 1]
+    dist.all_gather_into_tensor(whole, column + rank)
+    assert torch.equal(whole, torch.arange(float(size)).repeat_interleave(4))
+    dist.reduce_scatter_tensor(column, whole)
+    assert torch.equal(column, torch.full((4,), float(rank * size)))
+    parts = list(torch.zeros(2, size, 3).unbind(1))
+    dist.all_gather(parts, torch.full((3, 2), float(rank)).t())
+    assert all(torch.equal(part, torch.full((2, 3), float(r))) for r, part in enumerate(parts))
+    leaf = torch.zeros(2, 2, requires_grad=True)
+    dist.all_reduce(leaf.data.t().add_(1))
+    dist.broadcast(leaf, 0)
+    dist.destroy_process_group()
+
+
+def test_tensors_that_are_not_contiguous_are_copied_there_and_back():
+    cluster.run(odd_layouts, workers=2, init=False)
+
+
+def at_once(_: Any) -> None:
+    rank, size = joined()
+    works, tensors = [], []
+    for index in range(20):
+        tensors.append(torch.full((1000 + index % 3,), float(rank + index)))
+        works.append(dist.all_reduce(tensors[-1], async_op=True))
+    futures = [work.get_future().then(lambda future: future.value()[0] * 2) for work in works[::2]]
+    chained = futures[3].then(lambda future: float(future.value()[0]) + 1)
+    total = torch.futures.collect_all(futures)
+    for index, work in reversed(list(enumerate(works))):
+        assert work.wait()
+        assert work.wait()  # as often as one likes
+        assert work.is_completed()
+        assert work.is_success()
+        expected = size * index + sum(range(size))
+        assert float(tensors[index][5]) == expected
+        same(work.result()[0], tensors[index])
+    for index, future in enumerate(total.wait()):
+        same(future.value(), 2 * tensors[2 * index])
+    assert chained.wait() == 2 * float(tensors[6][0]) + 1
+    late = works[1].get_future()  # after it is over
+    same(late.wait()[0], tensors[1])
+    assert late.done()
+
+    first = dist.all_reduce(torch.ones(3), async_op=True)
+    second = first.get_future().then(lambda future: dist.all_reduce(future.value()[0], async_op=True))
+    again = second.wait()
+    again.wait()
+    same(again.result()[0], torch.full((3,), float(size * size)))
+    dist.destroy_process_group()
+
+
+def test_works_and_their_futures():
+    cluster.run(at_once, workers=3, init=False)
+
+
+def coalesced(bps: Any) -> None:
+    rank, size = joined()
+    group = dist.group.WORLD
+    before = bps.metrics()["total"]
+    ones = [torch.full((n,), float(rank)) for n in (3, 4000, 5)]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for tensor in ones:
+            dist.all_reduce(tensor, op=dist.ReduceOp.AVG, async_op=True)
+    manager.wait()
+    for tensor in ones:
+        assert float(tensor[-1]) == (size - 1) / 2
+    wholes = [torch.zeros(n * size) for n in (3, 4000)]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for n, whole in zip((3, 4000), wholes, strict=True):
+            dist.all_gather_into_tensor(whole, torch.full((n,), float(rank)), async_op=True)
+    manager.wait()
+    for n, whole in zip((3, 4000), wholes, strict=True):
+        same(whole, torch.arange(float(size)).repeat_interleave(n))
+    with dist._coalescing_manager(group):
+        for n, whole in zip((3, 4000), wholes, strict=True):
+            dist.reduce_scatter_tensor(whole[rank * n : (rank + 1) * n], whole)
+    for n, whole in zip((3, 4000), wholes, strict=True):
+        same(whole[rank * n : (rank + 1) * n], torch.full((n,), float(rank * size)))
+    outputs = [[torch.empty(2), torch.empty(3)] for _ in range(size)]
+    dist.all_gather_coalesced(outputs, [torch.full((2,), float(rank)), torch.full((3,), -float(rank))])
+    for r, (two, three) in enumerate(outputs):
+        same(two, torch.full((2,), float(r)))
+        same(three, torch.full((3,), -float(r)))
+    after = bps.metrics()["total"]
+    assert after["operations"] > before["operations"]
+    dist.destroy_process_group()
+
+
+def test_coalesced_forms():
+    cluster.run(coalesced, workers=2, init=False)
+
+
+def groups(_: Any) -> None:
+    rank, size = joined()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
+    odd = dist.new_group([3, 1])
+    last = dist.new_group([1, 2, 3], timeout=timedelta(seconds=50), backend="cpu:bps")
+    beside = dist.new_group(list(range(size)), backend="gloo")
+    backwards = dist.new_group([3, 1, 0], sort_ranks=False)
+    mine = pairs[rank // 2]
+    for group, members in ((mine, [rank // 2 * 2, rank // 2 * 2 + 1]), (odd, [1, 3]), (last, [1, 2, 3]),
+                           (beside, range(size)), (backwards, [3, 1, 0])):  # fmt: skip
+        if rank not in members:
+            continue
+        tensor = torch.tensor([float(rank), 1.0])
+        dist.all_reduce(tensor, group=group)
+        same(tensor, torch.tensor([float(sum(members)), float(len(members))]))
+        parts = [torch.empty(2) for _ in members]
+        dist.all_gather(parts, torch.full((2,), float(rank)), group=group)
+        same(torch.stack(parts)[:, 0], torch.tensor(list(members), dtype=torch.float32))
+        whole = torch.empty(2 * len(members))
+        dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)), group=group)
+        same(whole.view(-1, 2)[:, 1], torch.tensor(list(members), dtype=torch.float32))
+        out = torch.empty(1)
+        dist.reduce_scatter_tensor(out, torch.tensor(list(members), dtype=torch.float32), group=group)
+        same(out, torch.tensor([float(rank * len(members))]))
+        word = torch.tensor([float(rank)])
+        dist.broadcast(word, src=members[-1], group=group)
+        same(word, torch.tensor([float(members[-1])]))
+        dist.barrier(group)
+    dist.destroy_process_group(mine)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_groups_that_are_apart_and_that_overlap():
+    cluster.run(groups, workers=4, init=False)
+
+
+def nothing_is_copied(bps: Any) -> dict[str, int]:
+    rank, size = joined()
+    tensor = bps_memory(bps, 1 << 20)
+    whole = bps_memory(bps, size << 18)
+    for _ in range(2):  # the first one declares names and maps memory
+        before = dict(bps.metrics()["total"])
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        own = whole.view(size, -1)[rank]
+        dist.reduce_scatter_tensor(own, whole)
+        dist.all_gather_into_tensor(whole, own)
+        dist.all_gather(list(whole.view(size, -1)), own)
+        after = dict(bps.metrics()["total"])
+    dist.destroy_process_group()
+    return {name: after[name] - before[name] for name in after}
+
+
+def bps_memory(bps: Any, count: int) -> torch.Tensor:
+    return torch.from_numpy(bps.empty(count))
+
+
+def test_contiguous_tensors_in_shared_memory_are_not_copied():
+    for counters in cluster.run(nothing_is_copied, workers=2, init=False, env={"BPS_TRANSPORT": "shm"}):
+        assert counters["operation_bytes"] > 0
+        assert all(value == 0 for name, value in counters.items() if "copied" in name or "copy_bytes" in name), counters

@@ -1,0 +1,211 @@
+"""The torch.distributed backend when something is wrong: exceptions on every rank, soon, and never a crash."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import cluster
+import pytest
+import torch
+import torch.distributed as dist
+from rank_main import await_mark, mark
+
+pytestmark = pytest.mark.timeout(300)
+
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * cluster.PATIENCE)}
+
+
+def joined(seconds: float = 100) -> tuple[int, int]:
+    import bps_rdma.torch  # noqa: F401  registers the backend
+
+    dist.init_process_group("bps", timeout=timedelta(seconds=seconds))
+    return dist.get_rank(), dist.get_world_size()
+
+
+def wrong_arguments(bps: Any) -> None:
+    _, size = joined()
+    with pytest.raises(bps.InvalidTensorError, match="int16"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int16))
+    with pytest.raises(bps.InvalidTensorError, match="bool"):
+        dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)
+    with pytest.raises(ValueError, match="complex"):
+        dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX)
+    with pytest.raises(bps.InvalidArgumentError, match="PREMUL_SUM"):
+        dist.all_reduce(torch.ones(2), op=dist._make_nccl_premul_sum(2.0))
+    with pytest.raises(bps.InvalidTensorError, match="times"):
+        dist.all_gather_into_tensor(torch.ones(3 * size), torch.ones(4))
+    with pytest.raises(bps.InvalidTensorError, match="times"):
+        dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * size + 1))
+    with pytest.raises(bps.InvalidTensorError, match="one tensor per rank"):
+        dist.all_gather([torch.ones(2)] * (size + 1), torch.ones(2))
+    with pytest.raises(bps.InvalidTensorError, match="one tensor per rank"):
+        dist.all_gather([torch.ones(2)] * size, torch.ones(5))
+    with pytest.raises(bps.InvalidTensorError, match="one tensor per rank"):
+        dist.reduce_scatter(torch.ones(2), [torch.ones(3)] * size)
+    with pytest.raises(bps.InvalidTensorError, match="meta"):
+        dist.all_reduce(torch.ones(2, device="meta"))
+    with pytest.raises(bps.InvalidArgumentError, match="one"):
+        dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)  # and all is well afterwards
+    assert float(tensor[0]) == size
+    dist.destroy_process_group()
+
+
+def test_wrong_arguments_are_said_before_anything_is_sent():
+    cluster.run(wrong_arguments, workers=2, init=False)
+
+
+def disagreeing(bps: Any, how: str) -> tuple[str, float]:
+    rank, _ = joined(3)
+    dist.all_reduce(torch.ones(4))
+    begin = time.monotonic()
+    try:
+        if how == "shape":
+            dist.all_reduce(torch.ones(5 + (rank == 1)))
+        elif how == "dtype":
+            dist.broadcast(torch.ones(5, dtype=torch.int32 if rank == 1 else torch.float32), 0)
+        elif how == "known":  # what rank 1 calls has been called before, what the others call has not
+            dist.all_reduce(torch.ones(4 if rank == 1 else 5))
+        elif how == "operation":
+            dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(7))
+        else:
+            time.sleep(8 if rank == 1 else 0)
+            dist.all_reduce(torch.ones(4))
+    except bps.BpsError as error:
+        return type(error).__name__ if error.hint else "an error without a hint", time.monotonic() - begin
+    finally:
+        dist.destroy_process_group()
+    return "nothing", 0.0
+
+
+@pytest.mark.parametrize("how", ["shape", "dtype", "known", "operation"])
+def test_ranks_that_disagree_all_get_an_exception(how):
+    found = cluster.run(disagreeing, how, workers=3, init=False, env=FAST)
+    for kind, seconds in found:
+        assert kind in ("MismatchError", "DeadlineError", "PeerLostError"), found
+        assert seconds < 3 + 4 * cluster.PATIENCE
+    if how in ("shape", "dtype"):
+        assert "MismatchError" in [kind for kind, _ in found]  # by whoever came second, at once
+
+
+def test_ranks_that_wait_for_a_slow_one_get_the_groups_timeout():
+    found = cluster.run(disagreeing, "slow", workers=3, init=False, env=FAST)
+    assert [found[rank][0] for rank in (0, 2)] == ["DeadlineError"] * 2
+    assert all(2.5 < found[rank][1] < 3 + 4 * cluster.PATIENCE for rank in (0, 2))
+
+
+def a_shorter_wait(bps: Any) -> None:
+    rank, size = joined()
+    tensor = torch.ones(3)
+    if rank == 1:
+        await_mark("go")
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        with pytest.raises(bps.DeadlineError, match=r"0\.3 s"):
+            work.wait(timedelta(seconds=0.3))
+        mark("late")
+    assert work.wait(timedelta(seconds=60))
+    assert float(tensor[0]) == size
+    dist.destroy_process_group()
+
+
+def test_wait_takes_a_timeout_and_can_be_called_again():
+    with cluster.start(a_shorter_wait, workers=2, init=False) as job:
+        job.await_marks("late", [0])
+        job.set_mark("go")
+        job.results()
+
+
+def left_behind(bps: Any, where: str, victim: int) -> tuple[str, str]:
+    rank, _ = joined()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300)) if where == "ddp" else None
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    for _ in range(2):  # DDP makes its buckets anew after the first pass
+        if model is not None:
+            model(torch.ones(2, 300)).sum().backward()
+    mark("ready")
+    if rank == victim:
+        await_mark("never")
+    try:
+        if model is not None:
+            model(torch.ones(2, 300)).sum().backward()
+        elif where == "future":
+            future = dist.all_reduce(tensor, async_op=True).get_future()
+            doubled = future.then(lambda one: one.value()[0] * 2)
+            with pytest.raises(RuntimeError, match="worker"):
+                future.wait()
+            doubled.wait()
+        else:
+            dist.all_reduce(tensor)
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+    finally:
+        dist.destroy_process_group()
+    return "nothing", ""
+
+
+@pytest.mark.parametrize("where", ["wait", "future", "ddp"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_dies(where, victim):
+    with cluster.start(left_behind, where, victim, workers=3, init=False, env=FAST) as job:
+        job.await_marks("ready", timeout=120)
+        killed = job.kill(f"rank {victim}")
+        outcomes = job.outcomes(but=[victim])
+        assert time.monotonic() - killed < 30 * cluster.PATIENCE
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            kind, text = outcome.value
+            assert outcome.status == 0, outcome.error + outcome.output
+            assert kind == ("PeerLostError" if where == "wait" else "RuntimeError"), text
+            assert f"worker {victim}" in text or (victim == 0 and "scheduler" in text), text
+
+
+def one_life_after_the_other(bps: Any) -> None:
+    rank, size = joined()
+    for life in range(3):
+        group = dist.new_group([0, 1])
+        for n in (5 + life, 9):
+            tensor = torch.full((n,), float(rank))
+            dist.all_reduce(tensor)
+            assert float(tensor[0]) == sum(range(size))
+            if rank < 2:
+                dist.all_reduce(tensor, group=group)
+                assert float(tensor[0]) == 2 * sum(range(size))
+        dist.destroy_process_group()
+        assert not bps.is_initialized()
+        if life == 1 and rank == 2:
+            return
+        if life == 1:
+            size = 2  # the next life is smaller, and meets elsewhere
+        port = int(os.environ["MASTER_PORT"]) + 1 + life
+        dist.init_process_group(
+            "bps", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=timedelta(seconds=100)
+        )
+        assert bps.size() == size
+    dist.destroy_process_group()
+
+
+def test_groups_come_and_go_with_other_sizes_and_ports():
+    cluster.run(one_life_after_the_other, workers=3, init=False)
+
+
+def inside_a_job(bps: Any) -> None:
+    for n in (3, 4):  # the job goes on, and the second group's names are not those of the first
+        rank, size = joined()
+        assert dist.get_world_size(dist.new_group([0, 1])) == 2
+        tensor = torch.full((n,), float(rank))
+        dist.all_reduce(tensor)
+        assert float(tensor[0]) == sum(range(size))
+        dist.destroy_process_group()
+        assert bps.is_initialized()
+    with pytest.raises(bps.InvalidArgumentError, match="worker"):
+        dist.init_process_group("bps", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_a_job_that_runs_is_joined_and_not_left():
+    cluster.run(inside_a_job, workers=2)

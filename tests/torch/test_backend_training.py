@@ -1,0 +1,158 @@
+"""What trains over torch.distributed trains over the backend bps, and learns what one process learns alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+pytestmark = pytest.mark.timeout(400)
+
+STEPS, BATCH = 4, 12
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(BATCH, 8, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def train(net: Any, optimizer: Any, share: slice = slice(None)) -> None:
+    for step in range(STEPS):
+        net(batch(step)[share]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def alone() -> list[torch.Tensor]:
+    net = model()
+    train(net, torch.optim.Adam(net.parameters(), 0.01))
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+def joined(backend: str) -> tuple[int, slice]:
+    import bps_rdma.torch
+
+    dist.init_process_group(backend)
+    if backend == "gloo":
+        bps_rdma.torch.init()
+    rank, part = dist.get_rank(), BATCH // dist.get_world_size()
+    return rank, slice(rank * part, (rank + 1) * part)
+
+
+def check(parameters: Any) -> None:
+    for parameter, expected in zip(parameters, alone(), strict=True):
+        assert torch.allclose(parameter.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+def with_ddp(bps: Any, backend: str, hooked: bool) -> None:
+    import bps_rdma.torch
+
+    _, share = joined(backend)
+    net = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.0005)  # several buckets
+    if hooked:
+        net.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)
+    before = bps.metrics()["total"]["operations"]
+    train(net, torch.optim.Adam(net.parameters(), 0.01), share)
+    assert bps.metrics()["total"]["operations"] - before >= 2 * STEPS
+    check(net.parameters())
+    dist.destroy_process_group()
+    bps.shutdown()
+
+
+@pytest.mark.parametrize(("backend", "hooked"), [("bps", False), ("bps", True), ("gloo", True)])
+def test_ddp(backend, hooked):
+    cluster.run(with_ddp, backend, hooked, workers=3, init=False)
+
+
+def hook_of_a_group(bps: Any) -> None:
+    import bps_rdma.torch
+
+    rank, _ = joined("gloo")
+    group = [dist.new_group([0, 1]), dist.new_group([2])][rank // 2]
+    net = nn.parallel.DistributedDataParallel(model(), process_group=group)
+    net.register_comm_hook(group, bps_rdma.torch.ddp_comm_hook)
+    share = [slice(0, 6), slice(6, 12), slice(None)][rank]
+    train(net, torch.optim.Adam(net.parameters(), 0.01), share)
+    check(net.parameters())
+    bps.shutdown()
+    with pytest.raises(RuntimeError, match="initiali"):  # a hook without a job
+        net(batch(0)).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_the_hook_takes_a_group_and_needs_a_job():
+    cluster.run(hook_of_a_group, workers=3, init=False)
+
+
+def with_fsdp(_: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.utils import clip_grad_norm_
+
+    _, share = joined("bps")
+    net = model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net, torch.optim.Adam(net.parameters(), 0.01), share)
+    check([parameter.full_tensor() for parameter in net.parameters()])
+    net(batch(0)[share]).sum().backward()
+    assert clip_grad_norm_(net.parameters(), 0.1).full_tensor().item() > 0
+    dist.destroy_process_group()
+
+
+def with_zero(_: Any) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    rank, share = joined("bps")
+    net = nn.parallel.DistributedDataParallel(model())
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.01)
+    train(net, optimizer, share)
+    check(net.parameters())
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        assert len(optimizer.state_dict()["state"]) == 6
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("body", [with_fsdp, with_zero])
+def test_sharded_training(body):
+    cluster.run(body, workers=2, init=False)
+
+
+def with_dtensor(_: Any, folder: str) -> None:
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    joined("bps")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    whole = torch.arange(48.0).view(6, 8)
+    tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    assert tensor.to_local().shape == (3, 4)
+    assert torch.equal(tensor.full_tensor(), whole)
+    assert torch.equal(tensor.redistribute(placements=[Replicate(), Shard(0)]).full_tensor(), whole)
+    assert float((tensor * 2).sum().full_tensor()) == 2 * float(whole.sum())
+    product = tensor @ distribute_tensor(whole.t().contiguous(), mesh, [Replicate(), Shard(0)])
+    assert torch.equal(product.full_tensor(), whole @ whole.t())
+
+    checkpoint.save({"tensor": tensor, "number": 3}, checkpoint_id=folder)
+    state = {"tensor": distribute_tensor(torch.zeros(6, 8), mesh, [Replicate(), Shard(0)]), "number": 0}
+    checkpoint.load(state, checkpoint_id=folder)  # under another placement
+    assert torch.equal(state["tensor"].full_tensor(), whole)
+    assert state["number"] == 3
+    dist.destroy_process_group()
+
+
+def test_dtensor_and_checkpoints(tmp_path):
+    cluster.run(with_dtensor, str(tmp_path / "checkpoint"), workers=4, init=False)
