@@ -79,6 +79,7 @@ class DistributedDataParallel(torch.nn.Module):
         )
         self._buffers_of_root = BufferSpreader(module, root, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()
+        self._pending = False  # a forward has been, and its gradients have not been synchronised
         self._queued = False  # this backward will call _end_of_backward()
         self._order: list[Place] | None = None  # in which the first pass met the gradients
         self._rebuilt = False
@@ -119,6 +120,7 @@ class DistributedDataParallel(torch.nn.Module):
                 "the backward pass before was not finished, so some gradients are on their way",
                 "end it on all ranks with finish_gradient_synchronization(), or start again",
             )
+        self._pending = True
         if self._buffers_of_root is not None and self.training:
             self._buffers_of_root.spread()
 
@@ -127,27 +129,37 @@ class DistributedDataParallel(torch.nn.Module):
             self._finish_after_backward()
 
     def _finish_after_backward(self) -> None:
-        if self._queued:
-            return
+        if not self._queued:
+            self._rebuild_once()
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _rebuild_once(self) -> None:
+        # At the start of the second pass, not in a forward: ranks may run forward for themselves.
         if self._order is not None and not self._rebuilt:
             self._rebuilt = True
             self.synchronizer.rebuild(self._order)
-        self._queued = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _end_of_backward(self) -> None:
-        self.synchronizer.open = True  # also when no gradient of ours came: other ranks may have some
+        self._pending = True
         self.finish_gradient_synchronization()
 
     def finish_gradient_synchronization(self) -> None:
-        """Waits until all gradients are averages. backward() does it at its end; calling it again does nothing.
+        """Waits until all gradients are means. backward() does it at its end; calling it again does nothing.
+
+        A rank whose backward did not come to this module, while that of others did, must call it.
 
         Raises:
             PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
         """
         self._queued = False
-        if self.synchronizer.open and self._order is None:
+        if not (self._pending or self.synchronizer.open):
+            return
+        self._pending = False
+        self._rebuild_once()
+        if self._order is None:
             self._order = self.synchronizer.arrived
+        self.synchronizer.open = True
         self.synchronizer.finish()
 
     synchronize = finish_gradient_synchronization  # BytePS's name

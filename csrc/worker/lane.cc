@@ -190,15 +190,15 @@ void Lane::lose(Server& server, const std::string& why) {
 }
 
 void Lane::finish(Operation& operation, std::uint64_t partitions) {
-  const std::uint64_t bytes = operation.bytes();
-  switch (operation.finish(partitions)) {
-    case Operation::kPending: return;
-    case Operation::kDone:
-      counters_.operations.add();
-      counters_.operation_bytes.add(bytes);
-      return;
-    case Operation::kFailed: counters_.failed.add(); return;
+  if (!operation.finish(partitions)) return;
+  // Counted before anybody can see that it is over: who has waited for it finds it in the counters.
+  if (operation.done()) {
+    counters_.failed.add();
+  } else {
+    counters_.operations.add();
+    counters_.operation_bytes.add(operation.bytes());
   }
+  operation.end();
 }
 
 void Lane::on_lost(Endpoint& peer, const std::string& why) {

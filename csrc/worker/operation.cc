@@ -87,12 +87,9 @@ int Operation::completion_fd() {
   return made;
 }
 
-Operation::State Operation::finish(std::uint64_t count) {
-  if (remaining.fetch_sub(count, std::memory_order_acq_rel) != count) return kPending;
+void Operation::end() {
   settle(kDone);
-  const auto ended = static_cast<State>(state_.load(std::memory_order_relaxed));
   over_.store(true, std::memory_order_release);
-  return ended;
 }
 
 void Operation::fail(ErrorCode code, const std::string& what, const std::string& hint) {

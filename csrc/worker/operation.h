@@ -68,9 +68,10 @@ class Operation {
   void rethrow() const;
 
   void fail(ErrorCode code, const std::string& what, const std::string& hint);
-  // `count` partitions are over; the last one completes the operation. Returns how it ended, kPending before the end.
-  // After the end the operation may vanish at any moment.
-  State finish(std::uint64_t count);
+  // `count` partitions are over; true with the last of them, after which the caller must end() it.
+  bool finish(std::uint64_t count) { return remaining.fetch_sub(count, std::memory_order_acq_rel) == count; }
+  // Lets waiters see that it is over. After this the operation may vanish at any moment.
+  void end();
   // Readable (eventfd) once done, for event loops; made at first use.
   int completion_fd();
 

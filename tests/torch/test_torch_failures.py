@@ -86,8 +86,10 @@ def disagreeing(bps: Any, what: str) -> tuple[str, str]:
         if what == "ddp":
             DistributedDataParallel(model)
         else:
-            DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = DistributedOptimizer(optimizer, model.named_parameters())
             model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
     except bps_rdma.BpsError as error:
         return type(error).__name__, str(error)
     return "", "nothing happened"
