@@ -19,6 +19,7 @@ CLASSES, SIDE = 10, 28
 
 
 def parse_arguments() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5, help="times that all images are seen (default: %(default)s)")
     parser.add_argument("--images", type=int, default=4000, help="to train on, of all ranks (default: %(default)s)")
@@ -54,6 +55,7 @@ def make_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_model() -> nn.Module:
+    """Two convolutions and a linear layer: 20,586 weights."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, stride=2, padding=1),
         nn.BatchNorm2d(16),
@@ -67,6 +69,7 @@ def make_model() -> nn.Module:
 
 
 def mean_over_ranks(value: float) -> float:
+    """The mean of a number that each rank has."""
     return bps.push_pull(torch.tensor([value], dtype=torch.float64), name="mean").item()
 
 
@@ -81,6 +84,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> None:
+    """All epochs; rank 0 prints a line after each."""
     images, labels = make_images(options.images, seed=1)
     test_images, test_labels = make_images(2000, seed=2)
     share = max(options.batch // bps.size(), 1)  # images per step on this rank
@@ -114,11 +118,13 @@ def check_same_weights(model: nn.Module) -> None:
 
 
 def say(text: str) -> None:
+    """Print it once, not once per rank."""
     if bps.rank() == 0:
         print(text, flush=True)
 
 
 def main() -> None:
+    """Train, and check that all ranks have come to the same."""
     options = parse_arguments()
     bps.init()
     torch.set_num_threads(1)  # so small a network gains nothing from more

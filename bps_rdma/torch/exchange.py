@@ -65,11 +65,12 @@ def _broadcast_all(message: io.BytesIO, sizes: list[int], name: str, members: Gr
             buffers.append(np.frombuffer(message.getbuffer(), np.uint8))
         else:
             buffers.append(np.empty(_room(size), np.uint8) if size else None)
-    bps_rdma.wait(
+    handles = [
         bps_rdma.broadcast_async(buffer, root=rank, name=f"{name}.{rank}.{buffer.size}", group=members)
         for rank, buffer in zip(members.ranks, buffers, strict=True)
         if buffer is not None
-    )
+    ]
+    bps_rdma.wait(handles)
     return [None if buffer is None else buffer.data[:size] for buffer, size in zip(buffers, sizes, strict=True)]
 
 

@@ -51,29 +51,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
             Whatever `optimizer_cls` raises; the other ranks then get an InvalidArgumentError.
         """
         start.init()
-        if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
-            raise InvalidArgumentError(f"{optimizer_cls!r} is no class of optimizers", "pass e.g. torch.optim.AdamW")
-        if issubclass(optimizer_cls, (torch.optim.LBFGS, ShardedOptimizer)):
-            raise InvalidArgumentError(
-                f"{optimizer_cls.__name__} does not treat each parameter by itself", "use it without ShardedOptimizer"
-            )
         self._group = start.group_of(group)
         self._inner: torch.optim.Optimizer | None = None
         failure: Exception | None = None
         try:
+            _check_class(optimizer_cls)
             self._shards = Shards(self._group)
             defaults = optimizer_cls([{"params": []}], **kwargs).defaults
             super().__init__(params, defaults)
             inner = optimizer_cls([self._own_part(each) for each in self.param_groups], **kwargs)
         except Exception as error:
             failure = error
-        lines = [optimizer_cls.__name__] if failure else [optimizer_cls.__name__, *optimizer_lines(self)]
+        lines = [] if failure else [optimizer_cls.__name__, *optimizer_lines(self)]
         check_alike(lines, "ShardedOptimizer", self._group, failure)
         self._inner = inner
         self.state = inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, balanced with those that are there. Every rank must call it, with the same ones."""
+        """Adds parameters, balanced with those that are there. Every rank must call it, with the same ones.
+
+        Raises:
+            MismatchError: ranks add other parameters. Whatever the optimizer raises; the other ranks then get an
+                InvalidArgumentError. In both cases nothing is added anywhere.
+        """
         inner = self._inner
         if inner is None:  # while it is being made
             super().add_param_group(param_group)
@@ -87,8 +87,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             inner.add_param_group(self._own_part(self.param_groups[-1]))
         except Exception as error:
             failure = error
-        lines = optimizer_lines(self) if len(self.param_groups) > before else []
-        check_alike(lines, "ShardedOptimizer.add_param_group", self._group, failure)
+        try:
+            check_alike(optimizer_lines(self), "ShardedOptimizer.add_param_group", self._group, failure)
+        except Exception:
+            for group in self.param_groups[before:]:
+                self._shards.drop(group["params"])
+            del self.param_groups[before:], inner.param_groups[before:]
+            raise
 
     def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {key: value for key, value in group.items() if key not in _OWN_KEYS}
@@ -179,3 +184,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         inner.__setstate__({"state": self.state, "param_groups": [self._own_part(each) for each in self.param_groups]})
         self.state = inner.state
         self._take_options()
+
+
+def _check_class(optimizer_cls: Any) -> None:
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
+        raise InvalidArgumentError(f"{optimizer_cls!r} is no class of optimizers", "pass e.g. torch.optim.AdamW")
+    if issubclass(optimizer_cls, (torch.optim.LBFGS, ShardedOptimizer)):
+        raise InvalidArgumentError(
+            f"{optimizer_cls.__name__} does not treat each parameter by itself", "use it without ShardedOptimizer"
+        )

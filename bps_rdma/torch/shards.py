@@ -40,6 +40,13 @@ class Shards:
             load[owner] += nbytes(param)
             self._owners[param] = owner
 
+    def drop(self, params: Iterable[torch.Tensor]) -> None:
+        """Undoes add()."""
+        for param in params:
+            owner = self._owners.pop(param, None)
+            if owner is not None:
+                self._loads[not param.requires_grad][owner] -= nbytes(param)
+
     def owner(self, param: torch.Tensor) -> int:
         """The worker rank that has its state."""
         return self._owners[param]

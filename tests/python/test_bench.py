@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import cluster
 import pytest
 
+from bps_rdma.bench import memory
 from bps_rdma.bench.contenders import Ours
 from bps_rdma.bench.peers import environments
 from bps_rdma.bench.plan import MPI_PEERS, Case, make_cases
@@ -130,3 +132,79 @@ def test_a_wrong_result_ends_the_run():
 
     for said in cluster.run(spoils_a_result, workers=2):
         assert "1 of 1024 float32 elements are wrong, the first at 77" in said
+
+
+# ---- allreduce_bench
+
+SWEEP = [sys.executable, "-c", "from bps_rdma.bench.allreduce import main; main()"]
+
+
+def sweep(*options, env=ENV):
+    return subprocess.run(
+        [*SWEEP, *options], capture_output=True, text=True, check=False, timeout=90 * cluster.PATIENCE, env=env, cwd="/"
+    )
+
+
+def test_a_sweep_over_numbers_of_ranks(tmp_path):
+    pytest.importorskip("torch")
+    picture = tmp_path / "sweep.svg"
+    plot = ["--plot", str(picture)] if importlib.util.find_spec("matplotlib") else []
+    done = sweep("--sizes", "64K,1M", "--ranks", "1,3", "--backends", "bps,gloo", "--iters", "5", "--json", "-", *plot)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["skipped"] == []
+    assert [run["job"]["workers"] for run in found["runs"]] == [1, 3]
+    for run in found["runs"]:
+        workers = run["job"]["workers"]
+        assert [result["size_bytes"] for result in run["results"]] == [65536, 1 << 20]
+        for result in run["results"]:
+            check_timing(result, 5)
+            check_timing(result["compare"]["gloo"], 5)
+            assert result["checked"] == workers * (5 + 1) * result["calls_per_round"]
+            assert result["bus_gbps"] == pytest.approx(result["per_rank_gbps"] * 2 * (workers - 1) / workers)
+    if plot:
+        assert "<svg" in picture.read_text()
+
+
+def test_a_sweep_says_what_does_not_fit(tmp_path):
+    kept = tmp_path / "found.json"
+    options = ["--sizes", "64K,512M", "--ranks", "2", "--backends", "bps", "--iters", "5", "--memory-limit", "1"]
+    done = sweep(*options, "--json", str(kept))
+    assert done.returncode == 0, done.stderr
+    assert "left out: 512 MiB with 2 ranks" in done.stdout
+    assert "bus bandwidth" in done.stdout
+    assert "2 ranks" in done.stdout
+    found = json.loads(kept.read_text())
+    assert [(skip["ranks"], skip["nbytes"]) for skip in found["skipped"]] == [(2, 512 << 20)]
+    assert [result["size_bytes"] for result in found["runs"][0]["results"]] == [65536]
+
+
+def test_a_sweep_in_which_nothing_fits_is_told_and_is_no_error():
+    done = sweep("--sizes", "1G", "--backends", "bps", "--memory-limit", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left out: 1 GiB") == 3
+    assert "0 results checked" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--ranks", "two"], ["--ranks", "0"], ["--ranks", ""], ["--backends", "gloo"], ["--backends", "nobody"],
+     ["--sizes", "many"], ["--dtype", "complex"], ["--memory", "none"], ["--json", "/nowhere/at/all.json"]],
+)  # fmt: skip
+def test_bad_options_of_a_sweep_are_errors_in_words(options):
+    done = sweep(*options)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_a_sweep_inside_a_job_is_refused():
+    done = sweep("--quick", env=ENV | {"RANK": "0", "WORLD_SIZE": "1"})
+    assert done.returncode == 1
+    assert "outside of any job" in done.stderr
+
+
+def test_how_much_memory_a_sweep_counts_with():
+    assert memory.needed(1 << 30, 256 << 20, 6, 2) > 6 * 2 * (1 << 30)
+    assert memory.needed(1 << 20, 0, 4, 1) > memory.needed(1 << 20, 0, 2, 1)
+    assert 0 < memory.available() < 1 << 50

@@ -421,6 +421,8 @@ def refuses(bps: Any, how: str) -> str:
         params[2] = torch.nn.Parameter(torch.zeros(30, 901))
     elif how == "class" and odd:
         cls = torch.optim.RMSprop
+    elif how == "lbfgs on one" and odd:
+        cls = torch.optim.LBFGS
     begin = time.monotonic()
     with pytest.raises((bps.BpsError, ValueError)) as raised:
         ShardedOptimizer(params, cls, **options)
@@ -439,6 +441,7 @@ def refuses(bps: Any, how: str) -> str:
         ("fewer", "MismatchError ShardedOptimizer", None),
         ("shape", "MismatchError ShardedOptimizer", None),
         ("class", "MismatchError ShardedOptimizer", None),
+        ("lbfgs on one", "InvalidArgumentError ShardedOptimizer: worker 1", "InvalidArgumentError LBFGS"),
     ],
 )
 def test_what_cannot_be_sharded_is_told_everywhere(how, first, second):
@@ -448,10 +451,19 @@ def test_what_cannot_be_sharded_is_told_everywhere(how, first, second):
 
 
 def other_groups(bps: Any) -> str:
-    model = Model()
-    sharded = ShardedOptimizer(model.first.parameters(), torch.optim.SGD, lr=0.1)
+    model, reference = Model(), Model()
+    sharded = ShardedOptimizer(model.first.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(reference.first.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(bps.MismatchError) as raised:
         sharded.add_param_group({"params": model.third.weight if bps.rank() else model.second.weight})
+    with pytest.raises((ValueError, bps.InvalidArgumentError)):
+        sharded.add_param_group({"params": model.first.weight if bps.rank() else model.second.weight})
+    for optimizer, each in ((sharded, model), (plain, reference)):  # nothing of that is left
+        train(each, optimizer, range(2))
+        optimizer.add_param_group({"params": each.second.weight})
+        train(each, optimizer, range(2, 4))
+    assert_same_models(model, reference)
+    assert_same(sharded.state_dict(), plain.state_dict())
     return str(raised.value)
 
 
