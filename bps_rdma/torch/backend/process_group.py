@@ -18,7 +18,7 @@ from bps_rdma._core import ReduceOp
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.torch.backend import completion, dense
 from bps_rdma.torch.backend.collectives import Call, Collectives, Pending, together
-from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.backend.work import BpsWork, done, profiling, settle
 
 Tensor = torch.Tensor
 c10d: Any = dist  # torch's stubs lack its newer names, and say nothing of subclasses
@@ -83,7 +83,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         op = _operation(opts)
         if op is None or not _ours(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
-        return _work("all_reduce", self._collectives.reduce(tensor, op, self._call(opts, timeout)), [tensor], [tensor])
+        call = self._call(opts, timeout)
+        return _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
@@ -91,7 +92,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if op is None or not all(map(_ours, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
-        return _work("all_reduce", pending, tensors, tensors)
+        return _work("all_reduce", pending, tensors, tensors, call)
 
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
         """As allreduce(), for one rank; on the others the result goes into a scratch buffer, and the tensor stays."""
@@ -101,8 +102,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if found is None or not _ours(tensor):
             return self._inner(tensor).reduce([tensor], opts)
         target = tensor if root == self.rank() else tensor.detach().clone(memory_format=torch.contiguous_format)
-        pending = self._collectives.reduce(target, found, self._call(opts, timeout))
-        return _work("reduce", pending, [tensor], [tensor])
+        call = self._call(opts, timeout)
+        return _work("reduce", self._collectives.reduce(target, found, call), [tensor], [tensor], call)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """This rank's part of the reduction, from one tensor per rank; they may differ in size."""
@@ -110,16 +111,19 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         op = _operation(opts)
         if op is None or not all(map(_ours, [output, *parts])):
             return self._inner(output).reduce_scatter([output], [parts], _options(c10d.ReduceScatterOptions(), opts))
-        pending = self._collectives.reduce_scatter_parts(output, parts, op, self._call(opts, timeout))
-        return _work("reduce_scatter", pending, [output], parts)
+        call = self._call(opts, timeout)
+        pending = self._collectives.reduce_scatter_parts(output, parts, op, call)
+        return _work("reduce_scatter", pending, [output], parts, call)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
         op = _operation(opts)
         if op is None or not (_ours(output) and _ours(whole)):
             return self._inner(output)._reduce_scatter_base(output, whole, opts or c10d.ReduceScatterOptions())
-        pending = self._collectives.reduce_scatter(output, whole, op, self._call(opts))
-        return _work("reduce_scatter", pending, [output], [whole])
+        call = self._call(opts)
+        return _work(
+            "reduce_scatter", self._collectives.reduce_scatter(output, whole, op, call), [output], [whole], call
+        )
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
@@ -131,7 +135,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         def start(output: Tensor, whole: Tensor) -> Pending:
             return self._collectives.reduce_scatter(output, whole, op, call)
 
-        return _work("reduce_scatter", _each(start, outputs, inputs), outputs, inputs)
+        return _work("reduce_scatter", _each(start, outputs, inputs), outputs, inputs, call)
 
     # ---- Moving: any dtype
 
@@ -141,8 +145,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not _ours(tensor):
             return self._inner(tensor).broadcast([tensor], opts)
         root = opts if isinstance(opts, int) else opts.rootRank
-        pending = self._collectives.broadcast(tensor, root, self._call(opts, timeout))
-        return _work("broadcast", pending, [tensor], [tensor])
+        call = self._call(opts, timeout)
+        return _work("broadcast", self._collectives.broadcast(tensor, root, call), [tensor], [tensor], call)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, each in one of its own; they may differ in size."""
@@ -150,8 +154,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         parts, tensor = (outputs, inputs) if flat else (_only(outputs), _only(inputs))
         if not all(map(_ours, [tensor, *parts])):
             return self._inner(tensor).allgather([parts], [tensor], _options(c10d.AllgatherOptions(), opts))
-        pending = self._collectives.all_gather_parts(parts, tensor, self._call(opts))
-        return _work("all_gather", pending, outputs, [tensor])
+        call = self._call(opts)
+        return _work("all_gather", self._collectives.all_gather_parts(parts, tensor, call), outputs, [tensor], call)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """allgather() of several tensors; `outputs` has a list of them for each rank."""
@@ -163,14 +167,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return self._collectives.all_gather_parts(parts, tensor, call)
 
         by_tensor = list(zip(*outputs, strict=True))
-        return _work("all_gather", _each(start, by_tensor, inputs), outputs, inputs)
+        return _work("all_gather", _each(start, by_tensor, inputs), outputs, inputs, call)
 
     def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, in one large one, of which its own may be a part."""
         if not (_ours(whole) and _ours(tensor)):
             return self._inner(whole)._allgather_base(whole, tensor, opts or c10d.AllgatherOptions())
-        pending = self._collectives.all_gather(whole, tensor, self._call(opts))
-        return _work("all_gather", pending, [whole], [tensor])
+        call = self._call(opts)
+        return _work("all_gather", self._collectives.all_gather(whole, tensor, call), [whole], [tensor], call)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """all_gather_single() of several tensors."""
@@ -182,7 +186,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         def start(whole: Tensor, tensor: Tensor) -> Pending:
             return self._collectives.all_gather(whole, tensor, call)
 
-        return _work("all_gather", _each(start, outputs, inputs), outputs, inputs)
+        return _work("all_gather", _each(start, outputs, inputs), outputs, inputs, call)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Complete once every rank has called it."""
@@ -191,7 +195,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu":
             return self._get_backend(device).barrier(opts)
-        return _work("barrier", self._collectives.barrier(self._call(opts, timeout)), [], [])
+        call = self._call(opts, timeout)
+        return _work("barrier", self._collectives.barrier(call), [], [], call)
 
     # Names before torch 2.13
     _allgather_base = all_gather_single
@@ -218,7 +223,10 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             ) from error
 
 
-def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any) -> BpsWork:
+def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
+    if call.awaited and not profiling():
+        settle(pending.handles, pending.finishes)  # the caller does nothing but wait for what it gets
+        return done()
     return BpsWork(kind, pending.handles, pending.finishes, tensors, inputs)
 
 

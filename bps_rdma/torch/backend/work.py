@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,7 +18,7 @@ from bps_rdma.errors import DeadlineError
 from bps_rdma.torch.backend import completion
 from bps_rdma.torch.backend.dense import Finish
 
-_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _NO_LIMIT = timedelta(0)  # torch's word for it; the operation has its own deadline
 
 
@@ -42,7 +43,7 @@ class BpsWork(dist.Work):
         self._error: Exception | None = None
         self._future: Any = None
         self._record: Any = None
-        if _profiling():
+        if profiling():
             self._start_record(kind, list(inputs))
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
@@ -52,6 +53,8 @@ class BpsWork(dist.Work):
             DeadlineError: not within `timeout`, if one is given; the operation goes on.
             PeerLostError, DeadlineError, ...: what became of the operation.
         """
+        if self._over and self._error is None:
+            return True
         if timeout > _NO_LIMIT:
             self._await(timeout.total_seconds())
         if self._record is not None:
@@ -66,17 +69,8 @@ class BpsWork(dist.Work):
         with self._lock:
             if self._over:
                 return
-            for handle in self._handles:
-                try:
-                    handle.wait()
-                except DeadlineError as error:
-                    self._error = self._error or _of_the_group(error)
-                except Exception as error:
-                    self._error = self._error or error
             try:
-                if self._error is None:
-                    for finish in self._finishes:
-                        finish()
+                settle(self._handles, self._finishes)
             except Exception as error:
                 self._error = error
             self._over = True
@@ -152,6 +146,30 @@ class BpsWork(dist.Work):
     def synchronize(self) -> None:
         """wait()."""
         self.wait()
+
+
+def settle(handles: Sequence[Handle], finishes: Sequence[Finish]) -> None:
+    """Waits for all operations and does what then remains. Raises the first error once all are over."""
+    failed: Exception | None = None
+    for handle in handles:
+        try:
+            handle.wait()
+        except DeadlineError as error:
+            failed = failed or _of_the_group(error)
+        except Exception as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    for finish in finishes:
+        finish()
+
+
+@functools.cache
+def done() -> BpsWork:
+    """A work that is over."""
+    work = BpsWork("", (), (), [], [])
+    work.wait()
+    return work
 
 
 def _of_the_group(error: DeadlineError) -> DeadlineError:
