@@ -1,0 +1,89 @@
+"""The options of `python -m bps_rdma.torch.compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bps_rdma.bench.cli import check_folders
+from bps_rdma.bench.plan import parse_choices
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.run import Interrupted, signals_raise
+from bps_rdma.terminal import wide_console
+from bps_rdma.torch.compare.contenders import KINDS, contenders_of
+from bps_rdma.torch.compare.figures import to_json
+from bps_rdma.torch.compare.launch import Plan, Times, run_comparison
+from bps_rdma.torch.compare.models import MODELS
+from bps_rdma.torch.compare.report import print_report, save_plot
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def compare(
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "gpt-25m",
+    strategies: Annotated[str, typer.Option(help=f"Of {','.join(KINDS)}.")] = ",".join(KINDS),
+    buckets: Annotated[str, typer.Option(help="Sizes of buckets in MB, for those that have them.")] = "1,10,100,1000",
+    ranks: Annotated[int, typer.Option(min=1, help="Worker processes to start.")] = 2,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Dedicated server processes. Default: the workers serve.")
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples in the batch of a rank.")] = 1,
+    length: Annotated[int, typer.Option(min=2, help="Words of a sample.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every contender.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, after three that do not count.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch in each rank.")] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the steps into this file (png, svg, pdf).")] = None,
+) -> None:
+    """Train one model with each strategy, turn by turn, and show what a step takes and how much of it is waiting.
+
+    All contenders start from the same weights and must come to the same ones.
+    """
+    if model not in MODELS:
+        raise InvalidArgumentError(f"model {model!r} is not known", f"use one of {', '.join(MODELS)}")
+    check_folders(json_file if json_file != Path("-") else None, plot)
+    kinds = parse_choices(strategies, KINDS, "strategy")
+    sizes = _sizes(buckets)
+    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(contenders_of(kinds, sizes)), kinds)
+    try:
+        with signals_raise():
+            times = _run(plan, LocalJob(ranks, servers, transport))
+    except Interrupted as interrupted:
+        raise typer.Exit(128 + interrupted.signum) from None
+    if json_file == Path("-"):
+        print(json.dumps(to_json(times)))
+    else:
+        print_report(times, wide_console())
+    if json_file is not None and json_file != Path("-"):
+        json_file.write_text(json.dumps(to_json(times), indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        save_plot(times, plot)
+
+
+def _sizes(text: str) -> tuple[float, ...]:
+    try:
+        sizes = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        sizes = (0.0,)
+    if min(sizes) <= 0:
+        raise InvalidArgumentError(f"bucket sizes {text!r} are not numbers above 0", "write them as in 1,10,100")
+    return sizes
+
+
+def _run(plan: Plan, job: LocalJob) -> Times:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("starting", total=1.0)
+        return run_comparison(plan, job, lambda text, share: progress.update(task, description=text, completed=share))

@@ -1,0 +1,84 @@
+"""What is trained: a perceptron, and GPT-like transformers of several sizes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a transformer: width, layers, heads and words; parameters are about 12 width^2 layers + width words."""
+
+    width: int
+    layers: int
+    heads: int
+    words: int
+
+
+SHAPES = {
+    "gpt-5m": Shape(256, 4, 4, 8192),
+    "gpt-25m": Shape(512, 6, 8, 8192),
+    "gpt-100m": Shape(768, 12, 12, 16384),
+    "gpt-500m": Shape(1280, 24, 20, 16384),
+}
+MODELS = ("mlp", *SHAPES)
+
+
+class Perceptron(nn.Module):
+    """Three hidden layers of 512."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (512, 512, 512, 512, 16)
+        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of (n, 512) makes the loss."""
+        out: torch.Tensor = (self.layers(x) - 1).pow(2).mean()
+        return out
+
+
+class Transformer(nn.Module):
+    """A decoder whose word table is also its last layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.words = nn.Embedding(shape.words, shape.width)
+        nn.init.normal_(self.words.weight, std=0.02)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                shape.width, shape.heads, 4 * shape.width, dropout=0.0, activation="gelu", batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(shape.layers)
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(shape.width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of (batch, length) makes the loss of guessing each next word."""
+        x = self.words(tokens)
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        guesses = self.norm(x[:, :-1]) @ self.words.weight.t()
+        return nn.functional.cross_entropy(guesses.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def make_model(name: str) -> nn.Module:
+    """The model of this name, the same on all ranks."""
+    torch.manual_seed(1)
+    return Perceptron() if name == "mlp" else Transformer(SHAPES[name])
+
+
+def make_batch(name: str, samples: int, length: int, rank: int) -> torch.Tensor:
+    """What a rank trains on: samples of `length` words, or of 512 numbers for the perceptron."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    if name == "mlp":
+        return torch.randn(samples, 512, generator=generator)
+    return torch.randint(0, SHAPES[name].words, (samples, length), generator=generator)
