@@ -357,6 +357,38 @@ def test_states_move_between_sharded_and_plain(workers):
     cluster.run(saves_and_loads, workers=workers)
 
 
+def collects_in_windows(bps: Any) -> None:
+    from bps_rdma.torch import spread
+
+    spread._WINDOW_BYTES = 100_000  # less than a tensor, and room for several of the small ones
+    held: list[int] = []
+    move = spread.spread_tensors
+
+    def watched(transfers: Any, group: Any) -> None:
+        if bps.rank() != 1:
+            own = {value.data_ptr() for state in sharded.state.values() for value in state.values()}
+            held.append(sum(t.tensor.nbytes for t in transfers if t.tensor.data_ptr() not in own))
+        move(transfers, group)
+
+    spread.spread_tensors = watched
+    model = Model()
+    sharded = ShardedOptimizer(model.parameters(), torch.optim.Adam)
+    train(model, sharded, range(1))
+    whole = copy.deepcopy(sharded.state_dict())
+    held.clear()
+    part = sharded.state_dict(root=1)
+    if bps.rank() == 1:
+        assert_same(part, whole)
+    else:
+        assert part == {}
+        assert len(held) > 2
+        assert max(held) <= max(100_000, *(param.nbytes for param in model.parameters()))
+
+
+def test_ranks_that_do_not_want_the_state_hold_a_window_of_it():
+    cluster.run(collects_in_windows, workers=3)
+
+
 def trains_from(bps: Any, state: Any, weights: Any, steps: range) -> Any:
     reference, model = Model(), Model()
     plain = torch.optim.AdamW(reference.parameters(), lr=0.01)
