@@ -38,7 +38,7 @@ def save_plot(outcomes: Sequence[Outcome], path: Path) -> None:
     rows = -(-len(panels) // columns)
     mpl.use("Agg")
     figure = Figure(figsize=(6.4 * columns, 4.6 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=len(outcomes) > 1).flat
     for axis, ((op, dtype, workers), results) in zip(axes, panels.items(), strict=False):
         _draw(axis, results, workers)
         axis.set_title(f"{op}, {dtype}" + f", {workers} workers" * (len(outcomes) > 1), fontsize=11)
