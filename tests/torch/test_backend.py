@@ -230,6 +230,15 @@ def at_once(_: Any) -> None:
     same(late.wait()[0], tensors[1])
     assert late.done()
 
+    def fails(_: Any) -> None:
+        raise KeyError("of this callback alone")
+
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    work.get_future().add_done_callback(fails)
+    with pytest.raises(RuntimeError, match="of this callback alone"):
+        work.get_future().then(fails).wait()
+    assert work.wait()
+
     first = dist.all_reduce(torch.ones(3), async_op=True)
     second = first.get_future().then(lambda future: dist.all_reduce(future.value()[0], async_op=True))
     again = second.wait()
@@ -240,6 +249,22 @@ def at_once(_: Any) -> None:
 
 def test_works_and_their_futures():
     cluster.run(at_once, workers=3, init=False)
+
+
+def profiled(_: Any) -> None:
+    _, size = joined()
+    with torch.autograd.profiler.profile(record_shapes=True) as seen:
+        dist.all_reduce(torch.ones(3))
+        dist.all_gather([torch.ones(2)] * size, torch.ones(2))
+    events = {event.name: event for event in seen.function_events if event.name.startswith("bps:")}
+    assert sorted(events) == ["bps:all_gather", "bps:all_reduce"]
+    assert all(event.is_async for event in events.values())
+    assert events["bps:all_reduce"].input_shapes == [[3]]
+    dist.destroy_process_group()
+
+
+def test_the_profiler_sees_collectives():
+    cluster.run(profiled, workers=2, init=False)
 
 
 def coalesced(bps: Any) -> None:

@@ -18,7 +18,7 @@ if MODE != "gloo":
     import bps_rdma.torch  # noqa: F401  registers the backend
 
 if MODE == "bps":
-    for feature in ("ddp", "subgroup", "gpu"):  # tests that really need a GPU look for one
+    for feature in ("ddp", "subgroup", "gpu", "plugin"):  # tests that need a GPU look for one themselves
         DistTestCases.backend_feature[feature].add("bps")
 
 if MODE == "bps-as-gloo":

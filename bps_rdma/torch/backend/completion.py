@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import threading
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -83,9 +84,16 @@ class _Completer:
                 for future, work in entries:
                     following = work.next_fd()
                     if following == -1:
-                        future.set_result(None)  # runs the callbacks, here
+                        _complete(future)
                     else:
                         waiting.register(following, select.POLLIN)
                         pending[following] = (future, work)
         os.close(self._wake)
         os.close(self._waker)
+
+
+def _complete(future: Any) -> None:
+    try:
+        future.set_result(None)  # runs the callbacks, here
+    except Exception:
+        traceback.print_exc()  # of one callback; the other futures need this thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from select import POLLIN, poll
@@ -19,6 +20,7 @@ from bps_rdma.torch.backend import completion
 from bps_rdma.torch.backend.dense import Finish
 
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_making_futures = threading.Lock()
 _NO_LIMIT = timedelta(0)  # torch's word for it; the operation has its own deadline
 
 
@@ -79,10 +81,11 @@ class BpsWork(dist.Work):
     def _await(self, seconds: float) -> None:
         if self._over:
             return
-        waiting = poll()
+        end = time.monotonic() + seconds
         for handle in self._handles:
+            waiting = poll()
             waiting.register(handle.completion_fd(), POLLIN)
-            if not waiting.poll(1000 * seconds):
+            if not waiting.poll(max(0.0, 1000 * (end - time.monotonic()))):
                 raise DeadlineError(
                     f"a collective was not complete within the {seconds:g} s that wait() was given",
                     "wait longer, or look for the rank that is late",
@@ -97,7 +100,7 @@ class BpsWork(dist.Work):
 
     def get_future(self) -> Any:
         """A future of the list of tensors; made when it is asked for. Callbacks may wait for works, not for futures."""
-        with self._lock:
+        with _making_futures:  # not the work's lock, which is held by who waits
             if self._future is not None:
                 return self._future
             base: Any = torch.futures.Future()
