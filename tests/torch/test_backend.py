@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -305,6 +306,8 @@ def test_coalesced_forms():
 
 
 def groups(_: Any) -> None:
+    import bps_rdma.torch as bps_torch
+
     rank, size = joined()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     odd = dist.new_group([3, 1])
@@ -332,6 +335,9 @@ def groups(_: Any) -> None:
         dist.broadcast(word, src=members[-1], group=group)
         same(word, torch.tensor([float(members[-1])]))
         dist.barrier(group)
+    bps_torch.init()  # the job of the default group is there already
+    pushed = bps_torch.push_pull(torch.full((3,), float(rank)), average=False, name="beside", group=mine)
+    same(pushed, torch.full((3,), float(rank // 2 * 4 + 1)))
     dist.destroy_process_group(mine)
     dist.barrier()
     dist.destroy_process_group()
@@ -339,6 +345,29 @@ def groups(_: Any) -> None:
 
 def test_groups_that_are_apart_and_that_overlap():
     cluster.run(groups, workers=4, init=False)
+
+
+def beside_gloo(bps: Any) -> None:
+    import bps_rdma.torch as bps_torch
+
+    rank, size = joined("gloo")
+    with pytest.raises(bps.NotInitializedError, match="init"):
+        dist.new_group([rank], backend="bps", use_local_synchronization=True)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{int(os.environ['MASTER_PORT']) + 1}",
+                            rank=rank, world_size=size)  # fmt: skip
+    bps_torch.init()
+    group = dist.new_group(list(range(size)), backend="bps")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor)
+    same(tensor, torch.full((3,), float(size * size)))
+    dist.destroy_process_group()
+    bps.shutdown()
+
+
+def test_a_group_beside_gloo():
+    cluster.run(beside_gloo, workers=2, init=False)
 
 
 def nothing_is_copied(bps: Any) -> dict[str, int]:

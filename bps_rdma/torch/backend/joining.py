@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import bps_rdma
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.job import config_with
 from bps_rdma.torch import start
 from bps_rdma.torch.backend.collectives import Collectives
@@ -21,8 +21,18 @@ def create(options: Any, _: object = None) -> BpsProcessGroup:
 
     Args:
         options: torch's DistributedBackendOptions.
+
+    Raises:
+        InvalidArgumentError: the job that runs has other ranks than the default group.
+        NotInitializedError: a group beside a default group of another backend, and no job runs.
+        DeadlineError, ...: as bps_rdma.init() and bps_rdma.new_group().
     """
     if options.global_ranks_in_group:
+        if not bps_rdma.is_initialized():
+            raise NotInitializedError(
+                "the default group has another backend, and bps_rdma does not run",
+                "call bps_rdma.torch.init() on all ranks before new_group()",
+            )
         ranks = list(options.global_ranks_in_group)
         group = bps_rdma.new_group(ranks, name=f"torch {_life}.{options.group_id}")
         collectives = Collectives(options.group_rank, ranks, group, f"torch {_life}")
