@@ -252,6 +252,40 @@ def test_works_and_their_futures():
     cluster.run(at_once, workers=3, init=False)
 
 
+def short_forms(_: Any) -> None:
+    rank, size = joined()
+    group = dist.group.WORLD
+    mine = torch.full((2,), float(rank))
+    tensor = mine.clone()
+    group.allreduce(tensor).wait()
+    same(tensor, torch.full((2,), float(sum(range(size)))))
+    tensor = mine.clone()
+    group.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    same(tensor, torch.full((2,), size - 1.0))
+    group.allreduce(tensor, dist.ReduceOp.MIN, timedelta(seconds=30)).wait()
+    group.broadcast(tensor, 1).wait()
+    same(tensor, torch.full((2,), size - 1.0))
+    for op, expected in ((None, sum(range(size))), (dist.ReduceOp.MAX, size - 1)):
+        tensor = mine.clone()
+        group.reduce(tensor, 0, *([] if op is None else [op])).wait()
+        same(tensor, torch.full((2,), float(expected)) if rank == 0 else mine)
+    bits = torch.tensor([1 << rank])
+    group.reduce(bits, 0, dist.ReduceOp.BOR).wait()
+    assert rank != 0 or int(bits) == (1 << size) - 1
+    parts = [torch.empty(2) for _ in range(size)]
+    group.allgather(parts, mine).wait()
+    same(torch.stack(parts)[:, 0], torch.arange(float(size)))
+    group.reduce_scatter(tensor, parts).wait()
+    same(tensor, torch.full((2,), float(size * rank)))
+    group.barrier(timedelta(seconds=30)).wait()
+    group.barrier().wait()
+    dist.destroy_process_group()
+
+
+def test_the_short_forms_of_a_groups_methods():
+    cluster.run(short_forms, workers=2, init=False)
+
+
 def profiled(_: Any) -> None:
     _, size = joined()
     with torch.autograd.profiler.profile(record_shapes=True) as seen:

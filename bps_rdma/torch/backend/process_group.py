@@ -97,11 +97,12 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
         """As allreduce(), for one rank; on the others the result goes into a scratch buffer, and the tensor stays."""
         tensor = _only(tensors)
-        root = opts if isinstance(opts, int) else opts.rootRank
-        found = _operation(opts if op is None else op)
+        opts = _rooted(c10d.ReduceOptions(), opts, op)
+        found = _operation(opts)
         if found is None or not _ours(tensor):
             return self._inner(tensor).reduce([tensor], opts)
-        target = tensor if root == self.rank() else tensor.detach().clone(memory_format=torch.contiguous_format)
+        here = opts.rootRank == self.rank()
+        target = tensor if here else tensor.detach().clone(memory_format=torch.contiguous_format)
         call = self._call(opts, timeout)
         return _work("reduce", self._collectives.reduce(target, found, call), [tensor], [tensor], call)
 
@@ -142,11 +143,11 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Any, opts: Any, timeout: timedelta | None = None) -> Any:
         """Every rank's tensor becomes that of one rank."""
         tensor = _only(tensors)
+        opts = _rooted(c10d.BroadcastOptions(), opts)
         if not _ours(tensor):
             return self._inner(tensor).broadcast([tensor], opts)
-        root = opts if isinstance(opts, int) else opts.rootRank
         call = self._call(opts, timeout)
-        return _work("broadcast", self._collectives.broadcast(tensor, root, call), [tensor], [tensor], call)
+        return _work("broadcast", self._collectives.broadcast(tensor, opts.rootRank, call), [tensor], [tensor], call)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, each in one of its own; they may differ in size."""
@@ -262,4 +263,14 @@ def _options(made: Any, opts: Any) -> Any:
     if hasattr(opts, "timeout"):
         return opts
     made.reduceOp = opts
+    return made
+
+
+def _rooted(made: Any, opts: Any, op: Any = None) -> Any:
+    """Options, also where the caller has given the root instead."""
+    if not isinstance(opts, int):
+        return opts
+    made.rootRank = opts
+    if op is not None:
+        made.reduceOp = op
     return made
