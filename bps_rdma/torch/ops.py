@@ -55,6 +55,8 @@ def _push_pull(
 ) -> torch.Tensor:
     wire, context = compression.compress(tensor.detach())
     reduce = bps_rdma.push_pull if wire.data_ptr() == tensor.data_ptr() else bps_rdma.push_pull_inplace
+    if wire.dtype != tensor.dtype:
+        name = f"{name}.{wire.dtype}"  # one name stands for one dtype
     summed = reduce(wire, average, f"byteps.{name}", priority=priority, group=group_of(group))
     return compression.decompress(summed, context)
 

@@ -313,3 +313,32 @@ def test_handles_in_a_world_of_one(alone):
     handles = [alone.push_pull_async(np.full(10, i), False, f"n{i}") for i in range(1000)]
     assert [int(result[0]) for result in alone.wait(handles)] == list(range(1000))
     assert isinstance(handles[0], bps_rdma.Handle)
+
+
+def shared(bps: Any) -> None:
+    """Several threads wait for each handle: one gets the result, the others are told that it has been taken."""
+    for number in range(100):
+        handle = bps.push_pull_async(np.ones(100), average=False, name="shared")
+        outcomes: list[Any] = []
+        start = threading.Barrier(3)
+
+        def wait(handle: Any = handle, outcomes: list[Any] = outcomes, start: threading.Barrier = start) -> None:
+            start.wait(60)
+            try:
+                outcomes.append(handle.wait())
+            except bps.UnknownHandleError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        results = [one for one in outcomes if isinstance(one, np.ndarray)]
+        assert len(outcomes) == 3, f"round {number}: a thread did not come back"
+        assert len(results) == 1
+        assert (results[0] == bps.size()).all()
+
+
+def test_several_threads_wait_for_one_handle():
+    cluster.run(shared, workers=2)

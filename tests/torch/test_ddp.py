@@ -248,6 +248,36 @@ def test_buckets_follow_the_order_of_the_gradients():
     cluster.run(order, workers=2)
 
 
+def mixed(bps: Any, strategy: str) -> None:
+    """Parameters of several dtypes, each in its own; small ones between large ones."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kinds = [torch.float32, torch.bfloat16, torch.float64, torch.float16] * 3
+            self.parts = nn.ParameterList(
+                nn.Parameter(torch.ones(3 + 500 * (i % 5), dtype=kind)) for i, kind in enumerate(kinds)
+            )
+
+        def forward(self, x: float) -> torch.Tensor:
+            return sum((part * x).sum().double() for part in self.parts)  # type: ignore[return-value]
+
+    model = Mixed()
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.004)
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(float(bps.rank() + 1)).backward()
+        for part in model.parts:
+            assert part.grad is not None
+            assert part.grad.dtype == part.dtype
+            assert torch.equal(part.grad, torch.full_like(part, 2.0))
+
+
+def test_mixed_dtypes():
+    cluster.run(with_every_strategy, mixed, workers=3)
+
+
 # ---- Backward in odd ways
 
 

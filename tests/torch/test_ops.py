@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
+from pathlib import Path
 from typing import Any
 
 import cluster
 import pytest
-
-pytestmark = pytest.mark.timeout(300)
+import torch
+import torch.distributed as dist
 
 
 def gradients(bps: Any) -> None:
-    import torch
-
     import bps_rdma.torch as bps_torch
 
     rank, size = bps.rank(), bps.size()
@@ -29,3 +30,220 @@ def gradients(bps: Any) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_gradients_flow_through_push_pull(workers):
     cluster.run(gradients, workers=workers)
+
+
+def semantics(bps: Any) -> None:
+    import bps_rdma.torch as bps_torch
+
+    rank, size = bps.rank(), bps.size()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32,
+                  torch.int64):  # fmt: skip
+        for shape in ((), (3,), (2, 3), (2, 2, 2)):
+            x = torch.full(shape, 3 + rank, dtype=dtype)
+            name = f"{dtype} {shape}"
+            total = torch.full(shape, 3 * size + sum(range(size)), dtype=dtype)
+            assert torch.equal(bps_torch.push_pull(x, average=False, name=name), total)
+            mean = bps_torch.push_pull(x, name=name)
+            assert mean.dtype == dtype
+            expected = (3 * size + sum(range(size))) / size
+            assert torch.equal(mean, torch.full(shape, expected).to(dtype)), "integers are rounded down"
+            handle = bps_torch.push_pull_async(x, False, name)
+            bps_torch.poll(handle)
+            assert torch.equal(bps_torch.synchronize(handle), total)
+            assert torch.equal(x, torch.full(shape, 3 + rank, dtype=dtype))
+            assert bps_torch.synchronize(bps_torch.push_pull_async_inplace(x, False, name)).data_ptr() == x.data_ptr()
+            assert torch.equal(x, total)
+    parameter = torch.nn.Parameter(torch.full((4,), float(rank)))
+    assert bps_torch.push_pull_inplace(parameter, average=False, name="parameter") is parameter
+    assert torch.equal(parameter.detach(), torch.full((4,), float(sum(range(size)))))
+    for compression, exact in ((bps_torch.Compression.bf16, 2.0**-8), (bps_torch.Compression.fp16, 2.0**-11)):
+        x = torch.full((100,), 1 / 3)
+        y = bps_torch.push_pull(x, compression=compression, name="compressed")
+        assert y.dtype == torch.float32
+        assert 0 < (y - x).abs().max() <= exact
+
+
+def test_semantics_are_those_of_byteps():
+    cluster.run(semantics, workers=3)
+
+
+def names(bps: Any) -> None:
+    """Calls without names meet by function, dtype and size, from different lines as well."""
+    import bps_rdma.torch as bps_torch
+
+    rank = bps.rank()
+    for _ in range(3):
+        if rank == 0:
+            assert bps_torch.push_pull(torch.ones(3), False).tolist() == [2, 2, 2]
+        else:
+            assert bps_torch.push_pull(torch.ones(3), False).tolist() == [2, 2, 2]
+        assert bps_torch.push_pull(torch.ones(4), False).tolist() == [2] * 4
+        assert bps_torch.push_pull(torch.ones(4, dtype=torch.int32), False).tolist() == [2] * 4
+
+
+def test_names_are_optional():
+    cluster.run(names, workers=2)
+
+
+def elsewhere(bps: Any) -> str:
+    import bps_rdma.torch as bps_torch
+
+    def one() -> None:
+        bps_torch.push_pull(torch.ones(3))
+
+    def other() -> None:
+        bps_torch.push_pull(torch.ones(3))
+
+    with pytest.raises(bps.DeadlineError) as caught:
+        one() if bps.rank() == 0 else other()
+    return str(caught.value)
+
+
+def test_ranks_that_call_from_elsewhere_are_told_where():
+    env = {"BPS_TIMEOUT": "2", "BPS_SHUTDOWN_TIMEOUT": "5"}
+    texts = cluster.run(elsewhere, workers=2, env=env)
+    assert "test_ops.one.float32.3" in texts[0]
+    assert "test_ops.other.float32.3" in texts[1]
+
+
+def grouped(bps: Any) -> None:
+    import bps_rdma.torch as bps_torch
+
+    assert bps_torch.byteps_push_pull is bps_torch.push_pull_async_inplace
+    bps_torch.byteps_torch_set_num_grads(3)
+    for step in range(4):
+        tensors = [torch.full((n,), float(step)) for n in (1, 1000, 200_000)]
+        counts = [
+            bps_torch.push_pull_group_sync_inplace(t, average=False, name=f"g{i}")[1] for i, t in enumerate(tensors)
+        ]
+        assert counts == [1, 2, 3]
+        assert all(torch.equal(t, torch.full_like(t, 2.0 * step)) for t in tensors)
+    bps_torch.declare("later")
+    bps_torch.declare("typed", shape=(3,), dtype=torch.bfloat16)
+    assert bps_torch.push_pull(torch.ones(3, dtype=torch.bfloat16), name="typed").dtype == torch.bfloat16
+    assert bps_torch.get_pushpull_speed()[1] > 0
+
+
+def test_a_group_of_calls_is_waited_for_once():
+    cluster.run(grouped, workers=2)
+
+
+def mistakes(bps: Any) -> None:
+    import bps_rdma.torch as bps_torch
+
+    with pytest.raises(bps.InvalidTensorError, match="contiguous"):
+        bps_torch.push_pull_inplace(torch.ones(4, 4).t()[1:])
+    with pytest.raises(bps.InvalidTensorError, match="complex64"):
+        bps_torch.push_pull(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(bps.InvalidTensorError, match="meta"):
+        bps_torch.push_pull(torch.ones(2, device="meta"))
+    with pytest.raises(bps.UnknownHandleError):
+        bps_torch.synchronize(7)
+    with pytest.raises(bps.InvalidArgumentError, match="average"):
+        bps.push_pull(torch.ones(2), op="mean")
+    assert bps_torch.push_pull(torch.ones(2), average=False).tolist() == [2, 2], "the job goes on"
+
+
+def test_mistakes_are_told_and_nothing_is_lost():
+    cluster.run(mistakes, workers=2)
+
+
+# ---- Joining
+
+
+def over_a_group(bps: Any, method: str, backend: str) -> list[Any]:
+    """Joins over groups of torch's, of other ranks than the launcher's variables say, twice."""
+    import bps_rdma.torch as bps_torch
+
+    folder = Path(os.environ["BPS_TEST_FOLDER"])
+    rank, size = int(os.environ.pop("RANK")), int(os.environ.pop("WORLD_SIZE"))
+    port = os.environ.pop("MASTER_PORT")
+    for name in ("MASTER_ADDR", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "BPS_JOB_ID", "BPS_SECRET"):
+        os.environ.pop(name, None)
+    seen: list[Any] = []
+    for life in range(2):
+        where = f"tcp://127.0.0.1:{int(port) + life}" if method == "tcp" else f"file://{folder}/store{life}"
+        mine = size - 1 - rank if life else rank
+        dist.init_process_group(backend, init_method=where, rank=mine, world_size=size)
+        bps_torch.init()
+        seen.append((bps_torch.rank(), bps_torch.size(), bps_torch.local_rank(), bps_torch.local_size()))
+        assert bps_torch.push_pull(torch.tensor([mine]), average=False).item() == sum(range(size))
+        half = dist.new_group([0, 1])
+        if mine < 2:
+            assert bps_torch.push_pull(torch.ones(2), average=False, group=half).tolist() == [2, 2]
+        dist.barrier()
+        dist.destroy_process_group()
+    bps_torch.shutdown()
+    return seen
+
+
+@pytest.mark.parametrize("method", ["tcp", "file"])
+def test_joining_over_a_group_of_any_kind(method):
+    seen = cluster.run(over_a_group, method, "gloo", workers=3, init=False)
+    assert seen == [[(r, 3, r, 3), (2 - r, 3, 2 - r, 3)] for r in range(3)]
+
+
+def other_ranks(bps: Any) -> str:
+    import bps_rdma.torch as bps_torch
+
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, 2, bps.rank() == 0)
+    dist.init_process_group("gloo", store=store, rank=1 - bps.rank(), world_size=2)
+    with pytest.raises(bps.InvalidArgumentError) as caught:
+        bps_torch.init()
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_job_of_other_ranks_is_refused():
+    assert cluster.run(other_ranks, workers=2)[0].startswith("this is worker 0 of 2, but rank 1 of 2")
+
+
+def late(bps: Any) -> str:
+    """One rank of the group never joins."""
+    import bps_rdma.torch as bps_torch
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=5))
+    text = ""
+    if rank == 0:
+        try:
+            bps_torch.init()
+        except bps.DeadlineError as error:
+            text = str(error)
+    dist.barrier() if rank == 1 else None
+    return text
+
+
+def test_a_rank_that_never_joins():
+    with cluster.Job(late, workers=2, init=False) as job:
+        outcomes = job.outcomes()
+    assert "every rank of the group must make this call" in outcomes[0].value
+
+
+def resumed(bps: Any) -> None:
+    """The second rank stays away for a while; a wrapped module goes on with whoever is there."""
+    import bps_rdma.torch as bps_torch
+
+    rank = bps_torch.rank()
+    model = torch.nn.Linear(2, 1, bias=False)
+    ddp = bps_torch.DistributedDataParallel(model)
+
+    def mean() -> float:
+        ddp.zero_grad()
+        ddp(torch.full((1, 2), float(rank + 1))).sum().backward()
+        assert model.weight.grad is not None
+        return float(model.weight.grad[0, 0])
+
+    assert [mean() for _ in range(3)] == [1.5] * 3
+    bps_torch.suspend()
+    assert not bps_torch.is_initialized()
+    if rank == 0:
+        bps_torch.resume(1, global_rank=0)
+        assert (bps_torch.size(), mean()) == (1, 1.0)
+        bps_torch.suspend()
+    bps_torch.resume(2, global_rank=rank)
+    assert (bps_torch.size(), mean()) == (2, 1.5)
+
+
+def test_suspend_and_resume():
+    cluster.run(resumed, workers=2)
