@@ -1,8 +1,8 @@
 """What gradients travel in: a Single is one gradient where it lies, a Bucket several in one block of shared memory.
 
-In one pass a unit takes in the gradients of its parameters as they arrive (take), is sent off (start), waited for (wait)
-and gives the parameters their means over the group (deliver). A parameter may have no gradient on this rank: it then contributes zeros, and the
-unit can tell afterwards whether any rank had one.
+In one pass a unit takes in the gradients of its parameters as they arrive (take), is sent off (start), is waited for
+(wait) and gives the parameters their means over the group (deliver). A parameter may have no gradient on this rank: it
+then contributes zeros, and the unit can tell afterwards whether any rank had one.
 """
 
 from __future__ import annotations

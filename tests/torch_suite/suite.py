@@ -2,7 +2,6 @@
 
 BPS_SUITE says as what: `gloo` is torch's own backend, for comparison; `bps` names ours openly, so that tests which are
 written for gloo or NCCL alone skip it; `bps-as-gloo` presents ours under gloo's name, so that gloo's tests run on it.
-BPS_SUITE_LEAVE names tests to leave out.
 """
 
 import os
@@ -60,7 +59,3 @@ class TestDist(tests.TestDistBackend, DistributedTest._DistTestBase):
         super().setUp()
         # Forked from this process, which has torch: the suite's own way, to start new interpreters, takes minutes more.
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
-
-
-for name in filter(None, os.environ.get("BPS_SUITE_LEAVE", "").split(",")):
-    setattr(TestDist, name, None)
