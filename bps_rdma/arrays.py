@@ -42,7 +42,7 @@ def describe(array: Any, writable: bool) -> Memory:
         return memory
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _describe_torch(array)
+        return _describe_torch(array, torch.strided)
     return _describe_numpy(_as_numpy(array), writable)
 
 
@@ -103,15 +103,15 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
     return Memory(array, address, array.size, array.nbytes, dtype, array, address, array.nbytes)
 
 
-def _describe_torch(tensor: Any) -> Memory:
+def _describe_torch(tensor: Any, strided: Any) -> Memory:
     dtype = _core_dtype(tensor.dtype)
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
-    if tensor.layout is not sys.modules["torch"].strided or not tensor.is_contiguous():
+    if tensor.layout is not strided or not tensor.is_contiguous():
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )
     storage = tensor.untyped_storage()
     count = tensor.numel()
-    size = count * tensor.element_size()
+    size = count * tensor.itemsize
     return Memory(tensor, tensor.data_ptr(), count, size, dtype, storage, storage.data_ptr(), storage.nbytes())

@@ -85,6 +85,11 @@ def resume(
     bps_rdma.init(**settings)
 
 
+def follows() -> bool:
+    """Whether the running job belongs to a torch.distributed group."""
+    return _started_over is not None
+
+
 def follow(world: Any) -> None:
     """Notes that the running job belongs to this torch.distributed group, and ends with it."""
     global _started_over

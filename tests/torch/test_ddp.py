@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -487,6 +488,41 @@ def rewrapped(bps: Any) -> None:
 
 def test_a_module_can_be_wrapped_again():
     cluster.run(rewrapped, workers=2)
+
+
+def over_gloo(bps: Any) -> None:
+    """As course work has it: a gloo group on some port, a module wrapped in it, a sharded optimizer, and nothing else."""
+    import torch.distributed as dist
+
+    from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
+
+    rank, size, port = (int(os.environ.pop(name)) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    alone, model = training.seeded(training.Plain), training.seeded(training.Plain, rank)
+    ddp = DistributedDataParallel(model)
+    adam_alone = torch.optim.AdamW(alone.parameters(), lr=0.01)
+    adam = ShardedOptimizer(ddp.parameters(), torch.optim.AdamW, lr=0.01)
+    begin, end = training.share(rank, size)
+    for step in range(5):
+        adam_alone.zero_grad()
+        adam.zero_grad()
+        training.loss_of(alone(training.batch(step))).backward()
+        training.loss_of(ddp(training.batch(step, begin, end))).backward()
+        ddp.finish_gradient_synchronization()
+        adam_alone.step()
+        adam.step()
+    assert training.distance(alone, model) < 1e-6
+    for value in ddp.module.state_dict().values():
+        everybody = [torch.empty_like(value) for _ in range(size)]
+        dist.all_gather(everybody, value)
+        assert all(torch.equal(value, other) for other in everybody)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_inside_a_gloo_group(workers):
+    cluster.run(over_gloo, workers=workers, init=False)
 
 
 def over_a_group(bps: Any) -> None:

@@ -58,7 +58,7 @@ def _create_default(options: Any) -> BpsProcessGroup:
         if starts:
             bps_rdma.shutdown()
         raise
-    if starts or start._started_over is not None:
+    if starts or start.follows():
         start.follow(made)
     return made
 
