@@ -491,7 +491,7 @@ def test_a_module_can_be_wrapped_again():
 
 
 def over_gloo(bps: Any) -> None:
-    """As course work has it: a gloo group on some port, a module wrapped in it, a sharded optimizer, and nothing else."""
+    """As course work has it: a gloo group on some port, a wrapped module, a sharded optimizer, and nothing else."""
     import torch.distributed as dist
 
     from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
