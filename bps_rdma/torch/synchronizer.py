@@ -87,9 +87,15 @@ class GradientSynchronizer:
 
         Raises:
             BpsError: it has been sent already: backward came to this parameter twice.
+            InvalidTensorError: it is sparse.
         """
         self.open = True
         unit = self._unit_of[place]
+        gradient = place.parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise InvalidTensorError(
+                f"the gradient of {place.name!r} is sparse", "make the layer that owns it with sparse=False"
+            )
         if place in self._seen:
             if unit in self._started:
                 raise BpsError(

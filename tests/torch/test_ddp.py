@@ -576,6 +576,10 @@ def wrong(bps: Any) -> None:
         DistributedDataParallel(nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(bps_rdma.InvalidTensorError, match="meta"):
         DistributedDataParallel(nn.Linear(2, 2, device="meta"))
+    for strategy in STRATEGIES:
+        ddp = DistributedDataParallel(nn.Embedding(4, 2, sparse=True), strategy=strategy)
+        with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' is sparse.*sparse=False"):
+            ddp(torch.tensor([1])).sum().backward()
 
 
 def test_wrong_arguments():

@@ -18,7 +18,7 @@ def _title(times: Times) -> str:
     plan = times.plan
     return (
         f"{plan.model}, {times.parameters / 1e6:.1f} M parameters, {plan.ranks} ranks, "
-        f"{plan.samples} samples each, {plan.rounds} rounds of {plan.steps} steps"
+        f"{plan.samples} x {plan.length} words each, {plan.rounds} rounds of {plan.steps} steps"
     )
 
 
