@@ -449,3 +449,12 @@ def _broadcast(
         Kind.broadcast, memory, memory, array, memory.elements, name, group,
         root=members.ranks.index(root), priority=priority, awaited=awaited, timeout=timeout,
     )  # fmt: skip
+
+
+def forget(array: Any) -> None:
+    """Says that the memory of an array has been given back and got anew, perhaps at the same address.
+
+    Needed only where that happens behind the array's back, as by torch's `storage.resize_()`: what the transports know
+    of the old memory is dropped. Nothing may be on its way.
+    """
+    current().process.forget_memory(arrays.describe(array, writable=False).block[0])

@@ -1,0 +1,22 @@
+"""bps_rdma under Megatron-LM, from megatron-core 0.14 on, without an edit of it.
+
+import bps_rdma.megatron
+
+bps_rdma.megatron.enable()  # once, before the model is built
+
+or, for a script that stays as it is: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`.
+"""
+
+from bps_rdma.megatron.adapter import attach, disable, enable, enabled
+from bps_rdma.megatron.arguments import add_flags
+from bps_rdma.megatron.lora import let_embeddings_pass_gradients, warn_of_untrained
+
+__all__ = [
+    "add_flags",
+    "attach",
+    "disable",
+    "enable",
+    "enabled",
+    "let_embeddings_pass_gradients",
+    "warn_of_untrained",
+]

@@ -1,0 +1,181 @@
+"""Puts push/pull under Megatron's DistributedDataParallel, without an edit of Megatron and without its code.
+
+After a DistributedDataParallel has been made, the group on which each of its bucket groups communicates is replaced by
+a Communicator. These attributes are read only inside the bucket groups' own methods, which have changed in every
+release while the attributes have not (0.14 to 0.19): replacing them needs nothing of those methods' bodies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bps_rdma
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.megatron.communicator import Communicator
+from bps_rdma.megatron.support import check_options, check_version
+from bps_rdma.torch import start
+
+_GROUPS = (
+    "data_parallel_group",
+    "intra_distributed_optimizer_instance_group",
+    "inter_distributed_optimizer_instance_group",
+)
+_numbers = itertools.count()  # of model chunks: ranks of a data-parallel group make theirs in the same order
+_undo: list[Callable[[], None]] = []
+
+
+def enable(config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp_reduce: bool | None = None) -> bool:
+    """From now on gradients of every Megatron DistributedDataParallel that is made go through push/pull.
+
+    Call it once at start-up, before the model is built. Without the flags nothing is touched: Megatron is then as it
+    was, function for function.
+
+    Args:
+        config: Megatron's arguments or a DistributedDataParallelConfig; its `use_dpu_reduce` and `use_dpu_tp_reduce`
+            say what is wanted, where they are there. None: gradients are.
+        use_dpu_reduce: gradients and the distributed optimizer's parameters; overrides `config`.
+        use_dpu_tp_reduce: collectives of tensor parallelism too, by a group that bps_rdma's torch.distributed backend
+            serves; overrides `config`.
+
+    Returns:
+        Whether anything is enabled.
+
+    Raises:
+        InvalidArgumentError: Megatron's version, or an option in `config`, is not supported; says why.
+    """
+    gradients = getattr(config, "use_dpu_reduce", config is None) if use_dpu_reduce is None else use_dpu_reduce
+    tensors = getattr(config, "use_dpu_tp_reduce", False) if use_dpu_tp_reduce is None else use_dpu_tp_reduce
+    if not (gradients or tensors):
+        return False
+    import megatron.core
+
+    check_version(megatron.core.__version__)
+    if gradients:
+        check_options(config)
+    disable()
+    if gradients:
+        from megatron.core.distributed import DistributedDataParallel
+
+        _replace(DistributedDataParallel, "__init__", _then_attach)
+    if tensors:
+        from megatron.core import parallel_state
+
+        _replace(parallel_state, "initialize_model_parallel", _then_replace_tensor_group)
+    return True
+
+
+def disable() -> None:
+    """Megatron is as it was. Models that have been made keep what they have."""
+    while _undo:
+        _undo.pop()()
+
+
+@contextlib.contextmanager
+def enabled(config: Any = None, **flags: bool) -> Iterator[bool]:
+    """enable() for a while: models that are made in here."""
+    try:
+        yield enable(config, **flags)
+    finally:
+        disable()
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    before = getattr(owner, name)
+    setattr(owner, name, wrap(before))
+    _undo.append(lambda: setattr(owner, name, before))
+
+
+def _then_attach(initialise: Any) -> Any:
+    @functools.wraps(initialise)
+    def initialise_and_attach(self: Any, *args: Any, **options: Any) -> None:
+        initialise(self, *args, **options)
+        attach(self)
+
+    return initialise_and_attach
+
+
+def attach(ddp: Any) -> int:
+    """Puts push/pull under one DistributedDataParallel of Megatron's; every rank of its data-parallel groups calls it.
+
+    Joins the job first, over torch.distributed's default group, if that has not been done.
+
+    Returns:
+        How many groups of bucket groups have been replaced; 0 where a data-parallel group has one rank only.
+
+    Raises:
+        InvalidArgumentError: an option of `ddp` is not supported, or it is not what this was made for.
+    """
+    check_options(ddp.ddp_config)
+    start.init()
+    chunk = next(_numbers)
+    replaced = 0
+    for kind in ("bucket_groups", "expert_parallel_bucket_groups"):
+        groups = getattr(ddp, kind)
+        for number, bucket_group in enumerate(groups):
+            name = f"megatron {chunk} {kind.removesuffix('bucket_groups')}{number}"
+            # The first bucket group is sent last, and its parameters are what the next forward needs first.
+            replaced += _attach_to(bucket_group, name, priority=len(groups) - number)
+    _forget_when_moved(ddp)
+    return replaced
+
+
+def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
+    replaced = known = 0
+    for attribute in _GROUPS:
+        stock = getattr(bucket_group, attribute, None)
+        if stock is None or isinstance(stock, Communicator):
+            continue
+        known += 1
+        if stock.size() > 1:
+            communicator = Communicator(stock, start.group_of(stock), f"{name} {attribute}", priority)
+            setattr(bucket_group, attribute, communicator)
+            replaced += 1
+    if not known:
+        raise InvalidArgumentError(
+            f"this {type(bucket_group).__name__} has no communication group that is known: {', '.join(_GROUPS)}",
+            "this version of Megatron is not supported yet: please report it",
+        )
+    return replaced
+
+
+def _forget_when_moved(ddp: Any) -> None:
+    """Megatron >= 0.16 can free its buffers' memory and get memory anew later, perhaps at the same address."""
+    restore = getattr(ddp, "restore_grad_buffers", None)
+    if restore is None:
+        return
+
+    @functools.wraps(restore)
+    def restore_and_forget(*args: Any, **options: Any) -> Any:
+        result = restore(*args, **options)
+        for buffer in ddp.buffers + ddp.expert_parallel_buffers:
+            bps_rdma.forget(buffer.grad_data)
+        return result
+
+    ddp.restore_grad_buffers = restore_and_forget
+
+
+def _then_replace_tensor_group(initialise: Any) -> Any:
+    @functools.wraps(initialise)
+    def initialise_and_replace(*args: Any, **options: Any) -> None:
+        initialise(*args, **options)
+        replace_tensor_group()
+
+    return initialise_and_replace
+
+
+def replace_tensor_group() -> None:
+    """Tensor parallelism communicates by bps_rdma from now on; every rank calls it, before models are built."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    start.init()
+    stock = parallel_state.get_tensor_model_parallel_group()
+    if stock.size() > 1:
+        ranks = dist.get_process_group_ranks(stock)
+        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = dist.new_group(
+            ranks, backend="bps", use_local_synchronization=True, group_desc="BPS_TENSOR_MODEL_PARALLEL_GROUP"
+        )

@@ -1,0 +1,49 @@
+"""Which Megatron, and which of its options, push/pull can stand in for. Others are refused, never sent elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bps_rdma.errors import InvalidArgumentError
+
+OLDEST = (0, 14)
+
+# Options of DistributedDataParallelConfig or of the command line -> why not.
+_REFUSED = {
+    "use_megatron_fsdp": "Megatron-FSDP has a gradient path of its own",
+    "use_custom_fsdp": "Megatron-FSDP has a gradient path of its own",
+    "use_torch_fsdp2": "torch's FSDP has a gradient path of its own",
+    "reduce_scatter_with_fp32_accumulation": "it sends gradients by all_to_all; servers add up in float32 anyway",
+}
+
+
+def check_version(version: str) -> None:
+    """Refuses a Megatron that is older than any that this was tried with.
+
+    Raises:
+        InvalidArgumentError: it is.
+    """
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST:
+        raise InvalidArgumentError(
+            f"megatron-core {version} is older than {'.'.join(map(str, OLDEST))}", "install a newer megatron-core"
+        )
+
+
+def check_options(options: Any) -> None:
+    """Refuses options whose gradients would not go through push/pull.
+
+    Args:
+        options: Megatron's arguments, or a DistributedDataParallelConfig.
+
+    Raises:
+        InvalidArgumentError: names the option, and why.
+    """
+    for name, reason in _REFUSED.items():
+        if getattr(options, name, False):
+            raise InvalidArgumentError(f"{name} does not go with use_dpu_reduce: {reason}", "leave out one of the two")
+    if getattr(options, "overlap_param_gather", False) and not getattr(options, "use_distributed_optimizer", False):
+        raise InvalidArgumentError(
+            "the layer-wise optimizer does not go with use_dpu_reduce: it gathers parts of unequal size",
+            "use --use-distributed-optimizer, or leave out --use-dpu-reduce",
+        )

@@ -1,0 +1,73 @@
+"""Lets megatron-core run without a GPU: where it names CUDA, the CPU does the work. Nothing of its logic changes."""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from typing import Any
+
+import torch
+import typing_extensions
+from torch.overrides import TorchFunctionMode
+
+if not hasattr(typing, "override"):  # of Python 3.12; megatron-core 0.18 and later import it
+    typing.override = typing_extensions.override  # type: ignore[attr-defined]
+
+
+class _OnCpu(TorchFunctionMode):
+    """Tensors that are to be made on "cuda" are made on the CPU, and say of their type what they would say there."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
+        if function is torch.Tensor.cuda:
+            return args[0]
+        result = function(*args, **kwargs)
+        if function is torch.Tensor.type and len(args) == 1:
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+
+class _Stream:
+    """A stream of operations that are over at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, *_: Any) -> None:
+        pass
+
+    wait_event = synchronize = wait_stream
+
+
+def install() -> None:
+    """For the rest of this process."""
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: "cpu"
+    cuda.synchronize = cuda.empty_cache = lambda *_, **__: None
+    cuda.Stream = _Stream
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: _Stream()
+    cuda.stream = lambda _: contextlib.nullcontext()
+    cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    cuda.manual_seed = torch.manual_seed
+    from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer import torch_norm
+    from megatron.core.transformer.moe import moe_utils
+
+    megatron_random._get_cuda_rng_state = cuda.get_rng_state
+    megatron_random._set_cuda_rng_state = cuda.set_rng_state
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 names it without Transformer Engine too
+        moe_utils.te_general_gemm = None
+    torch_norm.WrappedTorchNorm.__new__ = _norm
+    _OnCpu().__enter__()
+
+
+def _norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+    """Megatron's own refuses sequence parallelism; its gradients are then summed by this mark."""
+    norm = torch.nn.LayerNorm(hidden_size, eps=eps)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm

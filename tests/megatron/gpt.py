@@ -1,0 +1,198 @@
+"""Trains a tiny GPT of Megatron's on its own schedules, and says what came of it: losses, norms, weights."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+WORDS, LENGTH, SAMPLES = 96, 16, 2
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One configuration: sizes of the parallel groups, and what is switched on."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 0
+    ep: int = 1
+    sp: bool = False
+    overlap: bool = False
+    average: bool = False
+    distributed_optimizer: bool = False
+    overlap_gather: bool = False
+    instances: int = 1
+    bf16: bool = False
+    fp32_gradients: bool = False
+    check_nan: bool = False
+    per_token: bool = False
+    experts: int = 0
+    microbatches: int = 2
+    steps: int = 20
+
+
+@dataclass
+class Trained:
+    """What can be compared: two trainings are the same when these are equal."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: str
+    bucket_groups: int  # that have somebody to communicate with
+
+
+def train(setup: Setup) -> Trained:
+    """Every rank of the torch.distributed default group calls it."""
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    parallel_state.initialize_model_parallel(
+        setup.tp, setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
+        expert_model_parallel_size=setup.ep, num_distributed_optimizer_instances=setup.instances,
+    )  # fmt: skip
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    torch.manual_seed(1234)
+    config = _config(setup)
+    chunks = _chunks(setup, config)
+    model = [
+        DistributedDataParallel(config, _ddp_config(setup), chunk, disable_bucketing=number > 0)
+        for number, chunk in enumerate(chunks)
+    ]
+    for chunk in model:
+        chunk.broadcast_params()
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam", lr=1e-3, weight_decay=0.0, bf16=setup.bf16, params_dtype=config.params_dtype,
+            use_distributed_optimizer=setup.distributed_optimizer, overlap_param_gather=setup.overlap_gather,
+            clip_grad=1.0,
+        ),
+        model,
+    )  # fmt: skip
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    if setup.overlap:
+        config.no_sync_func = [chunk.no_sync for chunk in model] if len(model) > 1 else model[0].no_sync
+    run = get_forward_backward_func()
+    data: Any = [_data(parallel_state.get_data_parallel_rank()) for _ in model]
+    losses, norms = [], []
+    for _ in range(setup.steps):
+        for chunk in model:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        found = run(
+            forward_step_func=_forward_step(setup), data_iterator=data if setup.vpp else data[0],
+            model=model if setup.vpp else model[0], num_microbatches=setup.microbatches, seq_length=LENGTH,
+            micro_batch_size=SAMPLES, forward_only=False,
+        )  # fmt: skip
+        _, norm, _ = optimizer.step()
+        norms.append(float(norm))
+        losses += [sum(map(_loss, found)) / len(found)] if found else []
+    if setup.overlap_gather:
+        for chunk in model:
+            chunk.disable_forward_pre_hook()
+    digest = hashlib.sha256()
+    for chunk in model:
+        for parameter in chunk.parameters():
+            digest.update(parameter.detach().float().numpy().tobytes())
+    groups = sum(
+        _group(each).size() > 1 for chunk in model for each in chunk.bucket_groups + chunk.expert_parallel_bucket_groups
+    )
+    parallel_state.destroy_model_parallel()
+    dist.barrier()
+    return Trained(losses, norms, digest.hexdigest(), groups)
+
+
+def _group(bucket_group: Any) -> Any:
+    return getattr(bucket_group, "intra_distributed_optimizer_instance_group", None) or bucket_group.data_parallel_group
+
+
+def _config(setup: Setup) -> Any:
+    from megatron.core.transformer import TransformerConfig
+
+    dtype = torch.bfloat16 if setup.bf16 else torch.float32
+    experts: dict[str, Any] = {}
+    if setup.experts:
+        experts = {
+            "num_moe_experts": setup.experts, "moe_router_topk": 2, "expert_model_parallel_size": setup.ep,
+            "moe_token_dispatcher_type": "allgather", "moe_grouped_gemm": False, "add_bias_linear": False,
+        }  # fmt: skip
+    return TransformerConfig(
+        num_layers=4, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True, pipeline_dtype=dtype,
+        params_dtype=dtype, bf16=setup.bf16, tensor_model_parallel_size=setup.tp,
+        pipeline_model_parallel_size=setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
+        sequence_parallel=setup.sp, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
+        masked_softmax_fusion=False, bias_activation_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
+        calculate_per_token_loss=setup.per_token, batch_p2p_comm=False, deallocate_pipeline_outputs=True, **experts,
+    )  # fmt: skip
+
+
+def _ddp_config(setup: Setup) -> Any:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=setup.fp32_gradients, overlap_grad_reduce=setup.overlap,
+        use_distributed_optimizer=setup.distributed_optimizer, overlap_param_gather=setup.overlap_gather,
+        average_in_collective=setup.average, bucket_size=20_000, check_for_nan_in_grad=setup.check_nan,
+        num_distributed_optimizer_instances=setup.instances,
+    )  # fmt: skip
+
+
+def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
+    from megatron.core import parallel_state as ps
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.module import Float16Module
+
+    takes_stage = "vp_stage" in inspect.signature(GPTModel.__init__).parameters
+    chunks = []
+    for stage in range(max(setup.vpp, 1)):
+        if setup.vpp:
+            ps.set_virtual_pipeline_model_parallel_rank(stage)
+        stages = {"ignore_virtual": False, "vp_stage": stage} if setup.vpp and takes_stage else {}
+        chunk: torch.nn.Module = GPTModel(
+            config, get_gpt_layer_local_spec(num_experts=setup.experts or None), vocab_size=WORDS,
+            max_sequence_length=LENGTH, pre_process=ps.is_pipeline_first_stage(**stages),
+            post_process=ps.is_pipeline_last_stage(**stages), share_embeddings_and_output_weights=True,
+            parallel_output=True, position_embedding_type="rope",
+            **({"vp_stage": stage} if setup.vpp and takes_stage else {}),
+        )  # fmt: skip
+        chunks.append(Float16Module(config, chunk) if setup.bf16 else chunk)
+    return chunks
+
+
+def _data(rank: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    samples = [torch.randint(0, WORDS, (SAMPLES, LENGTH + 1), generator=generator) for _ in range(4)]
+    while True:
+        yield from samples
+
+
+def _forward_step(setup: Setup) -> Any:
+    def forward_step(data: Iterator[torch.Tensor], model: Any) -> Any:
+        words = next(data)
+        tokens, labels = words[:, :-1].contiguous(), words[:, 1:].contiguous()
+        positions = torch.arange(LENGTH).unsqueeze(0).expand(SAMPLES, LENGTH)
+        mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
+
+        def loss(output: torch.Tensor) -> Any:
+            if setup.per_token:
+                count = torch.tensor(output.numel(), dtype=torch.int)
+                return output.sum(), count, {"loss": float(output.sum()) / output.numel()}
+            mean = output.float().mean()
+            return mean, {"loss": float(mean)}
+
+        return model(tokens, positions, mask, labels=labels), loss
+
+    return forward_step
+
+
+def _loss(found: Any) -> float:
+    return float(found["loss"])
