@@ -13,9 +13,22 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma import Handle
+from bps_rdma import Handle, get_pushpull_speed, poll, synchronize
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.start import group_of
+
+__all__ = [
+    "byteps_torch_set_num_grads",
+    "declare",
+    "get_pushpull_speed",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
+    "push_pull_inplace",
+    "synchronize",
+]
 
 
 def push_pull(

@@ -148,6 +148,24 @@ def test_mistakes_are_told_and_nothing_is_lost():
     cluster.run(mistakes, workers=2)
 
 
+def test_names_are_where_byteps_has_them():
+    import importlib
+
+    for module, names in {
+        "": "init shutdown suspend resume size rank local_size local_rank push_pull declare broadcast_parameters "
+        "broadcast_optimizer_state broadcast_object DistributedOptimizer DistributedDataParallel Compression "
+        "byteps_push_pull poll synchronize get_pushpull_speed",
+        ".ops": "push_pull push_pull_async push_pull_async_inplace push_pull_inplace push_pull_group_sync_inplace poll "
+        "synchronize declare byteps_torch_set_num_grads get_pushpull_speed",
+        ".parallel": "DistributedDataParallel",
+        ".cross_barrier": "CrossBarrier",
+        ".compression": "Compression",
+    }.items():
+        found = importlib.import_module(f"bps_rdma.torch{module}")
+        assert all(callable(getattr(found, name)) for name in names.split())
+        assert set(names.split()) - {"byteps_push_pull"} <= set(getattr(found, "__all__", names.split()))
+
+
 # ---- Joining
 
 

@@ -1,0 +1,5 @@
+"""Where BytePS has DistributedDataParallel."""
+
+from bps_rdma.torch.ddp import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
