@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: here, and in the process that ranks are forked from
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'bps_rdma[megatron]'")
+# What the tests train is the example.
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron"))
 
 import cluster
 

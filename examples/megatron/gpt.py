@@ -1,23 +1,29 @@
-"""Trains a tiny GPT of Megatron's on its own schedules, and says what came of it: losses, norms, weights."""
+"""Trains a small GPT of Megatron's on its own schedules, and says what came of it: losses, norms, weights, times."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-WORDS, LENGTH, SAMPLES = 96, 16, 2
-
 
 @dataclass(frozen=True)
 class Setup:
-    """One configuration: sizes of the parallel groups, and what is switched on."""
+    """One configuration: sizes of model and parallel groups, and what is switched on."""
 
+    hidden: int = 32
+    layers: int = 4
+    heads: int = 4
+    words: int = 96
+    length: int = 16
+    samples: int = 2  # of a microbatch
+    bucket: int = 20_000  # elements
     tp: int = 1
     pp: int = 1
     vpp: int = 0
@@ -45,6 +51,7 @@ class Trained:
     norms: list[float]
     weights: str
     bucket_groups: int  # that have somebody to communicate with
+    seconds: list[float] = field(compare=False)  # of each step on this rank
 
 
 def train(setup: Setup) -> Trained:
@@ -81,19 +88,21 @@ def train(setup: Setup) -> Trained:
     if setup.overlap:
         config.no_sync_func = [chunk.no_sync for chunk in model] if len(model) > 1 else model[0].no_sync
     run = get_forward_backward_func()
-    data: Any = [_data(parallel_state.get_data_parallel_rank()) for _ in model]
-    losses, norms = [], []
+    data: Any = [_data(setup, parallel_state.get_data_parallel_rank()) for _ in model]
+    losses, norms, seconds = [], [], []
     for _ in range(setup.steps):
+        begin = time.perf_counter()
         for chunk in model:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
         found = run(
             forward_step_func=_forward_step(setup), data_iterator=data if setup.vpp else data[0],
-            model=model if setup.vpp else model[0], num_microbatches=setup.microbatches, seq_length=LENGTH,
-            micro_batch_size=SAMPLES, forward_only=False,
+            model=model if setup.vpp else model[0], num_microbatches=setup.microbatches, seq_length=setup.length,
+            micro_batch_size=setup.samples, forward_only=False,
         )  # fmt: skip
         _, norm, _ = optimizer.step()
         norms.append(float(norm))
+        seconds.append(time.perf_counter() - begin)
         losses += [sum(map(_loss, found)) / len(found)] if found else []
     if setup.overlap_gather:
         for chunk in model:
@@ -107,7 +116,7 @@ def train(setup: Setup) -> Trained:
     )
     parallel_state.destroy_model_parallel()
     dist.barrier()
-    return Trained(losses, norms, digest.hexdigest(), groups)
+    return Trained(losses, norms, digest.hexdigest(), groups, seconds)
 
 
 def _group(bucket_group: Any) -> Any:
@@ -125,7 +134,8 @@ def _config(setup: Setup) -> Any:
             "moe_token_dispatcher_type": "allgather", "moe_grouped_gemm": False, "add_bias_linear": False,
         }  # fmt: skip
     return TransformerConfig(
-        num_layers=4, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True, pipeline_dtype=dtype,
+        num_layers=setup.layers, hidden_size=setup.hidden, num_attention_heads=setup.heads,
+        use_cpu_initialization=True, pipeline_dtype=dtype,
         params_dtype=dtype, bf16=setup.bf16, tensor_model_parallel_size=setup.tp,
         pipeline_model_parallel_size=setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
         sequence_parallel=setup.sp, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
@@ -140,7 +150,7 @@ def _ddp_config(setup: Setup) -> Any:
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=setup.fp32_gradients, overlap_grad_reduce=setup.overlap,
         use_distributed_optimizer=setup.distributed_optimizer, overlap_param_gather=setup.overlap_gather,
-        average_in_collective=setup.average, bucket_size=20_000, check_for_nan_in_grad=setup.check_nan,
+        average_in_collective=setup.average, bucket_size=setup.bucket, check_for_nan_in_grad=setup.check_nan,
         num_distributed_optimizer_instances=setup.instances,
     )  # fmt: skip
 
@@ -158,8 +168,8 @@ def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
             ps.set_virtual_pipeline_model_parallel_rank(stage)
         stages = {"ignore_virtual": False, "vp_stage": stage} if setup.vpp and takes_stage else {}
         chunk: torch.nn.Module = GPTModel(
-            config, get_gpt_layer_local_spec(num_experts=setup.experts or None), vocab_size=WORDS,
-            max_sequence_length=LENGTH, pre_process=ps.is_pipeline_first_stage(**stages),
+            config, get_gpt_layer_local_spec(num_experts=setup.experts or None), vocab_size=setup.words,
+            max_sequence_length=setup.length, pre_process=ps.is_pipeline_first_stage(**stages),
             post_process=ps.is_pipeline_last_stage(**stages), share_embeddings_and_output_weights=True,
             parallel_output=True, position_embedding_type="rope",
             **({"vp_stage": stage} if setup.vpp and takes_stage else {}),
@@ -168,9 +178,9 @@ def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
     return chunks
 
 
-def _data(rank: int) -> Iterator[torch.Tensor]:
+def _data(setup: Setup, rank: int) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 + rank)
-    samples = [torch.randint(0, WORDS, (SAMPLES, LENGTH + 1), generator=generator) for _ in range(4)]
+    samples = [torch.randint(0, setup.words, (setup.samples, setup.length + 1), generator=generator) for _ in range(4)]
     while True:
         yield from samples
 
@@ -179,8 +189,8 @@ def _forward_step(setup: Setup) -> Any:
     def forward_step(data: Iterator[torch.Tensor], model: Any) -> Any:
         words = next(data)
         tokens, labels = words[:, :-1].contiguous(), words[:, 1:].contiguous()
-        positions = torch.arange(LENGTH).unsqueeze(0).expand(SAMPLES, LENGTH)
-        mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
+        positions = torch.arange(setup.length).unsqueeze(0).expand(setup.samples, setup.length)
+        mask = torch.triu(torch.ones(setup.length, setup.length, dtype=torch.bool), 1)[None, None]
 
         def loss(output: torch.Tensor) -> Any:
             if setup.per_token:
