@@ -15,7 +15,7 @@ from bps_rdma.torch.ddp import DistributedDataParallel
 from bps_rdma.torch.plan import STRATEGIES
 from bps_rdma.torch.units import shared_tensor
 
-ALONE = "alone"  # backward and step, and nothing is sent: what a step costs by itself
+ALONE = "alone"  # backward and step, and no gradient is sent: what a step costs by itself
 KINDS = (*STRATEGIES, "ddp-gloo", "ddp-bps")
 BUCKETED = ("bucketed", "ddp-gloo", "ddp-bps")  # have buckets of a size
 SYNCS = {"gloo": "sync-gloo", "bps": "sync-bps"}  # only sends as much as all gradients, in one call
@@ -59,9 +59,15 @@ def step_of(contender: Contender, model: nn.Module, batch: torch.Tensor, groups:
     wrapped = _wrap(contender, model, groups)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
+    alone = contender.kind == ALONE
+
     def step() -> None:
         optimizer.zero_grad()
         wrapped(batch).backward()
+        if alone:
+            # Ranks that wait for each other compute at the same time, and contend for memory; those that do not would
+            # drift apart, and be faster for that.
+            dist.barrier()
         optimizer.step()
 
     return step
