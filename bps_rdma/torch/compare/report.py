@@ -62,17 +62,18 @@ def save_plot(times: Times, path: Path) -> None:
     axis = canvas.subplots()
     rows = range(len(ordered))
     colours = [_THEIRS if one.contender.kind == "ddp-gloo" else _OURS for one in ordered]
-    axis.barh(rows, [alone] * len(ordered), color=_BASE, height=0.7, label="forward, backward, optimizer")
+    axis.barh(rows, [min(alone, one.step) for one in ordered], color=_BASE, height=0.7)
+    axis.axvline(alone, color="#888888", linewidth=1, linestyle="--")
     errors = [[one.step - one.lower for one in ordered], [one.upper - one.step for one in ordered]]
-    axis.barh(
-        rows, [one.step - alone for one in ordered], left=alone, color=colours, height=0.7, xerr=errors,
-        error_kw={"ecolor": "#444444", "capsize": 2, "linewidth": 1},
-    )  # fmt: skip
+    axis.barh(rows, [max(one.step - alone, 0) for one in ordered], left=alone, color=colours, height=0.7)
+    axis.errorbar(
+        [one.step for one in ordered], rows, xerr=errors, fmt="none", ecolor="#444444", capsize=2, linewidth=1
+    )
     for row, one in zip(rows, ordered, strict=True):
         axis.annotate(f" {one.step:.0f} ms", (one.upper, row), va="center", fontsize=8)
     axis.set_yticks(list(rows), [one.contender.label for one in ordered])
     axis.set_xlim(0, max(one.upper for one in ordered) * 1.12)
-    axis.set_xlabel("ms per step: grey by itself, coloured exposed communication (orange: torch DDP on gloo)")
+    axis.set_xlabel("ms per step; dashed: one that sends nothing; coloured: exposed (orange: torch DDP on gloo)")
     axis.set_title(_title(times), fontsize=10)
     axis.grid(visible=True, axis="x", alpha=0.3)
     axis.set_axisbelow(True)
