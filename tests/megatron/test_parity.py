@@ -45,12 +45,30 @@ def stock_and_ours(bps: Any, setup: Setup, tensors: bool = False) -> dict[str, A
     with megatron.enabled(use_dpu_tp_reduce=tensors) as on:
         assert on
         ours = gpt.train(setup)
-    again = gpt.train(setup)
-    assert stock == again, "disable() left something behind"
     figures = {"same": stock == ours, "stock": stock, "ours": ours, "counts": dict(counts), **bps.metrics()["total"]}
     dist.destroy_process_group()
     bps.shutdown()
     return figures
+
+
+def on_and_off(bps: Any) -> None:
+    """After disable() Megatron is stock again."""
+    from bps_rdma import megatron
+    from bps_rdma.megatron.communicator import counts
+
+    cpu.install()
+    dist.init_process_group("gloo")
+    with megatron.enabled():
+        first = gpt.train(Setup(steps=4))
+    before = dict(counts)
+    assert gpt.train(Setup(steps=4)) == first
+    assert counts == before, "disable() left something behind"
+    dist.destroy_process_group()
+    bps.shutdown()
+
+
+def test_it_can_be_switched_off():
+    cluster.run(on_and_off, workers=2, init=False)
 
 
 def check(found: list[dict[str, Any]], setup: Setup) -> None:
