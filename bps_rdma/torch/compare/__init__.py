@@ -1,4 +1,4 @@
-"""`python -m bps_rdma.torch.compare`: one model, trained with each strategy of ours and with torch's DDP, side by side.
+"""`ddp_bench`: one model, trained with each strategy of ours and with torch's DDP, side by side.
 
 How it is put together: cli.py reads the options; launch.py starts the ranks and drives them turn by turn, so that all
 contenders (contenders.py) meet the same machine; member.py is a rank; models.py has the models; figures.py turns times
@@ -7,8 +7,8 @@ into figures, and report.py shows them.
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point of the command `ddp_bench`, and of `python -m bps_rdma.torch.compare`."""
     from bps_rdma.terminal import run_app
     from bps_rdma.torch.compare.cli import app
 
-    run_app(app, "python -m bps_rdma.torch.compare")
+    run_app(app, "ddp_bench")
