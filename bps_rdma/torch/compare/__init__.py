@@ -7,7 +7,7 @@ into figures, and report.py shows them.
 
 
 def main() -> None:
-    """Entry point of the command `ddp_bench`, and of `python -m bps_rdma.torch.compare`."""
+    """Entry point of `python -m bps_rdma.torch.compare`; see bps_rdma.bench.ddp for the command."""
     from bps_rdma.terminal import run_app
     from bps_rdma.torch.compare.cli import app
 

@@ -1,0 +1,18 @@
+"""Entry point of the command `ddp_bench`, which says so when torch is missing; see bps_rdma.torch.compare."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from bps_rdma.terminal import print_error
+
+
+def main() -> None:
+    """Compare strategies of data-parallel training."""
+    if importlib.util.find_spec("torch") is None:
+        print_error("this needs torch", "pip install 'bps_rdma[torch]'")
+        sys.exit(1)
+    from bps_rdma.torch.compare import main as compare
+
+    compare()
