@@ -161,8 +161,8 @@ def test_a_rank_that_dies():
     assert "megatron 0 0 data_parallel_group sum 0" in text
 
 
-def moved(bps: Any) -> None:
-    """Gradient buffers whose memory is given back and got anew."""
+def moved(bps: Any) -> bool:
+    """Gradient buffers whose memory is given back and got anew; False where this Megatron cannot do that."""
     from megatron.core.distributed import DistributedDataParallel
 
     cpu.install()
@@ -179,7 +179,7 @@ def moved(bps: Any) -> None:
         gpt.train(Setup(steps=1))
     (ddp,) = made
     if not hasattr(ddp, "offload_grad_buffers"):
-        return
+        return False
     for step in range(3):
         ddp.offload_grad_buffers(synchronize=False, empty_cache=False)
         ddp.restore_grad_buffers(synchronize=False)
@@ -193,10 +193,12 @@ def moved(bps: Any) -> None:
             assert torch.equal(buffer.grad_data, torch.full_like(buffer.grad_data, expected))
     dist.destroy_process_group()
     bps.shutdown()
+    return True
 
 
 def test_buffers_that_move():
-    cluster.run(moved, workers=2, init=False)
+    if not all(cluster.run(moved, workers=2, init=False)):
+        pytest.skip("this version of Megatron cannot offload its gradient buffers")
 
 
 # ---- The command
