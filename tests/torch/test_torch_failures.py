@@ -71,7 +71,7 @@ def test_a_rank_that_hangs_in_backward(what):
         outcomes = job.outcomes()
     kind, text, seconds = outcomes[0].value
     assert kind == "DeadlineError", text
-    assert "worker 1" in text
+    assert "waits for rank 1" in text
     assert seconds < SOON_S
 
 
