@@ -55,68 +55,125 @@ class Trained:
 
 
 def train(setup: Setup) -> Trained:
-    """Every rank of the torch.distributed default group calls it."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    parallel_state.initialize_model_parallel(
-        setup.tp, setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
-        expert_model_parallel_size=setup.ep, num_distributed_optimizer_instances=setup.instances,
-    )  # fmt: skip
-    tensor_parallel.model_parallel_cuda_manual_seed(1234)
-    torch.manual_seed(1234)
-    config = _config(setup)
-    chunks = _chunks(setup, config)
-    model = [
-        DistributedDataParallel(config, _ddp_config(setup), chunk, disable_bucketing=number > 0)
-        for number, chunk in enumerate(chunks)
-    ]
-    for chunk in model:
-        chunk.broadcast_params()
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=1e-3, weight_decay=0.0, bf16=setup.bf16, params_dtype=config.params_dtype,
-            use_distributed_optimizer=setup.distributed_optimizer, overlap_param_gather=setup.overlap_gather,
-            clip_grad=1.0,
-        ),
-        model,
-    )  # fmt: skip
-    config.finalize_model_grads_func = finalize_model_grads
-    config.grad_scale_func = optimizer.scale_loss
-    if setup.overlap:
-        config.no_sync_func = [chunk.no_sync for chunk in model] if len(model) > 1 else model[0].no_sync
-    run = get_forward_backward_func()
-    data: Any = [_data(setup, parallel_state.get_data_parallel_rank()) for _ in model]
-    losses, norms, seconds = [], [], []
+    """Takes `setup.steps` steps. Every rank of the torch.distributed default group calls it."""
+    training = Training(setup)
     for _ in range(setup.steps):
-        begin = time.perf_counter()
-        for chunk in model:
-            chunk.zero_grad_buffer()
-        optimizer.zero_grad()
-        found = run(
-            forward_step_func=_forward_step(setup), data_iterator=data if setup.vpp else data[0],
-            model=model if setup.vpp else model[0], num_microbatches=setup.microbatches, seq_length=setup.length,
-            micro_batch_size=setup.samples, forward_only=False,
+        training.step()
+    trained = training.result()
+    training.close()
+    return trained
+
+
+class Training:
+    """A model with its optimizer, which takes a step when it is told to.
+
+    Several may live in one process, each with parallel groups of its own; they take turns by activate(). Every rank of
+    the torch.distributed default group makes the same calls.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        from megatron.core import parallel_state, tensor_parallel
+        from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        parallel_state.destroy_model_parallel()  # forgets the groups of another training, which keeps them
+        parallel_state.initialize_model_parallel(
+            setup.tp, setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
+            expert_model_parallel_size=setup.ep, num_distributed_optimizer_instances=setup.instances,
         )  # fmt: skip
-        _, norm, _ = optimizer.step()
-        norms.append(float(norm))
-        seconds.append(time.perf_counter() - begin)
-        losses += [sum(map(_loss, found)) / len(found)] if found else []
-    if setup.overlap_gather:
-        for chunk in model:
-            chunk.disable_forward_pre_hook()
-    digest = hashlib.sha256()
-    for chunk in model:
-        for parameter in chunk.parameters():
-            digest.update(parameter.detach().float().numpy().tobytes())
-    groups = sum(
-        _group(each).size() > 1 for chunk in model for each in chunk.bucket_groups + chunk.expert_parallel_bucket_groups
-    )
-    parallel_state.destroy_model_parallel()
-    dist.barrier()
-    return Trained(losses, norms, digest.hexdigest(), groups, seconds)
+        tensor_parallel.model_parallel_cuda_manual_seed(1234)
+        torch.manual_seed(1234)
+        self.setup = setup
+        self.config = _config(setup)
+        chunks = _chunks(setup, self.config)
+        self.model = [
+            DistributedDataParallel(self.config, _ddp_config(setup), chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(chunks)
+        ]
+        for chunk in self.model:
+            chunk.broadcast_params()
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam", lr=1e-3, weight_decay=0.0, bf16=setup.bf16, params_dtype=self.config.params_dtype,
+                use_distributed_optimizer=setup.distributed_optimizer, overlap_param_gather=setup.overlap_gather,
+                clip_grad=1.0,
+            ),
+            self.model,
+        )  # fmt: skip
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        if setup.overlap:
+            syncs = [chunk.no_sync for chunk in self.model]
+            self.config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
+        self._run = get_forward_backward_func()
+        self._data: Any = [_data(setup, parallel_state.get_data_parallel_rank()) for _ in self.model]
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._seconds: list[float] = []
+        self._groups = _parallel_groups()
+
+    def activate(self) -> None:
+        """Megatron's functions use this training's groups from now on."""
+        from megatron.core import parallel_state
+
+        vars(parallel_state).update(self._groups)
+
+    def step(self) -> None:
+        """One step of training."""
+        begin = time.perf_counter()
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        found = self.run(forward_only=False)
+        _, norm, _ = self.optimizer.step()
+        self._norms.append(float(norm))
+        self._seconds.append(time.perf_counter() - begin)
+        self._losses += [sum(map(_loss, found)) / len(found)] if found else []
+
+    def run(self, forward_only: bool) -> list[Any]:
+        """All microbatches forward, and backward too; what the loss function said of each, on the last stage."""
+        setup = self.setup
+        return self._run(  # type: ignore[no-any-return]
+            forward_step_func=_forward_step(setup), data_iterator=self._data if setup.vpp else self._data[0],
+            model=self.model if setup.vpp else self.model[0], num_microbatches=setup.microbatches,
+            seq_length=setup.length, micro_batch_size=setup.samples, forward_only=forward_only,
+        )  # fmt: skip
+
+    def result(self) -> Trained:
+        """Of all steps so far."""
+        if self.setup.overlap_gather:
+            for chunk in self.model:  # waits for the parameters, too
+                chunk.disable_forward_pre_hook()
+                chunk.enable_forward_pre_hook()
+        digest = hashlib.sha256()
+        for chunk in self.model:
+            for parameter in chunk.parameters():
+                digest.update(parameter.detach().float().numpy().tobytes())
+        groups = sum(
+            _group(each).size() > 1
+            for chunk in self.model
+            for each in chunk.bucket_groups + chunk.expert_parallel_bucket_groups
+        )
+        return Trained(list(self._losses), list(self._norms), digest.hexdigest(), groups, list(self._seconds))
+
+    def close(self) -> None:
+        """Ends what the ranks share."""
+        from megatron.core import parallel_state
+
+        if self.setup.overlap_gather:
+            for chunk in self.model:
+                chunk.disable_forward_pre_hook(param_sync=False)
+        self.activate()
+        parallel_state.destroy_model_parallel()
+        dist.barrier()
+
+
+def _parallel_groups() -> dict[str, Any]:
+    """What Megatron keeps in variables of a module, and so for one model of a process."""
+    from megatron.core import parallel_state
+
+    return {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}
 
 
 def _group(bucket_group: Any) -> Any:
@@ -195,9 +252,9 @@ def _forward_step(setup: Setup) -> Any:
         def loss(output: torch.Tensor) -> Any:
             if setup.per_token:
                 count = torch.tensor(output.numel(), dtype=torch.int)
-                return output.sum(), count, {"loss": float(output.sum()) / output.numel()}
+                return output.sum(), count, {"loss": float(output.detach().sum()) / output.numel()}
             mean = output.float().mean()
-            return mean, {"loss": float(mean)}
+            return mean, {"loss": float(mean.detach())}
 
         return model(tokens, positions, mask, labels=labels), loss
 
