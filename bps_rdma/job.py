@@ -239,7 +239,7 @@ _core.when_block_gone(_forget)
 def metrics() -> dict[str, Any]:
     """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
 
-    Data-plane and control-plane traffic, copies, stalls and rounds; what each one means is in docs/metrics.md.
+    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h says what each one means.
     """
     process = current().process
     return {"total": dict(process.metrics()), "transports": list(process.routes)}

@@ -13,9 +13,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.megatron.communicator import Communicator
+from bps_rdma.megatron.memory import MappedBuffers, follow_moves
 from bps_rdma.megatron.support import check_options, check_version
 from bps_rdma.torch import start
 
@@ -92,7 +92,8 @@ def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 def _then_attach(initialise: Any) -> Any:
     @functools.wraps(initialise)
     def initialise_and_attach(self: Any, *args: Any, **options: Any) -> None:
-        initialise(self, *args, **options)
+        with MappedBuffers():
+            initialise(self, *args, **options)
         attach(self)
 
     return initialise_and_attach
@@ -119,7 +120,7 @@ def attach(ddp: Any) -> int:
             name = f"megatron {chunk} {kind.removesuffix('bucket_groups')}{number}"
             # The first bucket group is sent last, and its parameters are what the next forward needs first.
             replaced += _attach_to(bucket_group, name, priority=len(groups) - number)
-    _forget_when_moved(ddp)
+    follow_moves(ddp)
     return replaced
 
 
@@ -140,22 +141,6 @@ def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
             "this version of Megatron is not supported yet: please report it",
         )
     return replaced
-
-
-def _forget_when_moved(ddp: Any) -> None:
-    """Megatron >= 0.16 can free its buffers' memory and get memory anew later, perhaps at the same address."""
-    restore = getattr(ddp, "restore_grad_buffers", None)
-    if restore is None:
-        return
-
-    @functools.wraps(restore)
-    def restore_and_forget(*args: Any, **options: Any) -> Any:
-        result = restore(*args, **options)
-        for buffer in ddp.buffers + ddp.expert_parallel_buffers:
-            bps_rdma.forget(buffer.grad_data)
-        return result
-
-    ddp.restore_grad_buffers = restore_and_forget
 
 
 def _then_replace_tensor_group(initialise: Any) -> Any:

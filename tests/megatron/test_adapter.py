@@ -161,14 +161,14 @@ def test_a_rank_that_dies():
     assert "megatron 0 0 data_parallel_group sum 0" in text
 
 
-def moved(bps: Any) -> bool:
+def moved(bps: Any, mapped: bool) -> bool:
     """Gradient buffers whose memory is given back and got anew; False where this Megatron cannot do that."""
     from megatron.core.distributed import DistributedDataParallel
 
     cpu.install()
     dist.init_process_group("gloo")
     made: list[Any] = []
-    with megatron.enabled():
+    with megatron.enabled(use_dpu_reduce=mapped):
         initialise = DistributedDataParallel.__init__
 
         def note(self: Any, *arguments: Any, **options: Any) -> None:
@@ -177,13 +177,17 @@ def moved(bps: Any) -> bool:
 
         DistributedDataParallel.__init__ = note
         gpt.train(Setup(steps=1))
+        DistributedDataParallel.__init__ = initialise
     (ddp,) = made
+    if not mapped:  # made before bps_rdma was there: its buffers are ordinary memory
+        assert megatron.attach(ddp) > 0
     if not hasattr(ddp, "offload_grad_buffers"):
         return False
     for step in range(3):
         ddp.offload_grad_buffers(synchronize=False, empty_cache=False)
         ddp.restore_grad_buffers(synchronize=False)
         for buffer in ddp.buffers:
+            assert not buffer.grad_data.any()
             buffer.grad_data.fill_(dist.get_rank() + step)
         for group in ddp.bucket_groups:
             group.is_first_batch = False
@@ -196,8 +200,9 @@ def moved(bps: Any) -> bool:
     return True
 
 
-def test_buffers_that_move():
-    if not all(cluster.run(moved, workers=2, init=False)):
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "plain"])
+def test_buffers_that_move(mapped):
+    if not all(cluster.run(moved, mapped, workers=2, init=False)):
         pytest.skip("this version of Megatron cannot offload its gradient buffers")
 
 

@@ -92,7 +92,11 @@ def check(found: list[dict[str, Any]], setup: Setup) -> None:
 
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_ranks(name):
-    check(cluster.run(stock_and_ours, TWO_RANKS[name], workers=2, init=False), TWO_RANKS[name])
+    found = cluster.run(stock_and_ours, TWO_RANKS[name], workers=2, init=False)
+    check(found, TWO_RANKS[name])
+    for one in found:
+        assert one["partitions"] > 0
+        assert one["copied_bytes"] == 0 or TWO_RANKS[name].experts, "the buffers do not lie in shared memory"
 
 
 @pytest.mark.parametrize(
