@@ -69,6 +69,11 @@ class Training:
 
     Several may live in one process, each with parallel groups of its own; they take turns by activate(). Every rank of
     the torch.distributed default group makes the same calls.
+
+    Attributes:
+        losses: of the steps, where the last stage of the pipeline is; empty elsewhere.
+        norms: of the steps' gradients.
+        seconds: of the steps, on this rank.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -108,9 +113,9 @@ class Training:
             self.config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
         self._run = get_forward_backward_func()
         self._data: Any = [_data(setup, parallel_state.get_data_parallel_rank()) for _ in self.model]
-        self._losses: list[float] = []
-        self._norms: list[float] = []
-        self._seconds: list[float] = []
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.seconds: list[float] = []
         self._groups = _parallel_groups()
 
     def activate(self) -> None:
@@ -127,9 +132,9 @@ class Training:
         self.optimizer.zero_grad()
         found = self.run(forward_only=False)
         _, norm, _ = self.optimizer.step()
-        self._norms.append(float(norm))
-        self._seconds.append(time.perf_counter() - begin)
-        self._losses += [sum(map(_loss, found)) / len(found)] if found else []
+        self.norms.append(float(norm))
+        self.seconds.append(time.perf_counter() - begin)
+        self.losses += [sum(map(_loss, found)) / len(found)] if found else []
 
     def run(self, forward_only: bool) -> list[Any]:
         """All microbatches forward, and backward too; what the loss function said of each, on the last stage."""
@@ -155,7 +160,7 @@ class Training:
             for chunk in self.model
             for each in chunk.bucket_groups + chunk.expert_parallel_bucket_groups
         )
-        return Trained(list(self._losses), list(self._norms), digest.hexdigest(), groups, list(self._seconds))
+        return Trained(list(self.losses), list(self.norms), digest.hexdigest(), groups, list(self.seconds))
 
     def close(self) -> None:
         """Ends what the ranks share."""

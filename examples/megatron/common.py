@@ -1,0 +1,142 @@
+"""What the scripts of this folder share: the options of model and parallelism, start and end, quiet warnings."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import cpu
+import torch
+import torch.distributed as dist
+from gpt import Setup
+
+import bps_rdma
+from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.terminal import print_error
+
+_SIZES = (
+    ("hidden", 512, "width of the model"),
+    ("layers", 6, "layers of the model"),
+    ("heads", 8, "attention heads"),
+    ("words", 16384, "size of the vocabulary"),
+    ("length", 64, "words of a sample"),
+    ("samples", 1, "samples of a microbatch"),
+    ("microbatches", 1, "microbatches of a step"),
+    ("bucket", 2_000_000, "elements of a bucket of gradients, with --overlap"),
+    ("tp", 1, "ranks of tensor parallelism"),
+    ("pp", 1, "stages of the pipeline"),
+)
+# What Megatron says in every process when it runs without a GPU and the libraries for it, or with a newer torch.
+_EXPECTED = (
+    r"Transformer Engine and Apex are not installed",
+    r"Apex is not installed",
+    r"full scope is deprecated",
+    r"When using async grad allreduce it is recommended to set",
+    r"`torch.distributed.reduce_scatter_tensor` is deprecated",
+    r"`torch.distributed.all_gather_into_tensor` is deprecated",
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Sizes of the model, and how it is trained in parallel."""
+    for name, default, text in _SIZES:
+        parser.add_argument(f"--{name}", type=_positive, default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--overlap", action="store_true", help="communicate during backward, and forward")
+    parser.add_argument("--distributed-optimizer", action="store_true", help="shard the optimizer's state")
+    parser.add_argument("--threads", type=_positive, default=1, help="threads of torch in a rank (default: 1)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def setup_of(options: argparse.Namespace) -> Setup:
+    """The configuration that the options ask for.
+
+    Raises:
+        InvalidArgumentError: the model or the ranks cannot be divided like that.
+    """
+    ranks, parts = dist.get_world_size(), options.tp * options.pp
+    for what, whole, part, name in (
+        (f"{ranks} ranks", ranks, parts, "--tp times --pp"),
+        ("--hidden", options.hidden, options.heads, "--heads"),
+        ("--heads", options.heads, options.tp, "--tp"),
+        ("--words", options.words, options.tp, "--tp"),
+        ("--layers", options.layers, options.pp, "--pp"),
+    ):
+        if whole % part:
+            raise InvalidArgumentError(
+                f"{what if what.endswith('ranks') else f'{what} {whole}'} cannot be divided by {name}, which is {part}",
+                f"use a multiple of {part}" + (" for torchrun's --nproc-per-node" if whole == ranks else ""),
+            )
+    return Setup(
+        **{name: getattr(options, name) for name, _, _ in _SIZES},
+        overlap=options.overlap,
+        distributed_optimizer=options.distributed_optimizer,
+        overlap_gather=options.overlap and options.distributed_optimizer,
+    )
+
+
+@contextlib.contextmanager
+def ranks(options: argparse.Namespace) -> Iterator[None]:
+    """What is done in here is done by all ranks; a user's mistake ends the process without a traceback."""
+    try:
+        if not os.environ.get("RANK"):
+            raise InvalidArgumentError(
+                "this is no rank of a job: RANK is not set",
+                f"start it as `torchrun --nproc-per-node 2 {sys.argv[0]}` with its options behind that",
+            )
+        for text in _EXPECTED:
+            warnings.filterwarnings("ignore", message=text)
+        cpu.install()
+        torch.set_num_threads(options.threads)
+        if _alone():  # gloo otherwise looks up this host's name, which may have none
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo")
+        yield
+        bps_rdma.shutdown()
+        dist.destroy_process_group()
+    except BpsError as error:
+        # A wrong command line is the same on all ranks; other errors tell of peers, and differ.
+        if isinstance(error, InvalidArgumentError) and os.environ.get("RANK", "0") != "0":
+            time.sleep(1)  # torchrun ends all when one has failed; the one that says why goes first
+        else:
+            print_error(error.message, error.hint)
+        sys.exit(1)
+
+
+def _alone() -> bool:
+    """Whether all ranks are on this host."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """Every rank's value, by rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def of_the_last(values: list[float]) -> list[float]:
+    """The values of the last rank that has some: losses are known to the last stage of the pipeline only."""
+    return next((found for found in reversed(of_all_ranks(values)) if found), [])
+
+
+def slowest(seconds: list[float]) -> list[float]:
+    """Of each step what the slowest rank took."""
+    return [max(step) for step in zip(*of_all_ranks(seconds), strict=True)]
+
+
+def say(text: str) -> None:
+    """Prints it once, not once per rank."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)

@@ -1,0 +1,180 @@
+"""Stock Megatron and bps_rdma side by side: one model, trained both ways in turns, and without communication.
+
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 examples/megatron/compare.py
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 8 examples/megatron/compare.py --tp 2 --pp 2 --overlap --plot steps.png
+
+All ways start from the same weights and take the same steps. In every round each has its turn, the first step of which
+is not counted. "alone" never sends a gradient: by how much the others take longer is what communication exposes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from common import add_options, of_all_ranks, of_the_last, ranks, setup_of, slowest
+from figures import ALONE, STOCK, Outcome, save_plot, show, to_json
+from gpt import Setup, Training
+
+from bps_rdma import megatron
+from bps_rdma.errors import InvalidArgumentError
+
+KINDS = {  # name -> flags
+    STOCK: {},
+    "dpu-reduce": {"use_dpu_reduce": True},
+    "dpu-reduce+tp": {"use_dpu_reduce": True, "use_dpu_tp_reduce": True},
+}
+_UNCOUNTED = 1  # steps at the beginning of a turn; the caches are another kind's
+_FIRST = 3  # uncounted steps in the first round: bucket groups learn their order, memory is met for the first time
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument(
+        "--kinds",
+        default=f"{STOCK},dpu-reduce",
+        help=f"of {','.join(KINDS)}, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of every kind (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="counted steps of a turn (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to this file; - for stdout")
+    parser.add_argument("--plot", metavar="FILE", help="draw the steps into this file (png, svg, pdf)")
+    options = parser.parse_args()
+    with ranks(options):
+        kinds = _kinds_of(options)
+        setup = setup_of(options)
+        outcome = compare(setup, kinds, options.rounds, options.steps)
+        if dist.get_rank() == 0:
+            _report(outcome, options.json, options.plot)
+
+
+def _kinds_of(options: argparse.Namespace) -> list[str]:
+    kinds: list[str] = list(dict.fromkeys(options.kinds.split(",")))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InvalidArgumentError(f"kind {kind!r} is not known", f"use some of {', '.join(KINDS)}")
+    if STOCK not in kinds:
+        raise InvalidArgumentError(f"--kinds {options.kinds} lacks {STOCK!r}", "all others are compared with that")
+    if options.rounds < 1 or options.steps < 1:
+        raise InvalidArgumentError("without a round and a step there is nothing to compare", "give at least 1")
+    if dist.get_world_size() == options.tp * options.pp:
+        raise InvalidArgumentError(
+            "there is one rank of data parallelism, so no gradient is sent",
+            f"start {2 * options.tp * options.pp} ranks, or make --tp or --pp smaller",
+        )
+    for file in filter(None, (options.json, options.plot)):
+        if file != "-" and not Path(file).resolve().parent.is_dir():
+            raise InvalidArgumentError(f"there is no folder for {file}", "create it first")
+    return kinds
+
+
+def _report(outcome: Outcome, json_file: str | None, plot: str | None) -> None:
+    if json_file == "-":
+        json.dump(to_json(outcome), sys.stdout)
+        print()
+    else:
+        show(outcome)
+    if json_file and json_file != "-":
+        Path(json_file).write_text(json.dumps(to_json(outcome), indent=1) + "\n", encoding="utf-8")
+    if plot:
+        save_plot(outcome, plot)
+
+
+def compare(setup: Setup, kinds: list[str], rounds: int, steps: int) -> Outcome:
+    """All rounds; each begins with another kind, so that nobody always follows the same one."""
+    trainings = {kind: _training(setup, kind) for kind in [ALONE, *kinds]}
+    order = list(trainings)
+    turns: dict[str, list[list[float]]] = {kind: [] for kind in order}
+    for number in range(rounds):
+        first = number % len(order)
+        for kind in order[first:] + order[:first]:
+            _progress(f"round {number + 1} of {rounds}: {kind}")
+            turns[kind].append(_turn(trainings[kind], steps, _UNCOUNTED if number else _FIRST))
+    _progress("")
+    return _outcome(setup, trainings, turns)
+
+
+def _training(setup: Setup, kind: str) -> Training:
+    with megatron.enabled(**{"use_dpu_reduce": False, **KINDS.get(kind, {})}):
+        training = Training(setup)
+    if kind == ALONE:
+        _silence(training)
+    return training
+
+
+def _turn(training: Training, steps: int, uncounted: int) -> list[float]:
+    training.activate()
+    gc.collect()
+    for number in range(uncounted + steps):
+        if number == uncounted:
+            dist.barrier()
+        training.step()
+    return slowest(training.seconds[-steps:])
+
+
+def _outcome(setup: Setup, trainings: dict[str, Training], turns: dict[str, list[list[float]]]) -> Outcome:
+    results = {}
+    for kind, training in trainings.items():
+        training.activate()
+        results[kind] = training.result()
+    same = {
+        kind: all(of_all_ranks(result == results[STOCK]))
+        for kind, result in results.items()
+        if kind not in (ALONE, STOCK)
+    }
+    losses = {kind: of_the_last(result.losses) for kind, result in results.items() if kind != ALONE}
+    norms = {kind: result.norms for kind, result in results.items() if kind != ALONE}
+    parts = setup.tp * setup.pp
+    replicas = dist.get_world_size() // parts
+    parameters = sum(of_all_ranks(sum(p.numel() for c in trainings[STOCK].model for p in c.parameters()))) // replicas
+    return Outcome(setup, dist.get_world_size(), parameters, turns, losses, norms, same)
+
+
+class _Nobody:
+    """Stands in for a communication group: what is called is over at once, and nothing has been sent."""
+
+    def __init__(self, stock: Any) -> None:
+        self.rank, self.size, self.name = stock.rank, stock.size, stock.name
+
+    def allreduce_coalesced(self, *_: Any) -> Any:
+        return self
+
+    reduce_scatter_single_coalesced = all_gather_single_coalesced = allreduce_coalesced
+    reduce_scatter_tensor_coalesced = allgather_into_tensor_coalesced = allreduce_coalesced
+
+    def wait(self, *_: Any) -> bool:
+        return True
+
+
+def _silence(training: Training) -> None:
+    """Gradients stay where they are. Ranks keep in step: those that drift apart contend less, and are faster."""
+    for chunk in training.model:
+        for bucket_group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+            for name, value in list(vars(bucket_group).items()):
+                if isinstance(value, dist.ProcessGroup):
+                    setattr(bucket_group, name, _Nobody(value))
+    finish = training.config.finalize_model_grads_func
+
+    def wait_and_finish(*args: Any, **options: Any) -> Any:
+        dist.barrier()
+        return finish(*args, **options)
+
+    training.config.finalize_model_grads_func = wait_and_finish
+
+
+def _progress(text: str) -> None:
+    if dist.get_rank() == 0 and sys.stderr.isatty():
+        with contextlib.suppress(OSError):
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
