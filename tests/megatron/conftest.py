@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -15,9 +16,22 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron"))
 
 import cluster
+import cpu  # noqa: F401  first: megatron-core from 0.18 on needs it to be imported on Python before 3.12
+import megatron.core
 
 cluster.PRELOAD.extend([
-    "torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron", "megatron.core",
+    "torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron", "cpu", "megatron.core",
     "megatron.core.distributed", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
-    "megatron.core.models.gpt.gpt_model", "megatron.core.models.gpt.gpt_layer_specs", "cpu", "gpt",
+    "megatron.core.models.gpt.gpt_model", "megatron.core.models.gpt.gpt_layer_specs", "gpt",
 ])  # fmt: skip
+
+# Wheels before 0.17 have no megatron.training.
+collect_ignore = [] if importlib.util.find_spec("megatron.training") else ["test_training.py"]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "core: CI runs it on the newest megatron-core, too")
+
+
+def pytest_report_header():
+    return f"megatron-core {megatron.core.__version__} from {Path(megatron.core.__file__).parents[2]}"

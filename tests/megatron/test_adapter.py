@@ -37,6 +37,7 @@ def functions() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.core
 def test_without_the_flag_nothing_is_touched():
     before = functions()
     assert megatron.enable(SimpleNamespace(use_dpu_reduce=False)) is False
@@ -50,6 +51,7 @@ def test_without_the_flag_nothing_is_touched():
     assert functions() == before
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "option", ["use_megatron_fsdp", "use_torch_fsdp2", "reduce_scatter_with_fp32_accumulation", "overlap_param_gather"]
 )
@@ -94,6 +96,7 @@ def bytes_moved(bps: Any, distributed: bool) -> tuple[int, int]:
     return sum(pushed), sum(pulled)
 
 
+@pytest.mark.core
 def test_the_distributed_optimizer_pulls_its_shard_only():
     for pushed, pulled in cluster.run(bytes_moved, True, workers=4, init=False):
         assert pushed > 0
@@ -124,6 +127,7 @@ def no_stock_collectives(bps: Any) -> None:
     bps.shutdown()
 
 
+@pytest.mark.core
 def test_no_gradient_goes_through_torch():
     cluster.run(no_stock_collectives, workers=2, init=False)
 
@@ -152,6 +156,7 @@ def killed(bps: Any) -> tuple[str, str]:
     return "", "nothing happened"
 
 
+@pytest.mark.core
 def test_a_rank_that_dies():
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
     with cluster.Job(killed, workers=2, init=False, env=env) as job:
@@ -200,6 +205,7 @@ def moved(bps: Any, mapped: bool) -> bool:
     return True
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "plain"])
 def test_buffers_that_move(mapped):
     if not all(cluster.run(moved, mapped, workers=2, init=False)):

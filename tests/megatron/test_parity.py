@@ -32,6 +32,34 @@ TWO_RANKS = {
     "experts, distributed optimizer": Setup(experts=4, distributed_optimizer=True, overlap=True),
 }
 
+BOTH_OVERLAPS = {"distributed_optimizer": True, "overlap": True, "overlap_gather": True}
+GROUPS = {
+    "TP 2": (4, Setup(tp=2, steps=8)),
+    "PP 2, overlap": (4, Setup(pp=2, steps=8, overlap=True)),
+    "TP 2, sequence parallel, both overlaps": (4, Setup(tp=2, sp=True, steps=8, **BOTH_OVERLAPS)),
+    "PP 2, VPP 2, both overlaps": (4, Setup(pp=2, vpp=2, steps=8, **BOTH_OVERLAPS)),
+    "two instances of the distributed optimizer": (4, Setup(distributed_optimizer=True, instances=2, steps=8)),
+    "experts, EP 2, overlap": (4, Setup(experts=4, ep=2, steps=8, overlap=True)),
+    "TP 2, PP 2, both overlaps": (8, Setup(tp=2, pp=2, steps=4, **BOTH_OVERLAPS)),
+    "TP 2, PP 2, VPP 2, both overlaps": (8, Setup(tp=2, pp=2, vpp=2, steps=4, **BOTH_OVERLAPS)),
+}
+
+# What runs on other versions of Megatron too.
+CORE = {
+    "plain",
+    "overlap",
+    "overlap, average, NaN check",
+    "distributed optimizer, both overlaps",
+    "bf16, fp32 gradients, both overlaps",
+    "experts, overlap",
+    "TP 2, PP 2, VPP 2, both overlaps",
+}
+
+
+def cases(setups: dict[str, Any]) -> list[Any]:
+    """Parameters for a test, the core ones marked."""
+    return [pytest.param(name, marks=pytest.mark.core) if name in CORE else name for name in setups]
+
 
 def stock_and_ours(bps: Any, setup: Setup, tensors: bool = False) -> dict[str, Any]:
     """Trains twice in the same processes, without and with the adapter."""
@@ -90,7 +118,7 @@ def check(found: list[dict[str, Any]], setup: Setup) -> None:
         assert max(one["ours"].bucket_groups for one in found) > 1, "there was nothing to overlap"
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
+@pytest.mark.parametrize("name", cases(TWO_RANKS))
 def test_two_ranks(name):
     found = cluster.run(stock_and_ours, TWO_RANKS[name], workers=2, init=False)
     check(found, TWO_RANKS[name])
@@ -99,22 +127,10 @@ def test_two_ranks(name):
         assert one["copied_bytes"] == 0 or TWO_RANKS[name].experts, "the buffers do not lie in shared memory"
 
 
-@pytest.mark.parametrize(
-    ("workers", "setup"),
-    [
-        (4, Setup(tp=2, steps=8)),
-        (4, Setup(pp=2, steps=8, overlap=True)),
-        (4, Setup(tp=2, sp=True, steps=8, overlap=True, distributed_optimizer=True, overlap_gather=True)),
-        (4, Setup(pp=2, vpp=2, steps=8, overlap=True, distributed_optimizer=True, overlap_gather=True)),
-        (4, Setup(distributed_optimizer=True, instances=2, steps=8)),
-        (4, Setup(experts=4, ep=2, steps=8, overlap=True)),
-        (8, Setup(tp=2, pp=2, steps=4, overlap=True, distributed_optimizer=True, overlap_gather=True)),
-    ],
-    ids=lambda value: str(value).replace("Setup", "") if isinstance(value, Setup) else None,
-)
-def test_groups(workers, setup):
-    found = cluster.run(stock_and_ours, setup, workers=workers, init=False)
-    check(found, setup)
+@pytest.mark.parametrize("name", cases(GROUPS))
+def test_groups(name):
+    workers, setup = GROUPS[name]
+    check(cluster.run(stock_and_ours, setup, workers=workers, init=False), setup)
 
 
 def test_tensor_parallel_collectives():
