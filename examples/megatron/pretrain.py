@@ -15,6 +15,7 @@ from common import add_options, of_the_last, ranks, say, setup_of, slowest
 from gpt import Training
 
 from bps_rdma import megatron
+from bps_rdma.megatron.communicator import counts
 
 
 def main() -> None:
@@ -32,6 +33,7 @@ def main() -> None:
             say(f"step {number + 1}: loss {loss:.5f}, norm {training.norms[-1]:.4f}")
         if counted := slowest(training.seconds[2:]):
             say(f"{1e3 * statistics.median(counted):.1f} ms per step, the first two left out")
+        say(f"{sum(counts.values())} buckets over bps_rdma")
         training.close()
 
 

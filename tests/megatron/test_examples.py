@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import cluster
@@ -70,3 +73,66 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
     done = torchrun(tmp_path, "compare.py", "--tp", "2", "--kinds", "stock")
     assert "start 4 ranks" in done.stderr
+
+
+def cluster_env(**env: str) -> dict[str, str]:
+    """Two "hosts" with two ranks each and two servers, all of them here."""
+    binaries = str(Path(cluster.binary("bps-server")).parent)
+    return {
+        "HEAD": "127.0.0.1", "SCHEDULER": "127.0.0.1", "HOSTS": "2", "SERVERS": "2", "PER_HOST": "2",
+        "PORT": str(cluster.free_port()), "BPS_PORT": str(cluster.free_port()), "PYTHON": sys.executable,
+        "BPS_SECRET": "of this test", "PATH": os.pathsep.join([binaries, os.environ["PATH"]]),
+    } | env  # fmt: skip
+
+
+def members(tmp_path: Path, *commands: list[str], **env: str) -> list[str]:
+    """Starts a member per command, waits for all of them; what each of them wrote."""
+    path = os.pathsep.join(filter(None, [str(Path(bps_rdma.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]))
+    everywhere = cluster.clean_env(PYTHONPATH=path, **cluster_env(**env))
+    deadline = time.monotonic() + 200 * cluster.PATIENCE
+    with contextlib.ExitStack() as stack:
+        running = []
+        for number, command in enumerate(commands):
+            log = stack.enter_context((tmp_path / f"{number}.log").open("w+"))
+            process = subprocess.Popen(
+                [str(EXAMPLES / "cluster.sh"), *command], cwd=tmp_path, env=everywhere, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+            stack.callback(end, process)
+            running.append(process)
+        statuses = [process.wait(max(1, deadline - time.monotonic())) for process in running]
+    written = [(tmp_path / f"{number}.log").read_text() for number in range(len(commands))]
+    assert not any(statuses), "\n".join(written)
+    return written
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_cluster_with_dedicated_servers(tmp_path):
+    script = [str(EXAMPLES / "pretrain.py"), *TINY, "--steps", "4"]
+    hosts = [[str(node), *script] for node in range(2)]
+    stock = members(tmp_path, *(["stock", *host] for host in hosts))
+    ours = members(tmp_path, ["scheduler"], ["server"], ["server"], *(["worker", *host] for host in hosts))
+
+    def losses(text: str) -> list[float]:
+        return [float(line.split()[3].rstrip(",")) for line in text.splitlines() if line.startswith("step ")]
+
+    assert len(losses(stock[0])) == 4
+    assert losses(ours[3]) == pytest.approx(losses(stock[0]), abs=2e-5)
+    assert "\n4 buckets over bps_rdma" in ours[3]
+    assert "\n0 buckets over bps_rdma" in stock[0]
+
+
+def test_the_cluster_script_says_what_is_missing(tmp_path):
+    script = str(EXAMPLES / "cluster.sh")
+    for wrong in ([], ["nothing"], ["worker", "0"], ["stock", "first", "pretrain.py"]):
+        done = run(tmp_path, script, *wrong, **cluster_env())
+        assert done.returncode == 2
+        assert "cluster.sh worker 0 pretrain_gpt.py" in done.stderr
+    done = run(tmp_path, script, "server", HOSTS="1")
+    assert done.returncode == 1
+    assert "SERVERS" in done.stderr
