@@ -9,16 +9,17 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.megatron.adapter import enable
-from bps_rdma.megatron.arguments import FLAGS, extend_parser
+from bps_rdma.megatron.arguments import FLAGS, extend_parser, extend_yaml, name_of
 from bps_rdma.terminal import print_error
 
 
-def main() -> None:
-    """Entry point."""
-    arguments = sys.argv[1:]
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; `arguments` are the script and its own, by default this process's."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if not arguments or arguments[0].startswith("-"):
             raise InvalidArgumentError(
@@ -27,17 +28,41 @@ def main() -> None:
         script = Path(arguments[0])
         if not script.is_file():
             raise InvalidArgumentError(f"there is no script {script}", "name Megatron's pretrain_gpt.py, or yours")
-        wanted = [flag for flag in FLAGS if flag in arguments]
         sys.argv = arguments
         sys.path.insert(0, str(script.resolve().parent))
-        if wanted:
-            if not extend_parser():
-                sys.argv = [word for word in arguments if word not in FLAGS]
-            enable(use_dpu_reduce="--use-dpu-reduce" in wanted, use_dpu_tp_reduce="--use-dpu-tp-reduce" in wanted)
+        _switch_on(arguments)
     except BpsError as error:
-        print_error(error.message, error.hint)
-        sys.exit(1)
+        _give_up(error)
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _switch_on(arguments: list[str]) -> None:
+    """At once, for scripts that parse by themselves; what Megatron's own parser finds is looked at then."""
+    wanted = {name_of(flag): True for flag in FLAGS if flag in arguments}
+
+    def look(options: Any) -> None:
+        for name in wanted:
+            setattr(options, name, True)  # where a YAML file has replaced the command line
+        try:
+            enable(options)
+        except BpsError as error:
+            _give_up(error)
+
+    by_file = any(word.split("=")[0] == "--yaml-cfg" for word in arguments)
+    if not (wanted or by_file):
+        return
+    known = extend_parser(look)
+    if known and by_file:
+        extend_yaml(look)
+    if not known:
+        sys.argv = [word for word in arguments if word not in FLAGS]
+    if wanted:
+        enable(**{name: name in wanted for name in map(name_of, FLAGS)})
+
+
+def _give_up(error: BpsError) -> NoReturn:
+    print_error(error.message, error.hint)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 FLAGS = {
@@ -15,12 +16,23 @@ def add_flags(parser: Any) -> Any:
     """Adds the flags to a parser of Megatron's; also fits `extra_args_provider`, for versions before 0.17."""
     group = parser.add_argument_group(title="bps_rdma")
     for flag, text in FLAGS.items():
+        if flag in parser._option_string_actions:
+            continue  # a script that adds them itself, run by `-m bps_rdma.megatron`
         group.add_argument(flag, action="store_true", help=text)
     return parser
 
 
-def extend_parser() -> bool:
-    """Makes Megatron's parser know the flags. False where this Megatron has none (megatron.training is missing)."""
+def name_of(flag: str) -> str:
+    """Of the attribute that a flag becomes."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def extend_parser(then: Callable[[Any], None]) -> bool:
+    """Makes Megatron's parser know the flags, and calls `then` with what has been parsed, before Megatron sees it.
+
+    Returns:
+        False where there is no such parser: megatron.training is missing, or cannot be imported.
+    """
     try:
         from megatron.training import arguments
     except ImportError:
@@ -29,7 +41,31 @@ def extend_parser() -> bool:
 
     @functools.wraps(add)
     def add_and_extend(parser: Any, *args: Any, **options: Any) -> Any:
-        return add_flags(add(parser, *args, **options))
+        parser = add_flags(add(parser, *args, **options))
+        parse = parser.parse_known_args  # which parse_args() calls too
+
+        def parse_and_look(*args: Any, **options: Any) -> tuple[Any, list[str]]:
+            found, rest = parse(*args, **options)
+            then(found)
+            return found, rest
+
+        parser.parse_known_args = parse_and_look
+        return parser
 
     arguments.add_megatron_arguments = add_and_extend
     return True
+
+
+def extend_yaml(then: Callable[[Any], None]) -> None:
+    """The same for `--yaml-cfg`: what Megatron finds in that file replaces the whole command line."""
+    from megatron.training import yaml_arguments
+
+    load = yaml_arguments.load_yaml
+
+    @functools.wraps(load)
+    def load_and_look(*args: Any, **options: Any) -> Any:
+        found = load(*args, **options)
+        then(found)
+        return found
+
+    yaml_arguments.load_yaml = load_and_look

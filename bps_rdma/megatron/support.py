@@ -8,12 +8,15 @@ from bps_rdma.errors import InvalidArgumentError
 
 OLDEST = (0, 14)
 
+_ALL_TO_ALL = "it sends gradients by all_to_all; servers add up in float32 anyway"
+
 # Options of DistributedDataParallelConfig or of the command line -> why not.
 _REFUSED = {
     "use_megatron_fsdp": "Megatron-FSDP has a gradient path of its own",
     "use_custom_fsdp": "Megatron-FSDP has a gradient path of its own",
     "use_torch_fsdp2": "torch's FSDP has a gradient path of its own",
-    "reduce_scatter_with_fp32_accumulation": "it sends gradients by all_to_all; servers add up in float32 anyway",
+    "reduce_scatter_with_fp32_accumulation": _ALL_TO_ALL,
+    "ddp_reduce_scatter_with_fp32_accumulation": _ALL_TO_ALL,
 }
 
 
@@ -42,8 +45,12 @@ def check_options(options: Any) -> None:
     for name, reason in _REFUSED.items():
         if getattr(options, name, False):
             raise InvalidArgumentError(f"{name} does not go with use_dpu_reduce: {reason}", "leave out one of the two")
-    if getattr(options, "overlap_param_gather", False) and not getattr(options, "use_distributed_optimizer", False):
+    # On the command line it is an optimizer with --use-distributed-optimizer; the model's config then has that no more.
+    shards = getattr(options, "use_distributed_optimizer", False)
+    layer_wise = not shards or getattr(options, "optimizer", "adam") not in ("adam", "sgd")
+    if getattr(options, "overlap_param_gather", False) and layer_wise:
         raise InvalidArgumentError(
-            "the layer-wise optimizer does not go with use_dpu_reduce: it gathers parts of unequal size",
-            "use --use-distributed-optimizer, or leave out --use-dpu-reduce",
+            "overlap_param_gather with the layer-wise optimizer does not go with use_dpu_reduce: it gathers parts of "
+            "unequal size",
+            "leave out one of the two, or use --use-distributed-optimizer with adam or sgd",
         )

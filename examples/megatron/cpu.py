@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+import types
 import typing
 from typing import Any
 
@@ -42,6 +44,28 @@ class _Stream:
     wait_event = synchronize = wait_stream
 
 
+class _Event:
+    """A time."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.seconds = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.seconds = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end.seconds - self.seconds)
+
+
 def install() -> None:
     """For the rest of this process."""
     cuda: Any = torch.cuda
@@ -63,6 +87,30 @@ def install() -> None:
         moe_utils.te_general_gemm = None
     torch_norm.WrappedTorchNorm.__new__ = _norm
     _OnCpu().__enter__()
+
+
+def pretend_a_gpu() -> None:
+    """What Megatron's own scripts ask for beyond install(): that there is a GPU, of whatever kind, with memory."""
+    cuda: Any = torch.cuda
+    memory = 1 << 34  # bytes
+    cuda.is_available = lambda: True
+    cuda.device_count = lambda: 1
+    cuda.get_device_capability = lambda *_: (8, 0)
+    cuda.get_device_properties = lambda *_: types.SimpleNamespace(
+        name="CPU", major=8, minor=0, multi_processor_count=1, total_memory=memory
+    )
+    cuda.mem_get_info = lambda *_: (memory, memory)
+    cuda.memory_stats = lambda *_, **__: {}
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        setattr(cuda, name, lambda *_, **__: 0)
+    cuda.set_device = cuda.set_stream = cuda.reset_peak_memory_stats = cuda.ipc_collect = lambda *_, **__: None
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None
+    cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    cuda.Event = _Event
+    with contextlib.suppress(ImportError):  # until 0.16: builds kernels
+        from megatron.legacy import fused_kernels
+
+        fused_kernels.load = lambda *_: None
 
 
 def _norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
