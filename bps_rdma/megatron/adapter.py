@@ -15,7 +15,9 @@ from typing import Any
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.megatron.communicator import Communicator
+from bps_rdma.megatron.lora import watch_first_step
 from bps_rdma.megatron.memory import MappedBuffers, follow_moves
+from bps_rdma.megatron.order import watch_order
 from bps_rdma.megatron.support import check_options, check_version
 from bps_rdma.torch import start
 
@@ -118,9 +120,11 @@ def attach(ddp: Any) -> int:
         groups = getattr(ddp, kind)
         for number, bucket_group in enumerate(groups):
             name = f"megatron {chunk} {kind.removesuffix('bucket_groups')}{number}"
-            # The first bucket group is sent last, and its parameters are what the next forward needs first.
-            replaced += _attach_to(bucket_group, name, priority=len(groups) - number)
+            # The last bucket group is sent last, and its parameters are what the next forward needs first.
+            replaced += _attach_to(bucket_group, name, priority=number)
     follow_moves(ddp)
+    watch_first_step(ddp)
+    watch_order(ddp)
     return replaced
 
 

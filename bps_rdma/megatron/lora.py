@@ -7,6 +7,7 @@ nobody says so; at any pipeline size, for the first stage.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -38,8 +39,51 @@ def let_embeddings_pass_gradients(model: torch.nn.Module) -> int:
     return changed
 
 
+def watch_first_step(ddp: Any) -> None:
+    """Warns at the end of the first backward of trained parameters that it did not reach; then watches no more.
+
+    Nothing is read from a GPU for that: autograd says whom it reaches. A gradient of zeros, as the A matrices of LoRA
+    have at first, is a gradient.
+
+    Args:
+        ddp: a DistributedDataParallel of Megatron's.
+    """
+    waiting: dict[str, Any] = {}  # name -> the handle of its hook
+    delayed = getattr(ddp.ddp_config, "delay_wgrad_compute", False)
+    for name, parameter in ddp.module.named_parameters():
+        # Some gradients are made after backward, by other means.
+        if parameter.requires_grad and not (delayed and getattr(parameter, "skip_backward_post_hook", False)):
+            waiting[name] = parameter.register_hook(_reached(waiting, name))
+    finish = ddp.finish_grad_sync
+
+    @functools.wraps(finish)
+    def look_and_finish(*args: Any, **options: Any) -> Any:
+        del ddp.finish_grad_sync
+        missing = list(waiting)
+        for handle in waiting.values():
+            handle.remove()
+        waiting.clear()
+        if missing and ddp.intra_dp_cp_group.rank() == 0:  # the same on all ranks of that group
+            _warn(missing)
+        return finish(*args, **options)
+
+    ddp.finish_grad_sync = look_and_finish
+
+
+def _reached(waiting: dict[str, Any], name: str) -> Any:
+    def hook(_: torch.Tensor) -> None:
+        handle = waiting.pop(name, None)
+        if handle is not None:
+            handle.remove()
+
+    return hook
+
+
 def warn_of_untrained(models: Iterable[torch.nn.Module]) -> list[str]:
     """Looks at the gradients of a step, before the optimizer uses them; warns of trained parameters that got none.
+
+    What is made with bps_rdma.megatron enabled is watched in its first step anyway. This looks at any later step, at
+    values: the A matrices of LoRA have a gradient of zeros as long as the B matrices are zero.
 
     Args:
         models: model chunks, as train_step() has them.
@@ -47,21 +91,29 @@ def warn_of_untrained(models: Iterable[torch.nn.Module]) -> list[str]:
     Returns:
         The names of the parameters whose gradient is zero throughout, or missing.
     """
-    missing = []
-    for model in models:
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            gradient = getattr(parameter, "main_grad", None)
-            if gradient is None:
-                gradient = parameter.grad
-            if gradient is None or not bool(gradient.any()):
-                missing.append(name)
+    trained = [
+        (name, _gradient_of(parameter))
+        for model in models
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    found = [gradient.any() for _, gradient in trained if gradient is not None]
+    flags = iter(torch.stack(found).tolist() if found else [])  # a GPU is waited for once
+    missing = [name for name, gradient in trained if gradient is None or not next(flags)]
     if missing:
-        warnings.warn(
-            f"{len(missing)} trained parameters got no gradient in this step, {missing[0]} among them. With full "
-            "recomputation and a frozen embedding they never will: call "
-            "bps_rdma.megatron.let_embeddings_pass_gradients(model), or recompute selectively.",
-            stacklevel=2,
-        )
+        _warn(missing)
     return missing
+
+
+def _gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    gradient: torch.Tensor | None = getattr(parameter, "main_grad", None)
+    return parameter.grad if gradient is None else gradient
+
+
+def _warn(missing: list[str]) -> None:
+    warnings.warn(
+        f"{len(missing)} trained parameters got no gradient in this step, {missing[0]} among them. With full "
+        "recomputation and a frozen embedding they never will: call "
+        "bps_rdma.megatron.let_embeddings_pass_gradients(model), or recompute selectively.",
+        stacklevel=3,
+    )

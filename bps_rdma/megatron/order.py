@@ -1,0 +1,78 @@
+"""Whether parameters are registered in the order in which forward uses them, as overlapped gathers assume.
+
+With `overlap_param_gather`, Megatron gathers one bucket group of parameters after the other, and begins with the next
+one when forward needs the one before. Where a module is registered after one that forward uses later, its bucket group
+is late: its gather begins when forward waits for it already, and hides behind nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+def watch_order(ddp: Any) -> None:
+    """Warns if the first forward needs bucket groups in another order than they are gathered in; then watches no more.
+
+    Args:
+        ddp: a DistributedDataParallel of Megatron's; only one that gathers parameters during forward is watched.
+    """
+    config = ddp.ddp_config
+    if not (config.use_distributed_optimizer and config.overlap_param_gather):
+        return
+    places = _gather_order(ddp.bucket_groups) | _gather_order(ddp.expert_parallel_bucket_groups)
+    watch = _Watch()
+    handles = []
+    for name, module in ddp.module.named_modules():
+        own = [ddp.param_to_bucket_group.get(parameter) for parameter in module.parameters(recurse=False)]
+        needs = [places[group] for group in dict.fromkeys(own) if group in places]
+        if needs:
+            handles.append(module.register_forward_pre_hook(watch.of(name, needs)))
+
+    def end(*_: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        # The same on all ranks that train the same part of the model.
+        if watch.message and ddp.intra_dp_cp_group.rank() == 0:
+            warnings.warn(watch.message, stacklevel=2)
+
+    handles.append(ddp.register_forward_hook(end))
+
+
+def _gather_order(groups: list[Any]) -> dict[Any, tuple[int, int]]:
+    """Each bucket group -> (which chain, its place): whoever is nobody's next is gathered first."""
+    following = {group: group.next_param_gather_bucket_group for group in groups}
+    places: dict[Any, tuple[int, int]] = {}
+    for first in following.keys() - set(following.values()):
+        group, place = first, 0
+        while group is not None and group not in places:
+            places[group] = (id(first), place)
+            group, place = following.get(group), place + 1
+    return places
+
+
+class _Watch:
+    """Which modules needed a bucket group first, as long as that was in order."""
+
+    def __init__(self) -> None:
+        self.message = ""
+        self._met: dict[tuple[int, int], str] = {}
+        self._last: dict[int, int] = {}  # chain -> the last place that has been needed
+
+    def of(self, name: str, needs: list[tuple[int, int]]) -> Any:
+        def hook(*_: Any) -> None:
+            for chain, place in needs:
+                if self.message or (chain, place) in self._met:
+                    continue
+                last = self._last.get(chain, -1)
+                if place < last:
+                    early = self._met[chain, last]
+                    self.message = (
+                        f"forward uses {early} before {name}, but {name} was registered first, and its parameters are "
+                        f"gathered first: the gather for {early} begins when forward waits for it, and is not hidden. "
+                        f"Register {early} before {name}, or make buckets larger, so that one has both"
+                    )
+                self._met[chain, place] = name
+                self._last[chain] = max(last, place)
+
+        return hook
