@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ class Setup:
     check_nan: bool = False
     per_token: bool = False
     experts: int = 0
+    recompute: bool = False  # activations of every layer
+    shared_embeddings: bool = True  # between input and output
     microbatches: int = 2
     steps: int = 20
 
@@ -76,7 +78,8 @@ class Training:
         seconds: of the steps, on this rank.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, prepare: Callable[[torch.nn.Module], None] | None = None) -> None:
+        """`prepare` changes a chunk of the model before it is wrapped."""
         from megatron.core import parallel_state, tensor_parallel
         from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -92,6 +95,8 @@ class Training:
         self.setup = setup
         self.config = _config(setup)
         chunks = _chunks(setup, self.config)
+        for chunk in chunks if prepare else []:
+            prepare(chunk)
         self.model = [
             DistributedDataParallel(self.config, _ddp_config(setup), chunk, disable_bucketing=number > 0)
             for number, chunk in enumerate(chunks)
@@ -195,6 +200,9 @@ def _config(setup: Setup) -> Any:
             "num_moe_experts": setup.experts, "moe_router_topk": 2, "expert_model_parallel_size": setup.ep,
             "moe_token_dispatcher_type": "allgather", "moe_grouped_gemm": False, "add_bias_linear": False,
         }  # fmt: skip
+    recompute: dict[str, Any] = {}
+    if setup.recompute:
+        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=setup.layers, hidden_size=setup.hidden, num_attention_heads=setup.heads,
         use_cpu_initialization=True, pipeline_dtype=dtype,
@@ -203,6 +211,7 @@ def _config(setup: Setup) -> Any:
         sequence_parallel=setup.sp, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
         masked_softmax_fusion=False, bias_activation_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
         calculate_per_token_loss=setup.per_token, batch_p2p_comm=False, deallocate_pipeline_outputs=True, **experts,
+        **recompute,
     )  # fmt: skip
 
 
@@ -232,8 +241,8 @@ def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
         chunk: torch.nn.Module = GPTModel(
             config, get_gpt_layer_local_spec(num_experts=setup.experts or None), vocab_size=setup.words,
             max_sequence_length=setup.length, pre_process=ps.is_pipeline_first_stage(**stages),
-            post_process=ps.is_pipeline_last_stage(**stages), share_embeddings_and_output_weights=True,
-            parallel_output=True, position_embedding_type="rope",
+            post_process=ps.is_pipeline_last_stage(**stages), parallel_output=True, position_embedding_type="rope",
+            share_embeddings_and_output_weights=setup.shared_embeddings,
             **({"vp_stage": stage} if setup.vpp and takes_stage else {}),
         )  # fmt: skip
         chunks.append(Float16Module(config, chunk) if setup.bf16 else chunk)
