@@ -6,7 +6,7 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class Job:
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.window_start = time.monotonic()
         self.window_bytes = 0
+        self.at_end: list[Callable[[], None]] = []  # once all its operations are over
 
 
 _job: Job | None = None
@@ -106,6 +107,8 @@ def shutdown() -> None:
         job, _job = _job, None
         atexit.unregister(shutdown)
         job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
+        for end in job.at_end:
+            end()
         _core.release_orphans(all=True)  # nothing can be written into them any more
 
 

@@ -1,20 +1,22 @@
 """What stands in the place of a bucket group's communication group: its collectives are push/pull operations of ours.
 
 Megatron calls three of them, through torch's coalescing manager, and keeps everything else (broadcasts of parameters,
-norms, checkpoints) on groups of its own. Gradients and parameters are used where they lie in Megatron's buffers.
+norms, checkpoints) on groups of its own. Gradients and parameters are used where they lie in Megatron's buffers,
+or staged from there where that is a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-import bps_rdma
-from bps_rdma import Group, Handle
+from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.torch.backend.dense import operation
 from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.staging import StagedOperation, StagedWork, all_gather, all_reduce, reduce_scatter
 
 counts = {"all_reduce": 0, "reduce_scatter": 0, "all_gather": 0}  # tensors of this process; for tests and the curious
 
@@ -50,43 +52,41 @@ class Communicator:
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> BpsWork:
         """Every rank's tensors become the sums (or means) of all, in place."""
         op = _operation(opts)
-        handles = [
-            bps_rdma.push_pull_async_inplace(
-                _usable(tensor), name=self._key("sum", place), priority=self._priority, group=self._group, op=op
-            )
-            for place, tensor in enumerate(tensors)
-        ]
         counts["all_reduce"] += len(tensors)
-        return _work(handles, tensors)
+        return _work(
+            [
+                all_reduce(tensor, self._key("sum", place), op, self._priority, self._group)
+                for place, tensor in enumerate(tensors)
+            ],
+            tensors,
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
     ) -> BpsWork:
         """All is pushed, only the own shard is pulled: `outputs` are this rank's shards, views of `inputs` or not."""
         op = _operation(opts)
-        handles = [
-            bps_rdma.reduce_scatter_async(
-                _usable(whole), name=self._key("shard", place), priority=self._priority, group=self._group,
-                out=_usable(part), op=op,
-            )
-            for place, (part, whole) in enumerate(zip(outputs, inputs, strict=True))
-        ]  # fmt: skip
         counts["reduce_scatter"] += len(outputs)
-        return _work(handles, outputs)
+        return _work(
+            [
+                reduce_scatter(part, whole, self._key("shard", place), op, self._priority, self._group)
+                for place, (part, whole) in enumerate(zip(outputs, inputs, strict=True))
+            ],
+            outputs,
+        )
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BpsWork:
         """Only the own shard is pushed, all is pulled."""
-        handles = [
-            bps_rdma.all_gather_async(
-                _usable(part), name=self._key("gather", place), priority=self._priority, group=self._group,
-                out=_usable(whole),
-            )
-            for place, (whole, part) in enumerate(zip(outputs, inputs, strict=True))
-        ]  # fmt: skip
         counts["all_gather"] += len(outputs)
-        return _work(handles, outputs)
+        return _work(
+            [
+                all_gather(whole, part, self._key("gather", place), self._priority, self._group)
+                for place, (whole, part) in enumerate(zip(outputs, inputs, strict=True))
+            ],
+            outputs,
+        )
 
     # Names before torch 2.13
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -96,7 +96,10 @@ class Communicator:
         return f"{self._name} {kind} {place}"
 
 
-def _work(handles: list[Handle], tensors: list[torch.Tensor]) -> BpsWork:
+def _work(handles: Sequence[Any], tensors: list[torch.Tensor]) -> BpsWork:
+    """All tensors of a bucket group are on the same device."""
+    if isinstance(handles[0], StagedOperation):
+        return StagedWork("push_pull", handles, tensors)
     return BpsWork("push_pull", handles, (), tensors, tensors)
 
 
@@ -105,12 +108,3 @@ def _operation(opts: Any) -> str:
     if found is None:
         raise InvalidTensorError(f"servers cannot reduce by {opts.reduceOp}", "leave out --use-dpu-reduce")
     return str(found.name)
-
-
-def _usable(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cpu:
-        raise InvalidTensorError(
-            f"Megatron's buffers are on {tensor.device}, and staging them is not there yet",
-            "leave out --use-dpu-reduce on this machine",
-        )
-    return tensor.detach()

@@ -53,6 +53,8 @@ std::vector<Setting> Config::table() {
       {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", "coefficient of built_in"},
       {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", "bound of mixed"},
       {"BPS_STAGING_BYTES", "", "67108864", "memory per push loop for tensors a server cannot reach itself, bytes"},
+      {"BPS_GPU_CHUNK_BYTES", "", "4194304", "tensors on a GPU go through pinned memory in chunks of this size, bytes"},
+      {"BPS_GPU_CHUNKS", "", "4", "such chunks in memory, per GPU and group"},
       // Server
       {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", "server loops; 0: one per core, at most 4"},
       {"BPS_SERVER_WINDOW", "", "4", "partitions a worker may have on the way to one server loop (landing slots)"},

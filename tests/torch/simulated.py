@@ -1,0 +1,108 @@
+"""A device that is not there: its memory is the host's, but its streams are threads, and nothing happens at once.
+
+Copies that staging does not order, or puts into memory that is not pinned, give wrong results here as on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from bps_rdma.torch.staging import collectives
+
+
+class Stream:
+    """Does in its own thread, one after the other, what is put into it."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self._work: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._delay = delay
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def put(self, work: Callable[[], Any]) -> None:
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            time.sleep(self._delay)
+            work()
+
+
+class Immediate:
+    """The stream of who computes on the CPU: everything before a call has happened, and order() waits."""
+
+    def put(self, work: Callable[[], Any]) -> None:
+        work()
+
+
+class SimulatedDevice:
+    """Keeps staging's contract, slowly.
+
+    Args:
+        delay: seconds before each thing that a stream does.
+        immediate: the caller's stream is the CPU itself.
+    """
+
+    def __init__(self, delay: float = 0.0, immediate: bool = False) -> None:
+        self._delay = delay
+        self.compute = Immediate() if immediate else Stream()
+        self.streams: list[Stream] = []
+        self.pinned: dict[int, int] = {}  # address -> bytes
+        self.kept: list[torch.Tensor] = []
+        self.copies = 0
+        self.fail_copy = -1  # the number of the copy that fails when it is started
+
+    def stream(self) -> Stream:
+        self.streams.append(Stream(self._delay))
+        return self.streams[-1]
+
+    def current(self) -> Any:
+        return self.compute
+
+    def record(self, stream: Any) -> threading.Event:
+        event = threading.Event()
+        stream.put(event.set)
+        return event
+
+    def order(self, stream: Any, event: threading.Event) -> None:
+        stream.put(event.wait)
+
+    def wait(self, event: threading.Event) -> None:
+        event.wait()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        self.copies += 1
+        if self.copies == self.fail_copy:
+            raise RuntimeError("CUDA error: simulated")
+        assert target.is_contiguous()
+        assert source.is_contiguous()
+        assert any(map(self._is_pinned, (target, source))), "neither side is pinned: this would not be asynchronous"
+        stream.put(lambda: target.copy_(source))
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        self.kept.append(tensor)
+
+    def pin(self, memory: torch.Tensor) -> None:
+        self.pinned[memory.data_ptr()] = memory.nbytes
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        assert self.pinned.pop(memory.data_ptr()) == memory.nbytes
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        return any(
+            begin <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= begin + size
+            for begin, size in self.pinned.items()
+        )
+
+
+def install(delay: float = 0.0, immediate: bool = False) -> SimulatedDevice:
+    """From now on tensors of this process count as being on the device; undone by the process's end."""
+    device = SimulatedDevice(delay, immediate)
+    collectives.device_of = lambda _: device
+    return device
