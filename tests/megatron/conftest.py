@@ -14,6 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: here, and in t
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'bps_rdma[megatron]'")
 # What the tests train is the example.
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron"))
+sys.path.append(str(Path(__file__).parents[1] / "torch"))  # the simulated device
 
 import cluster
 import cpu  # noqa: F401  first: megatron-core from 0.18 on needs it to be imported on Python before 3.12

@@ -1,0 +1,41 @@
+"""Megatron's buffers on a device: staged through pinned memory, training is bit for bit what it is on stock.
+
+The device is simulated: its streams are slow threads, so whatever is not ordered by events comes too early or too late.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import pytest
+from gpt import Setup
+from test_parity import BOTH_OVERLAPS, TWO_RANKS, check, stock_and_ours
+
+CHUNKS = {"BPS_GPU_CHUNK_BYTES": "16384", "BPS_GPU_CHUNKS": "3"}
+
+
+def on_a_device(bps: Any, setup: Setup) -> dict[str, Any]:
+    import simulated
+
+    device = simulated.install(delay=0.0002, immediate=True)
+    found = stock_and_ours(bps, setup)
+    assert not device.pinned, "the job is over"
+    return {**found, "device_copies": device.copies}
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "overlap, average, NaN check", "distributed optimizer, both overlaps", "bf16, overlap"]
+)
+def test_two_ranks(name):
+    setup = TWO_RANKS[name]
+    found = cluster.run(on_a_device, setup, workers=2, init=False, env=CHUNKS)
+    check(found, setup)
+    for one in found:
+        assert one["device_copies"] >= 2 * sum(one["counts"].values()), "tensors were not staged"
+        assert one["copied_bytes"] == 0, "chunks are copied by the device alone"
+
+
+def test_four_ranks():
+    setup = Setup(steps=6, **BOTH_OVERLAPS)
+    check(cluster.run(on_a_device, setup, workers=4, init=False, env=CHUNKS), setup)
