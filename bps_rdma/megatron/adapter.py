@@ -20,6 +20,7 @@ from bps_rdma.megatron.memory import MappedBuffers, follow_moves
 from bps_rdma.megatron.order import watch_order
 from bps_rdma.megatron.support import check_options, check_version
 from bps_rdma.torch import start
+from bps_rdma.torch.backend import Options
 
 _GROUPS = (
     "data_parallel_group",
@@ -166,5 +167,6 @@ def replace_tensor_group() -> None:
     if stock.size() > 1:
         ranks = dist.get_process_group_ranks(stock)
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = dist.new_group(
-            ranks, backend="bps", use_local_synchronization=True, group_desc="BPS_TENSOR_MODEL_PARALLEL_GROUP"
-        )
+            ranks, backend="bps", pg_options=Options(stage_gpu=True), use_local_synchronization=True,
+            group_desc="BPS_TENSOR_MODEL_PARALLEL_GROUP",
+        )  # fmt: skip

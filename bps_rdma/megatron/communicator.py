@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from bps_rdma import Group
+from bps_rdma import Group, Handle
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.torch.backend.dense import operation
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.staging import StagedOperation, StagedWork, all_gather, all_reduce, reduce_scatter
+from bps_rdma.torch.staging import StagedOperation, all_gather, all_reduce, reduce_scatter
 
 counts = {"all_reduce": 0, "reduce_scatter": 0, "all_gather": 0}  # tensors of this process; for tests and the curious
 
@@ -96,10 +96,7 @@ class Communicator:
         return f"{self._name} {kind} {place}"
 
 
-def _work(handles: Sequence[Any], tensors: list[torch.Tensor]) -> BpsWork:
-    """All tensors of a bucket group are on the same device."""
-    if isinstance(handles[0], StagedOperation):
-        return StagedWork("push_pull", handles, tensors)
+def _work(handles: Sequence[Handle | StagedOperation], tensors: list[torch.Tensor]) -> BpsWork:
     return BpsWork("push_pull", handles, (), tensors, tensors)
 
 

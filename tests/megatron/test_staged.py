@@ -15,11 +15,11 @@ from test_parity import BOTH_OVERLAPS, TWO_RANKS, check, stock_and_ours
 CHUNKS = {"BPS_GPU_CHUNK_BYTES": "16384", "BPS_GPU_CHUNKS": "3"}
 
 
-def on_a_device(bps: Any, setup: Setup) -> dict[str, Any]:
+def on_a_device(bps: Any, setup: Setup, tensors: bool = False) -> dict[str, Any]:
     import simulated
 
     device = simulated.install(delay=0.0002, immediate=True)
-    found = stock_and_ours(bps, setup)
+    found = stock_and_ours(bps, setup, tensors)
     assert not device.pinned, "the job is over"
     return {**found, "device_copies": device.copies}
 
@@ -39,3 +39,12 @@ def test_two_ranks(name):
 def test_four_ranks():
     setup = Setup(steps=6, **BOTH_OVERLAPS)
     check(cluster.run(on_a_device, setup, workers=4, init=False, env=CHUNKS), setup)
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["all-reduce", "sequence parallel"])
+def test_tensor_parallel_collectives(sequence):
+    setup = Setup(tp=2, sp=sequence, steps=4)
+    found = cluster.run(on_a_device, setup, True, workers=4, init=False, env=CHUNKS)
+    check(found, setup)
+    for one in found:
+        assert one["device_copies"] > 100 * one["counts"]["all_reduce"] / setup.steps

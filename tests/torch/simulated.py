@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bps_rdma.torch import staging
 from bps_rdma.torch.staging import collectives
 
 
@@ -104,5 +105,5 @@ class SimulatedDevice:
 def install(delay: float = 0.0, immediate: bool = False) -> SimulatedDevice:
     """From now on tensors of this process count as being on the device; undone by the process's end."""
     device = SimulatedDevice(delay, immediate)
-    collectives.device_of = lambda _: device
+    staging.device_of = collectives.device_of = lambda _: device
     return device

@@ -18,6 +18,7 @@ import torch
 
 import bps_rdma
 from bps_rdma.torch import staging
+from bps_rdma.torch.backend.work import BpsWork
 
 SMALL = {"BPS_GPU_CHUNK_BYTES": "8192", "BPS_GPU_CHUNKS": "3"}
 ROW = 1 << 16  # bytes; chunks of reduce_scatter and all_gather have at least this much of each rank
@@ -122,7 +123,7 @@ def as_handles(bps: Any) -> None:
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-    work = staging.StagedWork("push_pull", operations, tensors)
+    work = BpsWork("push_pull", operations, (), tensors, tensors)
     assert work.get_future().wait()[1] is tensors[1]
     follows: list[int] = []
     order = device.order
@@ -173,7 +174,7 @@ def stuck(bps: Any) -> str:
     staged = staging.all_reduce(torch.zeros(5), "stuck", "sum")
     with pytest.raises(bps.DeadlineError) as caught:
         staged.wait()
-    work = staging.StagedWork("push_pull", [staged], [])
+    work = BpsWork("push_pull", [staged], (), [], [])
     with pytest.raises(bps.DeadlineError):
         work.wait(timedelta(seconds=0.1))
     gate.set()

@@ -6,10 +6,10 @@ table.
 
 import torch.distributed as dist
 
-from bps_rdma.torch.backend.joining import create
+from bps_rdma.torch.backend.joining import Options, create
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 
-__all__ = ["BpsProcessGroup", "register"]
+__all__ = ["BpsProcessGroup", "Options", "register"]
 
 
 def register() -> None:

@@ -13,8 +13,10 @@ import torch
 from bps_rdma import Group, Handle, operations
 from bps_rdma._core import ReduceOp
 from bps_rdma.errors import InvalidTensorError
+from bps_rdma.torch import staging
 from bps_rdma.torch.backend import dense
 from bps_rdma.torch.backend.dense import Finish
+from bps_rdma.torch.staging import StagedOperation
 
 
 class Call(NamedTuple):
@@ -27,7 +29,7 @@ class Call(NamedTuple):
 class Pending(NamedTuple):
     """What is on its way: operations, and what to do once they are over."""
 
-    handles: Sequence[Handle] = ()
+    handles: Sequence[Handle | StagedOperation] = ()
     finishes: Sequence[Finish] = ()
 
 
@@ -64,6 +66,8 @@ class Collectives:
         if data.numel() == 0:
             return _NOTHING
         name = self._name("all_reduce", data)
+        if staging.device_of(data) is not None:
+            return Pending((staging.all_reduce(data, name, op.name, 0, self._group),))
         handle = operations._reduce(data, data, op, name, 0, self._group, call.seconds, awaited=call.awaited)
         return Pending((handle,), finish)
 
@@ -77,8 +81,11 @@ class Collectives:
         target, finish = dense.filled(dense.reducible(output, op))
         if source.numel() == 0:
             return _NOTHING
+        name = self._name("reduce_scatter", source)
+        if staging.device_of(source) is not None:
+            return Pending((staging.reduce_scatter(target, source, name, op.name, 0, self._group),))
         handle = operations._reduce_scatter(
-            source, op, self._name("reduce_scatter", source), 0, self._group, target, call.seconds, awaited=call.awaited
+            source, op, name, 0, self._group, target, call.seconds, awaited=call.awaited
         )
         return Pending((handle,), finish)
 
@@ -118,9 +125,10 @@ class Collectives:
             return _NOTHING
         data = dense.movable(target)
         part = dense.movable(tensor.contiguous())
-        handle = operations._all_gather(
-            part, self._name("all_gather", data), 0, self._group, data, call.seconds, awaited=call.awaited
-        )
+        name = self._name("all_gather", data)
+        if staging.device_of(data) is not None:
+            return Pending((staging.all_gather(data, part, name, 0, self._group),))
+        handle = operations._all_gather(part, name, 0, self._group, data, call.seconds, awaited=call.awaited)
         return Pending((handle,), finish)
 
     def all_gather_parts(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, call: Call) -> Pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import bps_rdma
@@ -16,11 +17,24 @@ _lives = itertools.count()  # of default groups; a job that outlives one must no
 _life = 0
 
 
-def create(options: Any, _: object = None) -> BpsProcessGroup:
+@dataclass(frozen=True)
+class Options:
+    """What new_group(backend="bps", pg_options=Options(...)) can be told.
+
+    Attributes:
+        stage_gpu: reductions and all_gather_single of tensors on a GPU go over bps_rdma too, through pinned memory;
+            else they are NCCL's.
+    """
+
+    stage_gpu: bool = False
+
+
+def create(options: Any, more: object = None) -> BpsProcessGroup:
     """What torch.distributed calls to make a group, on its members only.
 
     Args:
         options: torch's DistributedBackendOptions.
+        more: Options, or those of another backend, which are ignored.
 
     Raises:
         InvalidArgumentError: the job that runs has other ranks than the default group.
@@ -36,7 +50,8 @@ def create(options: Any, _: object = None) -> BpsProcessGroup:
         ranks = list(options.global_ranks_in_group)
         group = bps_rdma.new_group(ranks, name=f"torch {_life}.{options.group_id}")
         collectives = Collectives(options.group_rank, ranks, group, f"torch {_life}")
-        return BpsProcessGroup(options, collectives, leaves=False)
+        stages = isinstance(more, Options) and more.stage_gpu
+        return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
     return _create_default(options)
 
 

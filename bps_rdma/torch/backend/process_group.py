@@ -37,12 +37,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         options: torch's DistributedBackendOptions.
         collectives: of our group of the same ranks.
         leaves: whether the job ends with this group.
+        stages: whether tensors on a GPU are staged; else they are NCCL's.
     """
 
-    def __init__(self, options: Any, collectives: Collectives, *, leaves: bool) -> None:
+    def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, stages: bool = False) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._collectives = collectives
         self._leaves = leaves
+        self._stages = stages
         self._seconds = options.timeout.total_seconds()
         self._add_inner(options)
 
@@ -81,7 +83,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor becomes the reduction of all; see docs/torch-backend.md for operations and dtypes."""
         tensor = _only(tensors)
         op = _operation(opts)
-        if op is None or not _ours(tensor):
+        if op is None or not self._reduces(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         call = self._call(opts, timeout)
         return _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
@@ -89,7 +91,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
         op, call = _operation(opts), self._call(opts)
-        if op is None or not all(map(_ours, tensors)):
+        if op is None or not all(map(self._reduces, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
         return _work("all_reduce", pending, tensors, tensors, call)
@@ -119,7 +121,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
         op = _operation(opts)
-        if op is None or not (_ours(output) and _ours(whole)):
+        if op is None or not (self._reduces(output) and self._reduces(whole)):
             return self._inner(output)._reduce_scatter_base(output, whole, opts or c10d.ReduceScatterOptions())
         call = self._call(opts)
         return _work(
@@ -129,7 +131,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
         op, call = _operation(opts), self._call(opts)
-        if op is None or not all(map(_ours, outputs)):
+        if op is None or not all(map(self._reduces, [*outputs, *inputs])):
             opts = opts or c10d.ReduceScatterOptions()
             return self._inner(outputs[0]).reduce_scatter_tensor_coalesced(outputs, inputs, opts)
 
@@ -172,14 +174,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, in one large one, of which its own may be a part."""
-        if not (_ours(whole) and _ours(tensor)):
+        if not (self._reduces(whole) and self._reduces(tensor)):
             return self._inner(whole)._allgather_base(whole, tensor, opts or c10d.AllgatherOptions())
         call = self._call(opts)
         return _work("all_gather", self._collectives.all_gather(whole, tensor, call), [whole], [tensor], call)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """all_gather_single() of several tensors."""
-        if not all(map(_ours, outputs)):
+        if not all(map(self._reduces, [*outputs, *inputs])):
             opts = opts or c10d.AllgatherOptions()
             return self._inner(outputs[0]).allgather_into_tensor_coalesced(outputs, inputs, opts)
         call = self._call(opts)
@@ -213,6 +215,10 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return Call(
             wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
         )
+
+    def _reduces(self, tensor: Tensor) -> bool:
+        """Whether a reduction of it goes over the core: on a GPU if it is to be staged, which takes it as it lies."""
+        return _ours(tensor) or (self._stages and tensor.layout is torch.strided and tensor.is_contiguous())
 
     def _inner(self, tensor: Tensor) -> Any:
         """Who takes what the core does not: bitwise operations, sparse tensors, other devices."""

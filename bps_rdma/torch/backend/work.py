@@ -18,6 +18,7 @@ from bps_rdma import Handle
 from bps_rdma.errors import DeadlineError
 from bps_rdma.torch.backend import completion
 from bps_rdma.torch.backend.dense import Finish
+from bps_rdma.torch.staging.operation import StagedOperation
 
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _making_futures = threading.Lock()
@@ -30,7 +31,7 @@ class BpsWork(dist.Work):
     def __init__(
         self,
         kind: str,
-        handles: Sequence[Handle],
+        handles: Sequence[Handle | StagedOperation],
         finishes: Sequence[Finish],
         tensors: list[Any],
         inputs: Sequence[torch.Tensor],
@@ -56,7 +57,7 @@ class BpsWork(dist.Work):
             PeerLostError, DeadlineError, ...: what became of the operation.
         """
         if self._over and self._error is None:
-            return True
+            return self._follow()
         if timeout > _NO_LIMIT:
             self._await(timeout.total_seconds())
         if self._record is not None:
@@ -65,6 +66,13 @@ class BpsWork(dist.Work):
         self._settle()
         if self._error is not None:
             raise self._error
+        return self._follow()
+
+    def _follow(self) -> bool:
+        # As with NCCL's works, the stream of every thread that waits goes on once the results are on the device.
+        for handle in self._handles:
+            if isinstance(handle, StagedOperation):
+                handle.follow()
         return True
 
     def _settle(self) -> None:
@@ -151,7 +159,7 @@ class BpsWork(dist.Work):
         self.wait()
 
 
-def settle(handles: Sequence[Handle], finishes: Sequence[Finish]) -> None:
+def settle(handles: Sequence[Handle | StagedOperation], finishes: Sequence[Finish]) -> None:
     """Waits for all operations and does what then remains. Raises the first error once all are over."""
     failed: Exception | None = None
     for handle in handles:

@@ -12,6 +12,5 @@ from __future__ import annotations
 
 from bps_rdma.torch.staging.collectives import all_gather, all_reduce, device_of, reduce_scatter
 from bps_rdma.torch.staging.operation import StagedOperation
-from bps_rdma.torch.staging.work import StagedWork
 
-__all__ = ["StagedOperation", "StagedWork", "all_gather", "all_reduce", "device_of", "reduce_scatter"]
+__all__ = ["StagedOperation", "all_gather", "all_reduce", "device_of", "reduce_scatter"]
