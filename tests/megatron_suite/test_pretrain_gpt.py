@@ -1,0 +1,116 @@
+"""Megatron's own pretrain_gpt.py, stock and over push/pull: the same losses and norms come of both."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cluster
+import pytest
+import torch.distributed as dist
+
+FLAG = "--use-dpu-reduce"
+STEPS = 6
+MODEL = (
+    "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 "
+    "--position-embedding-type rope --hidden-dropout 0 --attention-dropout 0 --vocab-size 96 --tokenizer-type "
+    "NullTokenizer --mock-data --split 100,0,0 --num-workers 0 --micro-batch-size 2 --global-batch-size 8 --lr 1e-3 "
+    f"--train-iters {STEPS} --log-interval 1 --eval-iters 0 --eval-interval 100"
+).split()
+BOTH_OVERLAPS = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+PARALLEL = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+CHUNKS = ["--num-layers-per-virtual-pipeline-stage", "1"]
+
+
+def pretrain(bps: Any, *arguments: str) -> dict[str, int]:
+    """One rank, started as a user would; what it sent."""
+    import on_cpu
+
+    from bps_rdma.megatron.communicator import counts
+
+    sys.argv = ["on_cpu.py", *arguments]
+    on_cpu.main()
+    found = dict(counts)
+    if bps.is_initialized():
+        found["operations"] = bps.metrics()["total"]["operations"]
+        bps.shutdown()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return found
+
+
+def iterations(output: str) -> dict[int, tuple[str, str]]:
+    """Iteration -> (loss, norm), as Megatron's last rank prints them."""
+    line = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) .* grad norm: (\S+)")
+    return {int(found[1]): (found[2], found[3]) for found in line.finditer(output)}
+
+
+def train(workers: int, *arguments: object) -> tuple[dict[int, tuple[str, str]], list[dict[str, int]]]:
+    with cluster.Job(pretrain, [*map(str, arguments)], workers=workers, init=False) as job:
+        counts = job.results(250)
+        return iterations(job.log(f"rank {workers - 1}")), counts
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "kind"),
+    [
+        (2, [], "all_reduce"),
+        (2, BOTH_OVERLAPS, "reduce_scatter"),
+        (8, [*PARALLEL, *BOTH_OVERLAPS], "reduce_scatter"),
+        (8, [*PARALLEL, *CHUNKS, "--overlap-grad-reduce"], "all_reduce"),
+    ],
+    ids=["plain", "both overlaps", "TP 2, PP 2, both overlaps", "TP 2, PP 2, VPP 2, overlap"],
+)
+def test_pretrain_gpt(checkout, workers, options, kind):
+    script = [checkout / "pretrain_gpt.py", *MODEL, *options]
+    stock, none = train(workers, *script)
+    ours, counts = train(workers, *script, FLAG)
+    assert list(stock) == list(range(1, STEPS + 1))
+    assert ours == stock
+    assert not any(sum(each.values()) for each in none)
+    for each in counts:
+        assert each[kind] >= STEPS
+        assert each["all_gather"] >= STEPS or kind == "all_reduce"
+        assert each["operations"] >= each[kind]
+
+
+def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
+    script = [checkout / "pretrain_gpt.py", *MODEL]
+    saves = ["--save", tmp_path, "--save-interval", "2", "--ckpt-format", "torch"]
+    stock, _ = train(2, *script)
+    with cluster.Job(pretrain, [*map(str, [*script, *saves, FLAG])], workers=2, init=False) as job:
+        end = time.monotonic() + 200
+        while 5 not in iterations(job.log("rank 1")):
+            assert time.monotonic() < end, job.log("rank 1")
+            time.sleep(0.01)
+        for rank in ("rank 0", "rank 1"):
+            job.kill(rank)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
+    ours, counts = train(2, *script, *saves, "--load", tmp_path, FLAG)
+    assert ours == {5: stock[5], 6: stock[6]}
+    assert all(each["all_reduce"] >= 2 for each in counts)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--use-megatron-fsdp"], "error: use_megatron_fsdp does not go with use_dpu_reduce"),
+        (["--use-torch-fsdp2"], "error: use_torch_fsdp2 does not go with use_dpu_reduce"),
+        (["--ddp-reduce-scatter-with-fp32-accumulation"], "error: ddp_reduce_scatter_with_fp32_accumulation does not"),
+        (["--use-dpu-redcue"], "unrecognized arguments: --use-dpu-redcue"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_is_refused_is_refused_at_once(checkout, tmp_path, wrong, says):
+    """Before ranks meet: this one is alone, and is told that it is one of two."""
+    env = cluster.clean_env(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    on_cpu = Path(__file__).parents[2] / "examples" / "megatron" / "on_cpu.py"
+    command = [sys.executable, on_cpu, checkout / "pretrain_gpt.py", *MODEL, FLAG, *wrong]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (1, 2)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
