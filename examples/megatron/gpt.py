@@ -76,6 +76,7 @@ class Training:
         losses: of the steps, where the last stage of the pipeline is; empty elsewhere.
         norms: of the steps' gradients.
         seconds: of the steps, on this rank.
+        steps: how many have been taken, elsewhere before a checkpoint too.
     """
 
     def __init__(self, setup: Setup, prepare: Callable[[torch.nn.Module], None] | None = None) -> None:
@@ -118,6 +119,7 @@ class Training:
             self.config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
         self._run = get_forward_backward_func()
         self._data: Any = [_data(setup, parallel_state.get_data_parallel_rank()) for _ in self.model]
+        self.steps = 0
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.seconds: list[float] = []
@@ -138,6 +140,7 @@ class Training:
         found = self.run(forward_only=False)
         _, norm, _ = self.optimizer.step()
         self.norms.append(float(norm))
+        self.steps += 1
         self.seconds.append(time.perf_counter() - begin)
         self.losses += [sum(map(_loss, found)) / len(found)] if found else []
 
@@ -150,12 +153,23 @@ class Training:
             seq_length=setup.length, micro_batch_size=setup.samples, forward_only=forward_only,
         )  # fmt: skip
 
-    def result(self) -> Trained:
-        """Of all steps so far."""
+    def gather(self) -> None:
+        """Parameters are complete on every rank; otherwise they are when the next forward needs them."""
         if self.setup.overlap_gather:
-            for chunk in self.model:  # waits for the parameters, too
+            for chunk in self.model:
                 chunk.disable_forward_pre_hook()
                 chunk.enable_forward_pre_hook()
+
+    def skip(self, steps: int) -> None:
+        """As many steps have been taken before, elsewhere: their data is left out."""
+        self.steps = steps
+        for data in self._data:
+            for _ in range(steps * self.setup.microbatches):
+                next(data)
+
+    def result(self) -> Trained:
+        """Of all steps so far."""
+        self.gather()
         digest = hashlib.sha256()
         for chunk in self.model:
             for parameter in chunk.parameters():

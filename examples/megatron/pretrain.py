@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 2 examples/megatron/pretrain.py --use-dpu-reduce
     torchrun --nproc-per-node 8 examples/megatron/pretrain.py --tp 2 --pp 2 --use-dpu-reduce
 
+With --checkpoints, the same command goes on where training was ended.
 Without a flag of bps_rdma's this is stock Megatron, over gloo. compare.py trains both ways, side by side.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 
+import checkpoint
 from common import add_options, of_the_last, ranks, say, setup_of, slowest
 from gpt import Training
 
@@ -23,12 +26,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--steps", type=int, default=10, help="steps of training (default: %(default)s)")
+    parser.add_argument(
+        "--checkpoints", type=Path, metavar="FOLDER", help="save every step there, and go on where the last one is"
+    )
     options = megatron.add_flags(parser).parse_args()
     with ranks(options):
         with megatron.enabled(options):
             training = Training(setup_of(options))
-        for number in range(options.steps):
+        taken = checkpoint.load(training, options.checkpoints) if options.checkpoints else 0
+        for number in range(taken, options.steps):
             training.step()
+            if options.checkpoints:
+                checkpoint.save(training, options.checkpoints)
             (loss,) = of_the_last(training.losses[-1:])
             say(f"step {number + 1}: loss {loss:.5f}, norm {training.norms[-1]:.4f}")
         if counted := slowest(training.seconds[2:]):

@@ -1,0 +1,73 @@
+"""Saves a training and goes on with it in another job, by Megatron's own means; for dense models."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt import Training
+
+_LAST = "last"
+
+
+def save(training: Training, folder: Path) -> None:
+    """All ranks call it, between two steps. The checkpoint before goes when this one is complete."""
+    from megatron.core import parallel_state
+
+    training.gather()
+    new = folder / f"step-{training.steps}"
+    new.mkdir(parents=True, exist_ok=True)
+    if parallel_state.get_data_parallel_rank() == 0:  # the others have the same
+        state = {
+            "steps": training.steps,
+            "model": [chunk.module.state_dict() for chunk in training.model],
+            "optimizer": training.optimizer.state_dict(),
+        }
+        torch.save(state, new / f"{_part()}.pt")
+    if training.setup.distributed_optimizer:  # every rank has a part of it; the first one gets all and writes them
+        training.optimizer.save_parameter_state(str(new / f"{_part()}-optimizer.pt"))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        marker = folder / f"{_LAST}.new"
+        marker.write_text(new.name, encoding="ascii")
+        marker.replace(folder / _LAST)
+        for old in folder.glob("step-*"):
+            if old != new:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def load(training: Training, folder: Path) -> int:
+    """All ranks call it, before the first step. Steps that have been taken; 0 when there is no checkpoint."""
+    if not (folder / _LAST).is_file():
+        return 0
+    last = folder / (folder / _LAST).read_text(encoding="ascii")
+    state = torch.load(last / f"{_part()}.pt", weights_only=False)
+    for chunk, weights in zip(training.model, state["model"], strict=True):
+        chunk.module.load_state_dict(weights)
+    training.optimizer.load_state_dict(state["optimizer"])
+    if training.setup.distributed_optimizer:
+        _load_shards(training, str(last / f"{_part()}-optimizer.pt"))
+    training.skip(state["steps"])
+    return int(state["steps"])
+
+
+def _load_shards(training: Training, file: str) -> None:
+    # The file has no step counters, which torch's Adam keeps for each parameter. load_state_dict() has brought them, but
+    # one tensor for all parameters, which each of them would count up.
+    one = training.optimizer
+    states = [state for inner in getattr(one, "chained_optimizers", [one]) for state in inner.optimizer.state.values()]
+    counters = [state.pop("step") for state in states]
+    with torch.no_grad():  # float32 parameters are the optimizer's own
+        one.load_parameter_state(file)
+    for state, counter in zip(states, counters, strict=True):
+        state["step"] = counter.clone()
+
+
+def _part() -> str:
+    """Of the model, what this rank has."""
+    from megatron.core import parallel_state
+
+    tensor = parallel_state.get_tensor_model_parallel_rank()
+    return f"tensor-{tensor}-stage-{parallel_state.get_pipeline_model_parallel_rank()}"
