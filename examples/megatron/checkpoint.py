@@ -54,8 +54,8 @@ def load(training: Training, folder: Path) -> int:
 
 
 def _load_shards(training: Training, file: str) -> None:
-    # The file has no step counters, which torch's Adam keeps for each parameter. load_state_dict() has brought them, but
-    # one tensor for all parameters, which each of them would count up.
+    # The file has no step counters, which torch's Adam keeps for each parameter. load_state_dict() has brought them,
+    # but one tensor for all parameters, which each of them would count up.
     one = training.optimizer
     states = [state for inner in getattr(one, "chained_optimizers", [one]) for state in inner.optimizer.state.values()]
     counters = [state.pop("step") for state in states]

@@ -274,8 +274,9 @@ def _forward_step(setup: Setup) -> Any:
     def forward_step(data: Iterator[torch.Tensor], model: Any) -> Any:
         words = next(data)
         tokens, labels = words[:, :-1].contiguous(), words[:, 1:].contiguous()
-        positions = torch.arange(setup.length).unsqueeze(0).expand(setup.samples, setup.length)
-        mask = torch.triu(torch.ones(setup.length, setup.length, dtype=torch.bool), 1)[None, None]
+        samples, length = tokens.shape
+        positions = torch.arange(length).unsqueeze(0).expand(samples, length)
+        mask = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)[None, None]
 
         def loss(output: torch.Tensor) -> Any:
             if setup.per_token:
