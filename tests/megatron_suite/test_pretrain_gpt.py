@@ -79,20 +79,23 @@ def test_pretrain_gpt(checkout, workers, options, kind):
 
 
 def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
-    script = [checkout / "pretrain_gpt.py", *MODEL]
-    saves = ["--save", tmp_path, "--save-interval", "2", "--ckpt-format", "torch"]
+    script = [checkout / "pretrain_gpt.py", *MODEL, "--train-iters", 30]
+    saves = ["--save", tmp_path, "--save-interval", 10, "--ckpt-format", "torch"]
     stock, _ = train(2, *script)
     with cluster.Job(pretrain, [*map(str, [*script, *saves, FLAG])], workers=2, init=False) as job:
+        log = job.folder / "rank-1.log"
         end = time.monotonic() + 200
-        while 5 not in iterations(job.log("rank 1")):
+        while not log.exists() or 12 not in iterations(log.read_text()):
             assert time.monotonic() < end, job.log("rank 1")
             time.sleep(0.01)
         for rank in ("rank 0", "rank 1"):
             job.kill(rank)
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
     ours, counts = train(2, *script, *saves, "--load", tmp_path, FLAG)
-    assert ours == {5: stock[5], 6: stock[6]}
-    assert all(each["all_reduce"] >= 2 for each in counts)
+    for found in (ours, stock):
+        del found[12]  # a process of Megatron 0.19 prints the mean of its first two losses there
+    assert ours == {number: stock[number] for number in stock if number > 10}
+    assert all(each["all_reduce"] >= 20 for each in counts)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
         (["--ddp-reduce-scatter-with-fp32-accumulation"], "error: ddp_reduce_scatter_with_fp32_accumulation does not"),
         (["--use-dpu-redcue"], "unrecognized arguments: --use-dpu-redcue"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: value[0] if isinstance(value, list) else "error",
 )
 def test_what_is_refused_is_refused_at_once(checkout, tmp_path, wrong, says):
     """Before ranks meet: this one is alone, and is told that it is one of two."""
