@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from figures import ALONE, STOCK, Outcome, save_plot, show, to_json
 from gpt import Setup, Training
 
 from bps_rdma import megatron
+from bps_rdma.bench.cli import check_folders
 from bps_rdma.errors import InvalidArgumentError
 
 KINDS = {  # name -> flags
@@ -51,7 +53,8 @@ def main() -> None:
     with ranks(options):
         kinds = _kinds_of(options)
         setup = setup_of(options)
-        outcome = compare(setup, kinds, options.rounds, options.steps)
+        with contextlib.redirect_stdout(sys.stderr):  # Megatron prints, and stdout may be for JSON alone
+            outcome = compare(setup, kinds, options.rounds, options.steps)
         if dist.get_rank() == 0:
             _report(outcome, options.json, options.plot)
 
@@ -70,9 +73,13 @@ def _kinds_of(options: argparse.Namespace) -> list[str]:
             "there is one rank of data parallelism, so no gradient is sent",
             f"start {2 * options.tp * options.pp} ranks, or make --tp or --pp smaller",
         )
-    for file in filter(None, (options.json, options.plot)):
-        if file != "-" and not Path(file).resolve().parent.is_dir():
-            raise InvalidArgumentError(f"there is no folder for {file}", "create it first")
+    check_folders(*(Path(file) for file in (options.json, options.plot) if file and file != "-"))
+    if options.plot and Path(options.plot).suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidArgumentError(
+            f"--plot {options.plot} is no picture", "name a file that ends in .png, .svg or .pdf"
+        )
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise InvalidArgumentError("--plot needs matplotlib", "pip install 'bps_rdma[plot]'")
     return kinds
 
 

@@ -75,6 +75,9 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
     done = torchrun(tmp_path, COMPARE, "--tp", "2", "--kinds", "stock")
     assert "start 4 ranks" in done.stderr
+    done = torchrun(tmp_path, COMPARE, "--plot", "steps.txt", ranks=2)
+    assert done.returncode != 0
+    assert "hint: name a file that ends in .png" in done.stderr
 
 
 def cluster_env(**env: str) -> dict[str, str]:
