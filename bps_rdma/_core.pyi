@@ -31,6 +31,7 @@ __all__: list[str] = [
     "rdma_self_transfer",
     "reduce_isa",
     "release_orphans",
+    "renew_block",
     "sdbm",
     "server_of",
     "when_block_gone",
@@ -444,6 +445,11 @@ def reduce_isa() -> str:
 def release_orphans(all: bool) -> None:
     """
     Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.
+    """
+
+def renew_block(identity: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    The memory of a block is other memory from now on: its next use is that of a new block.
     """
 
 def sdbm(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...

@@ -457,4 +457,5 @@ def forget(array: Any) -> None:
     Needed only where that happens behind the array's back, as by torch's `storage.resize_()`: what the transports know
     of the old memory is dropped. Nothing may be on its way.
     """
-    current().process.forget_memory(arrays.describe(array, writable=False).block[0])
+    _, _, identity = arrays.describe(array, writable=False).block
+    _core.renew_block(identity)

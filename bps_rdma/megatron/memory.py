@@ -40,7 +40,8 @@ def follow_moves(ddp: Any) -> None:
     def restore_and_forget(*args: Any, **options: Any) -> Any:
         result = restore(*args, **options)
         for gradient in gradients:
-            bps_rdma.forget(gradient)
+            if gradient.is_cpu:  # nobody knows a GPU's memory: what it holds is staged
+                bps_rdma.forget(gradient)
         return result
 
     def keep(*_: Any, **__: Any) -> None:

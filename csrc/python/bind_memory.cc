@@ -101,6 +101,9 @@ void bind_memory(py::module_& module) {
   module.def("describe_array", &describe_array, py::arg("array"), py::arg("writable"),
              "The memory of a numpy array; None for anything that is not one or cannot be used as it is.");
   module.def(
+      "renew_block", [](std::uint64_t identity) { BlockTable::instance().renew(identity); }, py::arg("identity"),
+      "The memory of a block is other memory from now on: its next use is that of a new block.");
+  module.def(
       "when_block_gone", [](py::function listener) { BlockTable::instance().when_gone(std::move(listener)); },
       py::arg("listener"), "Calls `listener` with the identity of each block that is gone from now on.");
 }

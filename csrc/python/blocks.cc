@@ -32,6 +32,17 @@ Allocation BlockTable::find(py::handle owner, std::span<std::byte> bytes) {
   return {bytes, identity};
 }
 
+void BlockTable::renew(std::uint64_t identity) {
+  PyObject* owner = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, known] : known_) {
+      if (known.block.identity == identity) owner = key;
+    }
+  }
+  if (owner != nullptr) lose(owner, identity);
+}
+
 void BlockTable::lose(PyObject* owner, std::uint64_t identity) {
   Known lost;
   {

@@ -6,7 +6,7 @@
 //
 // Of an array or tensor that moves its memory (numpy's `resize` refuses to, for what has been used here) the next use
 // is a new block. What is not seen is memory that was given up and taken back between two uses, at the same address and
-// of the same size, by the same tensor storage.
+// of the same size, by the same tensor storage: renew() is told.
 //
 // Threading: the GIL, and a lock for interpreters without one. No Python code runs under the lock: it could collect
 // garbage, and with it an owner.
@@ -29,6 +29,8 @@ class BlockTable {
 
   // The block that lives as long as `owner` (which can be referred to weakly) and has not moved or grown.
   Allocation find(pybind11::handle owner, std::span<std::byte> bytes);
+  // What lies in the block is other memory from now on: the next use is a new block, whose pages are looked at anew.
+  void renew(std::uint64_t identity);
   // Calls `listener` with the identity of each block from the moment when it is gone.
   void when_gone(pybind11::function listener) { listeners_.push_back(std::move(listener)); }
 

@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 
+import bps_rdma
 from bps_rdma import _core, arrays
 
 
@@ -95,3 +96,12 @@ def test_a_storage_that_moved_is_another_block(gone):
     tensor.untyped_storage().resize_(1 << 22)
     assert identity(tensor) > first
     assert gone == [first]
+
+
+def test_memory_that_is_forgotten_is_another_block_in_the_same_place(gone):
+    array = np.zeros(1000)
+    first, other = identity(array), identity(np.ones(1000))
+    bps_rdma.forget(array[10:20])
+    assert first in gone
+    assert identity(array) > max(first, other)
+    bps_rdma.forget(np.zeros(3))  # never used: nothing to forget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import cluster
@@ -166,6 +167,27 @@ def test_operations_of_all_kinds_at_once():
 def test_several_push_loops_and_engine_threads(threads):
     env = RDMA | cut_at(4096) | {"BYTEPS_PUSH_THREAD": threads[0], "BYTEPS_SERVER_ENGINE_THREAD": threads[1]}
     cluster.run(loops_and_hashes, workers=2, servers=2, env=env)
+
+
+def memory_that_moves(bps: Any, forgets: bool) -> list[bool]:
+    """The pages under an array are given back and got anew, at the same address; as Megatron's buffers may be."""
+    memory = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(memory, np.float32)
+    right = []
+    for step in range(3):
+        array[:] = bps.rank() + step
+        bps.push_pull_inplace(array, False, "moving")
+        right.append(bool((array == 1 + 2 * step).all()))
+        memory.madvise(mmap.MADV_DONTNEED)
+        if forgets:
+            bps.forget(array)
+    return right
+
+
+def test_memory_that_moves_is_registered_anew():
+    assert cluster.run(memory_that_moves, True, workers=2, env=RDMA) == [[True] * 3] * 2
+    # Otherwise the device goes on with the pages that it knows, and this test could not fail.
+    assert cluster.run(memory_that_moves, False, workers=2, env=RDMA) == [[True, False, False]] * 2
 
 
 def in_place_by_torch(bps: Any) -> bool:
