@@ -27,7 +27,11 @@ cluster.PRELOAD.extend([
 ])  # fmt: skip
 
 # Wheels before 0.17 have no megatron.training.
-collect_ignore = [] if importlib.util.find_spec("megatron.training") else ["test_training.py"]
+collect_ignore = []
+if importlib.util.find_spec("megatron.training"):
+    cluster.PRELOAD.append("megatron.training.arguments")
+else:
+    collect_ignore.append("test_training.py")
 
 
 def pytest_configure(config):
