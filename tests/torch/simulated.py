@@ -57,7 +57,11 @@ class SimulatedDevice:
         self.pinned: dict[int, int] = {}  # address -> bytes
         self.kept: list[torch.Tensor] = []
         self.copies = 0
+        self.users: set[int] = set()  # threads
         self.fail_copy = -1  # the number of the copy that fails when it is started
+
+    def use(self) -> None:
+        self.users.add(threading.get_ident())
 
     def stream(self) -> Stream:
         self.streams.append(Stream(self._delay))
@@ -78,6 +82,7 @@ class SimulatedDevice:
         event.wait()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        assert threading.get_ident() in self.users, "on a GPU this would go to device 0"
         self.copies += 1
         if self.copies == self.fail_copy:
             raise RuntimeError("CUDA error: simulated")

@@ -183,8 +183,27 @@ def stuck(bps: Any) -> str:
 
 def test_a_device_that_hangs():
     for text in cluster.run(stuck, workers=2, env={"BPS_TIMEOUT": "1"}):
-        assert "stuck: no chunk" in text
+        assert "stuck: no chunk of it" in text
         assert "device" in text
+
+
+def behind(bps: Any) -> float:
+    """Waiting for what is behind much else takes longer than a chunk may take, and that is no reason to give up."""
+    from bps_rdma.torch.staging import operation
+
+    operation._GRACE = 0.0
+    simulated.install(delay=0.03, immediate=True)
+    staging.all_reduce(torch.zeros(2048 * 24), "much", "sum")
+    last = torch.ones(4)
+    begin = time.monotonic()
+    staging.all_reduce(last, "last", "sum").wait()
+    assert torch.equal(last, torch.full((4,), 2.0))
+    return time.monotonic() - begin
+
+
+def test_patience_is_for_chunks():
+    for seconds in cluster.run(behind, workers=2, env={**SMALL, "BPS_TIMEOUT": "1"}):
+        assert seconds > 1
 
 
 def dying(bps: Any) -> str:

@@ -134,7 +134,8 @@ def _start(
         lane = Lane(device, members.size, chunk_bytes, config.integer("BPS_GPU_CHUNKS", 1, 1 << 10))
         _lanes[key] = lane
         running.at_end.append(lambda: _lanes.pop(key).stop(_MOMENT))
-    operation = StagedOperation(device, layout, send, name, result, running.config.seconds("BPS_TIMEOUT"))
+    patience = running.config.seconds("BPS_TIMEOUT")
+    operation = StagedOperation(device, layout, send, name, result, patience, lambda: lane.through)
     lane.start(operation)
     return operation
 

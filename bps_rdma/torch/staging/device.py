@@ -12,6 +12,9 @@ from bps_rdma.errors import TransportError
 class Device(Protocol):
     """A device with streams. What is put into a stream happens in that order, later, and the caller goes on."""
 
+    def use(self) -> None:
+        """A thread that works with the device calls it first."""
+
     def stream(self) -> Any:
         """A new stream, for copies."""
 
@@ -49,6 +52,10 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
+
+    def use(self) -> None:
+        """Makes it the calling thread's device: else every thread would open a context on device 0, too."""
+        torch.cuda.set_device(self._device)
 
     def stream(self) -> Any:
         """A new stream, for copies."""

@@ -63,6 +63,7 @@ class Lane:
 
     def __init__(self, device: Device, ranks: int, chunk_bytes: int, slots: int) -> None:
         self._device = device
+        self.through = 0  # chunks that have come back
         self._chunk_bytes = chunk_bytes
         self._slot_bytes = max(chunk_bytes, ranks * _SMALLEST_ROW)
         self._down, self._up = device.stream(), device.stream()
@@ -101,6 +102,7 @@ class Lane:
     # ---- Down
 
     def _send_all(self) -> None:
+        self._device.use()
         while (operation := self._waiting.get()) is not None:
             try:
                 self._send(operation)
@@ -165,6 +167,7 @@ class Lane:
     # ---- Up
 
     def _receive_all(self) -> None:
+        self._device.use()
         while (chunk := self._sent.get()) is not None:
             try:
                 self._receive(chunk)
@@ -180,7 +183,6 @@ class Lane:
         for row, tensor in chunk.operation.layout.targets:
             self._device.copy(tensor[begin:end], chunk.row(row), self._up)
         chunk.slot.emptied = self._device.record(self._up)
+        self.through += 1
         if chunk.last:
             chunk.operation.end(copied=chunk.slot.emptied)
-        else:
-            chunk.operation.came_back()

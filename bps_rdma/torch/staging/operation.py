@@ -51,7 +51,8 @@ class StagedOperation:
         send: starts push/pull of one chunk: (rows of the chunk in pinned memory, its number) -> handle.
         name: for messages.
         result: what wait() gives.
-        patience: seconds in which at least one chunk must get through; BPS_TIMEOUT.
+        patience: seconds in which at least one chunk of the lane must get through; BPS_TIMEOUT.
+        progress: chunks that have got through the lane, this operation's and those before it.
     """
 
     taken = False  # unlike the core's, it can be waited for again
@@ -64,6 +65,7 @@ class StagedOperation:
         name: str,
         result: torch.Tensor,
         patience: float,
+        progress: Callable[[], int],
     ) -> None:
         self.device = device
         self.layout = layout
@@ -73,8 +75,8 @@ class StagedOperation:
         self._name = name
         self._result = result
         self._patience = patience + _GRACE
+        self._progress = progress
         self._changed = threading.Condition()
-        self._chunks = 0  # that came back
         self._over = False
         self._error: Exception | None = None
         self._fd: int | None = None
@@ -89,10 +91,12 @@ class StagedOperation:
         """
         with self._changed:
             while not self._over:
-                before = self._chunks
-                if not self._changed.wait_for(lambda: self._over or self._chunks > before, self._patience):  # noqa: B023
+                before = self._progress()
+                over = self._changed.wait_for(lambda: self._over, self._patience)
+                if not over and self._progress() == before:
                     raise DeadlineError(
-                        f"{self._name}: no chunk of it got to the host or back within {self._patience:g} s",
+                        f"{self._name}: no chunk of it, or of what was called before it, got through within "
+                        f"{self._patience:g} s",
                         "the device has not come as far as this operation: look at what it computes before",
                     )
         if self._error is not None:
@@ -126,12 +130,6 @@ class StagedOperation:
     def failed(self) -> bool:
         """Whether the rest need not be sent."""
         return self._error is not None
-
-    def came_back(self) -> None:
-        """Another chunk is on its way to the device."""
-        with self._changed:
-            self._chunks += 1
-            self._changed.notify_all()
 
     def end(self, copied: Any = None, error: Exception | None = None) -> None:
         """Nothing more will come; the first call counts."""
