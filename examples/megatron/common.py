@@ -97,7 +97,7 @@ def ranks(options: argparse.Namespace) -> Iterator[None]:
             )
         for text in _EXPECTED:
             warnings.filterwarnings("ignore", message=text)
-        cpu.install()
+        _use_gpu() if torch.cuda.is_available() else cpu.install()
         torch.set_num_threads(options.threads)
         if _alone():  # gloo otherwise looks up this host's name, which may have none
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -112,6 +112,11 @@ def ranks(options: argparse.Namespace) -> Iterator[None]:
         else:
             print_error(error.message, error.hint)
         sys.exit(1)
+
+
+def _use_gpu() -> None:
+    """Ranks may share a GPU: all groups are gloo's, since NCCL takes one rank per GPU."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def _alone() -> bool:

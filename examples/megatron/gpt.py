@@ -96,8 +96,10 @@ class Training:
         self.setup = setup
         self.config = _config(setup)
         chunks = _chunks(setup, self.config)
-        for chunk in chunks if prepare else []:
-            prepare(chunk)
+        for chunk in chunks:
+            if prepare:
+                prepare(chunk)
+            chunk.to(torch.cuda.current_device())  # which is the CPU where cpu.py has been installed
         self.model = [
             DistributedDataParallel(self.config, _ddp_config(setup), chunk, disable_bucketing=number > 0)
             for number, chunk in enumerate(chunks)
@@ -173,7 +175,7 @@ class Training:
         digest = hashlib.sha256()
         for chunk in self.model:
             for parameter in chunk.parameters():
-                digest.update(parameter.detach().float().numpy().tobytes())
+                digest.update(parameter.detach().float().cpu().numpy().tobytes())
         groups = sum(
             _group(each).size() > 1
             for chunk in self.model
@@ -272,15 +274,15 @@ def _data(setup: Setup, rank: int) -> Iterator[torch.Tensor]:
 
 def _forward_step(setup: Setup) -> Any:
     def forward_step(data: Iterator[torch.Tensor], model: Any) -> Any:
-        words = next(data)
+        words = next(data).to(torch.cuda.current_device())
         tokens, labels = words[:, :-1].contiguous(), words[:, 1:].contiguous()
         samples, length = tokens.shape
-        positions = torch.arange(length).unsqueeze(0).expand(samples, length)
-        mask = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)[None, None]
+        positions = torch.arange(length, device=words.device).unsqueeze(0).expand(samples, length)
+        mask = torch.triu(torch.ones(length, length, dtype=torch.bool, device=words.device), 1)[None, None]
 
         def loss(output: torch.Tensor) -> Any:
             if setup.per_token:
-                count = torch.tensor(output.numel(), dtype=torch.int)
+                count = torch.tensor(output.numel(), dtype=torch.int, device=words.device)
                 return output.sum(), count, {"loss": float(output.detach().sum()) / output.numel()}
             mean = output.float().mean()
             return mean, {"loss": float(mean.detach())}
