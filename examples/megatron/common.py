@@ -97,7 +97,10 @@ def ranks(options: argparse.Namespace) -> Iterator[None]:
             )
         for text in _EXPECTED:
             warnings.filterwarnings("ignore", message=text)
-        _use_gpu() if torch.cuda.is_available() else cpu.install()
+        if torch.cuda.is_available():
+            _use_gpu()
+        else:
+            cpu.install()
         torch.set_num_threads(options.threads)
         if _alone():  # gloo otherwise looks up this host's name, which may have none
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
