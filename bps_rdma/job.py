@@ -106,9 +106,11 @@ def shutdown() -> None:
             return
         job, _job = _job, None
         atexit.unregister(shutdown)
-        job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
-        for end in job.at_end:
-            end()
+        try:
+            job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
+        finally:
+            for end in job.at_end:
+                end()
         _core.release_orphans(all=True)  # nothing can be written into them any more
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from bps_rdma import Handle
+from bps_rdma.errors import TransportError
 from bps_rdma.torch.staging.device import Device
 from bps_rdma.torch.staging.operation import StagedOperation
 from bps_rdma.torch.units import shared_tensor
@@ -97,7 +99,8 @@ class Lane:
             thread.join(seconds)
         if not any(thread.is_alive() for thread in self._threads):
             for slot in self._slots:
-                self._device.unpin(slot.memory)
+                with contextlib.suppress(TransportError):  # after an error of the device all its calls fail
+                    self._device.unpin(slot.memory)
 
     # ---- Down
 
