@@ -1,6 +1,6 @@
 """push_pull over RDMA beside perftest on the same device: goodput, latency, registered memory, idling.
 
-    ci/lane/run .venv/bin/python bench/rdma_figures.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
+    ci/vm/run .venv/bin/python bench/rdma_figures.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
 
 One worker and one server. Rounds of both take turns; the figures are medians, with the quartiles of the rounds' ratios.
 """
@@ -101,7 +101,7 @@ def perftest(tool: str, iterations: int, *options: str) -> float:
     """Seconds per iteration: by our clock, from a long and a short run.
 
     perftest's own figures come from a clock rate that it finds by trying, which fails where both ends spin on one
-    processor, as in the lane.
+    processor, as in the VM.
     """
     return (_wall(tool, 10 * iterations, *options) - _wall(tool, iterations, *options)) / (9 * iterations)
 

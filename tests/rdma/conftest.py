@@ -1,4 +1,4 @@
-"""Tests on real verbs: of the device that BPS_TEST_HCA names. `ci/test rdma` runs them in the lane; see docs."""
+"""Tests on real verbs: of the device that BPS_TEST_HCA names. `ci/test rdma` runs them in the VM; see docs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if not fabric.HCA:
             item.add_marker(pytest.mark.skip(reason="BPS_TEST_HCA names no device; see docs/rdma-testing.md"))
-        elif item.get_closest_marker("lane") and not fabric.IN_LANE:
-            item.add_marker(pytest.mark.skip(reason="changes the kernel's interfaces: only inside the lane"))
+        elif item.get_closest_marker("vm") and not fabric.IN_VM:
+            item.add_marker(pytest.mark.skip(reason="changes the kernel's interfaces: only inside the VM"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declares the marks."""
-    config.addinivalue_line("markers", "lane: changes the kernel's interfaces, so it runs only inside the lane")
+    config.addinivalue_line("markers", "vm: changes the kernel's interfaces, so it runs only inside the VM")
     config.addinivalue_line("markers", "slow: takes more than 20 s on a quiet machine")
 
 

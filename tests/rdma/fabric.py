@@ -1,6 +1,6 @@
 """What the tests know about the RDMA device that BPS_TEST_HCA names, from sysfs and the `rdma` tool.
 
-In the lane (ci/lane) the kernel is ours: tests there may add links, lose packets and remove devices. On a machine with
+In the VM (ci/vm) the kernel is ours: tests there may add links, lose packets and remove devices. On a machine with
 a card they may not.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HCA = os.environ.get("BPS_TEST_HCA", "")
-IN_LANE = os.environ.get("BPS_LANE") == "1"
+IN_VM = os.environ.get("BPS_VM") == "1"
 # The distribution's, because python3-pyverbs is not on PyPI; the tests' own Python may be another one.
 SYSTEM_PYTHON = "/usr/bin/python3"
 
@@ -72,7 +72,7 @@ def addresses(family: int = 4, hca: str = HCA) -> list[str]:
     return [info["local"] for info in found[0].get("addr_info", []) if info["scope"] == "global"]
 
 
-# ---- In the lane only
+# ---- In the VM only
 
 
 @dataclass(frozen=True)

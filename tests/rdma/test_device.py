@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def peer(*args: str) -> dict[str, object]:
     """Runs pyverbs_peer.py under the Python that has pyverbs; returns what it found."""
     if subprocess.run([fabric.SYSTEM_PYTHON, "-c", "import pyverbs"], capture_output=True, check=False).returncode != 0:
-        assert not fabric.IN_LANE, "the lane needs python3-pyverbs"
+        assert not fabric.IN_VM, "the VM needs python3-pyverbs"
         pytest.skip("python3-pyverbs is not installed")
     return dict(json.loads(fabric.command(fabric.SYSTEM_PYTHON, str(HERE / "pyverbs_peer.py"), *args)))
 
@@ -29,8 +29,8 @@ def test_the_device_is_up_and_has_an_address():
     assert fabric.addresses(4) or fabric.addresses(6)
 
 
-@pytest.mark.lane
-def test_the_lane_has_ipv4_and_ipv6():
+@pytest.mark.vm
+def test_the_vm_has_ipv4_and_ipv6():
     assert fabric.addresses(4) == ["10.98.0.1"]
     assert fabric.addresses(6) == ["fd98::1"]
 
@@ -83,7 +83,7 @@ def test_a_process_that_ends_leaves_no_verbs_objects():
     assert fabric.resources() == before
 
 
-@pytest.mark.lane
+@pytest.mark.vm
 @pytest.mark.parametrize("netem", [(), ("delay", "5ms", "loss", "1%")])
 def test_two_devices_talk_over_a_cable_that_may_lose_packets(cable, netem):
     near, far = cable.ends

@@ -107,7 +107,7 @@ def test_the_kernel_sees_the_planes_apart(data_pairs):
         assert counted.get("retry_exceeded_err", 0) == 0
 
 
-@pytest.mark.lane
+@pytest.mark.vm
 @pytest.mark.parametrize("servers", [None, 1])
 def test_two_devices_share_the_loops(spare_device, servers):
     """Listing several devices uses each, in turn by the loops; here a rank's traffic goes half over either."""

@@ -101,7 +101,7 @@ def rounds_of(bps: Any, rounds: int, count: int) -> list[int]:
     return wrong
 
 
-@pytest.mark.lane
+@pytest.mark.vm
 def test_a_job_over_a_cable(cable):
     """Two devices: what the next tests disturb is really on the way."""
     before = cable.packets()
@@ -110,7 +110,7 @@ def test_a_job_over_a_cable(cable):
     assert min(after - b for after, b in zip(cable.packets(), before, strict=True)) > 5 * 100_000 * 4 // 4096 // 2
 
 
-@pytest.mark.lane
+@pytest.mark.vm
 @pytest.mark.slow
 def test_results_are_right_with_loss_and_delay(cable):
     cable.disturb("delay", "5ms", "loss", "1%")
@@ -136,7 +136,7 @@ def works_until_an_error(bps: Any) -> tuple[str, str, str, float]:
     return "nothing", "", "", 0.0
 
 
-@pytest.mark.lane
+@pytest.mark.vm
 def test_a_cable_that_is_pulled(cable):
     """All packets are lost from now on; over TCP (the scheduler, on lo) everybody is alive."""
     env = {"BPS_TRANSPORT": "rdma", "BPS_TIMEOUT": "30"}
@@ -154,7 +154,7 @@ def test_a_cable_that_is_pulled(cable):
 # ---- The device
 
 
-@pytest.mark.lane
+@pytest.mark.vm
 @pytest.mark.parametrize("servers", [None, 1])
 def test_a_device_that_is_removed_under_load(spare_device, servers):
     # A long heartbeat: the scheduler is on lo and sees nothing. It is the device's own events that must tell.
