@@ -3,7 +3,7 @@
 //
 //   path_bench operation N     N push_pulls of one partition of 64 bytes on each worker
 //   path_bench partition N     N partitions in operations of 256
-//   path_bench descriptor N    N offers through a ring in shared memory
+//   path_bench descriptor N    N descriptors through a ring in shared memory
 //   path_bench credits N       N control messages of 8 landing slots, written and read
 //   path_bench queue N         N operations through a send queue of 1,000
 #include <cstdio>
@@ -14,11 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "server/shard.h"
+#include "server/server_loop.h"
 #include "tensor/push_header.h"
 #include "transport/self_transport.h"
 #include "transport/shm/descriptor_ring.h"
-#include "worker/lane.h"
+#include "worker/worker_loop.h"
 #include "worker/send_queue.h"
 
 namespace {
@@ -44,7 +44,7 @@ class Job {
  public:
   explicit Job(std::uint32_t partitions) : partitions_(partitions) {
     group_ = std::make_shared<const Group>(Group{0, {0, 1}});
-    shard_.add_group(*group_);
+    server_loop_.add_group(*group_);
     for (std::uint32_t i = 0; i < kWorkers; ++i) add_worker(i);
     settle();
   }
@@ -56,7 +56,7 @@ class Job {
       request.input = request.output = worker.bytes.data();
       request.input_allocation = request.output_allocation = {worker.bytes, worker.tensor->member + 1U};
       operations.push_back(std::make_shared<Operation>(worker.tensor, request, round_, round_, 1, 1));
-      worker.lane->submit(operations.back(), true);
+      worker.worker_loop->submit(operations.back(), true);
     }
     ++round_;
     while (!operations[0]->done() || !operations[1]->done()) turn();
@@ -65,7 +65,7 @@ class Job {
  private:
   struct Worker {
     std::unique_ptr<Reactor> reactor;
-    std::unique_ptr<Lane> lane;
+    std::unique_ptr<WorkerLoop> worker_loop;
     std::shared_ptr<Tensor> tensor;
     std::vector<std::byte> bytes;
   };
@@ -73,8 +73,8 @@ class Job {
   void add_worker(std::uint32_t rank) {
     Worker worker;
     worker.reactor = std::make_unique<Reactor>("path", Spin{});
-    worker.lane = std::make_unique<Lane>(
-        LaneOptions{.index = 0, .servers = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20}, *worker.reactor);
+    worker.worker_loop = std::make_unique<WorkerLoop>(
+        WorkerLoopOptions{.index = 0, .servers = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20}, *worker.reactor);
     worker.bytes.resize(kPiece * partitions_);
     const Partitioning cut(worker.bytes.size(), 4, kPiece);
     worker.tensor = std::make_shared<Tensor>(cut, cut);
@@ -85,19 +85,19 @@ class Job {
     worker.tensor->bytes = worker.bytes.size();
     worker.tensor->whole_plan.resize(1);
     for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back(i);
-    Hello hello{.node = rank + 1, .lane = 0, .shard = 0, .plane = Plane::kControl};
+    Hello hello{.node = rank + 1, .client_loop = 0, .server_loop = 0, .plane = Plane::kControl};
     const auto [control, control_there] = transport_.connect_pair(hello);
     hello.plane = Plane::kData;
     const auto [data, data_there] = transport_.connect_pair(hello);
-    shard_.add_endpoint(control_there, &transport_);
-    shard_.add_endpoint(data_there, &transport_);
-    worker.lane->add_server(0, 0, "server", &transport_, control, {data});
+    server_loop_.add_endpoint(control_there, &transport_);
+    server_loop_.add_endpoint(data_there, &transport_);
+    worker.worker_loop->add_server(0, 0, "server", &transport_, control, {data});
     workers_.push_back(std::move(worker));
   }
   void turn() {
     transport_.poll();
-    for (Worker& worker : workers_) worker.lane->step();
-    shard_.step();
+    for (Worker& worker : workers_) worker.worker_loop->step();
+    server_loop_.step();
   }
   void settle() {
     for (int i = 0; i < 8; ++i) turn();
@@ -106,7 +106,7 @@ class Job {
   const std::uint32_t partitions_;
   Counters counters_;
   SelfTransport transport_{counters_};
-  Shard shard_{ShardOptions{.largest_partition = 1 << 20}, members(), {&transport_}, counters_};
+  ServerLoop server_loop_{ServerLoopOptions{.largest_partition = 1 << 20}, members(), {&transport_}, counters_};
   std::shared_ptr<const Group> group_;
   std::vector<Worker> workers_;
   std::uint32_t round_ = 0;
@@ -129,12 +129,12 @@ void descriptors(long count) {
   RingProducer out(memory.get());
   RingConsumer in(memory.get());
   const PushHeader header{};
-  Descriptor taken;
+  RingEntry taken;
   bool broken = false;
   for (long i = 0; i < count; ++i) {
     if (out.room() == 0) std::abort();
-    Descriptor& added = out.add();
-    added.kind = DescriptorKind::kOffer;
+    RingEntry& added = out.add();
+    added.kind = EntryKind::kDescriptor;
     added.header_size = sizeof header;
     std::memcpy(added.header.data(), &header, sizeof header);
     out.publish();
@@ -146,7 +146,7 @@ void credits(long count) {
   Credits message;
   for (std::uint32_t i = 0; i < 8; ++i) message.slots.push_back({i, 1, 2, 3});
   for (long i = 0; i < count; ++i) {
-    if (!decode_link_message(encode(message))) std::abort();
+    if (!decode_control_message(encode(message))) std::abort();
   }
 }
 

@@ -16,7 +16,7 @@
 #include "core/log.h"
 #include "node/from_environment.h"
 #include "tensor/key_map.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/scheduler.h"
 
 namespace {
@@ -73,7 +73,7 @@ std::string address_from(const bps::Config& config) {
   unsigned char parsed[sizeof(in6_addr)];
   if (::inet_pton(AF_INET, host.c_str(), parsed) != 1 && ::inet_pton(AF_INET6, host.c_str(), parsed) != 1) return "";
   try {
-    bps::Door::listen_tcp(host, 0);
+    bps::Listener::listen_tcp(host, 0);
     return host;
   } catch (const bps::Error&) {
     return "";

@@ -1,4 +1,4 @@
-// The loops of a process: how many, which transports they carry, and the shards of a server on them.
+// The loops of a process: how many, which transports they carry, and the server_loops of a server on them.
 #include <algorithm>
 #include <thread>
 
@@ -30,11 +30,11 @@ void Process::Impl::find_rails() {
   if (!allows("rdma")) return;
   const std::string host =
       local_address(config_.text("BPS_NODE_HOST"), config_.text("BPS_INTERFACE"), startup_.scheduler_host);
-  const RdmaOffer offer =
+  const RdmaRails post =
       find_rdma(rdma_options_,
                 {.index = std::nullopt, .address = numeric_address(host), .interface = config_.text("BPS_INTERFACE")});
-  if (!offer.usable()) return do_without_rdma(!allows("tcp"), offer.why_not, offer.hint);
-  rails_ = offer.rails;
+  if (!post.usable()) return do_without_rdma(!allows("tcp"), post.why_not, post.hint);
+  rails_ = post.rails;
   for (const Rail& rail : rails_) {
     log_info("rdma on " + rail.device + " port " + std::to_string(rail.port) + ", GID " +
              std::to_string(rail.gid_index) + ": " + rail.reason);
@@ -43,15 +43,15 @@ void Process::Impl::find_rails() {
 
 void Process::Impl::make_loops() {
   const auto cores = static_cast<std::int64_t>(std::max(1U, std::thread::hardware_concurrency()));
-  lanes_ = is_worker() ? static_cast<std::size_t>(config_.integer("BPS_PUSH_THREAD", 1, 64)) : 0;
-  shards_ = is_server() ? static_cast<std::size_t>(config_.integer("BPS_SERVER_ENGINE_THREAD", 0, 64)) : 0;
+  worker_loops_ = is_worker() ? static_cast<std::size_t>(config_.integer("BPS_PUSH_THREAD", 1, 64)) : 0;
+  server_loops_ = is_server() ? static_cast<std::size_t>(config_.integer("BPS_SERVER_ENGINE_THREAD", 0, 64)) : 0;
   if (startup_.joint) {
-    // A loop carries a lane and a shard, so that what a rank sends itself never changes threads.
-    lanes_ = shards_ = std::max(lanes_, shards_);
-  } else if (is_server() && shards_ == 0) {
-    shards_ = static_cast<std::size_t>(std::min<std::int64_t>(cores, 4));
+    // A loop carries a worker_loop and a server_loop, so that what a rank sends itself never changes threads.
+    worker_loops_ = server_loops_ = std::max(worker_loops_, server_loops_);
+  } else if (is_server() && server_loops_ == 0) {
+    server_loops_ = static_cast<std::size_t>(std::min<std::int64_t>(cores, 4));
   }
-  const std::size_t count = std::max(lanes_, shards_);
+  const std::size_t count = std::max(worker_loops_, server_loops_);
   const auto wanted = static_cast<int>(config_.integer("BPS_SPIN_US", -1, 1'000'000));
   Spin spin{.thread_us = wanted, .caller_us = wanted};
   if (wanted < 0) {  // a caller that waits leaves its core free; a thread takes one more
@@ -96,8 +96,8 @@ void Process::Impl::make_rdma_transports() {
   for (std::size_t i = 0; i < made.size(); ++i) add(*loops_[i]->reactor, std::move(made[i]));
 }
 
-void Process::Impl::make_shards() {
-  ShardOptions options;
+void Process::Impl::make_server_loops() {
+  ServerLoopOptions options;
   options.window = static_cast<std::uint32_t>(config_.integer("BPS_SERVER_WINDOW", 1, 4096));
   options.slot_memory = static_cast<std::uint64_t>(config_.integer("BPS_SERVER_MEMORY", 0, INT64_MAX)) / loops_.size();
   options.largest_partition = 1 << 30;
@@ -105,11 +105,11 @@ void Process::Impl::make_shards() {
     loop->reactor->call([&, this] {
       std::vector<Transport*> write_into_slots{loop->reactor->transport("tcp")};
       if (!rails_.empty()) write_into_slots.push_back(loop->reactor->transport("rdma"));
-      loop->shard =
-          std::make_unique<Shard>(options, van_->membership(), std::move(write_into_slots), loop->reactor->counters());
-      for (const Group& group : loop->groups) loop->shard->add_group(group);
-      loop->reactor->add(loop->shard.get());
-      for (auto& [transport, visitor] : loop->early) let_in(*loop, transport, std::move(visitor));
+      loop->server_loop =
+          std::make_unique<ServerLoop>(options, van_->membership(), std::move(write_into_slots), loop->reactor->counters());
+      for (const Group& group : loop->groups) loop->server_loop->add_group(group);
+      loop->reactor->add(loop->server_loop.get());
+      for (auto& [transport, incoming] : loop->early) accept_connection(*loop, transport, std::move(incoming));
       loop->early.clear();
     });
   }

@@ -45,15 +45,15 @@ void Process::Impl::start() {
   bps::Node self;
   self.worker_rank = startup_.worker_rank;
   self.server_rank = startup_.server_rank;
-  self.lanes = static_cast<std::uint16_t>(lanes_);
-  self.shards = static_cast<std::uint16_t>(shards_);
+  self.worker_loops = static_cast<std::uint16_t>(worker_loops_);
+  self.server_loops = static_cast<std::uint16_t>(server_loops_);
   self.pid = static_cast<std::uint32_t>(::getpid());
   self.host = host_name();
   self.host_key = host_key();
-  open_doors(self);
+  open_listeners(self);
   van_->join(self, startup_.workers, startup_.servers);
   set_log(parse_log_level(config_.text("BPS_LOG_LEVEL")), van_->self().describe());
-  if (is_server()) make_shards();
+  if (is_server()) make_server_loops();
   if (is_worker()) make_worker();
   std::vector<std::pair<std::uint32_t, std::string>> early;
   {
@@ -90,7 +90,7 @@ VanEvents Process::Impl::events() {
             if (worker_ && !leaving_) worker_->lose_node(node, why);
             for (const auto& loop : loops_) {
               loop->reactor->loop().post([&loop = *loop, node] {
-                if (loop.shard && node != 0) loop.shard->lose_node(node);
+                if (loop.server_loop && node != 0) loop.server_loop->lose_node(node);
               });
             }
           },
@@ -100,7 +100,7 @@ VanEvents Process::Impl::events() {
             for (const auto& loop : loops_) {
               loop->reactor->call([&] {
                 loop->groups.push_back(group);
-                if (loop->shard) loop->shard->add_group(group);
+                if (loop->server_loop) loop->server_loop->add_group(group);
               });
             }
           },
@@ -130,10 +130,10 @@ bool Process::Impl::shutdown(double timeout_s) {
 void Process::Impl::take_down() {
   leaving_ = true;
   for (const auto& loop : loops_) loop->reactor->stop();
-  if (van_ && (!doors_.empty() || rdma_door_)) {
+  if (van_ && (!listeners_.empty() || rdma_listener_)) {
     on_van([this] {
-      doors_.clear();
-      rdma_door_.reset();
+      listeners_.clear();
+      rdma_listener_.reset();
     });
   }
   {
@@ -185,8 +185,8 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
     const auto one = loop->reactor->counters().list();
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i].second += one[i].second;
     const auto [bytes, rounds] = loop->reactor->call([&] {
-      return std::pair<std::uint64_t, std::uint64_t>(loop->shard ? loop->shard->slot_bytes() : 0,
-                                                     loop->shard ? loop->shard->open_rounds() : 0);
+      return std::pair<std::uint64_t, std::uint64_t>(loop->server_loop ? loop->server_loop->slot_bytes() : 0,
+                                                     loop->server_loop ? loop->server_loop->open_rounds() : 0);
     });
     slot_bytes += bytes;
     open_rounds += rounds;

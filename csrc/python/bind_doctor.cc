@@ -26,13 +26,13 @@ py::dict as_dict(const RdmaPort& port) {
     gids.append(py::dict("index"_a = gid.index, "type"_a = to_string(gid.type), "address"_a = gid.address,
                          "interface"_a = gid.interface));
   }
-  return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state, "link"_a = port.link,
+  return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state, "link"_a = port.link_layer,
                   "mtu"_a = port.mtu, "largest_message"_a = port.largest_message, "gids"_a = gids);
 }
 
 struct Found {
   RdmaReport report;
-  RdmaOffer offer;
+  RdmaRails selection;
 };
 
 // The choice that init() would make, with an address of this host in place of the route to a scheduler.
@@ -40,7 +40,7 @@ Found look(const Config& config) {
   Found found{rdma_report(), {}};
   const std::string interface = config.text("BPS_INTERFACE");
   const std::string host = local_address(config.text("BPS_NODE_HOST"), interface, config.text("BPS_ROOT_URI"));
-  found.offer = find_rdma(RdmaOptions::from(config),
+  found.selection = find_rdma(RdmaOptions::from(config),
                           {.index = std::nullopt, .address = numeric_address(host), .interface = interface});
   return found;
 }
@@ -63,11 +63,11 @@ void bind_doctor(py::module_& module) {
                                   "max_cqe"_a = device.max_cqe, "max_srq_wr"_a = device.max_srq_wr, "ports"_a = ports));
         }
         py::list rails;
-        for (const Rail& rail : found.offer.rails) rails.append(as_dict(rail));
+        for (const Rail& rail : found.selection.rails) rails.append(as_dict(rail));
         return py::dict("built_in"_a = found.report.built_in, "libraries"_a = found.report.libraries,
                         "verbs_library"_a = found.report.verbs_library, "cm_library"_a = found.report.cm_library,
-                        "devices"_a = devices, "rails"_a = rails, "why_not"_a = found.offer.why_not,
-                        "hint"_a = found.offer.hint);
+                        "devices"_a = devices, "rails"_a = rails, "why_not"_a = found.selection.why_not,
+                        "hint"_a = found.selection.hint);
       },
       py::arg("config"), "Devices, ports and GIDs, and the rails that these settings choose.");
   module.def(
@@ -75,9 +75,9 @@ void bind_doctor(py::module_& module) {
       [](const Config& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {
         const SelfTransfer done = [&] {
           const py::gil_scoped_release released;
-          const RdmaOffer offer = look(config).offer;
-          if (rail >= offer.rails.size()) throw Error(ErrorCode::kUnreachable, offer.why_not, offer.hint);
-          return transfer_to_self(offer.rails[rail], RdmaOptions::from(config), bytes, timeout_s);
+          const RdmaRails selection = look(config).post;
+          if (rail >= selection.rails.size()) throw Error(ErrorCode::kUnreachable, post.why_not, post.hint);
+          return transfer_to_self(selection.rails[rail], RdmaOptions::from(config), bytes, timeout_s);
         }();
         return py::dict("bytes"_a = done.bytes, "gigabytes_per_second"_a = done.gigabytes_per_second,
                         "round_trip_us"_a = done.round_trip_us);

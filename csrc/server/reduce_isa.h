@@ -1,4 +1,4 @@
-// What the instruction-set files of the reducer offer to reduce.cc: one function each that names a kernel.
+// What the instruction-set files of the reducer post to reduce.cc: one function each that names a kernel.
 //
 // Those files are compiled with flags that this machine may not honour. So that none of their code can leak into the
 // rest of the program, they may not instantiate inline functions or templates of namespaces that other files use (the

@@ -12,11 +12,11 @@
 
 namespace bps {
 
-struct Link;
+struct WorkerSession;
 
 // What one member of the group has said in this round.
 struct Arrival {
-  Link* link = nullptr;
+  WorkerSession* session = nullptr;
   Endpoint* data = nullptr;  // the push came here, and the answer goes back the same way
   PushHeader header{};
   Slot* slot = nullptr;  // the payload lies in a slot

@@ -72,9 +72,9 @@ RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t num
 
 void RoundTable::close(Round* round) {
   Key& state = keys_[round->key];
-  Round** link = &state.open;
-  while (*link != round) link = &(*link)->next_of_key;
-  *link = round->next_of_key;
+  Round** next = &state.open;
+  while (*next != round) next = &(*next)->next_of_key;
+  *next = round->next_of_key;
 
   state.end(round->number - state.all_over_below);
   open_.back()->open_index = round->open_index;

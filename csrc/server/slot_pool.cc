@@ -29,7 +29,7 @@ Slot* SlotPool::take(std::uint64_t payload) {
 
 void SlotPool::give_back(Slot* slot) {
   slot->landing_for = nullptr;
-  slot->beyond_window = false;
+  slot->overflow = false;
   const auto found =
       std::find_if(classes_.begin(), classes_.end(), [&](const Class& c) { return c.capacity == slot->capacity; });
   found->free.push_back(slot);

@@ -21,8 +21,8 @@ struct Slot {
   std::uint64_t capacity = 0;
   std::uint64_t offset = 0;                         // in its slab
   const std::vector<RegionPtr>* regions = nullptr;  // of its slab, one per transport of the pool
-  void* landing_for = nullptr;                      // the link that may write here now, or null
-  bool beyond_window = false;  // granted to break a circle of waits; goes back to the pool, not to the worker
+  void* landing_for = nullptr;                      // the session that may write here now, or null
+  bool overflow = false;  // granted to break a circle of waits; goes back to the pool, not to the worker
 
   std::byte* payload() const { return data + kMaxHeader; }
 };

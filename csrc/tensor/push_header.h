@@ -1,7 +1,7 @@
 // The 64 bytes in front of every push. They say everything the server needs, so it keeps no table per worker.
 //
 // A rank sends one of these for each (tensor, partition, round): with payload or without, wanting the result or only to
-// be told that the round is over. The server takes nothing here on trust: see Shard::check().
+// be told that the round is over. The server takes nothing here on trust: see ServerLoop::check().
 #pragma once
 
 #include <cstdint>

@@ -67,11 +67,11 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
     flush(false);
     return accepted;
   }
-  std::size_t offer(std::span<const Offer> offers) override {
-    const std::size_t accepted = how_many(offers.size());
-    for (const Offer& o : offers.first(accepted)) {
+  std::size_t post(std::span<const Descriptor> descriptors) override {
+    const std::size_t accepted = how_many(descriptors.size());
+    for (const Descriptor& o : descriptors.first(accepted)) {
       Held held;
-      held.offer = o;
+      held.post = o;
       keep(held, o.header);
     }
     flush(false);
@@ -93,8 +93,8 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
   void on_write(Endpoint&, std::uint32_t immediate) override {
     if (!lost_) sink->on_write(*this, immediate);
   }
-  void on_offer(Endpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
-    if (!lost_) sink->on_offer(*this, header, span);
+  void on_descriptor(Endpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
+    if (!lost_) sink->on_descriptor(*this, header, span);
   }
   void on_written(Endpoint&, std::uint64_t token) override {
     if (!lost_) sink->on_written(*this, token);
@@ -112,9 +112,9 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
     std::erase_if(held_, [&](Held& held) {
       if (!polled && chance(plan_.hold)) return false;
       const std::span<const std::byte> header(held.header.data(), held.header_size);
-      held.write.header = held.offer.header = header;
+      held.write.header = held.post.header = header;
       const std::size_t took =
-          held.is_write ? inner_->write({&held.write, 1}) : inner_->direct()->offer({&held.offer, 1});
+          held.is_write ? inner_->write({&held.write, 1}) : inner_->direct()->post({&held.post, 1});
       sent += static_cast<int>(took);
       return took == 1;
     });
@@ -134,16 +134,16 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
   struct Held {
     bool is_write = false;
     WriteOp write{};
-    Offer offer{};
+    Descriptor post{};
     std::array<std::byte, kMaxHeader> header{};
     std::size_t header_size = 0;
   };
 
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < p; }
-  std::size_t how_many(std::size_t offered) {
+  std::size_t how_many(std::size_t posted) {
     if (lost_ || !is_data_plane || held_.size() > 256 || chance(plan_.refuse)) return 0;
-    if (chance(plan_.partial)) return std::uniform_int_distribution<std::size_t>(0, offered)(random_);
-    return offered;
+    if (chance(plan_.partial)) return std::uniform_int_distribution<std::size_t>(0, posted)(random_);
+    return posted;
   }
   void keep(Held& held, std::span<const std::byte> header) {
     held.header_size = header.size();
@@ -173,9 +173,9 @@ std::unique_ptr<Endpoint> FaultTransport::connect(std::span<const std::byte> add
   return std::make_unique<FaultEndpoint>(std::move(made), raw, plan_, 0);
 }
 
-Endpoint* FaultTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
+Endpoint* FaultTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
   // The inner endpoint may speak before the wrapper exists, but not before the next poll.
-  Endpoint* made = inner_->accept(std::move(visitor), sink);
+  Endpoint* made = inner_->accept(std::move(incoming), sink);
   endpoints_.push_back(std::make_unique<FaultEndpoint>(nullptr, made, plan_, ++endpoints_made_));
   endpoints_.back()->sink = &sink;
   return endpoints_.back().get();

@@ -19,8 +19,8 @@ struct FaultPlan {
   std::uint32_t seed = 1;
   double refuse = 0;             // chance that a post accepts nothing
   double partial = 0;            // chance that it accepts a random prefix
-  double hold = 0;               // chance that an accepted write or offer is held back and overtaken
-  std::uint64_t lose_after = 0;  // data writes and offers after which an endpoint is lost; 0: never
+  double hold = 0;               // chance that an accepted write or post is held back and overtaken
+  std::uint64_t lose_after = 0;  // data writes and descriptors after which an endpoint is lost; 0: never
 
   bool any() const { return refuse > 0 || partial > 0 || hold > 0 || lose_after > 0; }
   // "refuse=0.1,hold=0.5,seed=7"; empty: none. Throws kInvalidArgument.
@@ -38,7 +38,7 @@ class FaultTransport final : public Transport {
   RegionPtr register_memory(std::span<std::byte> bytes) override { return inner_->register_memory(bytes); }
   std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
                                     const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) override;
+  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
   Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
   void close(Endpoint* endpoint) override;
   int poll() override;

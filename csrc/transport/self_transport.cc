@@ -26,16 +26,16 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
     return ops.size();
   }
 
-  std::size_t offer(std::span<const Offer> ops) override {
+  std::size_t post(std::span<const Descriptor> ops) override {
     if (other == nullptr) return 0;
-    for (const Offer& o : ops) {
-      Offered offered{};
-      copy_bytes(o.header, offered.header);
-      offered.header_size = o.header.size();
-      if (o.length > 0) offered.span = o.source->remote(o.source_offset, o.length);
+    for (const Descriptor& o : ops) {
+      Posted posted{};
+      copy_bytes(o.header, posted.header);
+      posted.header_size = o.header.size();
+      if (o.length > 0) posted.span = o.source->remote(o.source_offset, o.length);
       counters_.data_writes.add();
       counters_.data_bytes.add(o.length);
-      other->offers.push_back(offered);
+      other->descriptors.push_back(posted);
     }
     return ops.size();
   }
@@ -65,27 +65,27 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
 
   int deliver() {
     if (idle()) return 0;
-    std::swap(offers, offers_now);
+    std::swap(descriptors, descriptors_now);
     std::swap(writes, writes_now);
     std::swap(written, written_now);
     std::swap(messages, messages_now);
-    for (const Offered& o : offers_now) sink->on_offer(*this, {o.header, o.header_size}, o.span);
+    for (const Posted& o : descriptors_now) sink->on_descriptor(*this, {o.header, o.header_size}, o.span);
     for (const std::uint32_t immediate : writes_now) sink->on_write(*this, immediate);
     for (const std::uint64_t token : written_now) sink->on_written(*this, token);
     for (const Bytes& message : messages_now) sink->on_message(*this, message);
-    const auto count = offers_now.size() + writes_now.size() + written_now.size() + messages_now.size();
-    offers_now.clear();
+    const auto count = descriptors_now.size() + writes_now.size() + written_now.size() + messages_now.size();
+    descriptors_now.clear();
     writes_now.clear();
     written_now.clear();
     messages_now.clear();
     return static_cast<int>(count);
   }
-  bool idle() const { return offers.empty() && writes.empty() && written.empty() && messages.empty(); }
+  bool idle() const { return descriptors.empty() && writes.empty() && written.empty() && messages.empty(); }
 
   Half* other = nullptr;
 
  private:
-  struct Offered {
+  struct Posted {
     std::byte header[kMaxHeader];
     std::size_t header_size;
     RemoteSpan span;
@@ -94,7 +94,7 @@ class SelfTransport::Half final : public Endpoint, public DirectAccess {
 
   Counters& counters_;
   // What waits here for the next poll, and what the running poll delivers.
-  std::vector<Offered> offers, offers_now;
+  std::vector<Posted> descriptors, descriptors_now;
   std::vector<std::uint32_t> writes, writes_now;
   std::vector<std::uint64_t> written, written_now;
   std::vector<Bytes> messages, messages_now;

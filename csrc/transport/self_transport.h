@@ -1,4 +1,4 @@
-// A process's way to its own server: both ends live on one loop, so an offer is a pointer in a queue and nothing more.
+// A process's way to its own server: both ends live on one loop, so an post is a pointer in a queue and nothing more.
 //
 // Threading: one thread. Memory: queues keep their capacity, so that steady traffic allocates nothing.
 #pragma once
@@ -22,7 +22,7 @@ class SelfTransport final : public Transport {
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<Endpoint> connect(std::span<const std::byte>, const Hello&, const Deadline&,
                                     const std::string&) override;
-  Endpoint* accept(std::unique_ptr<Visitor>, Sink&) override { return nullptr; }
+  Endpoint* accept(std::unique_ptr<IncomingConnection>, Sink&) override { return nullptr; }
   Endpoint* attach(std::unique_ptr<Endpoint>) override { return nullptr; }
   void close(Endpoint* endpoint) override;
   int poll() override;

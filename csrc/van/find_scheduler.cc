@@ -5,18 +5,18 @@
 #include <optional>
 #include <thread>
 
-#include "transport/door.h"
+#include "transport/listener.h"
 
 namespace bps::van {
 namespace {
 
 // A port that swallows packets, or a program that never answers, must not hide the ports after it for long.
 constexpr double kConnectSeconds = 1;
-constexpr double kGreetSeconds = 3;
+constexpr double kHandshakeSeconds = 3;
 
 // How much an error tells: a scheduler that refuses us is more than another job's, and that more than a closed port.
 int telling(const Error& error) {
-  const auto* greeting = dynamic_cast<const GreetError*>(&error);
+  const auto* greeting = dynamic_cast<const HandshakeError*>(&error);
   if (greeting == nullptr) return 0;
   switch (greeting->refusal()) {
     case Refusal::kVersion:
@@ -47,7 +47,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
       const std::string where = shown + ":" + std::to_string(port);
       try {
         Fd socket = connect_tcp(host, port, sooner(deadline, kConnectSeconds));
-        greet(socket.get(), {.plane = Plane::kVan}, credentials, sooner(deadline, kGreetSeconds),
+        client_handshake(socket.get(), {.plane = Plane::kVan}, credentials, sooner(deadline, kHandshakeSeconds),
               "the scheduler at " + where);
         return {std::move(socket), where};
       } catch (const Error& error) {

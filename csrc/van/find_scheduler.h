@@ -1,7 +1,7 @@
 // Finding the scheduler of a job among the ports where it may listen.
 //
 // Several jobs may share the ports of a host, and the scheduler may start later than its nodes: a closed port, a
-// stranger and the scheduler of another job just mean "look on". Blocks the calling thread, up to the deadline.
+// unauthenticated peer and the scheduler of another job just mean "look on". Blocks the calling thread, up to the deadline.
 #pragma once
 
 #include <cstdint>

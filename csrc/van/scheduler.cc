@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/connection.h"
 #include "van/job.h"
 
@@ -26,7 +26,7 @@ constexpr auto kLinger = std::chrono::seconds(2);
 Fd listen_on_first_free(const SchedulerOptions& options) {
   for (std::size_t i = 0; i < options.ports.size(); ++i) {
     try {
-      return Door::listen_tcp(options.address, options.ports[i]);
+      return Listener::listen_tcp(options.address, options.ports[i]);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPortTaken || i + 1 == options.ports.size()) throw;
     }
@@ -56,10 +56,10 @@ class Scheduler::Impl {
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
                                      // Members that learn of the end may start the next job at once, on this port.
-                                     .on_over = [this] { door_->close(); }}) {
+                                     .on_over = [this] { listener_->close(); }}) {
     Fd listener = listen_on_first_free(options_);
-    port_ = Door::port_of(listener.get());
-    door_ = std::make_unique<Door>(loop_, std::move(listener), credentials_,
+    port_ = Listener::port_of(listener.get());
+    listener_ = std::make_unique<Listener>(loop_, std::move(listener), credentials_,
                                    [this](Fd socket, const Hello& hello) { enter(std::move(socket), hello); });
     loop_.every(period_s(), [this] { sweep(); });
     thread_ = std::thread([this] { run(); });
@@ -83,7 +83,7 @@ class Scheduler::Impl {
     loop_.wake();
   }
 
-  Counters counters() const { return {messages_, declared_, barriers_, lost_, refused_ + door_->refused()}; }
+  Counters counters() const { return {messages_, declared_, barriers_, lost_, refused_ + listener_->refused()}; }
 
  private:
   double period_s() const { return options_.heartbeat_timeout_s / 4; }
@@ -100,7 +100,7 @@ class Scheduler::Impl {
       log_line(LogLevel::kError, std::string("the scheduler failed: ") + error.what());
     }
     connections_.clear();
-    door_->close();
+    listener_->close();
     const std::lock_guard lock(mutex_);
     done_ = true;
     ended_well_ = job_.phase() == Job::Phase::kOver && job_.ended_well();
@@ -175,7 +175,7 @@ class Scheduler::Impl {
   const Credentials credentials_;
   EventLoop loop_;
   Job job_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<Listener> listener_;
   std::unordered_map<Peer, std::unique_ptr<Connection>> connections_;
   Peer last_peer_ = 0;
   Clock::time_point last_sweep_ = Clock::now();

@@ -1,7 +1,7 @@
 // Buffers that every same-host server can map, for tensors that it cannot reach: plain memory where the kernel forbids
 // cross-memory copies. A partition is copied in before the push and out after the answer.
 //
-// Threading: one thread. The pool grows buffer by buffer up to its budget; grow() goes beyond it, which the lane asks
+// Threading: one thread. The pool grows buffer by buffer up to its budget; grow() goes beyond it, which the worker_loop asks
 // for when waiting could last for ever (ranks that push in different orders).
 #pragma once
 

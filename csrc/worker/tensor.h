@@ -24,7 +24,7 @@ struct Tensor {
   std::string shape;
   Partitioning whole;    // push_pull, broadcast
   Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
-  // Partitions by [lane * servers + server], for each of the two cuts.
+  // Partitions by [worker_loop * servers + server], for each of the two cuts.
   std::vector<std::vector<std::uint32_t>> whole_plan;
   std::vector<std::vector<std::uint32_t>> sharded_plan;
   std::atomic<std::uint32_t> next_round{0};

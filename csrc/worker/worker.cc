@@ -24,9 +24,9 @@ Worker::Worker(WorkerOptions options, Van& van) : options_(std::move(options)), 
   groups_[0] = std::make_shared<const Group>(std::move(all));
 }
 
-bool Worker::meets(std::size_t lane, std::size_t lanes, std::size_t shard, std::size_t shards) {
-  const std::size_t common = std::gcd(lanes, shards);
-  return lane % common == shard % common;
+bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
+  const std::size_t common = std::gcd(worker_loops, shards);
+  return worker_loop % common == shard % common;
 }
 
 std::uint32_t Worker::rank() const {
@@ -107,7 +107,7 @@ std::shared_ptr<Tensor> Worker::make_tensor(const TensorSpec& spec, const Tensor
                 "call operations of a group on its ranks only");
   }
   const std::uint64_t piece =
-      partition_size(bytes, options_.partition_bytes, options_.key_map.servers * options_.shards_per_server,
+      partition_size(bytes, options_.partition_bytes, options_.key_map.servers * options_.loops_per_server,
                      std::min(options_.min_partition_bytes, options_.partition_bytes));
   auto tensor = std::make_shared<Tensor>(Partitioning(bytes, element, piece),
                                          Partitioning(bytes, element, piece, members->size()));
@@ -125,9 +125,9 @@ std::shared_ptr<Tensor> Worker::make_tensor(const TensorSpec& spec, const Tensor
 
 Worker::Plan Worker::plan(const Tensor& tensor, const Partitioning& cut, bool own_shards,
                           std::span<const std::uint64_t> load) const {
-  const std::size_t shards = options_.shards_per_server;
+  const std::size_t shards = options_.loops_per_server;
   const std::size_t places = options_.key_map.servers * shards;
-  Plan plan(lanes_.size() * places);
+  Plan plan(worker_loops_.size() * places);
   std::vector<std::uint64_t> balance(load.begin(), load.end());
   for (std::uint32_t i = 0; i < cut.count(); ++i) {
     const Partitioning::Piece piece = cut.piece(i);
@@ -140,7 +140,7 @@ Worker::Plan Worker::plan(const Tensor& tensor, const Partitioning& cut, bool ow
       server = server_of(options_.key_map, tensor.id, i);
     }
     const std::uint64_t slot = slot_of(tensor.id, i);
-    plan[slot % lanes_.size() * places + server * shards + slot % shards].push_back(i);
+    plan[slot % worker_loops_.size() * places + server * shards + slot % shards].push_back(i);
   }
   return plan;
 }
@@ -169,14 +169,14 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     if (request.kind != Kind::kSplit) tensor->next_pull.store(round + 1);
   }
   const std::uint64_t sequence = sequence_.fetch_add(1);
-  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, lanes_.size(),
-                                               options_.key_map.servers * options_.shards_per_server);
-  // The lanes share the work; one of them also watches the deadline.
-  const std::size_t home = sequence % lanes_.size();
-  if (lanes_.size() == 1) operation->helm = lanes_.front().reactor->helm();
-  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].lane->submit(operation, i == home);
-  if (!request.awaited || !operation->helm) {
-    for (const LaneOf& lane : lanes_) lane.reactor->helm()->nudge();
+  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
+                                               options_.key_map.servers * options_.loops_per_server);
+  // The worker_loops share the work; one of them also watches the deadline.
+  const std::size_t watches_deadline = sequence % worker_loops_.size();
+  if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
+  for (std::size_t i = 0; i < worker_loops_.size(); ++i) worker_loops_[i].worker_loop->submit(operation, i == watches_deadline);
+  if (!request.awaited || !operation->progress) {
+    for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
   if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
@@ -198,15 +198,15 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
   any_lost_.store(true);
   const std::int32_t worker_rank = gone == nullptr ? kNoRank : gone->worker_rank;
   const std::int32_t server_rank = gone == nullptr ? kNoRank : gone->server_rank;
-  for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, gone = gone != nullptr, worker_rank, server_rank, what, why] {
-      lane->fail_operations(
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, what, why] {
+      worker_loop->fail_operations(
           [&](const Operation& operation) {
             return !gone || server_rank >= 0 ||
                    operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != kNoRank;
           },
           ErrorCode::kPeerLost, what, kRestart);
-      if (server_rank >= 0) lane->lose_server(static_cast<std::uint32_t>(server_rank), why);
+      if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
     });
   }
 }
@@ -229,17 +229,17 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
       if (tensor->id == id) mark_failed(*tensor, why);
     }
   }
-  for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, id, why] {
-      lane->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
+      worker_loop->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
                             ErrorCode::kMismatch, why, "declare the tensor with the same dtype and shape everywhere");
     });
   }
 }
 
 void Worker::forget_memory(std::uint64_t identity) {
-  for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, identity] { lane->forget_memory(identity); });
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, identity] { worker_loop->forget_memory(identity); });
   }
 }
 

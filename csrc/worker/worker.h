@@ -15,7 +15,7 @@
 
 #include "transport/reactor.h"
 #include "van/van.h"
-#include "worker/lane.h"
+#include "worker/worker_loop.h"
 
 namespace bps {
 
@@ -23,7 +23,7 @@ struct WorkerOptions {
   KeyMapConfig key_map;
   std::uint64_t partition_bytes = 512 << 10;
   std::uint64_t min_partition_bytes = 64 << 10;
-  std::uint16_t shards_per_server = 1;
+  std::uint16_t loops_per_server = 1;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
 };
@@ -33,9 +33,9 @@ class Worker {
   Worker(WorkerOptions options, Van& van);
 
   // Set-up: one per push loop, in order; both outlive the worker's last operation.
-  void add_lane(Lane* lane, Reactor* reactor) { lanes_.push_back({lane, reactor}); }
-  // Which lane meets which shard: a partition's slot modulo the one and the other.
-  static bool meets(std::size_t lane, std::size_t lanes, std::size_t shard, std::size_t shards);
+  void add_loop(WorkerLoop* worker_loop, Reactor* reactor) { worker_loops_.push_back({worker_loop, reactor}); }
+  // Which worker_loop meets which shard: a partition's slot modulo the one and the other.
+  static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
 
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
   // another dtype or size, on this rank or on another one.
@@ -52,12 +52,12 @@ class Worker {
   void fail_tensor(std::uint32_t id, const std::string& why);
   bool has_lost_anyone() const { return any_lost_.load(); }
   void forget_memory(std::uint64_t identity);
-  // A server's connection broke, as a lane saw it.
+  // A server's connection broke, as a worker_loop saw it.
   void lose_server(std::uint32_t server_rank, const std::string& why);
 
  private:
-  struct LaneOf {
-    Lane* lane;
+  struct LoopOf {
+    WorkerLoop* worker_loop;
     Reactor* reactor;
   };
   using Plan = std::vector<std::vector<std::uint32_t>>;
@@ -70,7 +70,7 @@ class Worker {
 
   const WorkerOptions options_;
   Van& van_;
-  std::vector<LaneOf> lanes_;
+  std::vector<LoopOf> worker_loops_;
   mutable std::mutex mutex_;  // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const Group>> groups_;

@@ -21,8 +21,8 @@ namespace bps {
 
 inline constexpr std::uint32_t kForeverRetry = 7;  // rnr_retry: 7 means without end
 
-// Requests in flight per data queue pair. The largest partition (1 GiB) and its header must fit in pieces of the
-// smallest message limit known (rxe's 8 MiB); a worker loop has 136 landing slots per server loop (Shard), so that a
+// Requests in entry per data queue pair. The largest partition (1 GiB) and its header must fit in pieces of the
+// smallest message limit known (rxe's 8 MiB); a worker loop has 136 landing slots per server loop (ServerLoop), so that a
 // larger window would stand empty.
 inline constexpr std::uint32_t kDataWindow = 144;
 inline constexpr std::uint64_t kSmallestMessageLimit = 8 << 20;

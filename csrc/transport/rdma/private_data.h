@@ -32,7 +32,7 @@ RequestData make_request(const Hello& hello, const Credentials& credentials, con
                          const Nonce& server_nonce);
 
 struct Judgement {
-  enum class Verdict : std::uint8_t { kWelcome, kRefused, kStranger };  // strangers are told nothing
+  enum class Verdict : std::uint8_t { kWelcome, kRefused, kStranger };  // unauthenticated peers are told nothing
   Verdict verdict = Verdict::kStranger;
   Refusal refusal = Refusal::kSilent;
   Hello hello{};

@@ -15,7 +15,7 @@ namespace bps {
 
 class RdmaControl final : public RdmaEndpoint {
  public:
-  RdmaControl(const Hello& made_by, RdmaHome& home, Link link);
+  RdmaControl(const Hello& made_by, TransportState& state, RcConnection connection);
 
   std::size_t write(std::span<const WriteOp>) override { return 0; }  // payload never travels on a control endpoint
   Status send(std::span<const std::byte> message) override;

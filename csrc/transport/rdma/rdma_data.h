@@ -19,7 +19,7 @@ namespace bps {
 
 class RdmaData final : public RdmaEndpoint {
  public:
-  RdmaData(const Hello& made_by, RdmaHome& home, Link link);
+  RdmaData(const Hello& made_by, TransportState& state, RcConnection connection);
   ~RdmaData() override { drop(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;

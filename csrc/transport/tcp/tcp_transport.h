@@ -26,7 +26,7 @@ class TcpTransport final : public Transport {
   // `address`: "host port".
   std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
                                     const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) override;
+  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
   Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
   void close(Endpoint* endpoint) override;
   int poll() override;

@@ -1,6 +1,6 @@
 #include "van/find_scheduler.h"
 
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/van_fixture.h"
 
 namespace bps::van {
@@ -13,13 +13,13 @@ Thrown search(const std::vector<std::uint16_t>& ports, const Credentials& creden
 }
 
 std::uint16_t closed_port() {
-  const Fd listener = Door::listen_tcp("127.0.0.1", 0);
-  return Door::port_of(listener.get());
+  const Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  return Listener::port_of(listener.get());
 }
 
 TEST(FindScheduler, LooksOnWhereOthersListen) {
   const auto stranger = make_scheduler(1, 0, {}, Credentials::from("other job", "secret"));
-  const Fd silent = Door::listen_tcp("127.0.0.1", 0);
+  const Fd silent = Listener::listen_tcp("127.0.0.1", 0);
   const auto ours = make_scheduler(1, 0);
   const auto found =
       find_scheduler("127.0.0.1", {closed_port(), stranger->port(), ours->port()}, kJob, Deadline::after(5));
@@ -68,10 +68,10 @@ TEST(FindScheduler, NobodyThereIsUnreachable) {
 }
 
 TEST(FindScheduler, ASilentListenerDoesNotHideTheNextPort) {
-  const Fd silent = Door::listen_tcp("127.0.0.1", 0);
+  const Fd silent = Listener::listen_tcp("127.0.0.1", 0);
   const auto ours = make_scheduler(1, 0);
   const auto found =
-      find_scheduler("127.0.0.1", {Door::port_of(silent.get()), ours->port()}, kJob, Deadline::after(20));
+      find_scheduler("127.0.0.1", {Listener::port_of(silent.get()), ours->port()}, kJob, Deadline::after(20));
   EXPECT_EQ(found.where, "127.0.0.1:" + std::to_string(ours->port()));
 }
 
