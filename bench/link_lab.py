@@ -144,7 +144,7 @@ def cpu_busy() -> list[float]:
 
 @dataclass
 class Measured:
-    """One contender: times of rounds, bytes per round over each host's link, and how busy the busiest core was."""
+    """One implementation: times of rounds, bytes per round over each host's link, and how busy the busiest core was."""
 
     timing: Timing
     carried: dict[str, tuple[float, float]]
@@ -154,21 +154,21 @@ class Measured:
 def measure(
     workers: int, servers: int, mbit: float, partition: int, nbytes: int, rounds: int, peers: tuple[str, ...]
 ) -> dict[str, Measured]:
-    """Paired rounds of all contenders, then some of each alone, to see what it sends."""
+    """Paired rounds of all implementations, then some of each alone, to see what it sends."""
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
     plan = Plan(cases=cases, compare=peers, bound=False)
     with lab(workers, servers, mbit, partition) as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
-        team.hear()
-        team.ask(do="case", index=0)
-        team.ask(do="rounds", count=2)
-        answers = team.ask(do="rounds", count=rounds)
+        team.gather()
+        team.request(do="case", index=0)
+        team.request(do="rounds", count=2)
+        answers = team.request(do="rounds", count=rounds)
         found = {}
         for name in answers[0]["runs"]:
             before, busy, begin = switch.carried(), cpu_busy(), time.monotonic()
             alone = max(2, rounds // 2)
-            team.ask(do="rounds", count=alone, only=name)
+            team.request(do="rounds", count=alone, only=name)
             seconds = time.monotonic() - begin
             after, hertz = switch.carried(), os.sysconf("SC_CLK_TCK")
             found[name] = Measured(
@@ -179,7 +179,7 @@ def measure(
                 },
                 max((b - a) / hertz / seconds for a, b in zip(busy, cpu_busy(), strict=True)),
             )
-        team.ask(do="end")
+        team.request(do="end")
     return found
 
 

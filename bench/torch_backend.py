@@ -72,7 +72,7 @@ def run(call: Callable[[], None], tensor: object, calls: int, world: int) -> flo
 
 
 def measure(ranks: int, rounds: int) -> dict[int, dict[str, list[float]]]:
-    """Per size and contender, the slowest rank's seconds per call in each round."""
+    """Per size and method, the slowest rank's seconds per call in each round."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
     env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     env |= {"MASTER_PORT": str(20000 + os.getpid() % 10000), "OMP_NUM_THREADS": "1", "BPS_TRANSPORT": "shm"}
