@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 8 examples/megatron/compare.py --tp 2 --pp 2 --overlap --plot steps.png
 
 All kinds start from the same weights and take the same steps. In every round each kind takes a turn, whose first step
-is not counted. The kind "alone" never sends a gradient; the additional time of the other kinds is exposed communication.
+is not counted. The kind "alone" never sends a gradient; the others take longer by the exposed communication.
 """
 
 from __future__ import annotations
