@@ -10,7 +10,7 @@
 #include "node/process_impl.h"
 #include "transport/tcp/tcp_transport.h"
 
-namespace bps {
+namespace bps::node {
 namespace {
 
 std::string random_name() {
@@ -32,7 +32,7 @@ Bytes as_address(const std::string& text) {
 
 }  // namespace
 
-void Process::Impl::open_listeners(bps::Node& self) {
+void Process::Impl::open_listeners(van::Node& self) {
   if (!is_server()) {
     // Nobody calls a worker; that it can call by RDMA is worth knowing, though.
     if (!rails_.empty()) self.addresses.push_back({"rdma", {}});
@@ -43,20 +43,23 @@ void Process::Impl::open_listeners(bps::Node& self) {
   const std::string local_name = random_name();
   on_van([&] {
     const auto door = [&](Fd listener, std::string transport) {
-      listeners_.push_back(std::make_unique<Listener>(van_->loop(), std::move(listener), credentials_,
-                                              [this, transport = std::move(transport)](Fd fd, const Hello& hello) {
-                                                dispatch(transport, std::make_unique<IncomingSocket>(std::move(fd), hello));
-                                              }));
+      listeners_.push_back(std::make_unique<transport::Listener>(
+          van_->loop(), std::move(listener), credentials_,
+          [this, transport = std::move(transport)](Fd fd, const transport::Hello& hello) {
+            dispatch(transport, std::make_unique<transport::IncomingSocket>(std::move(fd), hello));
+          }));
     };
-    Fd tcp = Listener::listen_tcp(host, 0);
-    const std::string address = TcpTransport::make_address(host, Listener::port_of(tcp.get()));
+    Fd tcp = transport::Listener::listen_tcp(host, 0);
+    const std::string address =
+        transport::tcp::TcpTransport::make_address(host, transport::Listener::port_of(tcp.get()));
     self.addresses.push_back({"tcp", as_address(address)});
     door(std::move(tcp), "tcp");
     self.addresses.push_back({"shm", as_address(local_name)});
-    door(Listener::listen_local(local_name), "shm");
+    door(transport::Listener::listen_local(local_name), "shm");
     if (!rails_.empty()) {
-      rdma_listener_ = open_rdma_listener(van_->loop(), credentials_, rails_,
-                                  [this](std::unique_ptr<IncomingConnection> incoming) { dispatch("rdma", std::move(incoming)); });
+      rdma_listener_ = transport::rdma::open_rdma_listener(
+          van_->loop(), credentials_, rails_,
+          [this](std::unique_ptr<transport::IncomingConnection> incoming) { dispatch("rdma", std::move(incoming)); });
       self.addresses.push_back({"rdma", rdma_listener_->address()});
     }
     for (const auto& [transport, where] : self.addresses) {
@@ -66,26 +69,27 @@ void Process::Impl::open_listeners(bps::Node& self) {
 }
 
 // On the van's thread: hands the incoming to the loop it wants to see.
-void Process::Impl::dispatch(const std::string& transport, std::unique_ptr<IncomingConnection> incoming) {
-  const Hello& hello = incoming->hello;
-  if (hello.server_loop >= server_loops_ || hello.plane == Plane::kVan) return;
+void Process::Impl::dispatch(const std::string& transport, std::unique_ptr<transport::IncomingConnection> incoming) {
+  const transport::Hello& hello = incoming->hello;
+  if (hello.server_loop >= server_loops_ || hello.plane == transport::Plane::kVan) return;
   Loop& loop = *loops_[hello.server_loop];
-  auto moved = std::make_shared<std::unique_ptr<IncomingConnection>>(std::move(incoming));
+  auto moved = std::make_shared<std::unique_ptr<transport::IncomingConnection>>(std::move(incoming));
   loop.reactor->loop().post([this, &loop, transport, moved] { accept_connection(loop, transport, std::move(*moved)); });
 }
 
-void Process::Impl::accept_connection(Loop& loop, const std::string& transport, std::unique_ptr<IncomingConnection> incoming) {
+void Process::Impl::accept_connection(Loop& loop, const std::string& transport,
+                                      std::unique_ptr<transport::IncomingConnection> incoming) {
   if (!loop.server_loop) {
     loop.early.emplace_back(transport, std::move(incoming));
     return;
   }
-  Transport* way = loop.reactor->transport(transport);
+  transport::Transport* way = loop.reactor->transport(transport);
   try {
-    Endpoint* endpoint = way->accept(std::move(incoming), *loop.server_loop);
+    transport::Endpoint* endpoint = way->accept(std::move(incoming), *loop.server_loop);
     loop.server_loop->add_endpoint(endpoint, way);
   } catch (const Error& error) {  // one caller less; the others are not to suffer
     log_warning("could not let a caller in by " + transport + ": " + error.what() + " (" + error.hint() + ")");
   }
 }
 
-}  // namespace bps
+}  // namespace bps::node

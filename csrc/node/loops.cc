@@ -5,12 +5,12 @@
 #include "core/log.h"
 #include "node/local_address.h"
 #include "node/process_impl.h"
-#include "transport/fault.h"
-#include "transport/self_transport.h"
+#include "transport/fault/fault.h"
+#include "transport/local/self_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
-namespace bps {
+namespace bps::node {
 namespace {
 
 constexpr int kThreadSpin_us = 20;
@@ -30,12 +30,12 @@ void Process::Impl::find_rails() {
   if (!allows("rdma")) return;
   const std::string host =
       local_address(config_.text("BPS_NODE_HOST"), config_.text("BPS_INTERFACE"), startup_.scheduler_host);
-  const RdmaRails post =
-      find_rdma(rdma_options_,
-                {.index = std::nullopt, .address = numeric_address(host), .interface = config_.text("BPS_INTERFACE")});
+  const transport::rdma::RdmaRails post = transport::rdma::find_rdma(
+      rdma_options_,
+      {.index = std::nullopt, .address = numeric_address(host), .interface = config_.text("BPS_INTERFACE")});
   if (!post.usable()) return do_without_rdma(!allows("tcp"), post.why_not, post.hint);
   rails_ = post.rails;
-  for (const Rail& rail : rails_) {
+  for (const transport::rdma::Rail& rail : rails_) {
     log_info("rdma on " + rail.device + " port " + std::to_string(rail.port) + ", GID " +
              std::to_string(rail.gid_index) + ": " + rail.reason);
   }
@@ -53,7 +53,7 @@ void Process::Impl::make_loops() {
   }
   const std::size_t count = std::max(worker_loops_, server_loops_);
   const auto wanted = static_cast<int>(config_.integer("BPS_SPIN_US", -1, 1'000'000));
-  Spin spin{.thread_us = wanted, .caller_us = wanted};
+  transport::Spin spin{.thread_us = wanted, .caller_us = wanted};
   if (wanted < 0) {  // a caller that waits leaves its core free; a thread takes one more
     const auto processes = static_cast<std::int64_t>(startup_.processes_on_host);
     spin.thread_us = static_cast<std::int64_t>(count) * processes < cores ? kThreadSpin_us : 0;
@@ -61,33 +61,33 @@ void Process::Impl::make_loops() {
   }
   for (std::size_t i = 0; i < count; ++i) {
     auto loop = std::make_unique<Loop>();
-    loop->reactor = std::make_unique<Reactor>("bps-loop-" + std::to_string(i), spin);
-    Reactor& reactor = *loop->reactor;
-    reactor.add(std::make_unique<SelfTransport>(reactor.counters()));
-    add(reactor,
-        std::make_unique<ShmTransport>(reactor.loop(), credentials_, reactor.counters(), config_.flag("BPS_SHM_CMA")));
-    add(reactor, std::make_unique<TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                                config_.text("BPS_TCP_CONGESTION")));
+    loop->reactor = std::make_unique<transport::Reactor>("bps-loop-" + std::to_string(i), spin);
+    transport::Reactor& reactor = *loop->reactor;
+    reactor.add(std::make_unique<transport::local::SelfTransport>(reactor.counters()));
+    add(reactor, std::make_unique<transport::shm::ShmTransport>(reactor.loop(), credentials_, reactor.counters(),
+                                                                config_.flag("BPS_SHM_CMA")));
+    add(reactor, std::make_unique<transport::tcp::TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
+                                                                config_.text("BPS_TCP_CONGESTION")));
     loops_.push_back(std::move(loop));
   }
   make_rdma_transports();
   for (const auto& loop : loops_) loop->reactor->start();
 }
 
-void Process::Impl::add(Reactor& reactor, std::unique_ptr<Transport> transport) {
-  const FaultPlan faults = FaultPlan::parse(config_.text("BPS_FAULT"));
-  if (faults.any()) transport = std::make_unique<FaultTransport>(std::move(transport), faults);
+void Process::Impl::add(transport::Reactor& reactor, std::unique_ptr<transport::Transport> transport) {
+  const transport::fault::FaultPlan faults = transport::fault::FaultPlan::parse(config_.text("BPS_FAULT"));
+  if (faults.any()) transport = std::make_unique<transport::fault::FaultTransport>(std::move(transport), faults);
   reactor.add(std::move(transport));
 }
 
 // On every loop or on none: what this process publishes holds for all of them.
 void Process::Impl::make_rdma_transports() {
-  std::vector<std::unique_ptr<Transport>> made;
+  std::vector<std::unique_ptr<transport::Transport>> made;
   try {
     for (std::size_t i = 0; !rails_.empty() && i < loops_.size(); ++i) {
-      Reactor& reactor = *loops_[i]->reactor;
-      made.push_back(make_rdma_transport(reactor.loop(), credentials_, reactor.counters(), rails_[i % rails_.size()],
-                                         rdma_options_));
+      transport::Reactor& reactor = *loops_[i]->reactor;
+      made.push_back(transport::rdma::make_rdma_transport(reactor.loop(), credentials_, reactor.counters(),
+                                                          rails_[i % rails_.size()], rdma_options_));
     }
   } catch (const Error& error) {
     rails_.clear();
@@ -97,17 +97,17 @@ void Process::Impl::make_rdma_transports() {
 }
 
 void Process::Impl::make_server_loops() {
-  ServerLoopOptions options;
+  server::ServerLoopOptions options;
   options.window = static_cast<std::uint32_t>(config_.integer("BPS_SERVER_WINDOW", 1, 4096));
   options.slot_memory = static_cast<std::uint64_t>(config_.integer("BPS_SERVER_MEMORY", 0, INT64_MAX)) / loops_.size();
   options.largest_partition = 1 << 30;
   for (const auto& loop : loops_) {
     loop->reactor->call([&, this] {
-      std::vector<Transport*> write_into_slots{loop->reactor->transport("tcp")};
+      std::vector<transport::Transport*> write_into_slots{loop->reactor->transport("tcp")};
       if (!rails_.empty()) write_into_slots.push_back(loop->reactor->transport("rdma"));
-      loop->server_loop =
-          std::make_unique<ServerLoop>(options, van_->membership(), std::move(write_into_slots), loop->reactor->counters());
-      for (const Group& group : loop->groups) loop->server_loop->add_group(group);
+      loop->server_loop = std::make_unique<server::ServerLoop>(options, van_->membership(), std::move(write_into_slots),
+                                                               loop->reactor->counters());
+      for (const van::Group& group : loop->groups) loop->server_loop->add_group(group);
       loop->reactor->add(loop->server_loop.get());
       for (auto& [transport, incoming] : loop->early) accept_connection(*loop, transport, std::move(incoming));
       loop->early.clear();
@@ -115,4 +115,4 @@ void Process::Impl::make_server_loops() {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::node

@@ -10,7 +10,7 @@
 
 #include "core/dtype.h"
 
-namespace bps::isa {
+namespace bps::server::isa {
 
 struct Job {
   const std::byte* const* sources;
@@ -29,4 +29,4 @@ Kernel avx2(Dtype dtype, ReduceOp op);
 Kernel avx512(Dtype dtype, ReduceOp op);
 Kernel neon(Dtype dtype, ReduceOp op);
 
-}  // namespace bps::isa
+}  // namespace bps::server::isa

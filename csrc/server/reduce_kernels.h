@@ -6,7 +6,7 @@
 
 #include "server/reduce_math.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 template <typename Math>
@@ -172,4 +172,4 @@ isa::Kernel choose(Dtype dtype, ReduceOp op) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::server

@@ -9,7 +9,7 @@
 
 #include "server/reduce_isa.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 #if defined(__AVX512BW__)
@@ -61,7 +61,9 @@ struct FloatMath {
   // As numpy.minimum and numpy.maximum: NaN wins.
   static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return ((a < b) | (a != a)) ? a : b; }
   static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return ((a > b) | (a != a)) ? a : b; }
-  static WorkerLoops divide(WorkerLoops a, const Divisor& by) { return by.is_power_of_two ? a * by.reciprocal : a / by.value; }
+  static WorkerLoops divide(WorkerLoops a, const Divisor& by) {
+    return by.is_power_of_two ? a * by.reciprocal : a / by.value;
+  }
 };
 
 template <typename T>
@@ -141,4 +143,4 @@ struct BoolMath {
 };
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::server

@@ -6,20 +6,21 @@
 
 #include "core/log.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
-constexpr std::uint64_t kSmallPayload = kSmallSlot - kMaxHeader;
+constexpr std::uint64_t kSmallPayload = tensor::kSmallSlot - transport::kMaxHeader;
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
 constexpr std::uint32_t kFewestSmallSlots = 8;
 
 }  // namespace
 
-ServerLoop::ServerLoop(ServerLoopOptions options, Membership membership, std::vector<Transport*> slot_transports, Counters& counters)
+ServerLoop::ServerLoop(ServerLoopOptions options, van::Membership membership,
+                       std::vector<transport::Transport*> slot_transports, Counters& counters)
     : options_(options), membership_(std::move(membership)), counters_(counters), pool_(std::move(slot_transports)) {}
 
-void ServerLoop::add_endpoint(Endpoint* endpoint, Transport* transport) {
-  const Hello& hello = endpoint->hello;
+void ServerLoop::add_endpoint(transport::Endpoint* endpoint, transport::Transport* transport) {
+  const transport::Hello& hello = endpoint->hello;
   auto found = std::find_if(sessions_.begin(), sessions_.end(), [&](const auto& session) {
     return session->node == hello.node && session->worker_loop == hello.client_loop && !session->lost;
   });
@@ -27,7 +28,7 @@ void ServerLoop::add_endpoint(Endpoint* endpoint, Transport* transport) {
     auto session = std::make_unique<WorkerSession>();
     session->node = hello.node;
     session->worker_loop = hello.client_loop;
-    const Node* node = membership_.by_id(hello.node);
+    const van::Node* node = membership_.by_id(hello.node);
     if (node == nullptr || node->worker_rank < 0) {
       log_warning("a node that is no worker (" + std::to_string(hello.node) + ") called this server; ignored");
       transport->close(endpoint);
@@ -54,8 +55,8 @@ void ServerLoop::add_endpoint(Endpoint* endpoint, Transport* transport) {
   }
 }
 
-std::vector<Endpoint*> ServerLoop::endpoints() const {
-  std::vector<Endpoint*> all;
+std::vector<transport::Endpoint*> ServerLoop::endpoints() const {
+  std::vector<transport::Endpoint*> all;
   for (const auto& session : sessions_) {
     all.insert(all.end(), session->data.begin(), session->data.end());
     if (session->control != nullptr) all.push_back(session->control);
@@ -63,27 +64,27 @@ std::vector<Endpoint*> ServerLoop::endpoints() const {
   return all;
 }
 
-void ServerLoop::add_group(const Group& group) {
+void ServerLoop::add_group(const van::Group& group) {
   groups_.emplace(group.id, group);
 }
 
-void ServerLoop::on_message(Endpoint& from, std::span<const std::byte> message) {
+void ServerLoop::on_message(transport::Endpoint& from, std::span<const std::byte> message) {
   WorkerSession& session = *static_cast<WorkerSession*>(from.user);
-  const auto decoded = decode_control_message(message);
+  const auto decoded = tensor::decode_control_message(message);
   if (!decoded) {
     counters_.stale.add();
     log_warning(session.name + " sent a control message that is none; ignored");
     return;
   }
   try {
-    if (const auto* hello = std::get_if<Attach>(&*decoded)) attach(session, *hello);
+    if (const auto* hello = std::get_if<tensor::Attach>(&*decoded)) attach(session, *hello);
   } catch (const Error& error) {
     reject(session, error);
   }
-  if (const auto* question = std::get_if<WhoIsMissing>(&*decoded)) tell_missing(session, *question);
+  if (const auto* question = std::get_if<tensor::WhoIsMissing>(&*decoded)) tell_missing(session, *question);
 }
 
-void ServerLoop::attach(WorkerSession& session, const Attach& attach) {
+void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   if (session.attached || attach.largest_payload > options_.largest_partition) return;
   session.attached = true;
   session.data_endpoints = attach.data_endpoints;
@@ -94,8 +95,9 @@ void ServerLoop::attach(WorkerSession& session, const Attach& attach) {
   std::uint64_t small = kSmallSlots;
   if (options_.slot_memory > 0) {
     const std::uint64_t share = options_.slot_memory / std::max(membership_.workers, 1U);
-    small = std::clamp<std::uint64_t>(share / 8 / kSmallSlot, kFewestSmallSlots, kSmallSlots);
-    large = std::clamp<std::uint64_t>(share / 8 * 7 / (session.largest_payload + kMaxHeader), 1, options_.window);
+    small = std::clamp<std::uint64_t>(share / 8 / tensor::kSmallSlot, kFewestSmallSlots, kSmallSlots);
+    large = std::clamp<std::uint64_t>(share / 8 * 7 / (session.largest_payload + transport::kMaxHeader), 1,
+                                      options_.window);
   }
   for (std::uint64_t i = 0; i < large; ++i) grant(session, pool_.take(session.largest_payload));
   for (std::uint64_t i = 0; i < small; ++i) grant(session, pool_.take(kSmallPayload));
@@ -103,8 +105,8 @@ void ServerLoop::attach(WorkerSession& session, const Attach& attach) {
 
 void ServerLoop::grant(WorkerSession& session, Slot* slot) {
   slot->landing_for = &session;
-  ++(is_small_slot(slot->capacity) ? session.free_small : session.free_large);
-  const RemoteSpan where = pool_.region(*slot, *session.transport).remote(slot->offset, slot->capacity);
+  ++(tensor::is_small_slot(slot->capacity) ? session.free_small : session.free_large);
+  const transport::RemoteSpan where = pool_.region(*slot, *session.transport).remote(slot->offset, slot->capacity);
   session.credits.push_back({slot->number, where.key, where.address, slot->capacity});
   credits_due_ = true;
 }
@@ -128,7 +130,8 @@ bool ServerLoop::starved(const WorkerSession& session) const {
 
 WorkerSession* ServerLoop::session_of(std::uint32_t worker_rank, std::uint16_t worker_loop) {
   for (const auto& session : sessions_) {
-    if (session->worker_rank == worker_rank && session->worker_loop == worker_loop && !session->lost) return session.get();
+    if (session->worker_rank == worker_rank && session->worker_loop == worker_loop && !session->lost)
+      return session.get();
   }
   return nullptr;
 }
@@ -159,8 +162,8 @@ void ServerLoop::grant_overflows() {
   for (std::size_t i = 0; i < table_.open().size(); ++i) grant_overflow(*table_.open()[i]);
 }
 
-void ServerLoop::tell_missing(WorkerSession& session, const WhoIsMissing& question) {
-  Missing reply{question.immediate, {}};
+void ServerLoop::tell_missing(WorkerSession& session, const tensor::WhoIsMissing& question) {
+  tensor::Missing reply{question.immediate, {}};
   if (const Round* round = table_.find(round_key(question.tensor, question.partition), question.round)) {
     for (std::uint32_t i = 0; i < round->group->size(); ++i) {
       if (!round->arrivals[i].pushed) reply.ranks.push_back(round->group->ranks[i]);
@@ -176,17 +179,18 @@ void ServerLoop::reject(WorkerSession& session, const Error& error) {
   log_warning("cannot serve " + session.name + ": " + error.what() + " (" + error.hint() + ")");
   session.rejected = true;
   if (session.control != nullptr) {
-    (void)session.control->send(
-        encode(PushFailed{kWholeSession, static_cast<std::uint8_t>(error.code()), error.what(), error.hint()}));
+    (void)session.control->send(encode(tensor::PushFailed{
+        tensor::kWholeSession, static_cast<std::uint8_t>(error.code()), error.what(), error.hint()}));
   }
   lose_node(session.node);
 }
 
-void ServerLoop::refuse(WorkerSession& session, const PushHeader& header, ErrorCode code, const std::string& what,
-                   const std::string& hint) {
+void ServerLoop::refuse(WorkerSession& session, const tensor::PushHeader& header, ErrorCode code,
+                        const std::string& what, const std::string& hint) {
   counters_.stale.add();
   if (session.control == nullptr) return;
-  (void)session.control->send(encode(PushFailed{header.immediate, static_cast<std::uint8_t>(code), what, hint}));
+  (void)session.control->send(
+      encode(tensor::PushFailed{header.immediate, static_cast<std::uint8_t>(code), what, hint}));
 }
 
 void ServerLoop::fail(Round& round, ErrorCode code, const std::string& what, const std::string& hint) {
@@ -212,10 +216,10 @@ void ServerLoop::lose_node(std::uint32_t node) {
   for (const auto& session : sessions_) {
     if (session->node != node || std::exchange(session->lost, true)) continue;
     // Its landing slots will be given to others.
-    for (Endpoint* endpoint : session->data) endpoint->abandon();
+    for (transport::Endpoint* endpoint : session->data) endpoint->abandon();
     if (session->control != nullptr && !session->rejected) session->control->abandon();
   }
-  if (const Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
+  if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
     lost_ranks_.insert(static_cast<std::uint32_t>(gone->worker_rank));
   }
   losses_due_ = true;
@@ -238,10 +242,10 @@ void ServerLoop::forget_lost() {
   }
 }
 
-void ServerLoop::on_lost(Endpoint& peer, const std::string& why) {
+void ServerLoop::on_lost(transport::Endpoint& peer, const std::string& why) {
   WorkerSession& session = *static_cast<WorkerSession*>(peer.user);
   if (!session.lost) log_info("connection to " + session.name + " lost: " + why);
   lose_node(session.node);
 }
 
-}  // namespace bps
+}  // namespace bps::server

@@ -7,7 +7,8 @@
 //
 // Different orders: workers may push in any order. When every worker that a round still waits for has used up its slots
 // on other rounds, nothing would ever move again; exactly then those workers get one slot beyond their window (see
-// grant_overflow()). So memory is bounded by the windows unless the orders really differ, and then grows by what they differ.
+// grant_overflow()). So memory is bounded by the windows unless the orders really differ, and then grows by what they
+// differ.
 //
 // Threading: belongs to its reactor's thread. Errors: a push that cannot be summed is answered with PushFailed and
 // counted; the server goes on.
@@ -28,7 +29,7 @@
 #include "transport/reactor.h"
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::server {
 
 // One loop of one worker, as this server loop sees it.
 struct WorkerSession {
@@ -36,9 +37,9 @@ struct WorkerSession {
   std::uint16_t worker_loop = 0;
   std::uint32_t worker_rank = 0;
   std::string name;  // for errors
-  Transport* transport = nullptr;
-  Endpoint* control = nullptr;
-  std::vector<Endpoint*> data;
+  transport::Transport* transport = nullptr;
+  transport::Endpoint* control = nullptr;
+  std::vector<transport::Endpoint*> data;
   std::size_t data_endpoints = 64;  // no more than these; known exactly once it is attached
   bool attached = false;
   bool needs_slots = false;
@@ -47,10 +48,10 @@ struct WorkerSession {
   std::uint64_t largest_payload = 0;
   std::uint32_t free_small = 0;  // slots the worker holds and has not filled yet
   std::uint32_t free_large = 0;
-  std::vector<SlotCredit> credits;  // for the next message
+  std::vector<tensor::SlotCredit> credits;  // for the next message
   struct Answer {
-    WriteOp op{};
-    Endpoint* data = nullptr;
+    transport::WriteOp op{};
+    transport::Endpoint* data = nullptr;
     Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
   };
   std::vector<Answer> answers;  // waiting for the send window
@@ -62,31 +63,33 @@ struct ServerLoopOptions {
   std::uint64_t largest_partition = 0;  // bytes; refuses more
 };
 
-class ServerLoop final : public Actor, public Sink {
+class ServerLoop final : public transport::Actor, public transport::Sink {
  public:
-  ServerLoop(ServerLoopOptions options, Membership membership, std::vector<Transport*> slot_transports, Counters& counters);
+  ServerLoop(ServerLoopOptions options, van::Membership membership, std::vector<transport::Transport*> slot_transports,
+             Counters& counters);
 
   // A worker's connection has been let in; `transport` is the one it came by.
-  void add_endpoint(Endpoint* endpoint, Transport* transport);
-  void add_group(const Group& group);
+  void add_endpoint(transport::Endpoint* endpoint, transport::Transport* transport);
+  void add_group(const van::Group& group);
   // The worker is gone: its rounds can never complete. Takes effect in the next step().
   void lose_node(std::uint32_t node);
 
   bool step() override;
   bool blocked() const override { return blocked_; }
 
-  void on_write(Endpoint& from, std::uint32_t immediate) override;
-  void on_descriptor(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override;
-  void on_written(Endpoint& to, std::uint64_t token) override;
-  void on_message(Endpoint& from, std::span<const std::byte> message) override;
-  void on_lost(Endpoint& peer, const std::string& why) override;
+  void on_write(transport::Endpoint& from, std::uint32_t immediate) override;
+  void on_descriptor(transport::Endpoint& from, std::span<const std::byte> header,
+                     const transport::RemoteSpan& span) override;
+  void on_written(transport::Endpoint& to, std::uint64_t token) override;
+  void on_message(transport::Endpoint& from, std::span<const std::byte> message) override;
+  void on_lost(transport::Endpoint& peer, const std::string& why) override;
 
   std::uint64_t slot_bytes() const { return pool_.bytes(); }
   std::size_t open_rounds() const { return table_.open().size(); }
-  std::vector<Endpoint*> endpoints() const;
+  std::vector<transport::Endpoint*> endpoints() const;
 
  private:
-  void attach(WorkerSession& session, const Attach& attach);
+  void attach(WorkerSession& session, const tensor::Attach& attach);
   void grant(WorkerSession& session, Slot* slot);
   void release(Slot* slot);
   void grant_overflow(const Round& round);
@@ -94,9 +97,11 @@ class ServerLoop final : public Actor, public Sink {
   bool starved(const WorkerSession& session) const;
   WorkerSession* session_of(std::uint32_t worker_rank, std::uint16_t worker_loop);
 
-  void take(WorkerSession& session, Endpoint& from, const PushHeader& header, Slot* slot, const RemoteSpan& span);
-  bool check(WorkerSession& session, const PushHeader& header, const Slot* slot, const RemoteSpan& span);
-  bool agrees(Round& round, WorkerSession& session, const PushHeader& header);
+  void take(WorkerSession& session, transport::Endpoint& from, const tensor::PushHeader& header, Slot* slot,
+            const transport::RemoteSpan& span);
+  bool check(WorkerSession& session, const tensor::PushHeader& header, const Slot* slot,
+             const transport::RemoteSpan& span);
+  bool agrees(Round& round, WorkerSession& session, const tensor::PushHeader& header);
   bool keep(Arrival& arrival);
   void sum(Round& round);
   void answer(Round& round, Arrival& arrival, bool in_place);
@@ -105,19 +110,20 @@ class ServerLoop final : public Actor, public Sink {
   static void send_credits(WorkerSession& session);
 
   void reject(WorkerSession& session, const Error& error);
-  void refuse(WorkerSession& session, const PushHeader& header, ErrorCode code, const std::string& what, const std::string& hint);
+  void refuse(WorkerSession& session, const tensor::PushHeader& header, ErrorCode code, const std::string& what,
+              const std::string& hint);
   void fail(Round& round, ErrorCode code, const std::string& what, const std::string& hint);
   void drop(Round& round);
   void forget_lost();
-  void tell_missing(WorkerSession& session, const WhoIsMissing& question);
+  void tell_missing(WorkerSession& session, const tensor::WhoIsMissing& question);
 
   const ServerLoopOptions options_;
-  const Membership membership_;
+  const van::Membership membership_;
   Counters& counters_;
   SlotPool pool_;
   RoundTable table_;
   Summer summer_;
-  std::unordered_map<std::uint32_t, Group> groups_;
+  std::unordered_map<std::uint32_t, van::Group> groups_;
   std::unordered_set<std::uint32_t> lost_ranks_;
   bool losses_due_ = false;
   std::vector<std::unique_ptr<WorkerSession>> sessions_;
@@ -129,4 +135,4 @@ class ServerLoop final : public Actor, public Sink {
   std::vector<bool> placed_;
 };
 
-}  // namespace bps
+}  // namespace bps::server

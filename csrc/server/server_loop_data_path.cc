@@ -4,24 +4,24 @@
 
 #include "server/server_loop.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
-constexpr std::size_t kMostCredits = (kMaxMessage - 16) / sizeof(SlotCredit);
+constexpr std::size_t kMostCredits = (transport::kMaxMessage - 16) / sizeof(tensor::SlotCredit);
 
 }  // namespace
 
 // [8] A push has landed. The immediate is all the peer chose; everything is checked before it is used.
-void ServerLoop::on_write(Endpoint& from, std::uint32_t immediate) {
+void ServerLoop::on_write(transport::Endpoint& from, std::uint32_t immediate) {
   WorkerSession& session = *static_cast<WorkerSession*>(from.user);
   Slot* slot = pool_.by_number(immediate);
   if (slot == nullptr || slot->landing_for != &session) {
     counters_.stale.add();
     return;
   }
-  std::uint32_t& held = is_small_slot(slot->capacity) ? session.free_small : session.free_large;
+  std::uint32_t& held = tensor::is_small_slot(slot->capacity) ? session.free_small : session.free_large;
   if (held > 0) --held;
-  PushHeader header;
+  tensor::PushHeader header;
   std::memcpy(&header, slot->data, sizeof header);
   try {
     take(session, from, header, slot, {});
@@ -33,9 +33,10 @@ void ServerLoop::on_write(Endpoint& from, std::uint32_t immediate) {
   }
 }
 
-void ServerLoop::on_descriptor(Endpoint& from, std::span<const std::byte> bytes, const RemoteSpan& span) {
+void ServerLoop::on_descriptor(transport::Endpoint& from, std::span<const std::byte> bytes,
+                               const transport::RemoteSpan& span) {
   WorkerSession& session = *static_cast<WorkerSession*>(from.user);
-  PushHeader header;
+  tensor::PushHeader header;
   if (bytes.size() != sizeof header) {
     counters_.stale.add();
     return;
@@ -48,11 +49,12 @@ void ServerLoop::on_descriptor(Endpoint& from, std::span<const std::byte> bytes,
   }
 }
 
-bool ServerLoop::check(WorkerSession& session, const PushHeader& header, const Slot* slot, const RemoteSpan& span) {
+bool ServerLoop::check(WorkerSession& session, const tensor::PushHeader& header, const Slot* slot,
+                       const transport::RemoteSpan& span) {
   const std::size_t element = size_of(header.dtype);
   const auto group = groups_.find(header.group);
   const char* wrong = nullptr;
-  if (header.version != kProtocolVersion) {
+  if (header.version != transport::kProtocolVersion) {
     wrong = "it has another protocol version";
   } else if (element == 0 || !is_valid(header.op)) {
     wrong = "its dtype or operation is unknown";
@@ -61,11 +63,12 @@ bool ServerLoop::check(WorkerSession& session, const PushHeader& header, const S
   } else if (group == groups_.end() || header.member >= group->second.size() ||
              group->second.ranks[header.member] != session.worker_rank) {
     wrong = "its group is unknown or does not contain the sender";
-  } else if ((header.flags & (kIsPush | kIsPull)) == 0 ||
-             ((header.flags & kHasPayload) != 0 && (header.flags & kIsPush) == 0)) {
+  } else if ((header.flags & (tensor::kIsPush | tensor::kIsPull)) == 0 ||
+             ((header.flags & tensor::kHasPayload) != 0 && (header.flags & tensor::kIsPush) == 0)) {
     wrong = "its flags make no sense";
-  } else if ((header.flags & kHasPayload) != 0 &&
-             (slot != nullptr ? slot->capacity < kMaxHeader + header.length : span.length != header.length)) {
+  } else if ((header.flags & tensor::kHasPayload) != 0 &&
+             (slot != nullptr ? slot->capacity < transport::kMaxHeader + header.length
+                              : span.length != header.length)) {
     wrong = "its payload is not as long as it says";
   }
   if (wrong == nullptr) return true;
@@ -74,8 +77,8 @@ bool ServerLoop::check(WorkerSession& session, const PushHeader& header, const S
   return false;
 }
 
-bool ServerLoop::agrees(Round& round, WorkerSession& session, const PushHeader& header) {
-  const PushHeader& first = round.first;
+bool ServerLoop::agrees(Round& round, WorkerSession& session, const tensor::PushHeader& header) {
+  const tensor::PushHeader& first = round.first;
   if (first.dtype == header.dtype && first.op == header.op && first.kind == header.kind &&
       first.length == header.length && first.group == header.group) {
     return true;
@@ -92,12 +95,13 @@ bool ServerLoop::agrees(Round& round, WorkerSession& session, const PushHeader& 
   return false;
 }
 
-void ServerLoop::take(WorkerSession& session, Endpoint& from, const PushHeader& header, Slot* slot, const RemoteSpan& span) {
+void ServerLoop::take(WorkerSession& session, transport::Endpoint& from, const tensor::PushHeader& header, Slot* slot,
+                      const transport::RemoteSpan& span) {
   const auto give_up = [&] {
     if (slot != nullptr) release(slot);
   };
   if (!check(session, header, slot, span)) return give_up();
-  const Group& group = groups_.find(header.group)->second;
+  const van::Group& group = groups_.find(header.group)->second;
   for (const std::uint32_t rank : lost_ranks_) {
     if (group.index_of(rank) >= 0) return give_up();  // the scheduler tells the workers whom they lost
   }
@@ -124,8 +128,8 @@ void ServerLoop::take(WorkerSession& session, Endpoint& from, const PushHeader& 
     }
     return give_up();
   }
-  const bool pushes = (header.flags & kIsPush) != 0;
-  const bool pulls = (header.flags & kIsPull) != 0;
+  const bool pushes = (header.flags & tensor::kIsPush) != 0;
+  const bool pulls = (header.flags & tensor::kIsPull) != 0;
   if ((pushes && arrival.pushed) || (pulls && (arrival.pull_waiting || arrival.pulled))) {
     refuse(session, header, ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug");
     return give_up();
@@ -138,7 +142,7 @@ void ServerLoop::take(WorkerSession& session, Endpoint& from, const PushHeader& 
   if (pushes) {
     arrival.pushed = true;
     ++round.pushed;
-    arrival.has_payload = (header.flags & kHasPayload) != 0;
+    arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
   }
   if (pushes && arrival.has_payload) {
     arrival.slot = slot;
@@ -181,19 +185,19 @@ void ServerLoop::sum(Round& round) {
   bool needs_result = false;
   for (std::size_t i = 0; i < round.arrivals.size(); ++i) {
     Arrival& arrival = round.arrivals[i];
-    DirectAccess* direct = arrival.data->direct();
+    transport::DirectAccess* direct = arrival.data->direct();
     if (arrival.has_payload) {
       SumSource source{.direct = direct, .span = arrival.span, .session = arrival.session};
       source.bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
       sources_.push_back(source);
     }
-    const bool wants_data = (arrival.header.flags & kWantsData) != 0;
+    const bool wants_data = (arrival.header.flags & tensor::kWantsData) != 0;
     if (!arrival.pull_waiting) {
       needs_result = true;  // a pull comes later
     } else if (wants_data && direct == nullptr) {
       needs_result = true;
     } else if (wants_data) {
-      const RemoteSpan span{arrival.header.answer_key, arrival.header.answer_address, round.first.length};
+      const transport::RemoteSpan span{arrival.header.answer_key, arrival.header.answer_address, round.first.length};
       targets_.push_back({.bytes = direct->map(span), .direct = direct, .span = span, .session = arrival.session});
       placed_[i] = true;
     }
@@ -232,15 +236,15 @@ void ServerLoop::answer(Round& round, Arrival& arrival, bool in_place) {
   arrival.pull_waiting = false;
   arrival.pulled = true;
   ++round.pulled;
-  const PushHeader& header = arrival.header;
+  const tensor::PushHeader& header = arrival.header;
   WorkerSession::Answer answer{.op = {.immediate = header.immediate}, .data = arrival.data, .round = nullptr};
-  if ((header.flags & kWantsData) != 0 && !in_place) {
-    const RemoteSpan target{header.answer_key, header.answer_address, round.first.length};
-    if (DirectAccess* direct = arrival.data->direct()) {
+  if ((header.flags & tensor::kWantsData) != 0 && !in_place) {
+    const transport::RemoteSpan target{header.answer_key, header.answer_address, round.first.length};
+    if (transport::DirectAccess* direct = arrival.data->direct()) {
       if (direct->put(target, round.result->payload()) != Status::kOk) return lose_node(arrival.session->node);
     } else {
       answer.op.source = &pool_.region(*round.result, *arrival.session->transport);
-      answer.op.source_offset = round.result->offset + kMaxHeader;
+      answer.op.source_offset = round.result->offset + transport::kMaxHeader;
       answer.op.length = round.first.length;
       answer.op.target = target;
       answer.op.token = reinterpret_cast<std::uint64_t>(&round);
@@ -261,7 +265,7 @@ void ServerLoop::post(WorkerSession& session, WorkerSession::Answer answer) {
   answers_due_ = true;
 }
 
-void ServerLoop::on_written(Endpoint&, std::uint64_t token) {
+void ServerLoop::on_written(transport::Endpoint&, std::uint64_t token) {
   Round& round = *reinterpret_cast<Round*>(token);  // our own pointer: tokens never leave this process
   --round.writes_in_flight;
   close_if_over(round);
@@ -278,7 +282,7 @@ void ServerLoop::send_credits(WorkerSession& session) {
   for (std::size_t at = 0; at < session.credits.size(); at += kMostCredits) {
     const auto first = session.credits.begin() + static_cast<std::ptrdiff_t>(at);
     const auto count = std::min(kMostCredits, session.credits.size() - at);
-    (void)session.control->send(encode(Credits{{first, first + static_cast<std::ptrdiff_t>(count)}}));
+    (void)session.control->send(encode(tensor::Credits{{first, first + static_cast<std::ptrdiff_t>(count)}}));
   }
   session.credits.clear();
 }
@@ -291,7 +295,8 @@ bool ServerLoop::step() {
     answers_due_ = false;
     for (const auto& session : sessions_) {
       std::size_t sent = 0;
-      while (sent < session->answers.size() && session->answers[sent].data->write({&session->answers[sent].op, 1}) == 1) ++sent;
+      while (sent < session->answers.size() && session->answers[sent].data->write({&session->answers[sent].op, 1}) == 1)
+        ++sent;
       session->answers.erase(session->answers.begin(), session->answers.begin() + static_cast<std::ptrdiff_t>(sent));
       found |= sent > 0;
       answers_due_ |= !session->answers.empty();
@@ -309,4 +314,4 @@ bool ServerLoop::step() {
   return found;
 }
 
-}  // namespace bps
+}  // namespace bps::server

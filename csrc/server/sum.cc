@@ -4,7 +4,7 @@
 
 #include "server/reduce.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 // A block of each of two sources and one result stay within 1 MiB of second-level cache, and a cross-memory copy of
@@ -18,7 +18,7 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
+Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
                    std::span<const SumTarget> targets, std::uint64_t length, WorkerSession*& broken) {
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumTarget& t) { return !t.bytes; });
   in_.resize(sources.size());
@@ -61,4 +61,4 @@ Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<cons
   return Status::kOk;
 }
 
-}  // namespace bps
+}  // namespace bps::server

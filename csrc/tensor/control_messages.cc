@@ -1,6 +1,6 @@
 #include "tensor/control_messages.h"
 
-namespace bps {
+namespace bps::tensor {
 namespace {
 
 enum class Kind : std::uint8_t { kAttach = 1, kCredits, kPushFailed, kWhoIsMissing, kMissing };
@@ -99,4 +99,4 @@ std::optional<ControlMessage> decode_control_message(std::span<const std::byte> 
   return in.done() ? message : std::nullopt;
 }
 
-}  // namespace bps
+}  // namespace bps::tensor

@@ -12,7 +12,7 @@
 
 #include "core/bytes.h"
 
-namespace bps {
+namespace bps::tensor {
 
 // Worker to server, first on every link: how large its partitions get, whether it needs landing slots, and of how many
 // data endpoints the link consists.
@@ -40,8 +40,8 @@ struct Credits {
   std::vector<SlotCredit> slots;
 };
 
-// Server to worker: a push cannot be summed. `immediate` is the one the answer would have had; kWholeSession: the server
-// cannot serve this worker at all.
+// Server to worker: a push cannot be summed. `immediate` is the one the answer would have had; kWholeSession: the
+// server cannot serve this worker at all.
 inline constexpr std::uint32_t kWholeSession = 0xffffffff;
 struct PushFailed {
   std::uint32_t immediate = 0;
@@ -67,4 +67,4 @@ using ControlMessage = std::variant<Attach, Credits, PushFailed, WhoIsMissing, M
 Bytes encode(const ControlMessage& message);
 std::optional<ControlMessage> decode_control_message(std::span<const std::byte> bytes);
 
-}  // namespace bps
+}  // namespace bps::tensor

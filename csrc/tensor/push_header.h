@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::tensor {
 
 enum PushFlags : std::uint8_t {
   kHasPayload = 1,  // the sender's bytes take part in the sum
@@ -44,4 +44,4 @@ inline std::span<const std::byte> bytes_of(const PushHeader& header) {
   return std::as_bytes(std::span<const PushHeader, 1>(&header, 1));
 }
 
-}  // namespace bps
+}  // namespace bps::tensor

@@ -9,7 +9,7 @@
 
 #include "core/hmac.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 // The layouts. The first eight bytes of every message are the same in all versions of the protocol, so that two
@@ -61,9 +61,9 @@ Mac sign(const Credentials& credentials, std::string_view label, std::span<const
 
 [[noreturn]] void fail_version(const std::string& whom, std::uint16_t theirs) {
   throw HandshakeError(Refusal::kVersion, ErrorCode::kVersion,
-                   whom + " speaks version " + std::to_string(theirs) + " of the protocol, this process version " +
-                       std::to_string(kProtocolVersion),
-                   "install the same bps_rdma version everywhere");
+                       whom + " speaks version " + std::to_string(theirs) + " of the protocol, this process version " +
+                           std::to_string(kProtocolVersion),
+                       "install the same bps_rdma version everywhere");
 }
 
 void await(int fd, short events, const Deadline& deadline, const std::string& whom) {
@@ -123,7 +123,7 @@ void receive_header(int fd, Kind kind, const Deadline& deadline, const std::stri
 
 void throw_secret(const std::string& whom) {
   throw HandshakeError(Refusal::kSecret, ErrorCode::kAuthentication, whom + " has another secret",
-                   "set the same BPS_SECRET on every node");
+                       "set the same BPS_SECRET on every node");
 }
 
 void throw_refused(Refusal refusal, std::uint16_t version, const std::string& whom) {
@@ -132,7 +132,7 @@ void throw_refused(Refusal refusal, std::uint16_t version, const std::string& wh
     case Refusal::kSecret: throw_secret(whom);
     case Refusal::kJob:
       throw HandshakeError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job",
-                       "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
+                           "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
     case Refusal::kSilent: break;
   }
   fail(whom + " refused the connection", "see its log");
@@ -148,7 +148,7 @@ Credentials Credentials::from(std::string_view job_name, std::string_view secret
 }
 
 void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-           const std::string& whom) {
+                      const std::string& whom) {
   std::array<std::byte, kNonceSize> nonce{};
   random_bytes(nonce);
   Writer out;
@@ -168,7 +168,8 @@ void client_handshake(int fd, const Hello& hello, const Credentials& credentials
   receive_header(fd, kWelcome, deadline, whom);
 }
 
-ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials) : fd_(std::move(fd)), credentials_(credentials) {
+ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials)
+    : fd_(std::move(fd)), credentials_(credentials) {
   static_assert(kHelloSize == std::tuple_size_v<decltype(hello_bytes_)>);
 }
 
@@ -253,4 +254,4 @@ bool ServerHandshake::send_all(std::span<const std::byte> bytes) {
          static_cast<ssize_t>(bytes.size());
 }
 
-}  // namespace bps
+}  // namespace bps::transport

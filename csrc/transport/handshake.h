@@ -19,7 +19,7 @@
 #include "core/error.h"
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::transport {
 
 inline constexpr std::uint16_t kProtocolVersion = 1;
 
@@ -36,8 +36,8 @@ enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2 };
 
 // Who is calling, and which of the callee's loops it wants to reach.
 struct Hello {
-  std::uint32_t node = 0;   // the caller's van id; 0 while it has none
-  std::uint16_t client_loop = 0;   // the caller's loop
+  std::uint32_t node = 0;         // the caller's van id; 0 while it has none
+  std::uint16_t client_loop = 0;  // the caller's loop
   std::uint16_t server_loop = 0;  // the callee's loop
   Plane plane = Plane::kVan;
 };
@@ -65,10 +65,10 @@ class HandshakeError : public Error {
 // What it throws when the other side does not prove that it knows the secret.
 [[noreturn]] void throw_secret(const std::string& whom);
 
-// The calling side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the other
-// side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
+// The calling side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the
+// other side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
 void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-           const std::string& whom);
+                      const std::string& whom);
 
 // The called side, without blocking: call advance() whenever the descriptor is readable. A caller that is refused stays
 // pending until it has hung up, because closing on unread bytes would destroy the reason on its way; the owner bounds
@@ -104,4 +104,4 @@ class ServerHandshake {
   Step step_ = Step::kHello;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

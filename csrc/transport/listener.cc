@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(2);
@@ -107,4 +107,4 @@ void Listener::expire_pending() {
   if (listener_ && !listening_) listen();
 }
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -16,7 +16,7 @@
 #include "core/fd.h"
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::transport {
 
 class Listener {
  public:
@@ -67,4 +67,4 @@ class Listener {
 Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline);
 Fd connect_local(const std::string& name, const Deadline& deadline);
 
-}  // namespace bps
+}  // namespace bps::transport

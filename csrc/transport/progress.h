@@ -1,9 +1,9 @@
 // Who works on a reactor right now: its own thread, or a caller who waits for something and works meanwhile.
 //
 // The thread leaves the progress free while it sleeps. A caller that would wake it, and then sleep until it is woken in
-// turn, takes the progress and works on the spot: that saves both hand-overs between threads, which cost more than a small
-// tensor itself. When nothing comes for a short while the caller leaves, with everything armed on the thread's behalf:
-// that one has slept on and is sure to be woken.
+// turn, takes the progress and works on the spot: that saves both hand-overs between threads, which cost more than a
+// small tensor itself. When nothing comes for a short while the caller leaves, with everything armed on the thread's
+// behalf: that one has slept on and is sure to be woken.
 //
 // Threading: from any thread. A progress may outlive its reactor, and then does nothing.
 #pragma once
@@ -16,7 +16,7 @@
 
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::transport {
 
 class Reactor;
 
@@ -62,4 +62,4 @@ class ProgressLock {
   const Fd bell_;  // the event loop's doorbell, of our own, as we may outlive it
 };
 
-}  // namespace bps
+}  // namespace bps::transport

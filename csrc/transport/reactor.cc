@@ -6,7 +6,7 @@
 
 #include "core/log.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 constexpr Duration kLongestSleep = std::chrono::milliseconds(250);
@@ -167,4 +167,4 @@ bool Reactor::relies_on_descriptors() const {
   return std::ranges::any_of(transports_, [](const auto& transport) { return transport->relies_on_descriptors(); });
 }
 
-}  // namespace bps
+}  // namespace bps::transport

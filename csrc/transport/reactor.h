@@ -1,8 +1,8 @@
 // One event loop, the transports on it, the actors that work with them, and a thread that drives them.
 //
 // A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a
-// learnt short while and then sleeps until something rings. Everything an actor owns belongs to whoever is at the progress,
-// which is the thread or a caller in its stead (progress.h); others reach it by post() and call().
+// learnt short while and then sleeps until something rings. Everything an actor owns belongs to whoever is at the
+// progress, which is the thread or a caller in its stead (progress.h); others reach it by post() and call().
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 #include "transport/progress.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport {
 
 class Actor {
  public:
@@ -96,4 +96,4 @@ class Reactor {
   std::thread thread_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -16,7 +16,7 @@
 #include "core/error.h"
 #include "transport/listener.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 constexpr int kBacklog = 1024;  // a whole job may call at the same moment
@@ -199,4 +199,4 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -8,7 +8,8 @@
 //
 // Threading: a Transport and its endpoints belong to the thread of its event loop; connect() alone may be called from
 //            another one, and the endpoint it returns enters the loop by attach(). Nothing here takes a lock.
-// Ordering:  none between writes or descriptors. A write's immediate is delivered after that write's own bytes are visible,
+// Ordering:  none between writes or descriptors. A write's immediate is delivered after that write's own bytes are
+// visible,
 //            and that is the only promise; callers make every chunk self-contained.
 // Errors:    set-up throws Error. write() and post() accept a prefix of what they are given, 0 while the window is
 // full;
@@ -28,7 +29,7 @@
 #include "core/metrics.h"
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::transport {
 
 inline constexpr std::size_t kMaxHeader = 64;
 inline constexpr std::size_t kMaxMessage = 1 << 16;
@@ -181,4 +182,4 @@ class Transport {
   virtual bool relies_on_descriptors() const { return false; }
 };
 
-}  // namespace bps
+}  // namespace bps::transport

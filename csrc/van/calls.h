@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "van/barrier_state.h"
-#include "van/registry.h"
 #include "van/member_table.h"
+#include "van/registry.h"
 
 namespace bps::van {
 

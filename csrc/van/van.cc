@@ -10,9 +10,7 @@
 #include "van/find_scheduler.h"
 #include "van/scheduler_session.h"
 
-namespace bps {
-
-using namespace van;
+namespace bps::van {
 
 namespace {
 
@@ -32,7 +30,7 @@ std::string seconds_text(double seconds) {
 
 class Van::Impl {
  public:
-  Impl(VanOptions options, Credentials credentials, VanEvents events)
+  Impl(VanOptions options, transport::Credentials credentials, VanEvents events)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
         session_(std::move(events), options_.heartbeat_interval_s, options_.heartbeat_timeout_s) {}
@@ -105,7 +103,7 @@ class Van::Impl {
   }
 
   const VanOptions options_;
-  const Credentials credentials_;
+  const transport::Credentials credentials_;
   std::atomic<bool> left_{false};
   SchedulerSession session_;
 
@@ -156,14 +154,14 @@ class Van::Impl {
   }
 };
 
-Van::Van(VanOptions options, Credentials credentials, VanEvents events)
+Van::Van(VanOptions options, transport::Credentials credentials, VanEvents events)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(credentials), std::move(events))) {}
 Van::~Van() = default;
 
 EventLoop& Van::loop() {
   return impl_->session_.loop();
 }
-const Credentials& Van::credentials() const {
+const transport::Credentials& Van::credentials() const {
   return impl_->credentials_;
 }
 void Van::join(Node self, std::uint32_t workers, std::uint32_t servers) {
@@ -193,4 +191,4 @@ bool Van::wait_for_end() {
   return impl_->wait_for_end();
 }
 
-}  // namespace bps
+}  // namespace bps::van

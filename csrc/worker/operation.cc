@@ -7,7 +7,7 @@
 
 #include <climits>
 
-namespace bps {
+namespace bps::worker {
 namespace {
 
 constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather", "broadcast", "push or pull"};
@@ -33,7 +33,8 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
     cursors[i] = {this, 0, &plan[i]};
     partitions += plan[i].size();
   }
-  // Each worker_loop finishes one more when it has taken the operation in: so it cannot complete while a worker_loop still looks.
+  // Each worker_loop finishes one more when it has taken the operation in: so it cannot complete while a worker_loop
+  // still looks.
   remaining = partitions + worker_loops;
 }
 
@@ -110,4 +111,4 @@ std::string Operation::describe() const {
          std::to_string(round);
 }
 
-}  // namespace bps
+}  // namespace bps::worker

@@ -9,7 +9,7 @@
 
 #include "worker/operation.h"
 
-namespace bps {
+namespace bps::worker {
 
 class SendQueue {
  public:
@@ -36,4 +36,4 @@ class SendQueue {
   std::vector<Operation::Cursor*> heap_;
 };
 
-}  // namespace bps
+}  // namespace bps::worker

@@ -5,7 +5,7 @@
 
 #include "core/log.h"
 
-namespace bps {
+namespace bps::worker {
 namespace {
 
 constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a worker_loop; callers wait beyond
@@ -15,7 +15,7 @@ constexpr double kAnswerGrace_s = 1.0;  // for the server to say who is missing
 
 }  // namespace
 
-WorkerLoop::WorkerLoop(WorkerLoopOptions options, Reactor& reactor)
+WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
     : options_(options), counters_(reactor.counters()), submissions_(kSubmissions), servers_(options.servers) {
   reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
@@ -26,8 +26,8 @@ WorkerLoop::~WorkerLoop() {
                   "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
 }
 
-void WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string name, Transport* transport, Endpoint* control,
-                      std::vector<Endpoint*> data) {
+void WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string name, transport::Transport* transport,
+                            transport::Endpoint* control, std::vector<transport::Endpoint*> data) {
   auto server = std::make_unique<Server>();
   server->rank = rank;
   server->name = std::move(name);
@@ -38,10 +38,10 @@ void WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string n
   const auto cache = static_cast<std::size_t>(known - cached_transports_.begin());
   if (known == cached_transports_.end()) {
     cached_transports_.push_back(transport);
-    caches_.push_back(std::make_unique<RegionCache>(*transport, kCachedRegions));
+    caches_.push_back(std::make_unique<transport::RegionCache>(*transport, kCachedRegions));
   }
   server->regions = caches_[cache].get();
-  for (Endpoint* endpoint : server->data) {
+  for (transport::Endpoint* endpoint : server->data) {
     endpoint->sink = this;
     endpoint->user = server.get();
   }
@@ -49,7 +49,7 @@ void WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string n
   control->user = server.get();
   const bool needs_slots = server->data.front()->direct() == nullptr;
   const auto count = static_cast<std::uint8_t>(server->data.size());  // BPS_TCP_STREAMS and the like: 64 at most
-  (void)control->send(encode(Attach{options_.largest_partition, needs_slots, count}));
+  (void)control->send(encode(tensor::Attach{options_.largest_partition, needs_slots, count}));
   servers_[place] = std::move(server);
   const auto met = std::ranges::count_if(servers_, [](const auto& one) { return one != nullptr; });
   credit_ = (options_.scheduling_credit + static_cast<std::uint64_t>(met) - 1) / static_cast<std::uint64_t>(met);
@@ -113,7 +113,7 @@ void WorkerLoop::check_deadlines() {
         if (entry.operation != operation.get() || entry.server->lost) continue;
         const std::uint32_t immediate = i | std::uint32_t{entry.generation} << 24;
         (void)entry.server->control->send(
-            encode(WhoIsMissing{immediate, operation->tensor->id, entry.partition, operation->round}));
+            encode(tensor::WhoIsMissing{immediate, operation->tensor->id, entry.partition, operation->round}));
         break;
       }
     } else if (late > std::chrono::duration<double>(kAnswerGrace_s)) {
@@ -123,18 +123,18 @@ void WorkerLoop::check_deadlines() {
   }
 }
 
-void WorkerLoop::on_message(Endpoint& from, std::span<const std::byte> message) {
+void WorkerLoop::on_message(transport::Endpoint& from, std::span<const std::byte> message) {
   Server& server = *static_cast<Server*>(from.user);
-  const auto decoded = decode_control_message(message);
+  const auto decoded = tensor::decode_control_message(message);
   if (!decoded) {
     counters_.stale.add();
     return;
   }
-  if (const auto* credits = std::get_if<Credits>(&*decoded)) {
-    for (const SlotCredit& slot : credits->slots) server.take(slot);
+  if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
+    for (const tensor::SlotCredit& slot : credits->slots) server.take(slot);
     has_work_ = true;
-  } else if (const auto* failed = std::get_if<PushFailed>(&*decoded)) {
-    if (failed->immediate == kWholeSession) return on_lost(from, failed->what + " (" + failed->hint + ")");
+  } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
+    if (failed->immediate == tensor::kWholeSession) return on_lost(from, failed->what + " (" + failed->hint + ")");
     InFlight* entry = find(failed->immediate, &server);
     if (entry == nullptr) return;
     const auto code = failed->code <= static_cast<std::uint8_t>(ErrorCode::kInternal)
@@ -142,21 +142,21 @@ void WorkerLoop::on_message(Endpoint& from, std::span<const std::byte> message) 
                           : ErrorCode::kInternal;
     entry->operation->fail(code, failed->what, failed->hint);
     complete(failed->immediate & 0xffffff);
-  } else if (const auto* missing = std::get_if<Missing>(&*decoded)) {
+  } else if (const auto* missing = std::get_if<tensor::Missing>(&*decoded)) {
     InFlight* entry = find(missing->immediate, &server);
     if (entry == nullptr) return;
     std::string ranks;
     for (const std::uint32_t rank : missing->ranks) ranks += (ranks.empty() ? " " : ", ") + std::to_string(rank);
     entry->operation->fail(ErrorCode::kTimeout,
-                            "after " + std::to_string(static_cast<int>(entry->operation->request.timeout_s)) + " s " +
-                                server.name + " still waits for rank" +
-                                (ranks.empty() ? "s it knows nothing of" : ranks),
-                            "check that those ranks are alive and call the same operation, or raise BPS_TIMEOUT");
+                           "after " + std::to_string(static_cast<int>(entry->operation->request.timeout_s)) + " s " +
+                               server.name + " still waits for rank" +
+                               (ranks.empty() ? "s it knows nothing of" : ranks),
+                           "check that those ranks are alive and call the same operation, or raise BPS_TIMEOUT");
   }
 }
 
 void WorkerLoop::fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
-                           const std::string& what, const std::string& hint) {
+                                 const std::string& what, const std::string& hint) {
   take_submissions();
   for (const auto& operation : watched_) {
     if (!operation->done() && concerns(*operation)) operation->fail(code, what, hint);
@@ -173,7 +173,7 @@ void WorkerLoop::lose(Server& server, const std::string& why) {
   server.lost = true;
   server.why_lost = why;
   // The user gets the memory back now, so that nobody may write into it any more, alive as the server may be.
-  for (Endpoint* endpoint : server.data) endpoint->abandon();
+  for (transport::Endpoint* endpoint : server.data) endpoint->abandon();
   server.control->abandon();
   const auto fail = [&](Operation& operation) {
     operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
@@ -201,7 +201,7 @@ void WorkerLoop::finish(Operation& operation, std::uint64_t partitions) {
   operation.end();
 }
 
-void WorkerLoop::on_lost(Endpoint& peer, const std::string& why) {
+void WorkerLoop::on_lost(transport::Endpoint& peer, const std::string& why) {
   Server& server = *static_cast<Server*>(peer.user);
   if (server.lost) return;
   lose(server, why);
@@ -212,4 +212,4 @@ void WorkerLoop::forget_memory(std::uint64_t identity) {
   for (const auto& cache : caches_) cache->forget(identity);
 }
 
-}  // namespace bps
+}  // namespace bps::worker

@@ -4,7 +4,7 @@
 
 #include "worker/worker_loop.h"
 
-namespace bps {
+namespace bps::worker {
 namespace {
 
 // With work to do, credits spent and nothing coming back from a server for this long, ranks may be waiting for each
@@ -12,13 +12,14 @@ namespace {
 constexpr auto kStuck = std::chrono::milliseconds(2);
 
 std::uint8_t flags_of(const Request& request, std::uint16_t member, std::uint32_t shard) {
-  const std::uint8_t both = kIsPush | kIsPull;
+  const std::uint8_t both = tensor::kIsPush | tensor::kIsPull;
   switch (request.kind) {
-    case Kind::kPushPull: return both | kHasPayload | kWantsData;
-    case Kind::kReduceScatter: return both | kHasPayload | (shard == member ? kWantsData : 0);
-    case Kind::kAllGather: return both | (shard == member ? kHasPayload : kWantsData);
-    case Kind::kBroadcast: return both | (request.root == member ? kHasPayload : kWantsData);
-    case Kind::kSplit: return request.pushes ? kIsPush | kHasPayload : kIsPull | kWantsData;
+    case Kind::kPushPull: return both | tensor::kHasPayload | tensor::kWantsData;
+    case Kind::kReduceScatter: return both | tensor::kHasPayload | (shard == member ? tensor::kWantsData : 0);
+    case Kind::kAllGather: return both | (shard == member ? tensor::kHasPayload : tensor::kWantsData);
+    case Kind::kBroadcast: return both | (request.root == member ? tensor::kHasPayload : tensor::kWantsData);
+    case Kind::kSplit:
+      return request.pushes ? tensor::kIsPush | tensor::kHasPayload : tensor::kIsPull | tensor::kWantsData;
   }
   return 0;
 }
@@ -84,10 +85,10 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
   const Tensor& tensor = *operation.tensor;
   const bool sharded = request.kind == Kind::kReduceScatter || request.kind == Kind::kAllGather;
   const std::uint32_t partition = (*cursor.partitions)[cursor.next];
-  const Partitioning::Piece piece = (sharded ? tensor.sharded : tensor.whole).piece(partition);
+  const tensor::Partitioning::Piece piece = (sharded ? tensor.sharded : tensor.whole).piece(partition);
   const std::uint8_t flags = flags_of(request, tensor.member, piece.shard);
-  const bool carries = (flags & kHasPayload) != 0;
-  const bool wants = (flags & kWantsData) != 0;
+  const bool carries = (flags & tensor::kHasPayload) != 0;
+  const bool wants = (flags & tensor::kWantsData) != 0;
 
   bool yields = false;  // both limits at once, or each would wait for the other to do so
   if (credit_ > 0 && server.bytes_in_flight > 0 && server.bytes_in_flight + piece.length > credit_) {
@@ -95,10 +96,11 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
     yields = true;
   }
   const std::size_t n = batch.size;
-  Endpoint& endpoint = *server.data[server.next_data];
-  DirectAccess* direct = endpoint.direct();
+  transport::Endpoint& endpoint = *server.data[server.next_data];
+  transport::DirectAccess* direct = endpoint.direct();
   if (direct == nullptr) {
-    const bool small = is_small_slot(kMaxHeader + (carries ? piece.length : 0)) && !server.small_slots.empty();
+    const bool small =
+        tensor::is_small_slot(transport::kMaxHeader + (carries ? piece.length : 0)) && !server.small_slots.empty();
     auto& slots = small ? server.small_slots : server.large_slots;
     if (slots.empty()) return false;
     batch.slots[n] = slots.back();
@@ -149,9 +151,9 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
   entry.length = piece.length;
   server.bytes_in_flight += piece.length;
 
-  PushHeader& header = batch.headers[n];
-  header = PushHeader{};
-  header.version = kProtocolVersion;
+  tensor::PushHeader& header = batch.headers[n];
+  header = tensor::PushHeader{};
+  header.version = transport::kProtocolVersion;
   header.dtype = tensor.dtype;
   header.op = request.op;
   header.flags = flags;
@@ -163,21 +165,22 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
   header.round = operation.round;
   header.immediate = index | std::uint32_t{entry.generation} << 24;
   header.length = piece.length;
-  const auto offset_in = [&](const Region& region, const std::byte* at) {
+  const auto offset_in = [&](const transport::Region& region, const std::byte* at) {
     return static_cast<std::uint64_t>((entry.stage != nullptr ? entry.stage : at) - region.bytes().data());
   };
   if (wants) {
-    const RemoteSpan answer = entry.output->remote(offset_in(*entry.output, request.output + out_at), piece.length);
+    const transport::RemoteSpan answer =
+        entry.output->remote(offset_in(*entry.output, request.output + out_at), piece.length);
     header.answer_key = answer.key;
     header.answer_address = answer.address;
   }
   const std::uint64_t source_offset = carries ? offset_in(*entry.input, request.input + in_at) : 0;
   const std::uint64_t length = carries ? piece.length : 0;
   if (direct != nullptr) {
-    batch.descriptors[n] = {bytes_of(header), entry.input.get(), source_offset, length, entry.output.get()};
+    batch.descriptors[n] = {tensor::bytes_of(header), entry.input.get(), source_offset, length, entry.output.get()};
   } else {
-    const SlotCredit& slot = batch.slots[n];
-    batch.writes[n] = {.header = bytes_of(header),
+    const tensor::SlotCredit& slot = batch.slots[n];
+    batch.writes[n] = {.header = tensor::bytes_of(header),
                        .source = entry.input.get(),
                        .source_offset = source_offset,
                        .length = length,
@@ -193,9 +196,9 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
 }
 
 std::size_t WorkerLoop::post(Server& server, Batch& batch) {
-  Endpoint& endpoint = *server.data[server.next_data];
+  transport::Endpoint& endpoint = *server.data[server.next_data];
   server.next_data = (server.next_data + 1) % server.data.size();
-  if (DirectAccess* direct = endpoint.direct()) return direct->post({batch.descriptors.data(), batch.size});
+  if (transport::DirectAccess* direct = endpoint.direct()) return direct->post({batch.descriptors.data(), batch.size});
   return endpoint.write({batch.writes.data(), batch.size});
 }
 
@@ -235,16 +238,16 @@ WorkerLoop::InFlight* WorkerLoop::find(std::uint32_t immediate, const Server* se
 }
 
 // [6] An answer: the bytes are in place already.
-void WorkerLoop::on_write(Endpoint& from, std::uint32_t immediate) {
+void WorkerLoop::on_write(transport::Endpoint& from, std::uint32_t immediate) {
   InFlight* entry = find(immediate, static_cast<Server*>(from.user));
   if (entry == nullptr) return;
   if (entry->stage != nullptr) {
     const Operation& operation = *entry->operation;
     const Request& request = operation.request;
     const bool sharded = request.kind == Kind::kReduceScatter || request.kind == Kind::kAllGather;
-    const Partitioning& cut = sharded ? operation.tensor->sharded : operation.tensor->whole;
-    const Partitioning::Piece piece = cut.piece(entry->partition);
-    if ((flags_of(request, operation.tensor->member, piece.shard) & kWantsData) != 0 && !operation.done()) {
+    const tensor::Partitioning& cut = sharded ? operation.tensor->sharded : operation.tensor->whole;
+    const tensor::Partitioning::Piece piece = cut.piece(entry->partition);
+    if ((flags_of(request, operation.tensor->member, piece.shard) & tensor::kWantsData) != 0 && !operation.done()) {
       const std::uint64_t start = request.kind == Kind::kReduceScatter ? cut.shard_offset(operation.tensor->member) : 0;
       std::memcpy(request.output + piece.offset - start, entry->stage, piece.length);
       counters_.copies.add();
@@ -267,10 +270,10 @@ void WorkerLoop::complete(std::uint32_t index) {
   finish(*operation, 1);
 }
 
-void WorkerLoop::on_descriptor(Endpoint&, std::span<const std::byte>, const RemoteSpan&) {
+void WorkerLoop::on_descriptor(transport::Endpoint&, std::span<const std::byte>, const transport::RemoteSpan&) {
   counters_.stale.add();
 }
 
-void WorkerLoop::on_written(Endpoint&, std::uint64_t) {}
+void WorkerLoop::on_written(transport::Endpoint&, std::uint64_t) {}
 
-}  // namespace bps
+}  // namespace bps::worker

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "transport/rdma/verbs.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // One event, copied and acknowledged: an identifier can be destroyed only when all its events are.
 struct CmEvent {
@@ -39,4 +39,4 @@ class CmAddress {
   sockaddr_storage storage_{};
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 #include "core/hmac.h"
 #include "transport/rdma/rc_connection.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 struct Attempt {
@@ -16,8 +16,8 @@ struct Attempt {
   const Deadline& deadline;
 
   [[noreturn]] void fail(const std::string& why, const std::string& hint) const {
-    throw HandshakeError(Refusal::kSilent, ErrorCode::kUnreachable, "cannot reach " + whom + " at " + where + ": " + why,
-                     hint);
+    throw HandshakeError(Refusal::kSilent, ErrorCode::kUnreachable,
+                         "cannot reach " + whom + " at " + where + ": " + why, hint);
   }
   [[noreturn]] void fail_network(const std::string& why) const {
     fail(why,
@@ -49,8 +49,8 @@ struct Attempt {
 }  // namespace
 
 RcConnection call(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
-          const Nonce& server_nonce, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-          const std::string& whom) {
+                  const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
+                  const Deadline& deadline, const std::string& whom) {
   const Rail& rail = context->rail();
   const Attempt attempt{whom, host + " port " + std::to_string(port) + " from " + rail.address, deadline};
   CmChannel channel = make_cm_channel();
@@ -79,4 +79,4 @@ RcConnection call(const std::shared_ptr<Context>& context, const std::string& ho
   return connection;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,7 +9,7 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/wire.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr std::uint32_t kFirstSendQueue = 2048;  // both grow with the queue pairs
@@ -70,8 +70,7 @@ Context::Context(const Rail& rail, const RdmaOptions& options)
   for (const int fd : {completions_->fd, device_->async_fd}) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   send_budget_ = QueueBudget(0, kFirstSendQueue, most);
   receive_budget_ = QueueBudget(kSharedReceives, kFirstReceiveQueue, most);
-  send_cq_.reset(
-      ::ibv_create_cq(device_.get(), static_cast<int>(send_budget_.size()), nullptr, completions_.get(), 0));
+  send_cq_.reset(::ibv_create_cq(device_.get(), static_cast<int>(send_budget_.size()), nullptr, completions_.get(), 0));
   receive_cq_.reset(
       ::ibv_create_cq(device_.get(), static_cast<int>(receive_budget_.size()), nullptr, completions_.get(), 0));
   if (!send_cq_ || !receive_cq_) fail_making("a completion queue", rail);
@@ -237,4 +236,4 @@ void QueuePair::reset() {
   context_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

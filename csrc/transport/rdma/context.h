@@ -20,7 +20,7 @@
 #include "transport/rdma/verbs.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class Context;
 
@@ -115,4 +115,4 @@ class Context {
   unsigned receive_events_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

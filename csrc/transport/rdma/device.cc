@@ -17,7 +17,7 @@
 #include "core/fd.h"
 #include "transport/rdma/libraries.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 struct FreeList {
@@ -159,4 +159,4 @@ RdmaReport rdma_report() {
   return report;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/verbs.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // All devices, without those that cannot be opened.
 std::vector<RdmaDevice> list_rdma_devices();
@@ -23,4 +23,4 @@ bool is_removed(const ibv_context& device);
 // descriptors, so that a removed device can go; what the library still does with them fails, harmlessly.
 void let_go(ibv_context& context_of_library);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

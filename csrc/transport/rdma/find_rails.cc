@@ -5,7 +5,7 @@
 #include "transport/rdma/libraries.h"
 #include "transport/rdma/rdma.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 // Users want to hear of the port that is down, not that a table is empty.
@@ -80,4 +80,4 @@ RdmaRails find_rdma(const RdmaOptions& options, GidWish wish) {
   return found;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

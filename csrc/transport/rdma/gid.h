@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 using Gid = std::array<std::byte, 16>;
 
@@ -52,4 +52,4 @@ struct GidChoice {
 // before v1; the wished interface; IPv4, then global, then connection-local addresses; the first.
 GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -8,7 +8,7 @@
 #include "core/bytes.h"
 #include "core/hmac.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x44'53'50'42;  // "BPSD"; the sockets' hello starts with BPSR
@@ -137,4 +137,4 @@ bool NonceMemory::remember(const Nonce& nonce) {
   return seen_.size() < kMost && seen_.insert(nonce).second;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

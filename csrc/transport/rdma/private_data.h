@@ -17,7 +17,7 @@
 
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 inline constexpr std::size_t kRequestSize = 56;  // all that a request may carry in the port space TCP
 inline constexpr std::size_t kReplySize = 40;
@@ -69,4 +69,4 @@ class NonceMemory {
   std::unordered_set<Nonce, Hash> seen_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

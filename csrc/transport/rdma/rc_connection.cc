@@ -5,7 +5,7 @@
 
 #include "transport/rdma/capacity.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr std::uint8_t kRnrTimer = 12;  // 0.64 ms until a sender tries again whom we had no receive for
@@ -102,4 +102,4 @@ void RcConnection::break_off() {
   context_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,11 +9,11 @@
 #include <memory>
 #include <string>
 
-#include "transport/rdma/context.h"
 #include "transport/rdma/cm.h"
+#include "transport/rdma/context.h"
 #include "transport/rdma/private_data.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RcConnection {
  public:
@@ -45,10 +45,10 @@ class RcConnection {
   QueuePair queue_pair_;
 };
 
-// Connects to `host`:`port` within the deadline, and returns a connection that only lacks establish(). Throws what client_handshake()
-// throws.
+// Connects to `host`:`port` within the deadline, and returns a connection that only lacks establish(). Throws what
+// client_handshake() throws.
 RcConnection call(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
-          const Nonce& server_nonce, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-          const std::string& whom);
+                  const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
+                  const Deadline& deadline, const std::string& whom);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -1,8 +1,8 @@
 // RDMA as the rest of the program sees it, in builds with and without it; no header of verbs comes in here.
 //
-// A transport works on one rail. Connections are made by the connection manager (librdmacm): RdmaListener lets callers in,
-// RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one for control messages and several
-// for data.
+// A transport works on one rail. Connections are made by the connection manager (librdmacm): RdmaListener lets callers
+// in, RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one for control messages and
+// several for data.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 #include "transport/rdma/rail.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // What this machine descriptors under these settings: the rails to use, or why there are none and what to do about it.
 struct RdmaRails {
@@ -42,14 +42,14 @@ class RdmaListener {
   virtual std::uint64_t refused() const = 0;  // from any thread
 };
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
-                                         const std::vector<Rail>& rails, RdmaListener::Enter enter);
+                                                 const std::vector<Rail>& rails, RdmaListener::Enter enter);
 
 // ---- For `bps doctor`
 
 struct RdmaPort {
   unsigned number = 1;
   bool active = false;
-  std::string state;  // "PORT_ACTIVE"
+  std::string state;       // "PORT_ACTIVE"
   std::string link_layer;  // "Ethernet", "InfiniBand"
   unsigned mtu = 0;
   std::uint64_t largest_message = 0;
@@ -74,4 +74,4 @@ struct RdmaReport {
 };
 RdmaReport rdma_report();
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

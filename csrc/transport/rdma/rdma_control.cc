@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 RdmaControl::RdmaControl(const Hello& made_by, TransportState& of, RcConnection by)
     : RdmaEndpoint(false, made_by, of, std::move(by)),
@@ -113,4 +113,4 @@ void RdmaControl::drop() {
   waiting_.clear();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -11,7 +11,7 @@
 #include "transport/rdma/rdma_endpoint.h"
 #include "transport/rdma/wire.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RdmaControl final : public RdmaEndpoint {
  public:
@@ -52,4 +52,4 @@ class RdmaControl final : public RdmaEndpoint {
   std::size_t expected_ = 0;  // its whole size; 0: none has begun
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 RdmaData::RdmaData(const Hello& made_by, TransportState& of, RcConnection by)
     : RdmaEndpoint(true, made_by, of, std::move(by)),
@@ -18,4 +18,4 @@ void RdmaData::drop() {
   headers_memory_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

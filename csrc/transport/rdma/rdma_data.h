@@ -15,7 +15,7 @@
 
 #include "transport/rdma/rdma_endpoint.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RdmaData final : public RdmaEndpoint {
  public:
@@ -57,4 +57,4 @@ class RdmaData final : public RdmaEndpoint {
   Mr headers_memory_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

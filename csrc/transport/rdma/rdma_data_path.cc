@@ -8,7 +8,7 @@
 #include "transport/rdma/rdma_transport.h"
 #include "transport/rdma/wire.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr int kMostBatches = 8;  // of completions per look: nobody else of the loop starves
@@ -160,4 +160,4 @@ bool RdmaTransport::arm() {
   return poll() == 0 && !home_.losses_due;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -10,7 +10,7 @@
 #include "transport/rdma/registrations.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // Of the transport that the endpoints belong to.
 struct TransportState {
@@ -63,4 +63,4 @@ class RdmaEndpoint : public Endpoint {
 // "remote access error: ...": what a failed completion means, and what to do.
 std::string in_words(ibv_wc_status status);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

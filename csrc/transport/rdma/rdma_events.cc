@@ -9,7 +9,7 @@
 #include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr double kDeviceCheck_s = 1;
@@ -152,4 +152,4 @@ void RdmaTransport::let_go_of_device() {
   context_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -11,7 +11,7 @@
 #include "core/log.h"
 #include "transport/rdma/device.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr int kBacklog = 1024;  // a whole job may call at the same moment
@@ -71,7 +71,7 @@ class Listener final : public RdmaListener {
     RequestData request{};
     std::copy_n(data.begin(), request.size(), request.begin());
     enter_(std::make_unique<RdmaIncoming>(channel_, std::move(id), judgement.hello,
-                                         make_reply(request, credentials_, address_.nonce)));
+                                          make_reply(request, credentials_, address_.nonce)));
   }
 
   void close_removed() {
@@ -96,7 +96,7 @@ class Listener final : public RdmaListener {
 }  // namespace
 
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
-                                         const std::vector<Rail>& rails, RdmaListener::Enter enter) {
+                                                 const std::vector<Rail>& rails, RdmaListener::Enter enter) {
   return std::make_unique<Listener>(loop, credentials, rails, std::move(enter));
 }
 
@@ -133,4 +133,4 @@ ListenerAddress ListenerAddress::decode(std::span<const std::byte> bytes, const 
   return address;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

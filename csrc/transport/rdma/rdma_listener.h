@@ -9,7 +9,7 @@
 #include "transport/rdma/private_data.h"
 #include "transport/rdma/rdma.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // Somebody whose request has been checked, and not yet answered.
 class RdmaIncoming final : public IncomingConnection {
@@ -35,4 +35,4 @@ struct ListenerAddress {
   static ListenerAddress decode(std::span<const std::byte> bytes, const std::string& whom);
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 #include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_listener.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 std::unique_ptr<RdmaEndpoint> make_endpoint(const Hello& hello, TransportState& state, RcConnection connection) {
@@ -101,4 +101,4 @@ std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credential
   return std::make_unique<RdmaTransport>(loop, credentials, counters, rail, options);
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -15,7 +15,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/rdma_endpoint.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RdmaTransport final : public Transport {
  public:
@@ -66,4 +66,4 @@ class RdmaTransport final : public Transport {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's timers may outlive the transport
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

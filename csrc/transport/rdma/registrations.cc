@@ -1,6 +1,6 @@
 #include "transport/rdma/registrations.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 Registration* Registrations::add(std::span<std::byte> bytes) {
   if (context_ == nullptr) {
@@ -32,4 +32,4 @@ RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::shared_ptr<Registrations
   origin_ = reinterpret_cast<std::uint64_t>(bytes.data());
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -11,7 +11,7 @@
 #include "transport/rdma/context.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 struct Registration {
   Mr memory;
@@ -48,4 +48,4 @@ class RdmaRegion final : public Region {
   std::uint32_t local_key_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr std::uint64_t kPiece = 1 << 20;
@@ -87,9 +87,9 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
 
   std::unique_ptr<RdmaListener> door;
   const Bytes address = callee.reactor.call([&] {
-    door = open_rdma_listener(callee.reactor.loop(), credentials, {rail}, [&](std::unique_ptr<IncomingConnection> incoming) {
-      callee.transport->accept(std::move(incoming), callee);
-    });
+    door = open_rdma_listener(
+        callee.reactor.loop(), credentials, {rail},
+        [&](std::unique_ptr<IncomingConnection> incoming) { callee.transport->accept(std::move(incoming), callee); });
     return door->address();
   });
   const auto connect = [&](Plane plane) {
@@ -141,4 +141,4 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   return result;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -17,7 +17,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 struct Handles {
@@ -74,15 +74,16 @@ const RdmaLibraries& rdma_libraries() {
   return handles().libraries;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma
 
 // `failure` is what the function returns when it is missing; errno is set in any case.
-#define BPS_FORWARD(library, failure, result, name, parameters, arguments)                   \
-  extern "C" result name parameters {                                                        \
-    static const auto forward = bps::real<result parameters>(bps::handles().library, #name); \
-    if (forward != nullptr) return forward arguments;                                        \
-    errno = ENOSYS;                                                                          \
-    return failure;                                                                          \
+#define BPS_FORWARD(library, failure, result, name, parameters, arguments)                             \
+  extern "C" result name parameters {                                                                  \
+    static const auto forward =                                                                        \
+        bps::transport::rdma::real<result parameters>(bps::transport::rdma::handles().library, #name); \
+    if (forward != nullptr) return forward arguments;                                                  \
+    errno = ENOSYS;                                                                                    \
+    return failure;                                                                                    \
   }
 #define BPS_VERBS(failure, result, name, parameters, arguments) \
   BPS_FORWARD(verbs, failure, result, name, parameters, arguments)

@@ -13,7 +13,7 @@
 #include "core/ring.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 enum class EntryKind : std::uint32_t { kWrite = 1, kDescriptor = 2 };
 
@@ -102,4 +102,4 @@ class RingConsumer {
   std::uint32_t head_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

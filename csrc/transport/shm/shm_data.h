@@ -15,7 +15,7 @@
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 // What travels on the data endpoint's Unix socket.
 struct ShmRecord {
@@ -111,4 +111,4 @@ class ShmData final : public Endpoint, public DirectAccess {
   std::vector<std::uint64_t> written_now_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

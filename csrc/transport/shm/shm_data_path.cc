@@ -8,7 +8,7 @@
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
-namespace bps {
+namespace bps::transport::shm {
 namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
@@ -166,9 +166,9 @@ std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
   return accepted;
 }
 
-// A peer that sleeps is not rung at once: between two calls of a caller who works at the progress (progress.h) it sleeps for a
-// few microseconds only, and waking its thread costs both of us more than that. It is rung when we have nothing left to
-// do, or a moment later.
+// A peer that sleeps is not rung at once: between two calls of a caller who works at the progress (progress.h) it
+// sleeps for a few microseconds only, and waking its thread costs both of us more than that. It is rung when we have
+// nothing left to do, or a moment later.
 void ShmData::publish() {
   if (!out_->publish() || ring_due_) return;
   ring_due_ = true;
@@ -230,4 +230,4 @@ void ShmData::disarm() {
   if (in_) in_->awake();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::shm

@@ -14,7 +14,7 @@
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory)
     : loop_(loop), credentials_(credentials), counters_(counters), allow_cross_memory_(allow_cross_memory) {}
@@ -226,4 +226,4 @@ void ShmData::lose(const std::string& why) {
   loop_.wake();  // on_lost is told from poll() at the latest
 }
 
-}  // namespace bps
+}  // namespace bps::transport::shm

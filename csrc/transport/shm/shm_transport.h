@@ -15,7 +15,7 @@
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 class ShmData;
 
@@ -50,4 +50,4 @@ class ShmTransport final : public Transport {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // regions may outlive the transport
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

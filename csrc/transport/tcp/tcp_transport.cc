@@ -13,7 +13,7 @@
 #include "transport/listener.h"
 #include "transport/tcp/tcp_data.h"
 
-namespace bps {
+namespace bps::transport::tcp {
 namespace {
 
 class TcpRegion final : public Region {
@@ -142,4 +142,4 @@ bool TcpTransport::arm() {
   });
 }
 
-}  // namespace bps
+}  // namespace bps::transport::tcp

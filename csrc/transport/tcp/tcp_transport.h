@@ -13,7 +13,7 @@
 #include "core/event_loop.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::tcp {
 
 class TcpTransport final : public Transport {
  public:
@@ -47,4 +47,4 @@ class TcpTransport final : public Transport {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::tcp

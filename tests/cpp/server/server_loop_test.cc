@@ -6,35 +6,35 @@
 #include <map>
 #include <set>
 
-#include "transport/self_transport.h"
+#include "transport/local/self_transport.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 // A worker made of two endpoints and a diary.
-struct FakeWorker final : Sink {
-  void on_write(Endpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
-  void on_descriptor(Endpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
-  void on_written(Endpoint&, std::uint64_t) override {}
-  void on_message(Endpoint&, std::span<const std::byte> bytes) override {
-    const auto message = decode_control_message(bytes);
+struct FakeWorker final : transport::Sink {
+  void on_write(transport::Endpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
+  void on_descriptor(transport::Endpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
+  void on_written(transport::Endpoint&, std::uint64_t) override {}
+  void on_message(transport::Endpoint&, std::span<const std::byte> bytes) override {
+    const auto message = tensor::decode_control_message(bytes);
     ASSERT_TRUE(message.has_value());
-    if (const auto* failed = std::get_if<PushFailed>(&*message)) failures.push_back(*failed);
-    if (const auto* missing = std::get_if<Missing>(&*message)) missing_ranks = missing->ranks;
-    if (const auto* credits = std::get_if<Credits>(&*message)) {
+    if (const auto* failed = std::get_if<tensor::PushFailed>(&*message)) failures.push_back(*failed);
+    if (const auto* missing = std::get_if<tensor::Missing>(&*message)) missing_ranks = missing->ranks;
+    if (const auto* credits = std::get_if<tensor::Credits>(&*message)) {
       slots.insert(slots.end(), credits->slots.begin(), credits->slots.end());
     }
   }
-  void on_lost(Endpoint&, const std::string&) override {}
+  void on_lost(transport::Endpoint&, const std::string&) override {}
 
-  Endpoint* control = nullptr;
-  Endpoint* data = nullptr;
+  transport::Endpoint* control = nullptr;
+  transport::Endpoint* data = nullptr;
   std::map<std::uint32_t, int> answers;
-  std::vector<PushFailed> failures;
+  std::vector<tensor::PushFailed> failures;
   std::vector<std::uint32_t> missing_ranks;
-  std::vector<SlotCredit> slots;
+  std::vector<tensor::SlotCredit> slots;
   std::vector<float> tensor = std::vector<float>(1000);
-  RegionPtr region;
+  transport::RegionPtr region;
 };
 
 class ServerLoopTest : public ::testing::Test {
@@ -44,23 +44,23 @@ class ServerLoopTest : public ::testing::Test {
   static constexpr std::uint32_t kSmallSlots = 128;
 
   ServerLoopTest() {
-    Membership members;
+    van::Membership members;
     members.workers = kWorkers;
     for (std::uint32_t i = 0; i < kWorkers; ++i) {
-      Node node;
+      van::Node node;
       node.id = i + 1;
       node.worker_rank = static_cast<std::int32_t>(i);
       members.nodes.push_back(node);
     }
-    server_loop = std::make_unique<ServerLoop>(ServerLoopOptions{.window = kWindow, .largest_partition = 1 << 20}, members,
-                                    std::vector<Transport*>{&transport}, counters);
-    server_loop->add_group(Group{0, {0, 1, 2}});
-    server_loop->add_group(Group{5, {0, 2}});
+    server_loop = std::make_unique<ServerLoop>(ServerLoopOptions{.window = kWindow, .largest_partition = 1 << 20},
+                                               members, std::vector<transport::Transport*>{&transport}, counters);
+    server_loop->add_group(van::Group{0, {0, 1, 2}});
+    server_loop->add_group(van::Group{5, {0, 2}});
     for (std::uint32_t i = 0; i < kWorkers; ++i) {
       FakeWorker& w = workers[i];
-      Hello hello{.node = i + 1, .client_loop = 0, .server_loop = 0, .plane = Plane::kControl};
+      transport::Hello hello{.node = i + 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
       const auto [control, control_there] = transport.connect_pair(hello);
-      hello.plane = Plane::kData;
+      hello.plane = transport::Plane::kData;
       const auto [data, data_there] = transport.connect_pair(hello);
       w.control = control;
       w.data = data;
@@ -72,38 +72,39 @@ class ServerLoopTest : public ::testing::Test {
     }
   }
 
-  PushHeader header(std::uint32_t worker, std::uint32_t round = 0) {
-    PushHeader h{};
-    h.version = kProtocolVersion;
+  tensor::PushHeader header(std::uint32_t worker, std::uint32_t round = 0) {
+    tensor::PushHeader h{};
+    h.version = transport::kProtocolVersion;
     h.dtype = Dtype::kFloat32;
     h.op = ReduceOp::kSum;
-    h.flags = kHasPayload | kIsPush | kIsPull | kWantsData;
+    h.flags = tensor::kHasPayload | tensor::kIsPush | tensor::kIsPull | tensor::kWantsData;
     h.member = static_cast<std::uint16_t>(worker);
     h.group = 0;
     h.tensor = 11;
     h.round = round;
     h.immediate = 100 + worker;
     h.length = 4000;
-    const RemoteSpan answer = workers[worker].region->remote(0, 4000);
+    const transport::RemoteSpan answer = workers[worker].region->remote(0, 4000);
     h.answer_key = answer.key;
     h.answer_address = answer.address;
     return h;
   }
-  void push(std::uint32_t worker, const PushHeader& h, std::uint64_t length = 4000) {
-    const Descriptor post{.header = bytes_of(h), .source = workers[worker].region.get(), .length = length};
+  void push(std::uint32_t worker, const tensor::PushHeader& h, std::uint64_t length = 4000) {
+    const transport::Descriptor post{
+        .header = tensor::bytes_of(h), .source = workers[worker].region.get(), .length = length};
     ASSERT_EQ(workers[worker].data->direct()->post({&post, 1}), 1U);
     settle();
   }
   void attach(std::uint32_t worker, std::uint64_t largest_payload) {
-    ASSERT_EQ(workers[worker].control->send(encode(Attach{largest_payload, true})), Status::kOk);
+    ASSERT_EQ(workers[worker].control->send(encode(tensor::Attach{largest_payload, true})), Status::kOk);
     settle();
   }
-  void push_into_slot(std::uint32_t worker, const PushHeader& h) {
+  void push_into_slot(std::uint32_t worker, const tensor::PushHeader& h) {
     FakeWorker& w = workers[worker];
-    const SlotCredit slot = w.slots.back();
+    const tensor::SlotCredit slot = w.slots.back();
     w.slots.pop_back();
     std::memcpy(reinterpret_cast<std::byte*>(slot.address), &h, sizeof h);  // SelfTransport: addresses are pointers
-    const WriteOp op{.immediate = slot.slot};
+    const transport::WriteOp op{.immediate = slot.slot};
     ASSERT_EQ(w.data->write({&op, 1}), 1U);
     settle();
   }
@@ -120,7 +121,7 @@ class ServerLoopTest : public ::testing::Test {
   }
 
   Counters counters;
-  SelfTransport transport{counters};
+  transport::local::SelfTransport transport{counters};
   FakeWorker workers[kWorkers];
   std::unique_ptr<ServerLoop> server_loop;
 };
@@ -139,8 +140,9 @@ TEST_F(ServerLoopTest, SumsWhenTheLastOneHasPushed) {
 
 TEST_F(ServerLoopTest, NobodyTakesThePlaceOfAWorkerThatIsThere) {
   attach(0, 4000);
-  for (const Plane plane : {Plane::kControl, Plane::kData}) {
-    const auto [mine, there] = transport.connect_pair(Hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = plane});
+  for (const transport::Plane plane : {transport::Plane::kControl, transport::Plane::kData}) {
+    const auto [mine, there] =
+        transport.connect_pair(transport::Hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = plane});
     server_loop->add_endpoint(there, &transport);
     EXPECT_EQ(mine->send(Bytes(1)), Status::kPeerLost) << "turned away";
     transport.close(mine);
@@ -152,25 +154,26 @@ TEST_F(ServerLoopTest, NobodyTakesThePlaceOfAWorkerThatIsThere) {
 TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
   const std::uint64_t payload = 100'000;
   const auto granted = [&](std::uint64_t memory) {
-    Membership members;
+    van::Membership members;
     members.workers = kWorkers;
-    Node node;
+    van::Node node;
     node.id = 1;
     node.worker_rank = 0;
     members.nodes.push_back(node);
-    ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members, {&transport},
-              counters);
-    Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = Plane::kControl};
+    ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members,
+                   {&transport}, counters);
+    transport::Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
     FakeWorker worker;
     const auto [control, there] = transport.connect_pair(hello);
     control->sink = &worker;
     one.add_endpoint(there, &transport);
-    EXPECT_EQ(control->send(encode(Attach{payload, true})), Status::kOk);
+    EXPECT_EQ(control->send(encode(tensor::Attach{payload, true})), Status::kOk);
     for (int i = 0; i < 6; ++i) {
       transport.poll();
       one.step();
     }
-    const auto small = std::ranges::count_if(worker.slots, [](const auto& s) { return is_small_slot(s.capacity); });
+    const auto small =
+        std::ranges::count_if(worker.slots, [](const auto& s) { return tensor::is_small_slot(s.capacity); });
     const auto large = static_cast<std::ptrdiff_t>(worker.slots.size()) - small;
     transport.close(control);
     transport.close(there);
@@ -185,7 +188,7 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
 TEST_F(ServerLoopTest, EverySlotIsAnnouncedHoweverMany) {
   attach(0, 4000);
   std::set<std::uint32_t> numbers;
-  for (const SlotCredit& slot : workers[0].slots) numbers.insert(slot.slot);
+  for (const tensor::SlotCredit& slot : workers[0].slots) numbers.insert(slot.slot);
   EXPECT_EQ(numbers.size(), kWindow + kSmallSlots);
   EXPECT_EQ(workers[0].slots.size(), kWindow + kSmallSlots);
 }
@@ -211,12 +214,12 @@ TEST_F(ServerLoopTest, WhoIsWaitedForWithoutAnySlotGetsOneMore) {
 }
 
 TEST_F(ServerLoopTest, WrongPushesAreRefusedAndHarmNothing) {
-  std::vector<PushHeader> wrong(12, header(0));
+  std::vector<tensor::PushHeader> wrong(12, header(0));
   wrong[0].version = 99;
   wrong[1].dtype = static_cast<Dtype>(77);
   wrong[2].op = static_cast<ReduceOp>(9);
   wrong[3].flags = 0;
-  wrong[4].flags = kHasPayload | kIsPull;
+  wrong[4].flags = tensor::kHasPayload | tensor::kIsPull;
   wrong[5].member = 1;  // somebody else's place
   wrong[6].member = 60000;
   wrong[7].group = 1234;
@@ -230,8 +233,8 @@ TEST_F(ServerLoopTest, WrongPushesAreRefusedAndHarmNothing) {
   }
   EXPECT_EQ(server_loop->open_rounds(), 0U);
   EXPECT_EQ(counters.stale.get(), wrong.size());
-  const PushHeader whole = header(0);
-  const Descriptor garbage{.header = bytes_of(whole).first(63), .source = nullptr, .length = 0};
+  const tensor::PushHeader whole = header(0);
+  const transport::Descriptor garbage{.header = tensor::bytes_of(whole).first(63), .source = nullptr, .length = 0};
   workers[0].data->direct()->post({&garbage, 1});
   settle();
   for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i));
@@ -254,7 +257,7 @@ TEST_F(ServerLoopTest, DuplicatesAndStalePushesAreRefused) {
 
 TEST_F(ServerLoopTest, TwoRoundsNeverMix) {
   push(0, header(0, 0));
-  PushHeader next = header(0, 1);
+  tensor::PushHeader next = header(0, 1);
   next.immediate = 900;
   push(0, next);
   push(1, header(1, 0));
@@ -266,7 +269,7 @@ TEST_F(ServerLoopTest, TwoRoundsNeverMix) {
 
 TEST_F(ServerLoopTest, DisagreementReachesEveryoneAndTheNextRoundWorks) {
   push(0, header(0));
-  PushHeader other = header(1);
+  tensor::PushHeader other = header(1);
   other.op = ReduceOp::kMax;
   push(1, other);
   push(2, header(2));
@@ -282,7 +285,7 @@ TEST_F(ServerLoopTest, DisagreementReachesEveryoneAndTheNextRoundWorks) {
 
 TEST_F(ServerLoopTest, AGroupAveragesOverItsOwnSize) {
   for (const std::uint32_t i : {0U, 2U}) {
-    PushHeader h = header(i);
+    tensor::PushHeader h = header(i);
     h.group = 5;
     h.member = i == 0 ? 0 : 1;
     h.op = ReduceOp::kAverage;
@@ -296,15 +299,15 @@ TEST_F(ServerLoopTest, AGroupAveragesOverItsOwnSize) {
 
 TEST_F(ServerLoopTest, PushAndPullApart) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
-    PushHeader h = header(i);
-    h.flags = kHasPayload | kIsPush;
+    tensor::PushHeader h = header(i);
+    h.flags = tensor::kHasPayload | tensor::kIsPush;
     push(i, h);
     EXPECT_EQ(workers[i].answers[100 + i], 1);  // the memory is free again
     for (float& x : workers[i].tensor) x = -1;  // and is reused
   }
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
-    PushHeader h = header(i);
-    h.flags = kIsPull | kWantsData;
+    tensor::PushHeader h = header(i);
+    h.flags = tensor::kIsPull | tensor::kWantsData;
     push(i, h, 0);
     EXPECT_EQ(workers[i].answers[100 + i], 2);
   }
@@ -314,7 +317,7 @@ TEST_F(ServerLoopTest, PushAndPullApart) {
 
 TEST_F(ServerLoopTest, SaysWhoIsMissing) {
   push(1, header(1));
-  (void)workers[1].control->send(encode(WhoIsMissing{1, 11, 0, 0}));
+  (void)workers[1].control->send(encode(tensor::WhoIsMissing{1, 11, 0, 0}));
   settle();
   EXPECT_EQ(workers[1].missing_ranks, (std::vector<std::uint32_t>{0, 2}));
 }
@@ -325,10 +328,10 @@ TEST_F(ServerLoopTest, ALostWorkerFreesItsRounds) {
   server_loop->lose_node(3);
   settle();
   EXPECT_EQ(server_loop->open_rounds(), 0U);
-  PushHeader h = header(0, 1);
+  tensor::PushHeader h = header(0, 1);
   push(0, h);
   EXPECT_EQ(server_loop->open_rounds(), 0U);  // a group without its third member opens nothing
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::server

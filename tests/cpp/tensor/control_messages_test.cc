@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace bps {
+namespace bps::tensor {
 namespace {
 
 std::vector<ControlMessage> samples() {
@@ -56,4 +56,4 @@ TEST(ControlMessages, RandomBytesNeverCrash) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::tensor

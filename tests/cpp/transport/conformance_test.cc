@@ -5,7 +5,7 @@
 #include "transport/shm/shared_memory.h"
 #include "transport/two_sides.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 namespace {
 
 class Conformance : public TwoSides {
@@ -175,7 +175,7 @@ TEST_P(Conformance, AClosedPeerIsReportedOnce) {
 
 TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
   if (data->direct() == nullptr) GTEST_SKIP() << GetParam().transport << " has no direct access";
-  auto piece = SharedMemory::create(1 << 16);
+  auto piece = shm::SharedMemory::create(1 << 16);
   Bytes plain(1 << 16);
   fill(piece->bytes(), 7);
   fill(plain, 8);
@@ -234,4 +234,4 @@ INSTANTIATE_TEST_SUITE_P(Every, Conformance,
                          name_of);
 
 }  // namespace
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 const Credentials kOurs = Credentials::from("job", "secret");
@@ -255,4 +255,4 @@ TEST(Handshake, NothingIsReadBeyondTheHello) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport

@@ -9,7 +9,7 @@
 #include <atomic>
 #include <thread>
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 const Credentials kOurs = Credentials::from("job", "secret");
@@ -199,4 +199,4 @@ TEST(Listener, NobodyThereIsUnreachable) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport

@@ -11,7 +11,7 @@
 #include "core/ring.h"
 #include "transport/reactor.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 namespace {
 
 // Counts what it is given, and who works when; not thread-safe, as actors are.
@@ -160,4 +160,4 @@ TEST_F(ProgressTest, AProgressLockOutlivesItsReactor) {
 }
 
 }  // namespace
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

@@ -14,15 +14,15 @@
 #include <vector>
 
 #include "core/hmac.h"
+#include "transport/fault/fault.h"
 #include "transport/listener.h"
-#include "transport/fault.h"
+#include "transport/local/self_transport.h"
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
-#include "transport/self_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 
 struct Way {
   std::string transport;  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp, rdma
@@ -41,12 +41,12 @@ inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
 
 // RDMA as the tests use it: the device of BPS_TEST_HCA, or whichever there is. A test that needs it and finds none is
 // skipped with the reason, unless BPS_TEST_HCA promised one.
-inline const RdmaRails& test_rdma() {
-  static const RdmaRails post = [] {
-    RdmaOptions options;
+inline const rdma::RdmaRails& test_rdma() {
+  static const rdma::RdmaRails post = [] {
+    rdma::RdmaOptions options;
     const char* device = std::getenv("BPS_TEST_HCA");
-    if (device != nullptr) options.hca = HcaFilter::parse(std::string("=") + device);
-    RdmaRails found = find_rdma(options, {});
+    if (device != nullptr) options.hca = rdma::HcaFilter::parse(std::string("=") + device);
+    rdma::RdmaRails found = rdma::find_rdma(options, {});
     if (device != nullptr && !found.usable()) throw Error(ErrorCode::kTransport, found.why_not, found.hint);
     return found;
   }();
@@ -117,19 +117,20 @@ class Side {
   Side(const Way& way, const Credentials& credentials) : reactor_("test", Spin{}), credentials_(credentials) {
     std::unique_ptr<Transport> made;
     if (way.transport == "tcp") {
-      made = std::make_unique<TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
+      made = std::make_unique<tcp::TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
     } else if (way.transport == "rdma") {
-      made = make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
+      made =
+          rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
     } else {
-      made = std::make_unique<ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
-                                            way.transport != "shm-copy");
+      made = std::make_unique<shm::ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
+                                                 way.transport != "shm-copy");
     }
     if (way.faulty) {
-      FaultPlan plan;
+      fault::FaultPlan plan;
       plan.refuse = 0.1;
       plan.partial = 0.3;
       plan.hold = 0.5;
-      made = std::make_unique<FaultTransport>(std::move(made), plan);
+      made = std::make_unique<fault::FaultTransport>(std::move(made), plan);
     }
     transport = made.get();
     reactor_.add(std::move(made));
@@ -152,15 +153,16 @@ class Side {
   Bytes open() {
     return call([&] {
       if (transport->name() == "rdma") {
-        rdma_listener_ = open_rdma_listener(reactor_.loop(), credentials_, test_rdma().rails,
-                                    [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
+        rdma_listener_ = rdma::open_rdma_listener(
+            reactor_.loop(), credentials_, test_rdma().rails,
+            [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
         return rdma_listener_->address();
       }
       std::string address;
       Fd listener;
       if (transport->name() == "tcp") {
         listener = Listener::listen_tcp("127.0.0.1", 0);
-        address = TcpTransport::make_address("127.0.0.1", Listener::port_of(listener.get()));
+        address = tcp::TcpTransport::make_address("127.0.0.1", Listener::port_of(listener.get()));
       } else {
         std::array<std::byte, 8> random;
         random_bytes(random);
@@ -205,7 +207,7 @@ class Side {
   Reactor reactor_;
   const Credentials& credentials_;
   std::unique_ptr<Listener> listener_;
-  std::unique_ptr<RdmaListener> rdma_listener_;
+  std::unique_ptr<rdma::RdmaListener> rdma_listener_;
 };
 
 // A caller and a callee, connected on both planes.
@@ -253,4 +255,4 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   Endpoint* data = nullptr;
 };
 
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

@@ -6,9 +6,7 @@
 #include "core/dtype.h"
 #include "van/messages.h"
 
-namespace bps::test {
-
-using namespace van;
+namespace bps::van::test {
 
 inline Node sample_node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
   return {.id = id,
@@ -52,4 +50,4 @@ inline std::vector<Message> message_samples() {
   };
 }
 
-}  // namespace bps::test
+}  // namespace bps::van::test

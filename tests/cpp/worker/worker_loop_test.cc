@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "server/server_loop.h"
-#include "transport/self_transport.h"
+#include "transport/local/self_transport.h"
 
-namespace bps::testing {
+namespace bps::worker::testing {
 namespace {
 
 constexpr std::uint64_t kPiece = 1024;
@@ -20,24 +20,25 @@ class WorkerLoopTest : public ::testing::Test {
 
   explicit WorkerLoopTest(std::uint64_t credit = 4 * kPiece)
       : worker_loop(WorkerLoopOptions{.index = 0,
-                         .servers = kServers,
-                         .scheduling_credit = credit,
-                         .largest_partition = 1 << 20,
-                         .staging_bytes = 1 << 20},
-             reactor) {
-    Membership members;
+                                      .servers = kServers,
+                                      .scheduling_credit = credit,
+                                      .largest_partition = 1 << 20,
+                                      .staging_bytes = 1 << 20},
+                    reactor) {
+    van::Membership members;
     members.workers = 1;
-    Node node;
+    van::Node node;
     node.id = 1;
     node.worker_rank = 0;
     members.nodes.push_back(node);
     for (std::size_t i = 0; i < kServers; ++i) {
-      shards.push_back(std::make_unique<ServerLoop>(ServerLoopOptions{.largest_partition = 1 << 20}, members,
-                                               std::vector<Transport*>{&transport}, counters[i]));
+      shards.push_back(std::make_unique<server::ServerLoop>(server::ServerLoopOptions{.largest_partition = 1 << 20},
+                                                            members, std::vector<transport::Transport*>{&transport},
+                                                            counters[i]));
       shards.back()->add_group(*group);
-      Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = Plane::kControl};
+      transport::Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
       const auto [control, control_there] = transport.connect_pair(hello);
-      hello.plane = Plane::kData;
+      hello.plane = transport::Plane::kData;
       const auto [data, data_there] = transport.connect_pair(hello);
       shards.back()->add_endpoint(control_there, &transport);
       shards.back()->add_endpoint(data_there, &transport);
@@ -50,7 +51,8 @@ class WorkerLoopTest : public ::testing::Test {
   std::shared_ptr<Operation> submit(std::uint32_t pieces, std::int32_t priority) {
     const std::uint64_t bytes = kPiece * pieces * kServers;
     memory.emplace_back(bytes, std::byte{1});
-    auto tensor = std::make_shared<Tensor>(Partitioning(bytes, 1, kPiece), Partitioning(bytes, 1, kPiece));
+    auto tensor =
+        std::make_shared<Tensor>(tensor::Partitioning(bytes, 1, kPiece), tensor::Partitioning(bytes, 1, kPiece));
     tensor->name = "tensor";
     tensor->id = static_cast<std::uint32_t>(memory.size());
     tensor->group = group;
@@ -75,11 +77,11 @@ class WorkerLoopTest : public ::testing::Test {
 
   Counters counters[kServers];
   Counters own;
-  SelfTransport transport{own};
-  std::shared_ptr<const Group> group = std::make_shared<const Group>(Group{0, {0}});
-  Reactor reactor{"test", Spin{}};  // never started: the test is its thread
+  transport::local::SelfTransport transport{own};
+  std::shared_ptr<const van::Group> group = std::make_shared<const van::Group>(van::Group{0, {0}});
+  transport::Reactor reactor{"test", transport::Spin{}};  // never started: the test is its thread
   WorkerLoop worker_loop;
-  std::vector<std::unique_ptr<ServerLoop>> shards;
+  std::vector<std::unique_ptr<server::ServerLoop>> shards;
   std::vector<std::vector<std::byte>> memory;
   std::uint64_t sequence = 0;
 };
@@ -135,4 +137,4 @@ TEST_F(LoopWithoutCredit, SendsAllThereIs) {
 }
 
 }  // namespace
-}  // namespace bps::testing
+}  // namespace bps::worker::testing

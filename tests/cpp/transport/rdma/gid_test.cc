@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 Gid gid(const std::string& address) {
@@ -134,4 +134,4 @@ TEST(GidChoice, HoldsForRandomTables) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,7 +9,7 @@
 #include "core/bytes.h"
 #include "core/hmac.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 using Verdict = Judgement::Verdict;
@@ -105,4 +105,4 @@ TEST(PrivateData, ANonceIsGoodOnce) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport::rdma

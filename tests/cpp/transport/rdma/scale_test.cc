@@ -6,7 +6,7 @@
 
 #include "transport/two_sides.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 namespace {
 
 class RdmaScale : public ::testing::Test {
@@ -175,4 +175,4 @@ TEST_F(RdmaScale, TenThousandConnectionsLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

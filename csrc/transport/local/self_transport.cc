@@ -1,8 +1,8 @@
-#include "transport/self_transport.h"
+#include "transport/local/self_transport.h"
 
 #include <cstring>
 
-namespace bps {
+namespace bps::transport::local {
 
 // One end. What it posts is queued at the other end and delivered by the next poll(): callbacks never nest.
 class SelfTransport::Half final : public Endpoint, public DirectAccess {
@@ -156,4 +156,4 @@ bool SelfTransport::arm() {
   return true;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::local

@@ -1,4 +1,4 @@
-#include "transport/fault.h"
+#include "transport/fault/fault.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <map>
 
-namespace bps {
+namespace bps::transport::fault {
 
 FaultPlan FaultPlan::parse(const std::string& text) {
   FaultPlan plan;
@@ -213,4 +213,4 @@ bool FaultTransport::arm() {
   return inner_->arm();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::fault

@@ -8,7 +8,7 @@
 
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::local {
 
 class SelfTransport final : public Transport {
  public:
@@ -35,4 +35,4 @@ class SelfTransport final : public Transport {
   std::vector<std::unique_ptr<Half>> halves_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::local

@@ -13,7 +13,7 @@
 
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::fault {
 
 struct FaultPlan {
   std::uint32_t seed = 1;
@@ -53,4 +53,4 @@ class FaultTransport final : public Transport {
   std::vector<std::unique_ptr<FaultEndpoint>> endpoints_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::fault
