@@ -1,10 +1,12 @@
-// One partition in one round: who has pushed, where the bytes lie, who waits for the result.
+// One partition in one round: who has pushed, where the bytes lie, and who waits for the result.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "server/slot_pool.h"
 #include "tensor/push_header.h"
 #include "transport/transport.h"
@@ -14,17 +16,27 @@ namespace bps::server {
 
 class WorkerSession;
 
-// What one member of the group has said in this round.
+// What one member of the group has sent in this round.
 struct Arrival {
   WorkerSession* session = nullptr;
   transport::DataEndpoint* data = nullptr;  // the push came here, and the answer goes back the same way
-  tensor::PushHeader header{};
-  Slot* slot = nullptr;        // the payload lies in a slot
-  transport::RemoteSpan span;  // or stays in the worker's memory (length > 0)
+  tensor::PushHeader header{};              // of the member's pull, if that has come, else of its push
+  Slot* slot = nullptr;                     // the payload lies in a slot
+  transport::RemoteSpan span;               // or stays in the worker's memory (length > 0)
+  std::uint32_t push_immediate = 0;         // acknowledges a push without a pull
   bool has_payload = false;
   bool pushed = false;
+  bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;
-  bool pulled = false;
+  bool in_place = false;  // the pass over the payloads writes the result straight into the worker's memory
+  bool done = false;      // the member has the result, or knows that the round failed
+};
+
+// Why a round has no result. Each member is told once.
+struct RoundFailure {
+  ErrorCode code;
+  std::string what;
+  std::string hint;
 };
 
 struct Round {
@@ -33,16 +45,18 @@ struct Round {
   const van::Group* group = nullptr;
   tensor::PushHeader first{};  // what all others must agree with
   std::uint32_t pushed = 0;
-  std::uint32_t pulled = 0;
+  std::uint32_t done = 0;
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
   bool summed = false;
-  bool failed = false;
-  std::string disagreement;       // why it failed
+  bool waits = false;  // for memory, or for workers that are out of slots: see RoundEngine::resume()
+  std::optional<RoundFailure> failure;
   Slot* result = nullptr;         // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;  // by place in the group; keeps its capacity between uses
   Round* next_of_key = nullptr;
-  std::size_t number_in_table = 0;  // for good: names the round in tokens
+  std::size_t number_in_table = 0;  // never changes: names the round in tokens
   std::size_t open_index = 0;       // in the table's list of open rounds
+
+  bool has_all_pushes() const { return pushed == group->size(); }
 };
 
 }  // namespace bps::server

@@ -3,9 +3,9 @@
 namespace bps::server {
 namespace {
 
-// A rank may start that many rounds of one key before another rank starts its first. Calls without a name share one per
-// dtype and size, so that this is many layers, and not only a loop that never waits. The bound keeps a number that
-// makes no sense from costing memory.
+// How many rounds of one key a rank may start before another rank starts its first. All calls without a name that have
+// the same dtype and size share one key, so a deep model reaches large numbers, and not only a loop that never waits.
+// The bound keeps a wrong round number from costing memory.
 constexpr std::uint32_t kFarthestAhead = 1 << 16;
 
 }  // namespace

@@ -1,7 +1,7 @@
-// The open rounds of a server loop, and what each key has already completed.
+// The open rounds of a server loop, and which rounds of each key are over.
 //
-// A key remembers which rounds are over, so that a late or repeated push is recognised. Rounds of one key may complete
-// in any order. Memory: one small entry per key for good, a recycled Round per open round.
+// A key remembers its rounds that are over, so that a late or repeated push is recognised. Rounds of one key may end in
+// any order. Memory: one small entry per key, which is never freed, and one Round per open round, which is reused.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class RoundTable {
   Lookup find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group);
   Round* find(std::uint64_t key, std::uint32_t number);
   Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
-  // The round is over; the entry is recycled.
+  // The round is over; its entry will serve another one.
   void close(Round* round);
 
   const std::vector<Round*>& open() const { return open_; }
@@ -36,7 +36,7 @@ class RoundTable {
 
  private:
   struct Key {
-    std::uint32_t all_over_below = 0;   // rounds
+    std::uint32_t all_over_below = 0;   // all rounds before this one are over
     std::uint64_t over = 0;             // bit i: round all_over_below + i is over
     std::vector<std::uint64_t> beyond;  // the bits from 64 on; empty until rounds end that far out of order
     Round* open = nullptr;

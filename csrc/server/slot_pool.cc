@@ -10,32 +10,51 @@ namespace {
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kSlab = 1 << 20;  // small slots come by the slab, large ones one by one
 
-}  // namespace
-
-Slot* SlotPool::take(std::uint64_t payload) {
-  // Sizes differ by the partitions of different tensors; rounding to a page (small) or an eighth of the next power of
-  // two (large) keeps the classes few.
+// The sizes of slots follow the partitions of different tensors. Rounding them up to a page (small) or an eighth of the
+// next power of two (large) keeps the number of size classes small.
+std::uint64_t capacity_for(std::uint64_t payload) {
   const std::uint64_t wanted = payload + transport::kMaxHeader;
   std::uint64_t step = kPage;
   while (step * 16 <= wanted) step *= 2;
-  const std::uint64_t capacity = (wanted + step - 1) / step * step;
-  auto found = std::find_if(classes_.begin(), classes_.end(), [&](const Class& c) { return c.capacity == capacity; });
-  if (found == classes_.end()) found = classes_.insert(classes_.end(), Class{capacity, {}});
-  if (found->free.empty()) grow(*found);
-  Slot* slot = found->free.back();
-  found->free.pop_back();
+  return (wanted + step - 1) / step * step;
+}
+
+}  // namespace
+
+SlotPool::SizeClass* SlotPool::find(std::uint64_t capacity) {
+  const auto found = std::ranges::find(classes_, capacity, &SizeClass::capacity);
+  return found == classes_.end() ? nullptr : &*found;
+}
+
+void SlotPool::reserve(std::uint64_t payload, std::size_t count) {
+  const std::uint64_t capacity = capacity_for(payload);
+  SizeClass* size_class = find(capacity);
+  if (size_class == nullptr) size_class = &classes_.emplace_back(SizeClass{.capacity = capacity, .free = {}});
+  while (size_class->free.size() < count) grow(*size_class);
+}
+
+Slot* SlotPool::take(std::uint64_t payload) {
+  SizeClass* size_class = find(capacity_for(payload));
+  if (size_class == nullptr || size_class->free.empty()) return nullptr;
+  Slot* slot = size_class->free.back();
+  size_class->free.pop_back();
   return slot;
 }
 
 void SlotPool::give_back(Slot* slot) {
-  slot->landing_for = nullptr;
+  slot->window = nullptr;
+  slot->granted = false;
   slot->overflow = false;
-  const auto found =
-      std::find_if(classes_.begin(), classes_.end(), [&](const Class& c) { return c.capacity == slot->capacity; });
-  found->free.push_back(slot);
+  find(slot->capacity)->free.push_back(slot);
 }
 
-void SlotPool::grow(Class& size_class) {
+void SlotPool::reclaim(const SlotWindow& window) {
+  for (Slot& slot : slots_) {
+    if (slot.window == &window && slot.granted) give_back(&slot);
+  }
+}
+
+void SlotPool::grow(SizeClass& size_class) {
   const std::uint64_t count = std::max<std::uint64_t>(1, kSlab / size_class.capacity);
   const std::uint64_t size = count * size_class.capacity;
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -50,6 +69,8 @@ void SlotPool::grow(Class& size_class) {
   }
   Slab& slab = slabs_.emplace_back(std::move(made));
   bytes_ += size;
+  size_class.slots += count;
+  if (size_class.free.capacity() < size_class.slots) size_class.free.reserve(size_class.slots * 2);
   for (std::uint64_t i = 0; i < count; ++i) {
     Slot& slot = slots_.emplace_back();
     slot.number = static_cast<std::uint32_t>(slots_.size() - 1);

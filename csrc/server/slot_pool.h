@@ -1,8 +1,10 @@
-// Registered memory of one server loop, in slots of a few sizes: landing slots for pushes, and room for results.
+// The registered memory of one server loop, cut into slots of a few sizes: landing slots for pushes, and room for
+// results.
 //
-// Slots are carved from slabs that are registered once with every transport that needs it, and are never given back to
-// the system: the pool grows to the largest number in use at one time and stays there. Pages of a slot that nobody has
-// touched cost nothing. Threading: one thread.
+// Slots are carved from slabs. A slab is registered once with every transport whose peers write into slots, and it is
+// never given back to the system: the pool grows to the largest number of slots in use at one time and stays there.
+// Pages of a slot that nobody has touched cost nothing. Threading: one thread. Errors: reserve() throws; take() and
+// give_back() neither throw nor allocate, so the data path may call them.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +17,7 @@
 
 namespace bps::server {
 
-class WorkerSession;
+class SlotWindow;
 
 struct Slot {
   std::uint32_t number = 0;   // the immediate of a write that lands here
@@ -23,8 +25,9 @@ struct Slot {
   std::uint64_t capacity = 0;
   std::uint64_t offset = 0;                                    // in its slab
   const std::vector<transport::RegionPtr>* regions = nullptr;  // of its slab, one per transport of the pool
-  WorkerSession* landing_for = nullptr;                        // the session that may write here now, or null
-  bool overflow = false;  // granted to break a circle of waits; goes back to the pool, not to the worker
+  SlotWindow* window = nullptr;                                // the window it belongs to; null: it is the pool's
+  bool granted = false;                                        // the worker may fill it now
+  bool overflow = false;                                       // goes back to the pool once it has been used
 
   std::byte* payload() const { return data + transport::kMaxHeader; }
 };
@@ -33,27 +36,34 @@ class SlotPool {
  public:
   explicit SlotPool(std::vector<transport::Transport*> transports) : transports_(std::move(transports)) {}
 
-  // A slot that holds a header and `payload` bytes. Grows the pool when none is free.
+  // Makes sure that `count` slots for a header and `payload` bytes are free. May map and register memory.
+  void reserve(std::uint64_t payload, std::size_t count);
+  // A free slot for a header and `payload` bytes, or nullptr when none is free.
   Slot* take(std::uint64_t payload);
   void give_back(Slot* slot);
+  // Takes back the slots that the owner of `window` was granted and has not filled.
+  void reclaim(const SlotWindow& window);
+
   Slot* by_number(std::uint32_t number) { return number < slots_.size() ? &slots_[number] : nullptr; }
   // The slot's region as `transport` knows it.
   const transport::Region& region(const Slot& slot, const transport::Transport& transport) const;
   std::uint64_t bytes() const { return bytes_; }
 
  private:
-  struct Class {
+  struct SizeClass {
     std::uint64_t capacity;
-    std::vector<Slot*> free;
+    std::size_t slots = 0;
+    std::vector<Slot*> free;  // has room for all slots of the class
   };
   struct Slab {
     std::shared_ptr<std::byte> memory;
     std::vector<transport::RegionPtr> regions;
   };
-  void grow(Class& size_class);
+  SizeClass* find(std::uint64_t capacity);
+  void grow(SizeClass& size_class);
 
   std::vector<transport::Transport*> transports_;
-  std::vector<Class> classes_;
+  std::vector<SizeClass> classes_;
   std::deque<Slab> slabs_;  // deques: addresses stay
   std::deque<Slot> slots_;
   std::uint64_t bytes_ = 0;

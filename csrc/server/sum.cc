@@ -7,8 +7,8 @@
 namespace bps::server {
 namespace {
 
-// A block of each of two sources and one result stay within 1 MiB of second-level cache, and a cross-memory copy of
-// this size is long against its system call.
+// Blocks of two sources and one result fit into 1 MiB of second-level cache together, and copying a block between
+// processes takes much longer than the system call that it needs.
 constexpr std::uint64_t kBlock = 128 * 1024;
 
 }  // namespace
@@ -18,15 +18,16 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
-                   std::span<const SumTarget> targets, std::uint64_t length, WorkerSession*& broken) {
-  const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumTarget& t) { return !t.bytes; });
+Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, const SumPlan& plan, WorkerSession*& broken) {
+  const auto& [sources, targets] = plan;
+  const std::uint64_t length = what.length;
+  const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumMemory& t) { return !t.bytes; });
   in_.resize(sources.size());
   for (std::uint64_t at = 0; at < length; at += kBlock) {
     const std::uint64_t size = std::min(kBlock, length - at);
     std::size_t used = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      const SumSource& source = sources[i];
+      const SumMemory& source = sources[i];
       if (source.bytes != nullptr) {
         in_[i] = source.bytes + at;
         continue;
@@ -40,7 +41,7 @@ Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, std::s
       in_[i] = block;
     }
     out_.clear();
-    for (const SumTarget& target : targets) {
+    for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) out_.push_back(target.bytes + at);
     }
     const std::byte* result = nullptr;
@@ -49,7 +50,7 @@ Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, std::s
       result = out_.front();
     }
     reduce({what.dtype, what.op, divisor}, in_, out_, size / size_of(what.dtype));
-    for (const SumTarget& target : targets) {
+    for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) continue;
       if (const Status status = target.direct->put({target.span.key, target.span.address + at, size}, result);
           status != Status::kOk) {

@@ -6,33 +6,17 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <vector>
 
 #include "core/error.h"
-#include "server/round.h"
+#include "server/sum_plan.h"
 
 namespace bps::server {
 
-struct SumSource {
-  const std::byte* bytes = nullptr;  // null: fetch from `span`
-  transport::DirectAccess* direct = nullptr;
-  transport::RemoteSpan span{};
-  WorkerSession* session = nullptr;
-};
-struct SumTarget {
-  std::byte* bytes = nullptr;  // null: put into `span`
-  transport::DirectAccess* direct = nullptr;
-  transport::RemoteSpan span{};
-  WorkerSession* session = nullptr;
-};
-
 class Summer {
  public:
-  // Sums `length` bytes. A worker whose memory cannot be touched is reported in `broken` and ends the pass.
-  Status sum(const tensor::PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
-             std::span<const SumTarget> targets, std::uint64_t length, WorkerSession*& broken);
+  // Sums the bytes of one partition. A worker whose memory cannot be reached ends the pass and is named in `broken`.
+  Status sum(const tensor::PushHeader& what, std::uint32_t divisor, const SumPlan& plan, WorkerSession*& broken);
 
  private:
   std::byte* scratch(std::size_t index);

@@ -1,0 +1,241 @@
+// The hot part of the round engine: a push comes in, a complete round is summed, answers go out. Nothing here throws,
+// registers memory or takes a lock.
+#include <cstring>
+#include <utility>
+
+#include "server/push_check.h"
+#include "server/round_engine.h"
+
+namespace bps::server {
+
+// A push has landed. The immediate is all that the peer chose; the header is checked before it is used.
+void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate) {
+  Slot* slot = pool_.by_number(immediate);
+  SlotWindow& window = session.window();
+  if (slot == nullptr || !window.fill(*slot)) {
+    counters_.stale.add();
+    return;
+  }
+  Push push{session, from, {}, slot, {}};
+  std::memcpy(&push.header, slot->data, sizeof push.header);
+  take(push);
+  // With its last slot a worker may have become the one that everybody waits for. Its later pushes change nothing about
+  // that, and looking at every open round each time would cost the square of their number.
+  if (window.has_run_out(*slot)) worker_ran_out_ = true;
+}
+
+void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> bytes,
+                                const transport::RemoteSpan& span) {
+  Push push{session, from, {}, nullptr, span};
+  if (bytes.size() != sizeof push.header) {
+    counters_.stale.add();
+    return;
+  }
+  std::memcpy(&push.header, bytes.data(), sizeof push.header);
+  take(push);
+}
+
+void RoundEngine::take(const Push& push) {
+  Round* admitted = admit(push);
+  const bool has_payload = (push.header.flags & tensor::kHasPayload) != 0;
+  if (push.slot != nullptr && (admitted == nullptr || !has_payload)) {
+    Slot* consumed = push.slot;  // it held a header and nothing else that we need
+    release(consumed);
+  }
+  if (admitted == nullptr) return;
+  Round& round = *admitted;
+  Arrival& arrival = round.arrivals[push.header.member];
+  counters_.pushes.add();
+  record(round, arrival, push);
+  const bool pulls = (push.header.flags & tensor::kIsPull) != 0;
+  if (!pulls) {
+    // A push on its own: its memory is the worker's again once we hold the bytes.
+    arrival.push_immediate = push.header.immediate;
+    const Status kept = keep(arrival);
+    if (kept == Status::kOk) {
+      acknowledge(arrival);
+    } else if (kept == Status::kAgain) {
+      arrival.unacknowledged = true;
+      wait(round);
+    } else {
+      return push.session.lose("its memory cannot be read");
+    }
+  }
+  if (round.has_all_pushes() && !round.summed) {
+    sum(round);
+  } else if (round.summed && pulls) {
+    answer(round, arrival);
+    close_if_over(round);
+  } else if ((push.header.flags & tensor::kIsPush) != 0 && waits_for_starved(round)) {
+    wait(round);
+  }
+}
+
+// The round that a push belongs to. Returns nullptr for a push that is refused or ignored.
+Round* RoundEngine::admit(const Push& push) {
+  const tensor::PushHeader& header = push.header;
+  const auto group = groups_.find(header.group);
+  const PushLimits limits{.group = group == groups_.end() ? nullptr : &group->second,
+                          .sender_rank = push.session.worker_rank(),
+                          .largest_partition = largest_partition_,
+                          .room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length,
+                          .landed = push.slot != nullptr};
+  if (const char* fault = find_fault(header, limits)) {
+    refuse(push.session, header.immediate,
+           {ErrorCode::kTransport, std::string("the server refused a push: ") + fault,
+            "install the same bps_rdma version everywhere and use the same settings on all ranks"});
+    return nullptr;
+  }
+  if (has_lost_member(*limits.group)) return nullptr;
+  const auto [found, opened] =
+      table_.find_or_open(round_key(header.tensor, header.partition), header.round, *limits.group);
+  if (opened == nullptr) {
+    refuse_round(push, found);
+    return nullptr;
+  }
+  Round& round = *opened;
+  if (found == RoundTable::Found::kNew) {
+    round.first = header;
+    return opened;
+  }
+  Arrival& arrival = round.arrivals[header.member];
+  if (!round.failure) {
+    const bool pushes = (header.flags & tensor::kIsPush) != 0;
+    const bool pulls = (header.flags & tensor::kIsPull) != 0;
+    if ((pushes && arrival.pushed) || (pulls && (arrival.pull_waiting || arrival.done))) {
+      refuse(push.session, header.immediate,
+             {ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug"});
+      return nullptr;
+    }
+    if (agree(round.first, header)) return opened;
+    disagree(round, push.session);
+  }
+  refuse_failed(round, arrival, push);
+  return nullptr;
+}
+
+void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
+  const tensor::PushHeader& header = push.header;
+  const bool pushes = (header.flags & tensor::kIsPush) != 0;
+  const bool pulls = (header.flags & tensor::kIsPull) != 0;
+  arrival.session = &push.session;
+  if (pushes || arrival.data == nullptr) arrival.data = &push.from;  // a span is valid where it was posted
+  if (pulls || !arrival.pull_waiting) arrival.header = header;       // where the answer goes
+  arrival.pull_waiting |= pulls;
+  if (!pushes) return;
+  arrival.pushed = true;
+  ++round.pushed;
+  arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
+  if (arrival.has_payload) {
+    arrival.slot = push.slot;
+    arrival.span = push.span;
+  }
+}
+
+// Copies a payload that was posted in place into a slot. kAgain: there is no free slot.
+Status RoundEngine::keep(Arrival& arrival) {
+  if (!arrival.has_payload || arrival.slot != nullptr) return Status::kOk;
+  arrival.slot = pool_.take(arrival.header.length);
+  if (arrival.slot == nullptr) return Status::kAgain;
+  const Status status = arrival.data->direct()->get(arrival.span, arrival.slot->payload());
+  if (status != Status::kOk) release(arrival.slot);
+  return status;
+}
+
+void RoundEngine::acknowledge(Arrival& arrival) {
+  arrival.unacknowledged = false;
+  arrival.session->post({.op = {.immediate = arrival.push_immediate}, .data = arrival.data, .round = nullptr});
+}
+
+// Everyone has pushed.
+void RoundEngine::sum(Round& round) {
+  plan_.read_from(round);
+  if (plan_.sources.empty()) {
+    return fail(round, {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
+  }
+  if (plan_.write_to(round)) {
+    if (!find_result_slot(round)) return wait(round);
+    plan_.targets.push_back({.bytes = round.result->payload()});
+  }
+  WorkerSession* broken = nullptr;
+  if (summer_.sum(round.first, round.group->size(), plan_, broken) != Status::kOk) {
+    return broken->lose("its memory cannot be reached");
+  }
+  round.summed = true;
+  counters_.rounds.add();
+  counters_.summed_bytes.add(round.first.length);
+  for (Arrival& arrival : round.arrivals) {
+    release(arrival.slot);
+    if (arrival.unacknowledged) acknowledge(arrival);
+    if (arrival.pull_waiting) answer(round, arrival);
+  }
+  close_if_over(round);
+}
+
+// The slot of the first payload becomes the result: it is read before it is written, block by block. False: no payload
+// lies in a slot, and none is free.
+bool RoundEngine::find_result_slot(Round& round) {
+  for (Arrival& arrival : round.arrivals) {
+    if (arrival.slot == nullptr) continue;
+    round.result = std::exchange(arrival.slot, nullptr);
+    return true;
+  }
+  round.result = pool_.take(round.first.length);
+  return round.result != nullptr;
+}
+
+// One answer: the bytes where they have to travel, and the immediate that says which wait is over.
+void RoundEngine::answer(Round& round, Arrival& arrival) {
+  arrival.pull_waiting = false;
+  arrival.done = true;
+  ++round.done;
+  const tensor::PushHeader& header = arrival.header;
+  Answer answer{.op = {.immediate = header.immediate}, .data = arrival.data, .round = nullptr};
+  if ((header.flags & tensor::kWantsData) != 0 && !arrival.in_place) {
+    const transport::RemoteSpan target{header.answer_key, header.answer_address, round.first.length};
+    if (transport::DirectAccess* direct = arrival.data->direct()) {
+      if (direct->put(target, round.result->payload()) != Status::kOk) {
+        return arrival.session->lose("its memory cannot be written");
+      }
+    } else {
+      answer.op.source = &pool_.region(*round.result, arrival.session->transport());
+      answer.op.source_offset = round.result->offset + transport::kMaxHeader;
+      answer.op.length = round.first.length;
+      answer.op.target = target;
+      answer.op.token = round.number_in_table;
+      answer.round = &round;
+      ++round.writes_in_flight;
+    }
+  }
+  arrival.session->post(answer);
+}
+
+void RoundEngine::on_written(std::uint64_t token) {
+  Round& round = table_.by_number(token);  // our own token: it never leaves this process
+  --round.writes_in_flight;
+  if (!has_lost_member(*round.group)) {
+    close_if_over(round);
+  } else if (round.writes_in_flight == 0) {
+    drop(round);
+  }
+}
+
+void RoundEngine::close_if_over(Round& round) {
+  if (round.done < round.group->size() || round.writes_in_flight > 0) return;
+  release(round.result);
+  table_.close(&round);
+}
+
+// The bytes of the slot, if there is one, have been consumed.
+void RoundEngine::release(Slot*& slot) {
+  if (slot != nullptr) SlotWindow::release(std::exchange(slot, nullptr), pool_);
+}
+
+bool RoundEngine::has_lost_member(const van::Group& group) const {
+  for (const std::uint32_t rank : lost_ranks_) {
+    if (group.index_of(rank) >= 0) return true;
+  }
+  return false;
+}
+
+}  // namespace bps::server

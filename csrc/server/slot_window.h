@@ -1,0 +1,79 @@
+// The landing slots of one worker session, as credits.
+//
+// A worker may write only into slots that it was granted, and each grant is good for one push. The window notes the
+// grants that the next Credits message has to announce, notices when the worker has filled its last slot, and grants a
+// slot again as soon as its bytes have been consumed. Threading: one thread. Errors: open() and grant_overflow() may
+// grow the pool, so they throw and must not be called on the data path. The rest may be.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/slot_pool.h"
+#include "tensor/control_messages.h"
+
+namespace bps::server {
+
+// What the sessions of a server loop have left for its next step().
+struct SendsDue {
+  bool answers = false;
+  bool credits = false;
+};
+
+class SlotWindow {
+ public:
+  SlotWindow(SlotPool& pool, const transport::Transport& transport, SendsDue& sends_due)
+      : pool_(pool), transport_(transport), sends_due_(sends_due) {}
+  SlotWindow(const SlotWindow&) = delete;
+  SlotWindow& operator=(const SlotWindow&) = delete;
+
+  // Grants the first slots: at most `large_slots` for pushes of up to `largest_payload` bytes, and small ones. Both are
+  // fewer if they would not fit into `memory` bytes, but never none; 0 sets no limit.
+  void open(std::uint64_t largest_payload, std::uint32_t large_slots, std::uint64_t memory);
+  // The worker is lost and can write no more: its slots go back to the pool, those in use when they are released.
+  void close();
+
+  // The worker says that it has filled `slot`. False if it was not granted that slot; nothing changes then.
+  bool fill(Slot& slot);
+  // The bytes of `slot` have been consumed. Grants it to its worker again, or gives it back to its pool.
+  static void release(Slot* slot, SlotPool& pool);
+
+  // Whether the worker holds no slot of the size of `slot`, which it filled last, and no large one either.
+  bool has_run_out(const Slot& slot) const;
+  // Whether the worker may be unable to push. It sends in an order of its own, so a large partition that lacks a slot
+  // also holds up the small ones behind it: free small slots count only if all its partitions are small.
+  bool is_starved() const;
+  // Grants one slot beyond the window. It goes back to the pool once it has been used.
+  void grant_overflow();
+
+  // Announces what was granted since the last call: one message, unless the grants are too many for one.
+  void send_credits(transport::ControlEndpoint& control);
+
+ private:
+  void grant(Slot* slot);
+  std::uint32_t& free_of_size(const Slot& slot) {
+    return tensor::is_small_slot(slot.capacity) ? free_small_ : free_large_;
+  }
+
+  SlotPool& pool_;
+  const transport::Transport& transport_;  // the worker writes by this one
+  SendsDue& sends_due_;
+  bool open_ = false;
+  std::uint64_t largest_payload_ = 0;
+  std::uint32_t free_small_ = 0;  // slots that the worker holds and has not filled yet
+  std::uint32_t free_large_ = 0;
+  std::vector<tensor::SlotCredit> credits_;  // for the next message
+};
+
+inline bool SlotWindow::fill(Slot& slot) {
+  if (slot.window != this || !slot.granted) return false;
+  slot.granted = false;
+  --free_of_size(slot);
+  return true;
+}
+
+inline bool SlotWindow::has_run_out(const Slot& slot) const {
+  return free_large_ == 0 && (free_small_ == 0 || !tensor::is_small_slot(slot.capacity));
+}
+
+}  // namespace bps::server

@@ -1,0 +1,30 @@
+// What one pass over a complete round reads and writes.
+#pragma once
+
+#include <vector>
+
+#include "server/round.h"
+
+namespace bps::server {
+
+// Memory that a pass reads or writes: here, or, where `bytes` is null, `span` in the memory of a worker.
+struct SumMemory {
+  std::byte* bytes = nullptr;
+  transport::DirectAccess* direct = nullptr;
+  transport::RemoteSpan span{};
+  WorkerSession* session = nullptr;
+};
+
+// Keeps its capacity between uses.
+struct SumPlan {
+  std::vector<SumMemory> sources;  // in the order of ranks
+  std::vector<SumMemory> targets;
+
+  // The payloads, where they are.
+  void read_from(const Round& round);
+  // The memory of the members that wait for the result and can be reached. Returns whether a slot must take the result
+  // for others: because it has to travel, or because their pull comes later.
+  bool write_to(Round& round);
+};
+
+}  // namespace bps::server

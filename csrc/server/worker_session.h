@@ -1,0 +1,122 @@
+// One loop of one worker, as a server loop sees it: its connections, its landing slots, and the answers that wait for
+// the send window.
+//
+// It is the sink of its endpoints. What arrives on the data plane goes straight to the round engine; control messages
+// and losses go to the owner. A session that was lost stays where it is, because rounds may still refer to it, but it
+// sends nothing more. Threading: one thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/round.h"
+#include "server/slot_window.h"
+#include "tensor/control_messages.h"
+#include "transport/transport.h"
+#include "van/membership.h"
+
+namespace bps::server {
+
+class RoundEngine;
+class WorkerSession;
+
+// Whoever made the sessions.
+class SessionOwner {
+ public:
+  virtual void on_message(WorkerSession& from, std::span<const std::byte> message) = 0;
+  // The worker cannot be reached any more, on any of its connections. May be called from the data path.
+  virtual void on_lost(WorkerSession& session, const std::string& why) = 0;
+
+ protected:
+  ~SessionOwner() = default;
+};
+
+// What all sessions of a server loop share.
+struct SessionContext {
+  SessionOwner& owner;
+  RoundEngine& rounds;
+  SlotPool& pool;
+  SendsDue& sends_due;
+};
+
+// One write to a worker: the result of a round, or a bare immediate.
+struct Answer {
+  transport::WriteOp op{};
+  transport::DataEndpoint* data = nullptr;
+  Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
+};
+
+class WorkerSession final : public transport::ControlSink, public transport::DataSink {
+ public:
+  WorkerSession(const SessionContext& context, const van::Node& worker, std::uint16_t worker_loop,
+                transport::Transport& transport);
+
+  std::uint32_t node() const { return node_; }
+  std::uint32_t worker_rank() const { return worker_rank_; }
+  std::uint16_t worker_loop() const { return worker_loop_; }
+  const std::string& name() const { return name_; }  // for errors
+  const transport::Transport& transport() const { return transport_; }
+  SlotWindow& window() { return window_; }
+  bool is_lost() const { return lost_; }
+
+  // Whether all its connections of a plane are there.
+  bool is_complete(transport::Plane plane) const;
+  void accept(std::unique_ptr<transport::IncomingConnection> incoming);
+  // The worker's first message. False if it came before.
+  bool attach(const tensor::Attach& attach);
+
+  void send(const tensor::ControlMessage& message);
+  // Sends an answer, now or when the send window has room again.
+  void post(const Answer& answer);
+  // Sends the answers that wait. Returns whether any was sent.
+  bool flush();
+  bool has_answers() const { return !answers_.empty(); }
+  void send_credits();
+
+  // The worker's memory cannot be reached: tells the owner.
+  void lose(const std::string& why) { context_.owner.on_lost(*this, why); }
+  // From now on the worker can write nothing, and nothing is sent to it. With `keep_control` what was sent on its
+  // control endpoint before is still delivered.
+  void abandon(bool keep_control);
+  // Drops what waits to be sent to a worker that is lost, and takes its landing slots back.
+  void discard();
+
+  void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
+  void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
+                     const transport::RemoteSpan& span) override;
+  void on_written(transport::DataEndpoint& to, std::uint64_t token) override;
+  void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
+  void on_lost(transport::Endpoint& peer, const std::string& why) override;
+
+ private:
+  const SessionContext context_;
+  const std::uint32_t node_;
+  const std::uint32_t worker_rank_;
+  const std::uint16_t worker_loop_;
+  const std::string name_;
+  transport::Transport& transport_;
+  SlotWindow window_;
+  transport::ControlEndpoint* control_ = nullptr;
+  std::vector<transport::DataEndpoint*> data_;
+  std::size_t data_endpoints_ = 64;  // no more than these; known exactly once the worker has attached
+  bool attached_ = false;
+  bool lost_ = false;
+  std::vector<Answer> answers_;  // in the order in which they were posted
+};
+
+using Sessions = std::vector<std::unique_ptr<WorkerSession>>;
+// The session of a worker's loop that is not lost, or nullptr.
+WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank, std::uint16_t worker_loop);
+
+inline void WorkerSession::post(const Answer& answer) {
+  if (lost_) {
+    if (answer.round != nullptr) --answer.round->writes_in_flight;
+    return;
+  }
+  if (answers_.empty() && answer.data->write({&answer.op, 1}) == 1) return;
+  answers_.push_back(answer);
+  context_.sends_due.answers = true;
+}
+
+}  // namespace bps::server

@@ -1,0 +1,112 @@
+// A transport without a peer: it records what is sent, and the test decides what its endpoints accept and reach.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tensor/control_messages.h"
+#include "transport/transport.h"
+
+namespace bps::server {
+
+class FakeControl final : public transport::ControlEndpoint {
+ public:
+  explicit FakeControl(const transport::Hello& hello) : ControlEndpoint(hello) {}
+  Status send(std::span<const std::byte> message) override {
+    messages.push_back(tensor::decode_control_message(message).value());
+    return Status::kOk;
+  }
+  template <typename Message>
+  std::vector<Message> sent() const {
+    std::vector<Message> found;
+    for (const auto& message : messages) {
+      if (const auto* one = std::get_if<Message>(&message)) found.push_back(*one);
+    }
+    return found;
+  }
+  std::vector<tensor::ControlMessage> messages;
+
+ private:
+  void sever() override {}
+};
+
+// Addresses of the peer's memory are pointers.
+class FakeData final : public transport::DataEndpoint, public transport::DirectAccess {
+ public:
+  explicit FakeData(const transport::Hello& hello) : DataEndpoint(hello) {}
+  std::size_t write(std::span<const transport::WriteOp> ops) override {
+    std::size_t accepted = 0;
+    for (; accepted < ops.size() && room > 0 && !is_lost(); ++accepted, --room) writes.push_back(ops[accepted]);
+    return accepted;
+  }
+  transport::DirectAccess* direct() override { return on_same_host ? this : nullptr; }
+  bool peer_reaches(const transport::Region&) const override { return true; }
+  std::size_t post(std::span<const transport::Descriptor>) override { return 0; }
+  std::byte* map(const transport::RemoteSpan&) override { return nullptr; }
+  Status get(const transport::RemoteSpan& span, std::byte* into) override {
+    if (!reachable) return Status::kPeerLost;
+    std::memcpy(into, reinterpret_cast<const std::byte*>(span.address), span.length);
+    return Status::kOk;
+  }
+  Status put(const transport::RemoteSpan& span, const std::byte* from) override {
+    if (!reachable) return Status::kPeerLost;
+    std::memcpy(reinterpret_cast<std::byte*>(span.address), from, span.length);
+    return Status::kOk;
+  }
+  std::vector<std::uint32_t> immediates() const {
+    std::vector<std::uint32_t> found;
+    for (const transport::WriteOp& op : writes) found.push_back(op.immediate);
+    return found;
+  }
+
+  std::size_t room = 1000;  // writes that it still accepts
+  bool on_same_host = false;
+  bool reachable = true;
+  std::vector<transport::WriteOp> writes;
+
+ private:
+  void sever() override {}
+};
+
+class FakeTransport final : public transport::Transport {
+ public:
+  std::string_view name() const override { return "fake"; }
+  transport::RegionPtr register_memory(std::span<std::byte> bytes) override {
+    if (out_of_memory) throw Error(ErrorCode::kTransport, "no memory", "add some");
+    return std::make_shared<transport::Region>(bytes);
+  }
+  std::unique_ptr<transport::ControlEndpoint> connect_control(const transport::ConnectRequest&) override {
+    return nullptr;
+  }
+  std::unique_ptr<transport::DataEndpoint> connect_data(const transport::ConnectRequest&) override { return nullptr; }
+  transport::ControlEndpoint* attach(std::unique_ptr<transport::ControlEndpoint>, transport::ControlSink&) override {
+    return nullptr;
+  }
+  transport::DataEndpoint* attach(std::unique_ptr<transport::DataEndpoint>, transport::DataSink&) override {
+    return nullptr;
+  }
+  transport::ControlEndpoint* accept_control(std::unique_ptr<transport::IncomingConnection> incoming,
+                                             transport::ControlSink& sink) override {
+    controls.push_back(std::make_unique<FakeControl>(incoming->hello));
+    controls.back()->sink = &sink;
+    return controls.back().get();
+  }
+  transport::DataEndpoint* accept_data(std::unique_ptr<transport::IncomingConnection> incoming,
+                                       transport::DataSink& sink) override {
+    datas.push_back(std::make_unique<FakeData>(incoming->hello));
+    datas.back()->sink = &sink;
+    return datas.back().get();
+  }
+  void close(transport::Endpoint*) override {}
+  int poll() override { return 0; }
+  bool arm() override { return true; }
+  void disarm() override {}
+
+  bool out_of_memory = false;
+  std::vector<std::unique_ptr<FakeControl>> controls;  // in the order in which they were accepted
+  std::vector<std::unique_ptr<FakeData>> datas;
+};
+
+}  // namespace bps::server

@@ -1,0 +1,146 @@
+#include "server/slot_window.h"
+
+#include <gtest/gtest.h>
+
+#include "server/fake_transport.h"
+
+namespace bps::server {
+namespace {
+
+constexpr std::uint64_t kLarge = 100'000;
+constexpr std::uint32_t kSmallSlots = 128;
+
+class SlotWindowTest : public ::testing::Test {
+ protected:
+  std::vector<tensor::SlotCredit> announced() {
+    std::vector<tensor::SlotCredit> slots;
+    control.messages.clear();
+    window.send_credits(control);
+    for (const auto& message : control.sent<tensor::Credits>()) {
+      slots.insert(slots.end(), message.slots.begin(), message.slots.end());
+    }
+    return slots;
+  }
+  // The large slots that the worker holds, in the order of their grants.
+  std::vector<Slot*> large_slots(const std::vector<tensor::SlotCredit>& credits) {
+    std::vector<Slot*> slots;
+    for (const tensor::SlotCredit& credit : credits) {
+      if (!tensor::is_small_slot(credit.capacity)) slots.push_back(pool.by_number(credit.slot));
+    }
+    return slots;
+  }
+
+  FakeTransport transport;
+  SlotPool pool{{&transport}};
+  SendsDue due;
+  SlotWindow window{pool, transport, due};
+  FakeControl control{transport::Hello{}};
+};
+
+TEST_F(SlotWindowTest, AnnouncesEachGrantOnce) {
+  EXPECT_FALSE(due.credits);
+  window.open(kLarge, 8, 0);
+  EXPECT_TRUE(due.credits);
+  const auto first = announced();
+  EXPECT_EQ(first.size(), 8 + kSmallSlots);
+  EXPECT_EQ(large_slots(first).size(), 8U);
+  EXPECT_TRUE(announced().empty());
+}
+
+TEST_F(SlotWindowTest, SplitsCreditsThatDoNotFitIntoOneMessage) {
+  window.open(4000, 5000, 0);
+  EXPECT_EQ(announced().size(), 5000 + kSmallSlots);
+  EXPECT_GT(control.messages.size(), 1U);
+}
+
+TEST_F(SlotWindowTest, AShareOfTheMemoryLimitsBothSizes) {
+  window.open(kLarge, 8, 400'000);
+  const auto credits = announced();
+  EXPECT_EQ(large_slots(credits).size(), 3U);
+  EXPECT_EQ(credits.size(), 3U + 8U);
+}
+
+TEST_F(SlotWindowTest, ASlotIsFilledOncePerGrantAndByItsWorkerOnly) {
+  window.open(kLarge, 2, 0);
+  Slot* slot = large_slots(announced()).front();
+  SlotWindow other(pool, transport, due);
+  EXPECT_FALSE(other.fill(*slot));
+  EXPECT_TRUE(window.fill(*slot));
+  EXPECT_FALSE(window.fill(*slot)) << "its bytes are in use";
+  SlotWindow::release(slot, pool);
+  const auto again = announced();
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(again[0].slot, slot->number);
+  EXPECT_TRUE(window.fill(*slot));
+}
+
+TEST_F(SlotWindowTest, AWorkerWithLargePartitionsStarvesWithoutALargeSlot) {
+  EXPECT_FALSE(window.is_starved()) << "it needs no slots";
+  window.open(kLarge, 2, 0);
+  const auto slots = large_slots(announced());
+  window.fill(*slots[0]);
+  EXPECT_FALSE(window.is_starved());
+  EXPECT_FALSE(window.has_run_out(*slots[0]));
+  window.fill(*slots[1]);
+  EXPECT_TRUE(window.is_starved()) << "small slots do not help it";
+  EXPECT_TRUE(window.has_run_out(*slots[1]));
+  SlotWindow::release(slots[0], pool);
+  EXPECT_FALSE(window.is_starved());
+}
+
+TEST_F(SlotWindowTest, AWorkerWithSmallPartitionsStarvesWithoutAnySlot) {
+  window.open(4000, 1, 0);
+  const auto credits = announced();
+  for (std::size_t i = 0; i < credits.size(); ++i) {
+    EXPECT_FALSE(window.is_starved()) << i;
+    window.fill(*pool.by_number(credits[i].slot));
+  }
+  EXPECT_TRUE(window.is_starved());
+}
+
+TEST_F(SlotWindowTest, AnOverflowSlotIsUsedOnce) {
+  window.open(kLarge, 1, 0);
+  Slot* own = large_slots(announced()).front();
+  window.fill(*own);
+  const std::uint64_t before = pool.bytes();
+  for (int i = 0; i < 3; ++i) {
+    window.grant_overflow();
+    EXPECT_FALSE(window.is_starved());
+    const auto extra = large_slots(announced());
+    ASSERT_EQ(extra.size(), 1U);
+    ASSERT_TRUE(window.fill(*extra[0]));
+    SlotWindow::release(extra[0], pool);
+    EXPECT_TRUE(announced().empty()) << "it went back to the pool";
+    EXPECT_TRUE(window.is_starved());
+  }
+  const std::uint64_t after = pool.bytes();
+  EXPECT_GT(after, before);
+  window.grant_overflow();
+  EXPECT_EQ(pool.bytes(), after) << "the pool has the slot that went back";
+}
+
+TEST_F(SlotWindowTest, ALostWorkersSlotsServeOthers) {
+  window.open(kLarge, 20, 0);
+  Slot* in_use = large_slots(announced()).front();
+  window.fill(*in_use);
+  const std::uint64_t before = pool.bytes();
+  window.close();
+  EXPECT_FALSE(window.is_starved());
+  SlotWindow::release(in_use, pool);
+  EXPECT_TRUE(announced().empty());
+  SlotWindow other(pool, transport, due);
+  other.open(kLarge, 20, 0);
+  EXPECT_EQ(pool.bytes(), before);
+}
+
+TEST_F(SlotWindowTest, OnlyOpeningAndOverflowGrowThePool) {
+  EXPECT_EQ(pool.take(kLarge), nullptr);
+  EXPECT_EQ(pool.bytes(), 0U);
+  transport.out_of_memory = true;
+  EXPECT_THROW(window.open(kLarge, 1, 0), Error);
+  EXPECT_THROW(window.grant_overflow(), Error);
+  EXPECT_EQ(pool.bytes(), 0U);
+}
+
+}  // namespace
+}  // namespace bps::server
