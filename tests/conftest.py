@@ -7,6 +7,16 @@ import os
 import pytest
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes a `transport` runs over each of TRANSPORTS of the module that it is collected in.
+
+    tests/rdma imports such tests from tests/python, and says TRANSPORTS = ["rdma"].
+    """
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "transport" in metafunc.fixturenames and not any("transport" in str(mark.args[0]) for mark in marks):
+        metafunc.parametrize("transport", getattr(metafunc.module, "TRANSPORTS", ["shm", "tcp"]))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the long forms to `ci/test --all`, which sets BPS_TEST_ALL."""
     if os.environ.get("BPS_TEST_ALL"):
