@@ -6,32 +6,17 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bps_rdma import _core, startup
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
+from bps_rdma.group import Group
 
-
-@dataclass(frozen=True)
-class Group:
-    """Worker ranks that synchronise among themselves.
-
-    Attributes:
-        id: the number under which all members know it; 0 is the world.
-        ranks: worker ranks, ascending.
-    """
-
-    id: int
-    ranks: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,9 +32,15 @@ class SettingValue:
 
 
 class Job:
-    """Everything that lives from init() to shutdown()."""
+    """Everything that lives from init() to shutdown().
 
-    def __init__(self, process: Any, config: Any, world: Group) -> None:
+    Args:
+        process: this process in the core.
+        config: the settings that init() used.
+        world: the group of all workers.
+    """
+
+    def __init__(self, process: _core.Process, config: _core.Config, world: Group) -> None:
         self.process = process
         self.config = config
         self.world = world
@@ -57,7 +48,31 @@ class Job:
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.window_start = time.monotonic()
         self.window_bytes = 0
-        self.at_end: list[Callable[[], None]] = []  # once all its operations are over
+        self._parts: dict[type[Any], Any] = {}
+        self._making = threading.RLock()
+
+    def part(self, kind: type[T]) -> T:
+        """The one object of this class that belongs to the job: made at first use, and closed when the job ends.
+
+        Faces keep their state here instead of in module globals, so that two jobs of one process share nothing.
+
+        Args:
+            kind: called without arguments; if its objects have a method close(), it is called after shutdown().
+        """
+        found: T | None = self._parts.get(kind)
+        if found is None:
+            with self._making:
+                found = self._parts.get(kind)
+                if found is None:
+                    found = self._parts[kind] = kind()
+        return found
+
+    def close(self) -> None:
+        """Ends all parts; called when none of the job's operations is in progress any more."""
+        while self._parts:
+            _, part = self._parts.popitem()
+            if hasattr(part, "close"):
+                part.close()
 
 
 _job: Job | None = None
@@ -92,8 +107,7 @@ def init(**settings: object) -> None:
         if _job is not None:
             return
         config = config_with(settings)
-        who = startup.from_config(config)
-        process = _core.Process.start(config, who)
+        process = _core.Process.start(config, startup.from_config(config))
         _job = Job(process, config, Group(0, tuple(range(process.workers))))
         atexit.register(shutdown)
 
@@ -109,8 +123,7 @@ def shutdown() -> None:
         try:
             job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
         finally:
-            for end in job.at_end:
-                end()
+            job.close()
         _core.release_orphans(all=True)  # nothing can be written into them any more
 
 
@@ -121,7 +134,7 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """Rank of this worker, from 0."""
-    return current().process.rank  # type: ignore[no-any-return]
+    return current().process.rank
 
 
 def size() -> int:
