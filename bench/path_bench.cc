@@ -3,7 +3,7 @@
 //
 //   path_bench operation N     N push_pulls of one partition of 64 bytes on each worker
 //   path_bench partition N     N partitions in operations of 256
-//   path_bench descriptor N    N offers through a ring in shared memory
+//   path_bench descriptor N    N descriptors through a ring in shared memory
 //   path_bench credits N       N control messages of 8 landing slots, written and read
 //   path_bench queue N         N operations through a send queue of 1,000
 #include <cstdio>
@@ -14,12 +14,12 @@
 #include <string_view>
 #include <vector>
 
-#include "server/shard.h"
+#include "server/server_loop.h"
 #include "tensor/push_header.h"
-#include "transport/self_transport.h"
+#include "transport/local/self_transport.h"
 #include "transport/shm/descriptor_ring.h"
-#include "worker/lane.h"
 #include "worker/send_queue.h"
+#include "worker/worker_loop.h"
 
 namespace {
 
@@ -28,11 +28,11 @@ using namespace bps;  // NOLINT: a program of one file
 constexpr std::uint32_t kWorkers = 2;
 constexpr std::uint64_t kPiece = 64;
 
-Membership members() {
-  Membership all;
+van::Membership members() {
+  van::Membership all;
   all.workers = kWorkers;
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
-    Node node;
+    van::Node node;
     node.id = i + 1;
     node.worker_rank = static_cast<std::int32_t>(i);
     all.nodes.push_back(node);
@@ -43,41 +43,42 @@ Membership members() {
 class Job {
  public:
   explicit Job(std::uint32_t partitions) : partitions_(partitions) {
-    group_ = std::make_shared<const Group>(Group{0, {0, 1}});
-    shard_.add_group(*group_);
+    group_ = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
+    server_loop_.add_group(*group_);
     for (std::uint32_t i = 0; i < kWorkers; ++i) add_worker(i);
     settle();
   }
 
   void round() {
-    std::vector<std::shared_ptr<Operation>> operations;
-    for (Worker& worker : workers_) {
-      Request request;
+    std::vector<std::shared_ptr<worker::Operation>> operations;
+    for (Rank& worker : workers_) {
+      worker::Request request;
       request.input = request.output = worker.bytes.data();
       request.input_allocation = request.output_allocation = {worker.bytes, worker.tensor->member + 1U};
-      operations.push_back(std::make_shared<Operation>(worker.tensor, request, round_, round_, 1, 1));
-      worker.lane->submit(operations.back(), true);
+      operations.push_back(std::make_shared<worker::Operation>(worker.tensor, request, round_, round_, 1, 1));
+      worker.worker_loop->submit(operations.back(), true);
     }
     ++round_;
     while (!operations[0]->done() || !operations[1]->done()) turn();
   }
 
  private:
-  struct Worker {
-    std::unique_ptr<Reactor> reactor;
-    std::unique_ptr<Lane> lane;
-    std::shared_ptr<Tensor> tensor;
+  struct Rank {
+    std::unique_ptr<transport::Reactor> reactor;
+    std::unique_ptr<worker::WorkerLoop> worker_loop;
+    std::shared_ptr<worker::Tensor> tensor;
     std::vector<std::byte> bytes;
   };
 
   void add_worker(std::uint32_t rank) {
-    Worker worker;
-    worker.reactor = std::make_unique<Reactor>("path", Spin{});
-    worker.lane = std::make_unique<Lane>(
-        LaneOptions{.index = 0, .servers = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20}, *worker.reactor);
+    Rank worker;
+    worker.reactor = std::make_unique<transport::Reactor>("path", transport::Spin{});
+    worker.worker_loop = std::make_unique<worker::WorkerLoop>(
+        worker::WorkerLoopOptions{.index = 0, .servers = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20},
+        *worker.reactor);
     worker.bytes.resize(kPiece * partitions_);
-    const Partitioning cut(worker.bytes.size(), 4, kPiece);
-    worker.tensor = std::make_shared<Tensor>(cut, cut);
+    const tensor::Partitioning cut(worker.bytes.size(), 4, kPiece);
+    worker.tensor = std::make_shared<worker::Tensor>(cut, cut);
     worker.tensor->id = 7;
     worker.tensor->name = "path";
     worker.tensor->group = group_;
@@ -85,19 +86,19 @@ class Job {
     worker.tensor->bytes = worker.bytes.size();
     worker.tensor->whole_plan.resize(1);
     for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back(i);
-    Hello hello{.node = rank + 1, .lane = 0, .shard = 0, .plane = Plane::kControl};
+    transport::Hello hello{.node = rank + 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
     const auto [control, control_there] = transport_.connect_pair(hello);
-    hello.plane = Plane::kData;
+    hello.plane = transport::Plane::kData;
     const auto [data, data_there] = transport_.connect_pair(hello);
-    shard_.add_endpoint(control_there, &transport_);
-    shard_.add_endpoint(data_there, &transport_);
-    worker.lane->add_server(0, 0, "server", &transport_, control, {data});
+    server_loop_.add_endpoint(control_there, &transport_);
+    server_loop_.add_endpoint(data_there, &transport_);
+    worker.worker_loop->add_server(0, 0, "server", &transport_, control, {data});
     workers_.push_back(std::move(worker));
   }
   void turn() {
     transport_.poll();
-    for (Worker& worker : workers_) worker.lane->step();
-    shard_.step();
+    for (Rank& worker : workers_) worker.worker_loop->step();
+    server_loop_.step();
   }
   void settle() {
     for (int i = 0; i < 8; ++i) turn();
@@ -105,10 +106,11 @@ class Job {
 
   const std::uint32_t partitions_;
   Counters counters_;
-  SelfTransport transport_{counters_};
-  Shard shard_{ShardOptions{.largest_partition = 1 << 20}, members(), {&transport_}, counters_};
-  std::shared_ptr<const Group> group_;
-  std::vector<Worker> workers_;
+  transport::local::SelfTransport transport_{counters_};
+  server::ServerLoop server_loop_{
+      server::ServerLoopOptions{.largest_partition = 1 << 20}, members(), {&transport_}, counters_};
+  std::shared_ptr<const van::Group> group_;
+  std::vector<Rank> workers_;
   std::uint32_t round_ = 0;
 };
 
@@ -124,17 +126,17 @@ void partitions(long count) {
 }
 
 void descriptors(long count) {
-  const auto memory = std::make_unique<DescriptorRing>();
-  std::memset(static_cast<void*>(memory.get()), 0, sizeof(DescriptorRing));
-  RingProducer out(memory.get());
-  RingConsumer in(memory.get());
-  const PushHeader header{};
-  Descriptor taken;
+  const auto memory = std::make_unique<transport::shm::DescriptorRing>();
+  std::memset(static_cast<void*>(memory.get()), 0, sizeof(transport::shm::DescriptorRing));
+  transport::shm::RingProducer out(memory.get());
+  transport::shm::RingConsumer in(memory.get());
+  const tensor::PushHeader header{};
+  transport::shm::RingEntry taken;
   bool broken = false;
   for (long i = 0; i < count; ++i) {
     if (out.room() == 0) std::abort();
-    Descriptor& added = out.add();
-    added.kind = DescriptorKind::kOffer;
+    transport::shm::RingEntry& added = out.add();
+    added.kind = transport::shm::EntryKind::kDescriptor;
     added.header_size = sizeof header;
     std::memcpy(added.header.data(), &header, sizeof header);
     out.publish();
@@ -143,26 +145,27 @@ void descriptors(long count) {
 }
 
 void credits(long count) {
-  Credits message;
+  tensor::Credits message;
   for (std::uint32_t i = 0; i < 8; ++i) message.slots.push_back({i, 1, 2, 3});
   for (long i = 0; i < count; ++i) {
-    if (!decode_link_message(encode(message))) std::abort();
+    if (!tensor::decode_control_message(encode(message))) std::abort();
   }
 }
 
 void queue(long count) {
-  const auto tensor = std::make_shared<Tensor>(Partitioning(kPiece, 4, kPiece), Partitioning(kPiece, 4, kPiece));
+  const auto tensor = std::make_shared<worker::Tensor>(tensor::Partitioning(kPiece, 4, kPiece),
+                                                       tensor::Partitioning(kPiece, 4, kPiece));
   tensor->whole_plan.resize(1);
-  std::vector<std::unique_ptr<Operation>> all;
-  SendQueue waiting;
+  std::vector<std::unique_ptr<worker::Operation>> all;
+  worker::SendQueue waiting;
   for (std::uint64_t i = 0; i < 1000; ++i) {
-    Request request;
+    worker::Request request;
     request.priority = static_cast<std::int32_t>(i * 7919 % 1000);
-    all.push_back(std::make_unique<Operation>(tensor, request, 0, i, 1, 1));
+    all.push_back(std::make_unique<worker::Operation>(tensor, request, 0, i, 1, 1));
     waiting.add(all.back()->cursors.data());
   }
   for (long i = 0; i < count; ++i) {
-    Operation::Cursor* most_urgent = waiting.top();
+    worker::Operation::Cursor* most_urgent = waiting.top();
     waiting.pop();
     waiting.add(most_urgent);
   }

@@ -72,10 +72,10 @@ void measure(std::string_view isa, Dtype dtype, const Shape& shape, std::size_t 
   double reduce_s = 1e9;
   double memcpy_s = 1e9;
   for (int round = 0; round < 15; ++round) {
-    reduce_s =
-        std::min(reduce_s, seconds(repeats, [&] {
-                   bps::reduce({dtype, bps::ReduceOp::kSum, 1}, sources, destinations, bytes / bps::size_of(dtype));
-                 }));
+    reduce_s = std::min(reduce_s, seconds(repeats, [&] {
+                          bps::server::reduce({dtype, bps::ReduceOp::kSum, 1}, sources, destinations,
+                                              bytes / bps::size_of(dtype));
+                        }));
     memcpy_s =
         std::min(memcpy_s, seconds(repeats, [&] { std::memcpy(buffers.pointers[0], buffers.pointers[1], bytes); }));
   }
@@ -93,9 +93,9 @@ void measure(std::string_view isa, Dtype dtype, const Shape& shape, std::size_t 
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const std::string_view isa : bps::available_reduce_isas()) {
+  for (const std::string_view isa : bps::server::available_reduce_isas()) {
     if (argc > 1 && isa != argv[1]) continue;
-    bps::set_reduce_isa(isa);
+    bps::server::set_reduce_isa(isa);
     for (const Dtype dtype : kDtypes) {
       for (const Shape& shape : kShapes) {
         for (const std::size_t bytes : kSizes) {

@@ -16,7 +16,7 @@
 #include "core/log.h"
 #include "node/from_environment.h"
 #include "tensor/key_map.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/scheduler.h"
 
 namespace {
@@ -43,7 +43,7 @@ class Signals {
     for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::sigaddset(&set_, number);
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
-  void stop_on_signal(bps::Scheduler& scheduler) {
+  void stop_on_signal(bps::van::Scheduler& scheduler) {
     waiter_ = std::thread([this, &scheduler] {
       int number = 0;
       if (::sigwait(&set_, &number) != 0 || number == SIGUSR1) return;
@@ -73,7 +73,7 @@ std::string address_from(const bps::Config& config) {
   unsigned char parsed[sizeof(in6_addr)];
   if (::inet_pton(AF_INET, host.c_str(), parsed) != 1 && ::inet_pton(AF_INET6, host.c_str(), parsed) != 1) return "";
   try {
-    bps::Door::listen_tcp(host, 0);
+    bps::transport::Listener::listen_tcp(host, 0);
     return host;
   } catch (const bps::Error&) {
     return "";
@@ -87,19 +87,19 @@ std::string count(std::uint32_t number, const std::string& noun) {
 int run(bps::Config config, const std::string& address) {
   Signals signals;
   if (config.text("BPS_ROOT_PORT").empty()) config.set("BPS_ROOT_PORT", "9010", "default");
-  const bps::Startup startup = bps::startup_from_environment(config);
+  const bps::node::Startup startup = bps::node::startup_from_environment(config);
   bps::set_log(bps::parse_log_level(config.text("BPS_LOG_LEVEL")), "scheduler");
-  bps::SchedulerOptions options;
+  bps::van::SchedulerOptions options;
   options.address = address.empty() ? address_from(config) : address;
   options.ports = startup.scheduler_ports;
   options.workers = startup.workers;
   options.servers = startup.servers;
   options.heartbeat_timeout_s = config.seconds("BPS_HEARTBEAT_TIMEOUT");
   options.join_timeout_s = config.seconds("BPS_JOIN_TIMEOUT");
-  options.balanced = bps::parse_key_hash(config.text("BPS_KEY_HASH_FN")) == bps::KeyHash::kBalanced;
+  options.balanced = bps::tensor::parse_key_hash(config.text("BPS_KEY_HASH_FN")) == bps::tensor::KeyHash::kBalanced;
   options.partition_bytes = static_cast<std::uint64_t>(config.integer("BPS_PARTITION_BYTES", 8, 1 << 30));
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
-  bps::Scheduler scheduler(options, bps::Credentials::from(startup.job, startup.secret));
+  bps::van::Scheduler scheduler(options, bps::transport::Credentials::from(startup.job, startup.secret));
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
                count(startup.servers, "server").c_str(), scheduler.port());
   signals.stop_on_signal(scheduler);

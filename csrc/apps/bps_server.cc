@@ -25,9 +25,9 @@ void usage() {
 
 int run(std::int32_t rank) {
   const bps::Config config;
-  bps::Startup startup = bps::startup_from_environment(config);
+  bps::node::Startup startup = bps::node::startup_from_environment(config);
   startup.server_rank = rank;
-  auto process = bps::Process::start(config, startup);
+  auto process = bps::node::Process::start(config, startup);
   // A signal ends the process at once: workers learn of it from the scheduler, as they would of a crash.
   const bool well = process->wait_for_end();
   // The workers shall hear of the cause from whoever knows it, and not first from our closed connections.
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
                             {"version", no_argument, nullptr, 'v'},
                             {"help", no_argument, nullptr, 'h'},
                             {nullptr, 0, nullptr, 0}};
-  std::int32_t rank = bps::kAnyRank;
+  std::int32_t rank = bps::van::kAnyRank;
   for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
     switch (got) {
       case 'r': rank = std::atoi(optarg); break;

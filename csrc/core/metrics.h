@@ -22,7 +22,7 @@ class Counter {
 struct Counters {
   // Transport
   Counter data_writes;       // writes with immediate posted on data endpoints, whatever their length
-  Counter data_bytes;        // bytes those put into peers' memory, or offered to peers that read them in place
+  Counter data_bytes;        // bytes those put into peers' memory, or posted to peers that read them in place
   Counter control_messages;  // messages sent on control endpoints
   Counter control_bytes;
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory

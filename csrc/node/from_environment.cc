@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::node {
 
 Startup startup_from_environment(const Config& config) {
   Startup startup;
@@ -19,4 +19,4 @@ Startup startup_from_environment(const Config& config) {
   return startup;
 }
 
-}  // namespace bps
+}  // namespace bps::node

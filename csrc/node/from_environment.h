@@ -4,9 +4,9 @@
 #include "core/config.h"
 #include "node/process.h"
 
-namespace bps {
+namespace bps::node {
 
 // Counts, scheduler address and secret; the ranks stay kNoRank. Throws kInvalidArgument naming what is missing.
 Startup startup_from_environment(const Config& config);
 
-}  // namespace bps
+}  // namespace bps::node

@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::node {
 namespace {
 
 std::string numeric(const sockaddr* address) {
@@ -80,4 +80,4 @@ std::string host_name() {
   return name.data();
 }
 
-}  // namespace bps
+}  // namespace bps::node

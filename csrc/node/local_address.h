@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace bps {
+namespace bps::node {
 
 // `wanted` if given; else the first address of `interface`; else the source address of the route to the scheduler.
 // Throws kInvalidArgument when the interface does not exist or has no address.
@@ -14,4 +14,4 @@ std::string numeric_address(const std::string& host);
 
 std::string host_name();
 
-}  // namespace bps
+}  // namespace bps::node

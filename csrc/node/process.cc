@@ -10,7 +10,7 @@
 #include "node/process_impl.h"
 #include "van/select.h"
 
-namespace bps {
+namespace bps::node {
 namespace {
 
 constexpr std::chrono::milliseconds kFarewell{300};
@@ -20,40 +20,40 @@ constexpr std::chrono::milliseconds kFarewell{300};
 Process::Impl::Impl(const Config& config, const Startup& startup)
     : config_(config),
       startup_(startup),
-      allowed_(allowed_transports(config.text("BPS_TRANSPORT"))),
-      rdma_options_(RdmaOptions::from(config)) {}
+      allowed_(van::allowed_transports(config.text("BPS_TRANSPORT"))),
+      rdma_options_(transport::rdma::RdmaOptions::from(config)) {}
 
 bool Process::Impl::allows(std::string_view transport) const {
   return std::ranges::find(allowed_, transport) != allowed_.end();
 }
 
 void Process::Impl::start() {
-  credentials_ = Credentials::from(startup_.job, startup_.secret);
+  credentials_ = transport::Credentials::from(startup_.job, startup_.secret);
   set_log(parse_log_level(config_.text("BPS_LOG_LEVEL")), "pid " + std::to_string(::getpid()));
   if (startup_.hosts_scheduler) make_scheduler();
-  VanOptions options;
+  van::VanOptions options;
   options.scheduler_host = startup_.hosts_scheduler ? "127.0.0.1" : startup_.scheduler_host;
   options.scheduler_ports = startup_.scheduler_ports;
   if (scheduler_) options.scheduler_ports = {scheduler_->port()};
   options.join_timeout_s = config_.seconds("BPS_JOIN_TIMEOUT");
   options.heartbeat_interval_s = config_.seconds("BPS_HEARTBEAT_INTERVAL");
   options.heartbeat_timeout_s = config_.seconds("BPS_HEARTBEAT_TIMEOUT");
-  van_ = std::make_unique<Van>(options, credentials_, events());
+  van_ = std::make_unique<van::Van>(options, credentials_, events());
 
   find_rails();
   make_loops();
-  bps::Node self;
+  van::Node self;
   self.worker_rank = startup_.worker_rank;
   self.server_rank = startup_.server_rank;
-  self.lanes = static_cast<std::uint16_t>(lanes_);
-  self.shards = static_cast<std::uint16_t>(shards_);
+  self.worker_loops = static_cast<std::uint16_t>(worker_loops_);
+  self.server_loops = static_cast<std::uint16_t>(server_loops_);
   self.pid = static_cast<std::uint32_t>(::getpid());
   self.host = host_name();
-  self.host_key = host_key();
-  open_doors(self);
+  self.host_key = van::host_key();
+  open_listeners(self);
   van_->join(self, startup_.workers, startup_.servers);
   set_log(parse_log_level(config_.text("BPS_LOG_LEVEL")), van_->self().describe());
-  if (is_server()) make_shards();
+  if (is_server()) make_server_loops();
   if (is_worker()) make_worker();
   std::vector<std::pair<std::uint32_t, std::string>> early;
   {
@@ -64,21 +64,21 @@ void Process::Impl::start() {
 }
 
 void Process::Impl::make_scheduler() {
-  SchedulerOptions options;
+  van::SchedulerOptions options;
   options.ports = startup_.scheduler_ports;
   options.workers = startup_.workers;
   options.servers = startup_.servers;
   options.heartbeat_timeout_s = config_.seconds("BPS_HEARTBEAT_TIMEOUT");
   options.join_timeout_s = config_.seconds("BPS_JOIN_TIMEOUT");
-  options.balanced = parse_key_hash(config_.text("BPS_KEY_HASH_FN")) == KeyHash::kBalanced;
+  options.balanced = tensor::parse_key_hash(config_.text("BPS_KEY_HASH_FN")) == tensor::KeyHash::kBalanced;
   options.partition_bytes = static_cast<std::uint64_t>(config_.integer("BPS_PARTITION_BYTES", 8, 1 << 30));
   if (startup_.workers == 1 || startup_.scheduler_host == "127.0.0.1" || startup_.scheduler_host == "localhost") {
     options.address = "127.0.0.1";  // nobody else needs to see it
   }
-  scheduler_ = std::make_unique<Scheduler>(options, credentials_);
+  scheduler_ = std::make_unique<van::Scheduler>(options, credentials_);
 }
 
-VanEvents Process::Impl::events() {
+van::VanEvents Process::Impl::events() {
   return {
       .on_lost =
           [this](std::uint32_t node, const std::string& why) {
@@ -90,17 +90,17 @@ VanEvents Process::Impl::events() {
             if (worker_ && !leaving_) worker_->lose_node(node, why);
             for (const auto& loop : loops_) {
               loop->reactor->loop().post([&loop = *loop, node] {
-                if (loop.shard && node != 0) loop.shard->lose_node(node);
+                if (loop.server_loop && node != 0) loop.server_loop->lose_node(node);
               });
             }
           },
       .on_group =
-          [this](const Group& group) {
+          [this](const van::Group& group) {
             // Waits until each loop knows it: the scheduler tells the workers only after we return.
             for (const auto& loop : loops_) {
               loop->reactor->call([&] {
                 loop->groups.push_back(group);
-                if (loop->shard) loop->shard->add_group(group);
+                if (loop->server_loop) loop->server_loop->add_group(group);
               });
             }
           },
@@ -130,10 +130,10 @@ bool Process::Impl::shutdown(double timeout_s) {
 void Process::Impl::take_down() {
   leaving_ = true;
   for (const auto& loop : loops_) loop->reactor->stop();
-  if (van_ && (!doors_.empty() || rdma_door_)) {
+  if (van_ && (!listeners_.empty() || rdma_listener_)) {
     on_van([this] {
-      doors_.clear();
-      rdma_door_.reset();
+      listeners_.clear();
+      rdma_listener_.reset();
     });
   }
   {
@@ -155,16 +155,16 @@ std::unique_ptr<Process> Process::start(const Config& config, const Startup& sta
   return process;
 }
 
-Worker& Process::worker() {
+worker::Worker& Process::worker() {
   if (!impl_->worker_) {
     throw Error(ErrorCode::kInvalidArgument, "this process is a server, not a worker", "call this on workers only");
   }
   return *impl_->worker_;
 }
-Van& Process::van() {
+van::Van& Process::van() {
   return *impl_->van_;
 }
-const Membership& Process::membership() const {
+const van::Membership& Process::membership() const {
   return impl_->van_->membership();
 }
 bool Process::shutdown(double timeout_s) {
@@ -185,8 +185,8 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
     const auto one = loop->reactor->counters().list();
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i].second += one[i].second;
     const auto [bytes, rounds] = loop->reactor->call([&] {
-      return std::pair<std::uint64_t, std::uint64_t>(loop->shard ? loop->shard->slot_bytes() : 0,
-                                                     loop->shard ? loop->shard->open_rounds() : 0);
+      return std::pair<std::uint64_t, std::uint64_t>(loop->server_loop ? loop->server_loop->slot_bytes() : 0,
+                                                     loop->server_loop ? loop->server_loop->open_rounds() : 0);
     });
     slot_bytes += bytes;
     open_rounds += rounds;
@@ -196,4 +196,4 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
   return sum;
 }
 
-}  // namespace bps
+}  // namespace bps::node

@@ -17,16 +17,19 @@
 #include "transport/handshake.h"
 #include "van/membership.h"
 
-namespace bps {
-
-class Scheduler;
+namespace bps::van {
 class Van;
+}
+namespace bps::worker {
 class Worker;
+}
+
+namespace bps::node {
 
 // Who this process is; the launcher's variables, already understood.
 struct Startup {
-  std::int32_t worker_rank = kNoRank;
-  std::int32_t server_rank = kNoRank;
+  std::int32_t worker_rank = van::kNoRank;
+  std::int32_t server_rank = van::kNoRank;
   std::uint32_t workers = 1;
   std::uint32_t servers = 1;
   bool hosts_scheduler = false;
@@ -45,9 +48,9 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  Worker& worker();  // throws kInvalidArgument on a process that is none
-  Van& van();
-  const Membership& membership() const;
+  worker::Worker& worker();  // throws kInvalidArgument on a process that is none
+  van::Van& van();
+  const van::Membership& membership() const;
   double operation_timeout_s() const { return timeout_s_; }
 
   // False when the others did not all leave in time, or somebody was lost.
@@ -67,4 +70,4 @@ class Process {
   double timeout_s_ = 300;
 };
 
-}  // namespace bps
+}  // namespace bps::node

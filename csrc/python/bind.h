@@ -2,7 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
-namespace bps {
+namespace bps::python {
 
 void bind_errors(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
@@ -12,4 +12,4 @@ void bind_memory(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 
-}  // namespace bps
+}  // namespace bps::python

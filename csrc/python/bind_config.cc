@@ -5,7 +5,7 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 
 void bind_config(py::module_& module) {
   py::class_<Config>(module, "Config", "Every setting with its value and source; see bps_rdma.config().")
@@ -31,4 +31,4 @@ void bind_config(py::module_& module) {
           "Rows of (name, aliases, default, help).");
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -11,37 +11,39 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace bps {
+namespace bps::python {
 namespace {
 
-py::dict as_dict(const Rail& rail) {
+py::dict as_dict(const transport::rdma::Rail& rail) {
   return py::dict("device"_a = rail.device, "port"_a = rail.port, "gid_index"_a = rail.gid_index,
                   "type"_a = to_string(rail.type), "address"_a = rail.address, "interface"_a = rail.interface,
                   "reason"_a = rail.reason);
 }
 
-py::dict as_dict(const RdmaPort& port) {
+py::dict as_dict(const transport::rdma::RdmaPort& port) {
   py::list gids;
-  for (const GidEntry& gid : port.gids) {
+  for (const transport::rdma::GidEntry& gid : port.gids) {
     gids.append(py::dict("index"_a = gid.index, "type"_a = to_string(gid.type), "address"_a = gid.address,
                          "interface"_a = gid.interface));
   }
-  return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state, "link"_a = port.link,
-                  "mtu"_a = port.mtu, "largest_message"_a = port.largest_message, "gids"_a = gids);
+  return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state,
+                  "link"_a = port.link_layer, "mtu"_a = port.mtu, "largest_message"_a = port.largest_message,
+                  "gids"_a = gids);
 }
 
 struct Found {
-  RdmaReport report;
-  RdmaOffer offer;
+  transport::rdma::RdmaReport report;
+  transport::rdma::RdmaRails selection;
 };
 
 // The choice that init() would make, with an address of this host in place of the route to a scheduler.
 Found look(const Config& config) {
-  Found found{rdma_report(), {}};
+  Found found{transport::rdma::rdma_report(), {}};
   const std::string interface = config.text("BPS_INTERFACE");
-  const std::string host = local_address(config.text("BPS_NODE_HOST"), interface, config.text("BPS_ROOT_URI"));
-  found.offer = find_rdma(RdmaOptions::from(config),
-                          {.index = std::nullopt, .address = numeric_address(host), .interface = interface});
+  const std::string host = node::local_address(config.text("BPS_NODE_HOST"), interface, config.text("BPS_ROOT_URI"));
+  found.selection = transport::rdma::find_rdma(
+      transport::rdma::RdmaOptions::from(config),
+      {.index = std::nullopt, .address = node::numeric_address(host), .interface = interface});
   return found;
 }
 
@@ -56,28 +58,29 @@ void bind_doctor(py::module_& module) {
           return look(config);
         }();
         py::list devices;
-        for (const RdmaDevice& device : found.report.devices) {
+        for (const transport::rdma::RdmaDevice& device : found.report.devices) {
           py::list ports;
-          for (const RdmaPort& port : device.ports) ports.append(as_dict(port));
+          for (const transport::rdma::RdmaPort& port : device.ports) ports.append(as_dict(port));
           devices.append(py::dict("name"_a = device.name, "firmware"_a = device.firmware, "max_qp"_a = device.max_qp,
                                   "max_cqe"_a = device.max_cqe, "max_srq_wr"_a = device.max_srq_wr, "ports"_a = ports));
         }
         py::list rails;
-        for (const Rail& rail : found.offer.rails) rails.append(as_dict(rail));
+        for (const transport::rdma::Rail& rail : found.selection.rails) rails.append(as_dict(rail));
         return py::dict("built_in"_a = found.report.built_in, "libraries"_a = found.report.libraries,
                         "verbs_library"_a = found.report.verbs_library, "cm_library"_a = found.report.cm_library,
-                        "devices"_a = devices, "rails"_a = rails, "why_not"_a = found.offer.why_not,
-                        "hint"_a = found.offer.hint);
+                        "devices"_a = devices, "rails"_a = rails, "why_not"_a = found.selection.why_not,
+                        "hint"_a = found.selection.hint);
       },
       py::arg("config"), "Devices, ports and GIDs, and the rails that these settings choose.");
   module.def(
       "rdma_self_transfer",
       [](const Config& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {
-        const SelfTransfer done = [&] {
+        const transport::rdma::SelfTransfer done = [&] {
           const py::gil_scoped_release released;
-          const RdmaOffer offer = look(config).offer;
-          if (rail >= offer.rails.size()) throw Error(ErrorCode::kUnreachable, offer.why_not, offer.hint);
-          return transfer_to_self(offer.rails[rail], RdmaOptions::from(config), bytes, timeout_s);
+          const transport::rdma::RdmaRails selection = look(config).selection;
+          if (rail >= selection.rails.size()) throw Error(ErrorCode::kUnreachable, selection.why_not, selection.hint);
+          return transport::rdma::transfer_to_self(selection.rails[rail], transport::rdma::RdmaOptions::from(config),
+                                                   bytes, timeout_s);
         }();
         return py::dict("bytes"_a = done.bytes, "gigabytes_per_second"_a = done.gigabytes_per_second,
                         "round_trip_us"_a = done.round_trip_us);
@@ -87,7 +90,7 @@ void bind_doctor(py::module_& module) {
   module.def(
       "local_address",
       [](const Config& config, const std::string& towards) {
-        return local_address(config.text("BPS_NODE_HOST"), config.text("BPS_INTERFACE"), towards);
+        return node::local_address(config.text("BPS_NODE_HOST"), config.text("BPS_INTERFACE"), towards);
       },
       py::arg("config"), py::arg("towards"), py::call_guard<py::gil_scoped_release>(),
       "The address of this host that its peers should use; without settings, that of the route to `towards`.");
@@ -101,4 +104,4 @@ void bind_doctor(py::module_& module) {
       "Bytes that this process may lock, or None for no limit.");
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -4,7 +4,7 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 namespace {
 
 const char* class_of(ErrorCode code) {
@@ -39,4 +39,4 @@ void bind_errors(py::module_&) {
   });
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -7,7 +7,7 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 namespace {
 
 constexpr double kSlice_s = 0.2;   // of waiting, after which Ctrl-C is seen
@@ -43,7 +43,7 @@ class Orphans {
 };
 
 // Most operations end within the first slice, without a look at the clock.
-bool wait_interruptibly(const Operation& operation, double timeout_s) {
+bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
   std::optional<Deadline> deadline;
   for (;;) {
     {
@@ -59,7 +59,7 @@ bool wait_interruptibly(const Operation& operation, double timeout_s) {
 
 }  // namespace
 
-Handle::Handle(std::shared_ptr<Operation> operation, py::object result, py::object source, py::object target)
+Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, py::object source, py::object target)
     : pending_{std::move(operation), std::move(source), std::move(target)}, result_(std::move(result)) {
   Orphans::instance().release(false);
 }
@@ -75,7 +75,7 @@ void Handle::check_not_taken() const {
 
 py::object Handle::wait() {
   check_not_taken();
-  const Operation& operation = *pending_.operation;
+  const worker::Operation& operation = *pending_.operation;
   if (!wait_interruptibly(operation, operation.request.timeout_s + kGrace_s)) {
     throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
   }
@@ -113,4 +113,4 @@ void bind_handle(py::module_& module) {
       "Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.");
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -13,7 +13,7 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 namespace {
 
 std::byte* pointer(std::uintptr_t address) {
@@ -62,12 +62,13 @@ void bind_memory(py::module_& module) {
       "copy_bytes",
       [](std::uintptr_t to, std::uintptr_t from, std::size_t size) { std::memmove(pointer(to), pointer(from), size); },
       py::arg("to"), py::arg("from_"), py::arg("size"), py::call_guard<py::gil_scoped_release>());
-  py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(module, "SharedMemory", py::buffer_protocol(),
-                                                          "Bytes that peers on this host can map.")
-      .def(py::init(&SharedMemory::create), py::arg("size"), "`size` zeroed bytes; at least 1.")
-      .def_property_readonly("address",
-                             [](const SharedMemory& m) { return reinterpret_cast<std::uintptr_t>(m.bytes().data()); })
-      .def_buffer([](SharedMemory& m) {
+  py::class_<transport::shm::SharedMemory, std::shared_ptr<transport::shm::SharedMemory>>(
+      module, "SharedMemory", py::buffer_protocol(), "Bytes that peers on this host can map.")
+      .def(py::init(&transport::shm::SharedMemory::create), py::arg("size"), "`size` zeroed bytes; at least 1.")
+      .def_property_readonly(
+          "address",
+          [](const transport::shm::SharedMemory& m) { return reinterpret_cast<std::uintptr_t>(m.bytes().data()); })
+      .def_buffer([](transport::shm::SharedMemory& m) {
         return py::buffer_info(m.bytes().data(), 1, py::format_descriptor<std::uint8_t>::format(), 1,
                                {static_cast<py::ssize_t>(m.bytes().size())}, {1}, false);
       });
@@ -108,4 +109,4 @@ void bind_memory(py::module_& module) {
       py::arg("listener"), "Calls `listener` with the identity of each block that is gone from now on.");
 }
 
-}  // namespace bps
+}  // namespace bps::python

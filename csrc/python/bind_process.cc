@@ -11,28 +11,28 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 void bind_declared(py::module_& module) {
-  py::class_<Tensor, std::shared_ptr<Tensor>>(module, "Tensor", "A declared name.")
-      .def_readonly("name", &Tensor::name)
-      .def_readonly("id", &Tensor::id)
-      .def_readonly("bytes", &Tensor::bytes)
-      .def_readonly("member", &Tensor::member)
+  py::class_<worker::Tensor, std::shared_ptr<worker::Tensor>>(module, "Tensor", "A declared name.")
+      .def_readonly("name", &worker::Tensor::name)
+      .def_readonly("id", &worker::Tensor::id)
+      .def_readonly("bytes", &worker::Tensor::bytes)
+      .def_readonly("member", &worker::Tensor::member)
       .def(
           "fits",
-          [](const Tensor& t, const Memory& memory, std::uint64_t elements) {
+          [](const worker::Tensor& t, const Memory& memory, std::uint64_t elements) {
             return t.dtype == memory.dtype && t.bytes == elements * size_of(memory.dtype);
           },
           py::arg("memory"), py::arg("elements"), "Whether `elements` of the dtype of `memory` are what was declared.")
-      .def_property_readonly("partitions", [](const Tensor& t) { return t.whole.count(); })
-      .def_property_readonly("group_size", [](const Tensor& t) { return t.group->size(); })
+      .def_property_readonly("partitions", [](const worker::Tensor& t) { return t.whole.count(); })
+      .def_property_readonly("group_size", [](const worker::Tensor& t) { return t.group->size(); })
       .def_property_readonly(
           "server_bytes",
-          [](const Tensor& t) {
+          [](const worker::Tensor& t) {
             std::vector<std::uint64_t> bytes(t.whole_plan.size(), 0);
             for (std::size_t place = 0; place < t.whole_plan.size(); ++place) {
               for (const std::uint32_t i : t.whole_plan[place]) bytes[place] += t.whole.piece(i).length;
@@ -47,53 +47,53 @@ void bind_declared(py::module_& module) {
 void bind_process(py::module_& module) {
   bind_declared(module);
 
-  py::class_<Startup>(module, "Startup", "Who this process is in the job.")
+  py::class_<node::Startup>(module, "Startup", "Who this process is in the job.")
       .def(py::init<>())
-      .def_readwrite("worker_rank", &Startup::worker_rank)
-      .def_readwrite("server_rank", &Startup::server_rank)
-      .def_readwrite("workers", &Startup::workers)
-      .def_readwrite("servers", &Startup::servers)
-      .def_readwrite("hosts_scheduler", &Startup::hosts_scheduler)
-      .def_readwrite("joint", &Startup::joint)
-      .def_readwrite("scheduler_host", &Startup::scheduler_host)
-      .def_readwrite("scheduler_ports", &Startup::scheduler_ports)
-      .def_readwrite("processes_on_host", &Startup::processes_on_host)
-      .def_readwrite("job", &Startup::job)
-      .def_readwrite("secret", &Startup::secret);
+      .def_readwrite("worker_rank", &node::Startup::worker_rank)
+      .def_readwrite("server_rank", &node::Startup::server_rank)
+      .def_readwrite("workers", &node::Startup::workers)
+      .def_readwrite("servers", &node::Startup::servers)
+      .def_readwrite("hosts_scheduler", &node::Startup::hosts_scheduler)
+      .def_readwrite("joint", &node::Startup::joint)
+      .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
+      .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
+      .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
+      .def_readwrite("job", &node::Startup::job)
+      .def_readwrite("secret", &node::Startup::secret);
 
-  py::class_<Process>(module, "Process", "This process as a member of a job.")
-      .def_static("start", &Process::start, py::arg("config"), py::arg("startup"), ReleaseGil())
-      .def("shutdown", &Process::shutdown, py::arg("timeout_s"), ReleaseGil())
-      .def("wait_for_end", &Process::wait_for_end, ReleaseGil())
-      .def("metrics", &Process::metrics, ReleaseGil())
-      .def_property_readonly("routes", &Process::routes)
-      .def_property_readonly("timeout_s", &Process::operation_timeout_s)
-      .def_property_readonly("workers", [](const Process& p) { return p.membership().workers; })
-      .def_property_readonly("servers", [](const Process& p) { return p.membership().servers; })
-      .def_property_readonly("rank", [](Process& p) { return p.worker().rank(); })
+  py::class_<node::Process>(module, "Process", "This process as a member of a job.")
+      .def_static("start", &node::Process::start, py::arg("config"), py::arg("startup"), ReleaseGil())
+      .def("shutdown", &node::Process::shutdown, py::arg("timeout_s"), ReleaseGil())
+      .def("wait_for_end", &node::Process::wait_for_end, ReleaseGil())
+      .def("metrics", &node::Process::metrics, ReleaseGil())
+      .def_property_readonly("routes", &node::Process::routes)
+      .def_property_readonly("timeout_s", &node::Process::operation_timeout_s)
+      .def_property_readonly("workers", [](const node::Process& p) { return p.membership().workers; })
+      .def_property_readonly("servers", [](const node::Process& p) { return p.membership().servers; })
+      .def_property_readonly("rank", [](node::Process& p) { return p.worker().rank(); })
       .def("describe",
-           [](const Process& p) {
+           [](const node::Process& p) {
              std::vector<std::string> nodes;
-             for (const Node& node : p.membership().nodes) nodes.push_back(node.describe());
+             for (const van::Node& node : p.membership().nodes) nodes.push_back(node.describe());
              return nodes;
            })
       .def(
           "barrier",
-          [](Process& p, std::uint32_t group, double timeout_s) {
+          [](node::Process& p, std::uint32_t group, double timeout_s) {
             p.van().barrier(*p.worker().group(group), timeout_s);
           },
           py::arg("group"), py::arg("timeout_s"), ReleaseGil())
       .def(
           "new_group",
-          [](Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+          [](node::Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
             return p.worker().new_group(std::move(ranks), name, timeout_s).id;
           },
           py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), ReleaseGil())
       .def(
           "declare",
-          [](Process& p,
+          [](node::Process& p,
              const std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>& specs) {
-            std::vector<TensorSpec> tensors;
+            std::vector<van::TensorSpec> tensors;
             for (const auto& [group, name, dtype, count, shape] : specs) {
               tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape});
             }
@@ -102,10 +102,10 @@ void bind_process(py::module_& module) {
           py::arg("tensors"), ReleaseGil(), "tensors: (group, name, dtype, count, shape) each.")
       .def(
           "start_operation",
-          [](Process& p, const std::shared_ptr<Tensor>& tensor, Kind kind, ReduceOp op, const Memory& source,
-             const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
+          [](node::Process& p, const std::shared_ptr<worker::Tensor>& tensor, worker::Kind kind, ReduceOp op,
+             const Memory& source, const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
              std::int32_t priority, bool awaited, std::optional<double> timeout_s) {
-            Request request;
+            worker::Request request;
             request.kind = kind;
             request.op = op;
             request.pushes = pushes;
@@ -128,10 +128,12 @@ void bind_process(py::module_& module) {
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
           py::arg("timeout_s") = py::none(), "awaited: the caller waits next. timeout_s: None is the job's.")
       .def(
-          "forget_memory", [](Process& p, std::uint64_t identity) { p.worker().forget_memory(identity); },
+          "forget_memory", [](node::Process& p, std::uint64_t identity) { p.worker().forget_memory(identity); },
           py::arg("identity"), ReleaseGil());
 
-  module.def("reduce_isa", [] { return std::string(reduce_isa()); }, "Instruction set of the reducer on this machine.");
+  module.def(
+      "reduce_isa", [] { return std::string(server::reduce_isa()); },
+      "Instruction set of the reducer on this machine.");
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 
 void bind_tensor(py::module_& module) {
   py::enum_<Dtype>(module, "Dtype")
@@ -28,28 +28,28 @@ void bind_tensor(py::module_& module) {
       .value("min", ReduceOp::kMin)
       .value("max", ReduceOp::kMax)
       .value("product", ReduceOp::kProduct);
-  py::enum_<Kind>(module, "Kind")
-      .value("push_pull", Kind::kPushPull)
-      .value("reduce_scatter", Kind::kReduceScatter)
-      .value("all_gather", Kind::kAllGather)
-      .value("broadcast", Kind::kBroadcast)
-      .value("split", Kind::kSplit);
+  py::enum_<worker::Kind>(module, "Kind")
+      .value("push_pull", worker::Kind::kPushPull)
+      .value("reduce_scatter", worker::Kind::kReduceScatter)
+      .value("all_gather", worker::Kind::kAllGather)
+      .value("broadcast", worker::Kind::kBroadcast)
+      .value("split", worker::Kind::kSplit);
 
-  module.def("make_key", &make_key, py::arg("tensor"), py::arg("partition"));
-  module.def("djb2", &djb2, py::arg("key"));
-  module.def("sdbm", &sdbm, py::arg("key"));
-  module.def("naive", &naive, py::arg("key"));
+  module.def("make_key", &tensor::make_key, py::arg("tensor"), py::arg("partition"));
+  module.def("djb2", &tensor::djb2, py::arg("key"));
+  module.def("sdbm", &tensor::sdbm, py::arg("key"));
+  module.def("naive", &tensor::naive, py::arg("key"));
   module.def(
       "server_of",
       [](const std::string& hash, std::uint32_t servers, std::uint32_t workers, std::uint32_t tensor,
          std::uint64_t partition) {
-        KeyMapConfig config;
-        config.hash = parse_key_hash(hash);
+        tensor::KeyMapConfig config;
+        config.hash = tensor::parse_key_hash(hash);
         config.servers = servers;
         config.workers = workers;
-        return server_of(config, tensor, partition);
+        return tensor::server_of(config, tensor, partition);
       },
       py::arg("hash"), py::arg("servers"), py::arg("workers"), py::arg("tensor"), py::arg("partition"));
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -4,14 +4,14 @@
 
 namespace py = pybind11;
 
-namespace bps {
+namespace bps::python {
 
 BlockTable& BlockTable::instance() {
   static auto& table = *new BlockTable;  // never destroyed: owners may die after everything else of this module
   return table;
 }
 
-Allocation BlockTable::find(py::handle owner, std::span<std::byte> bytes) {
+transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> bytes) {
   const auto same = [&](const Known& known) {
     return known.block.bytes.data() == bytes.data() && known.block.bytes.size() == bytes.size();
   };
@@ -59,4 +59,4 @@ void BlockTable::tell(std::uint64_t identity) {
   for (std::size_t i = 0; i < listeners_.size(); ++i) listeners_[i](identity);
 }
 
-}  // namespace bps
+}  // namespace bps::python

@@ -21,14 +21,14 @@
 
 #include "transport/region_cache.h"
 
-namespace bps {
+namespace bps::python {
 
 class BlockTable {
  public:
   static BlockTable& instance();
 
   // The block that lives as long as `owner` (which can be referred to weakly) and has not moved or grown.
-  Allocation find(pybind11::handle owner, std::span<std::byte> bytes);
+  transport::Allocation find(pybind11::handle owner, std::span<std::byte> bytes);
   // What lies in the block is other memory from now on: the next use is a new block, whose pages are looked at anew.
   void renew(std::uint64_t identity);
   // Calls `listener` with the identity of each block from the moment when it is gone.
@@ -36,7 +36,7 @@ class BlockTable {
 
  private:
   struct Known {
-    Allocation block;
+    transport::Allocation block;
     pybind11::object owner;  // weak reference
   };
   void lose(PyObject* owner, std::uint64_t identity);
@@ -48,4 +48,4 @@ class BlockTable {
   std::vector<pybind11::function> listeners_;
 };
 
-}  // namespace bps
+}  // namespace bps::python

@@ -7,11 +7,11 @@
 
 #include "worker/operation.h"
 
-namespace bps {
+namespace bps::python {
 
 // What must stay alive until the operation is over.
 struct PendingArrays {
-  std::shared_ptr<Operation> operation;
+  std::shared_ptr<worker::Operation> operation;
   pybind11::object source;
   pybind11::object target;
 };
@@ -19,7 +19,7 @@ struct PendingArrays {
 // One asynchronous operation, as Python holds it. It gives its result once. All under the GIL, which wait() releases.
 class Handle {
  public:
-  Handle(std::shared_ptr<Operation> operation, pybind11::object result, pybind11::object source,
+  Handle(std::shared_ptr<worker::Operation> operation, pybind11::object result, pybind11::object source,
          pybind11::object target);
   ~Handle();  // the arrays stay until the operation is over
   Handle(const Handle&) = delete;
@@ -39,4 +39,4 @@ class Handle {
   bool taken_ = false;
 };
 
-}  // namespace bps
+}  // namespace bps::python

@@ -8,15 +8,15 @@
 #include "core/dtype.h"
 #include "transport/region_cache.h"
 
-namespace bps {
+namespace bps::python {
 
 struct Memory {
   std::byte* address = nullptr;
   std::uint64_t nbytes = 0;
   std::uint64_t elements = 0;
   Dtype dtype{};
-  Allocation block;       // the allocation around the array, which is registered as a whole
-  pybind11::object keep;  // the array, which must live while its memory is in use
+  transport::Allocation block;  // the allocation around the array, which is registered as a whole
+  pybind11::object keep;        // the array, which must live while its memory is in use
 };
 
-}  // namespace bps
+}  // namespace bps::python

@@ -4,11 +4,11 @@
 PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.doc() = "The C++ core of bps_rdma. Use the functions of bps_rdma itself.";
   module.attr("__version__") = BPS_VERSION;
-  bps::bind_errors(module);
-  bps::bind_config(module);
-  bps::bind_doctor(module);
-  bps::bind_tensor(module);
-  bps::bind_memory(module);
-  bps::bind_handle(module);
-  bps::bind_process(module);
+  bps::python::bind_errors(module);
+  bps::python::bind_config(module);
+  bps::python::bind_doctor(module);
+  bps::python::bind_tensor(module);
+  bps::python::bind_memory(module);
+  bps::python::bind_handle(module);
+  bps::python::bind_process(module);
 }

@@ -10,7 +10,7 @@
 #include <cpuid.h>
 #endif
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 struct Isa {
@@ -105,4 +105,4 @@ std::span<const std::string_view> available_reduce_isas() {
   return std::span(available().names).first(available().count);
 }
 
-}  // namespace bps
+}  // namespace bps::server

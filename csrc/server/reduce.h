@@ -17,7 +17,7 @@
 
 #include "core/dtype.h"
 
-namespace bps {
+namespace bps::server {
 
 struct Reduction {
   Dtype dtype;
@@ -36,4 +36,4 @@ std::string_view reduce_isa();
 bool set_reduce_isa(std::string_view isa);
 std::span<const std::string_view> available_reduce_isas();
 
-}  // namespace bps
+}  // namespace bps::server

@@ -4,7 +4,7 @@
 
 #include "server/reduce_kernels.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 struct Float16 : FloatMath<float> {
@@ -26,5 +26,5 @@ isa::Kernel isa::avx2(Dtype dtype, ReduceOp op) {
   return choose<Float16>(dtype, op);
 }
 
-}  // namespace bps
+}  // namespace bps::server
 #endif

@@ -4,7 +4,7 @@
 
 #include "server/reduce_kernels.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 // The forms with a mask, of all ones here, because gcc 12 warns of what its headers do in the plain ones.
@@ -27,5 +27,5 @@ isa::Kernel isa::avx512(Dtype dtype, ReduceOp op) {
   return choose<Float16>(dtype, op);
 }
 
-}  // namespace bps
+}  // namespace bps::server
 #endif

@@ -1,4 +1,4 @@
-// What the instruction-set files of the reducer offer to reduce.cc: one function each that names a kernel.
+// What the instruction-set files of the reducer post to reduce.cc: one function each that names a kernel.
 //
 // Those files are compiled with flags that this machine may not honour. So that none of their code can leak into the
 // rest of the program, they may not instantiate inline functions or templates of namespaces that other files use (the
@@ -10,7 +10,7 @@
 
 #include "core/dtype.h"
 
-namespace bps::isa {
+namespace bps::server::isa {
 
 struct Job {
   const std::byte* const* sources;
@@ -29,4 +29,4 @@ Kernel avx2(Dtype dtype, ReduceOp op);
 Kernel avx512(Dtype dtype, ReduceOp op);
 Kernel neon(Dtype dtype, ReduceOp op);
 
-}  // namespace bps::isa
+}  // namespace bps::server::isa

@@ -9,7 +9,7 @@
 
 #include "server/reduce_isa.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 #if defined(__AVX512BW__)
@@ -43,8 +43,8 @@ using Words = Vector<std::uint32_t>;
 
 template <typename T>
 struct FloatMath {
-  using Lane = T;
-  using Lanes = Vector<T>;
+  using WorkerLoop = T;
+  using WorkerLoops = Vector<T>;
 
   // Both ways round the exact quotient once, so the result is sum / divisor to the bit; multiplying is faster, and
   // right only where the reciprocal is exact.
@@ -56,12 +56,14 @@ struct FloatMath {
     bool is_power_of_two;
   };
 
-  static Lanes add(Lanes a, Lanes b) { return a + b; }
-  static Lanes multiply(Lanes a, Lanes b) { return a * b; }
+  static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a + b; }
+  static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a * b; }
   // As numpy.minimum and numpy.maximum: NaN wins.
-  static Lanes minimum(Lanes a, Lanes b) { return ((a < b) | (a != a)) ? a : b; }
-  static Lanes maximum(Lanes a, Lanes b) { return ((a > b) | (a != a)) ? a : b; }
-  static Lanes divide(Lanes a, const Divisor& by) { return by.is_power_of_two ? a * by.reciprocal : a / by.value; }
+  static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return ((a < b) | (a != a)) ? a : b; }
+  static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return ((a > b) | (a != a)) ? a : b; }
+  static WorkerLoops divide(WorkerLoops a, const Divisor& by) {
+    return by.is_power_of_two ? a * by.reciprocal : a / by.value;
+  }
 };
 
 template <typename T>
@@ -97,11 +99,11 @@ std::int64_t floor_divide(std::int64_t value, std::uint32_t by) {
   return value / divisor - (value % divisor < 0 ? 1 : 0);
 }
 
-// Lanes are unsigned: wrap-around is then defined.
+// WorkerLoops are unsigned: wrap-around is then defined.
 template <typename T>
 struct IntegerMath {
-  using Lane = typename UnsignedOf<T>::Type;
-  using Lanes = Vector<Lane>;
+  using WorkerLoop = typename UnsignedOf<T>::Type;
+  using WorkerLoops = Vector<WorkerLoop>;
   using Signed = Vector<T>;  // as the type itself orders them
 
   struct Divisor {
@@ -112,33 +114,33 @@ struct IntegerMath {
     bool is_shift;
   };
 
-  static Lanes add(Lanes a, Lanes b) { return a + b; }
-  static Lanes multiply(Lanes a, Lanes b) { return a * b; }
-  static Lanes minimum(Lanes a, Lanes b) { return (Signed)a < (Signed)b ? a : b; }
-  static Lanes maximum(Lanes a, Lanes b) { return (Signed)a > (Signed)b ? a : b; }
-  static Lanes divide(Lanes a, const Divisor& by) {
-    if (by.is_shift) return (Lanes)((Signed)a >> static_cast<T>(by.shift));
-    T lanes[sizeof(Lanes) / sizeof(T)];
-    __builtin_memcpy(lanes, &a, sizeof a);
-    for (T& lane : lanes) lane = floor_divide(lane, by.value);
-    __builtin_memcpy(&a, lanes, sizeof a);
+  static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a + b; }
+  static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a * b; }
+  static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return (Signed)a < (Signed)b ? a : b; }
+  static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return (Signed)a > (Signed)b ? a : b; }
+  static WorkerLoops divide(WorkerLoops a, const Divisor& by) {
+    if (by.is_shift) return (WorkerLoops)((Signed)a >> static_cast<T>(by.shift));
+    T worker_loops[sizeof(WorkerLoops) / sizeof(T)];
+    __builtin_memcpy(worker_loops, &a, sizeof a);
+    for (T& worker_loop : worker_loops) worker_loop = floor_divide(worker_loop, by.value);
+    __builtin_memcpy(&a, worker_loops, sizeof a);
     return a;
   }
 };
 
 // Bytes of 0 and 1. Nobody averages them: the operation is refused before it gets here.
 struct BoolMath {
-  using Lane = std::uint8_t;
-  using Lanes = Vector<std::uint8_t>;
+  using WorkerLoop = std::uint8_t;
+  using WorkerLoops = Vector<std::uint8_t>;
   struct Divisor {
     explicit Divisor(std::uint32_t /*by*/) {}
   };
-  static Lanes add(Lanes a, Lanes b) { return a | b; }
-  static Lanes multiply(Lanes a, Lanes b) { return a & b; }
-  static Lanes minimum(Lanes a, Lanes b) { return a & b; }
-  static Lanes maximum(Lanes a, Lanes b) { return a | b; }
-  static Lanes divide(Lanes a, const Divisor& /*by*/) { return a; }
+  static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a | b; }
+  static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a & b; }
+  static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return a & b; }
+  static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return a | b; }
+  static WorkerLoops divide(WorkerLoops a, const Divisor& /*by*/) { return a; }
 };
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::server

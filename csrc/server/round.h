@@ -10,17 +10,17 @@
 #include "transport/transport.h"
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::server {
 
-struct Link;
+struct WorkerSession;
 
 // What one member of the group has said in this round.
 struct Arrival {
-  Link* link = nullptr;
-  Endpoint* data = nullptr;  // the push came here, and the answer goes back the same way
-  PushHeader header{};
-  Slot* slot = nullptr;  // the payload lies in a slot
-  RemoteSpan span;       // or stays in the worker's memory (length > 0)
+  WorkerSession* session = nullptr;
+  transport::Endpoint* data = nullptr;  // the push came here, and the answer goes back the same way
+  tensor::PushHeader header{};
+  Slot* slot = nullptr;        // the payload lies in a slot
+  transport::RemoteSpan span;  // or stays in the worker's memory (length > 0)
   bool has_payload = false;
   bool pushed = false;
   bool pull_waiting = false;
@@ -30,8 +30,8 @@ struct Arrival {
 struct Round {
   std::uint64_t key = 0;  // tensor and partition
   std::uint32_t number = 0;
-  const Group* group = nullptr;
-  PushHeader first{};  // what all others must agree with
+  const van::Group* group = nullptr;
+  tensor::PushHeader first{};  // what all others must agree with
   std::uint32_t pushed = 0;
   std::uint32_t pulled = 0;
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
@@ -44,4 +44,4 @@ struct Round {
   std::size_t open_index = 0;  // in the table's list of open rounds
 };
 
-}  // namespace bps
+}  // namespace bps::server

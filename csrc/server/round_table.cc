@@ -1,6 +1,6 @@
 #include "server/round_table.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 // A rank may start that many rounds of one key before another rank starts its first. Calls without a name share one per
@@ -45,7 +45,7 @@ Round* RoundTable::find(std::uint64_t key, std::uint32_t number) {
   return round;
 }
 
-RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t number, const Group& group) {
+RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group) {
   Key& state = keys_[key];
   for (Round* round = state.open; round != nullptr; round = round->next_of_key) {
     if (round->number == number) return {Found::kOpen, round};
@@ -72,9 +72,9 @@ RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t num
 
 void RoundTable::close(Round* round) {
   Key& state = keys_[round->key];
-  Round** link = &state.open;
-  while (*link != round) link = &(*link)->next_of_key;
-  *link = round->next_of_key;
+  Round** next = &state.open;
+  while (*next != round) next = &(*next)->next_of_key;
+  *next = round->next_of_key;
 
   state.end(round->number - state.all_over_below);
   open_.back()->open_index = round->open_index;
@@ -87,4 +87,4 @@ void RoundTable::close(Round* round) {
   free_.push_back(round);
 }
 
-}  // namespace bps
+}  // namespace bps::server

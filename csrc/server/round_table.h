@@ -11,7 +11,7 @@
 
 #include "server/round.h"
 
-namespace bps {
+namespace bps::server {
 
 constexpr std::uint64_t round_key(std::uint32_t tensor, std::uint32_t partition) {
   return (std::uint64_t{tensor} << 32) | partition;
@@ -25,7 +25,7 @@ class RoundTable {
     Round* round;  // set for kOpen and kNew
   };
 
-  Lookup find_or_open(std::uint64_t key, std::uint32_t number, const Group& group);
+  Lookup find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group);
   Round* find(std::uint64_t key, std::uint32_t number);
   // The round is over; the entry is recycled.
   void close(Round* round);
@@ -49,4 +49,4 @@ class RoundTable {
   std::vector<Round*> open_;
 };
 
-}  // namespace bps
+}  // namespace bps::server

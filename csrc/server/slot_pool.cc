@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
@@ -15,7 +15,7 @@ constexpr std::uint64_t kSlab = 1 << 20;  // small slots come by the slab, large
 Slot* SlotPool::take(std::uint64_t payload) {
   // Sizes differ by the partitions of different tensors; rounding to a page (small) or an eighth of the next power of
   // two (large) keeps the classes few.
-  const std::uint64_t wanted = payload + kMaxHeader;
+  const std::uint64_t wanted = payload + transport::kMaxHeader;
   std::uint64_t step = kPage;
   while (step * 16 <= wanted) step *= 2;
   const std::uint64_t capacity = (wanted + step - 1) / step * step;
@@ -29,7 +29,7 @@ Slot* SlotPool::take(std::uint64_t payload) {
 
 void SlotPool::give_back(Slot* slot) {
   slot->landing_for = nullptr;
-  slot->beyond_window = false;
+  slot->overflow = false;
   const auto found =
       std::find_if(classes_.begin(), classes_.end(), [&](const Class& c) { return c.capacity == slot->capacity; });
   found->free.push_back(slot);
@@ -45,7 +45,7 @@ void SlotPool::grow(Class& size_class) {
   }
   Slab made;
   made.memory = {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};
-  for (Transport* transport : transports_) {
+  for (transport::Transport* transport : transports_) {
     made.regions.push_back(transport->register_memory({made.memory.get(), size}));
   }
   Slab& slab = slabs_.emplace_back(std::move(made));
@@ -61,9 +61,9 @@ void SlotPool::grow(Class& size_class) {
   }
 }
 
-const Region& SlotPool::region(const Slot& slot, const Transport& transport) const {
+const transport::Region& SlotPool::region(const Slot& slot, const transport::Transport& transport) const {
   const auto found = std::find(transports_.begin(), transports_.end(), &transport);
   return *(*slot.regions)[static_cast<std::size_t>(found - transports_.begin())];
 }
 
-}  // namespace bps
+}  // namespace bps::server

@@ -13,30 +13,30 @@
 
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::server {
 
 struct Slot {
   std::uint32_t number = 0;   // the immediate of a write that lands here
   std::byte* data = nullptr;  // the header, then the payload
   std::uint64_t capacity = 0;
-  std::uint64_t offset = 0;                         // in its slab
-  const std::vector<RegionPtr>* regions = nullptr;  // of its slab, one per transport of the pool
-  void* landing_for = nullptr;                      // the link that may write here now, or null
-  bool beyond_window = false;  // granted to break a circle of waits; goes back to the pool, not to the worker
+  std::uint64_t offset = 0;                                    // in its slab
+  const std::vector<transport::RegionPtr>* regions = nullptr;  // of its slab, one per transport of the pool
+  void* landing_for = nullptr;                                 // the session that may write here now, or null
+  bool overflow = false;  // granted to break a circle of waits; goes back to the pool, not to the worker
 
-  std::byte* payload() const { return data + kMaxHeader; }
+  std::byte* payload() const { return data + transport::kMaxHeader; }
 };
 
 class SlotPool {
  public:
-  explicit SlotPool(std::vector<Transport*> transports) : transports_(std::move(transports)) {}
+  explicit SlotPool(std::vector<transport::Transport*> transports) : transports_(std::move(transports)) {}
 
   // A slot that holds a header and `payload` bytes. Grows the pool when none is free.
   Slot* take(std::uint64_t payload);
   void give_back(Slot* slot);
   Slot* by_number(std::uint32_t number) { return number < slots_.size() ? &slots_[number] : nullptr; }
   // The slot's region as `transport` knows it.
-  const Region& region(const Slot& slot, const Transport& transport) const;
+  const transport::Region& region(const Slot& slot, const transport::Transport& transport) const;
   std::uint64_t bytes() const { return bytes_; }
 
  private:
@@ -46,15 +46,15 @@ class SlotPool {
   };
   struct Slab {
     std::shared_ptr<std::byte> memory;
-    std::vector<RegionPtr> regions;
+    std::vector<transport::RegionPtr> regions;
   };
   void grow(Class& size_class);
 
-  std::vector<Transport*> transports_;
+  std::vector<transport::Transport*> transports_;
   std::vector<Class> classes_;
   std::deque<Slab> slabs_;  // deques: addresses stay
   std::deque<Slot> slots_;
   std::uint64_t bytes_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::server

@@ -4,7 +4,7 @@
 
 #include "server/reduce.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 // A block of each of two sources and one result stay within 1 MiB of second-level cache, and a cross-memory copy of
@@ -18,8 +18,8 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
-                   std::span<const SumTarget> targets, std::uint64_t length, Link*& broken) {
+Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
+                   std::span<const SumTarget> targets, std::uint64_t length, WorkerSession*& broken) {
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumTarget& t) { return !t.bytes; });
   in_.resize(sources.size());
   for (std::uint64_t at = 0; at < length; at += kBlock) {
@@ -34,7 +34,7 @@ Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<cons
       std::byte* block = scratch(used++);
       if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
           status != Status::kOk) {
-        broken = source.link;
+        broken = source.session;
         return status;
       }
       in_[i] = block;
@@ -53,7 +53,7 @@ Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<cons
       if (target.bytes != nullptr) continue;
       if (const Status status = target.direct->put({target.span.key, target.span.address + at, size}, result);
           status != Status::kOk) {
-        broken = target.link;
+        broken = target.session;
         return status;
       }
     }
@@ -61,4 +61,4 @@ Status Summer::sum(const PushHeader& what, std::uint32_t divisor, std::span<cons
   return Status::kOk;
 }
 
-}  // namespace bps
+}  // namespace bps::server

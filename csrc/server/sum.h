@@ -13,26 +13,26 @@
 #include "core/error.h"
 #include "server/round.h"
 
-namespace bps {
+namespace bps::server {
 
 struct SumSource {
   const std::byte* bytes = nullptr;  // null: fetch from `span`
-  DirectAccess* direct = nullptr;
-  RemoteSpan span{};
-  Link* link = nullptr;
+  transport::DirectAccess* direct = nullptr;
+  transport::RemoteSpan span{};
+  WorkerSession* session = nullptr;
 };
 struct SumTarget {
   std::byte* bytes = nullptr;  // null: put into `span`
-  DirectAccess* direct = nullptr;
-  RemoteSpan span{};
-  Link* link = nullptr;
+  transport::DirectAccess* direct = nullptr;
+  transport::RemoteSpan span{};
+  WorkerSession* session = nullptr;
 };
 
 class Summer {
  public:
   // Sums `length` bytes. A worker whose memory cannot be touched is reported in `broken` and ends the pass.
-  Status sum(const PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
-             std::span<const SumTarget> targets, std::uint64_t length, Link*& broken);
+  Status sum(const tensor::PushHeader& what, std::uint32_t divisor, std::span<const SumSource> sources,
+             std::span<const SumTarget> targets, std::uint64_t length, WorkerSession*& broken);
 
  private:
   std::byte* scratch(std::size_t index);
@@ -42,4 +42,4 @@ class Summer {
   std::vector<std::byte*> out_;
 };
 
-}  // namespace bps
+}  // namespace bps::server

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::tensor {
 namespace {
 
 constexpr std::array<std::pair<KeyHash, std::string_view>, 7> kNames{{
@@ -121,4 +121,4 @@ std::uint32_t least_loaded(std::span<std::uint64_t> load, std::uint64_t bytes) {
   return static_cast<std::uint32_t>(least - load.begin());
 }
 
-}  // namespace bps
+}  // namespace bps::tensor

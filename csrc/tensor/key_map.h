@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bps {
+namespace bps::tensor {
 
 enum class KeyHash : std::uint8_t { kRaw, kDjb2, kNaive, kBuiltIn, kSdbm, kMixed, kBalanced };
 
@@ -41,4 +41,4 @@ std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::u
 // Since all ranks must agree, the scheduler places and tells the workers: first-declared, first-placed.
 std::uint32_t least_loaded(std::span<std::uint64_t> load, std::uint64_t bytes);
 
-}  // namespace bps
+}  // namespace bps::tensor

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::tensor {
 namespace {
 
 // Pieces of one tensor per server: enough that sending, summing and answering overlap, few enough that each is large.
@@ -52,4 +52,4 @@ std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint
   return std::min(std::max(even, floor), limit);
 }
 
-}  // namespace bps
+}  // namespace bps::tensor

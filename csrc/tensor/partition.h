@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace bps {
+namespace bps::tensor {
 
 class Partitioning {
  public:
@@ -39,4 +39,4 @@ class Partitioning {
 // so that every one of `servers` servers gets a few pieces to pipeline, but never below `floor` bytes.
 std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t servers, std::uint64_t floor);
 
-}  // namespace bps
+}  // namespace bps::tensor

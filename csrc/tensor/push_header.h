@@ -1,7 +1,7 @@
 // The 64 bytes in front of every push. They say everything the server needs, so it keeps no table per worker.
 //
 // A rank sends one of these for each (tensor, partition, round): with payload or without, wanting the result or only to
-// be told that the round is over. The server takes nothing here on trust: see Shard::check().
+// be told that the round is over. The server takes nothing here on trust: see ServerLoop::check().
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::tensor {
 
 enum PushFlags : std::uint8_t {
   kHasPayload = 1,  // the sender's bytes take part in the sum
@@ -44,4 +44,4 @@ inline std::span<const std::byte> bytes_of(const PushHeader& header) {
   return std::as_bytes(std::span<const PushHeader, 1>(&header, 1));
 }
 
-}  // namespace bps
+}  // namespace bps::tensor

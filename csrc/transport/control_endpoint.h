@@ -4,7 +4,7 @@
 #include "transport/message_stream.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport {
 
 class ControlEndpoint final : public Endpoint {
  public:
@@ -28,4 +28,4 @@ class ControlEndpoint final : public Endpoint {
   Counters& counters_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -9,7 +9,7 @@
 
 #include "core/hmac.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 // The layouts. The first eight bytes of every message are the same in all versions of the protocol, so that two
@@ -18,7 +18,7 @@ constexpr std::uint32_t kMagic = 0x52'53'50'42;  // "BPSR"
 constexpr std::size_t kHeaderSize = 8;           // magic, version, kind, detail
 constexpr std::size_t kNonceSize = 16;
 constexpr std::size_t kMacSize = 32;
-constexpr std::size_t kHelloSize = kHeaderSize + 8 + 16 + kNonceSize;  // node, lane, shard, job, nonce
+constexpr std::size_t kHelloSize = kHeaderSize + 8 + 16 + kNonceSize;  // node, worker_loop, server_loop, job, nonce
 
 enum Kind : std::uint8_t { kHello = 1, kChallenge = 2, kWelcome = 3, kRefusal = 4 };
 
@@ -56,14 +56,14 @@ Mac sign(const Credentials& credentials, std::string_view label, std::span<const
 }
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
-  throw GreetError(Refusal::kSilent, ErrorCode::kUnreachable, what, hint);
+  throw HandshakeError(Refusal::kSilent, ErrorCode::kUnreachable, what, hint);
 }
 
 [[noreturn]] void fail_version(const std::string& whom, std::uint16_t theirs) {
-  throw GreetError(Refusal::kVersion, ErrorCode::kVersion,
-                   whom + " speaks version " + std::to_string(theirs) + " of the protocol, this process version " +
-                       std::to_string(kProtocolVersion),
-                   "install the same bps_rdma version everywhere");
+  throw HandshakeError(Refusal::kVersion, ErrorCode::kVersion,
+                       whom + " speaks version " + std::to_string(theirs) + " of the protocol, this process version " +
+                           std::to_string(kProtocolVersion),
+                       "install the same bps_rdma version everywhere");
 }
 
 void await(int fd, short events, const Deadline& deadline, const std::string& whom) {
@@ -122,8 +122,8 @@ void receive_header(int fd, Kind kind, const Deadline& deadline, const std::stri
 }  // namespace
 
 void throw_secret(const std::string& whom) {
-  throw GreetError(Refusal::kSecret, ErrorCode::kAuthentication, whom + " has another secret",
-                   "set the same BPS_SECRET on every node");
+  throw HandshakeError(Refusal::kSecret, ErrorCode::kAuthentication, whom + " has another secret",
+                       "set the same BPS_SECRET on every node");
 }
 
 void throw_refused(Refusal refusal, std::uint16_t version, const std::string& whom) {
@@ -131,8 +131,8 @@ void throw_refused(Refusal refusal, std::uint16_t version, const std::string& wh
     case Refusal::kVersion: fail_version(whom, version);
     case Refusal::kSecret: throw_secret(whom);
     case Refusal::kJob:
-      throw GreetError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job",
-                       "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
+      throw HandshakeError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job",
+                           "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
     case Refusal::kSilent: break;
   }
   fail(whom + " refused the connection", "see its log");
@@ -147,13 +147,13 @@ Credentials Credentials::from(std::string_view job_name, std::string_view secret
   return credentials;
 }
 
-void greet(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-           const std::string& whom) {
+void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
+                      const std::string& whom) {
   std::array<std::byte, kNonceSize> nonce{};
   random_bytes(nonce);
   Writer out;
   put_header(out, kHello, static_cast<std::uint8_t>(hello.plane));
-  out.put(hello.node).put(hello.lane).put(hello.shard).put_raw(credentials.job).put_raw(nonce);
+  out.put(hello.node).put(hello.client_loop).put(hello.server_loop).put_raw(credentials.job).put_raw(nonce);
   const Bytes said = out.take();
   send_bytes(fd, said, deadline, whom);
 
@@ -168,18 +168,19 @@ void greet(int fd, const Hello& hello, const Credentials& credentials, const Dea
   receive_header(fd, kWelcome, deadline, whom);
 }
 
-Greeter::Greeter(Fd fd, const Credentials& credentials) : fd_(std::move(fd)), credentials_(credentials) {
+ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials)
+    : fd_(std::move(fd)), credentials_(credentials) {
   static_assert(kHelloSize == std::tuple_size_v<decltype(hello_bytes_)>);
 }
 
-Greeter::State Greeter::advance() {
+ServerHandshake::State ServerHandshake::advance() {
   if (step_ == Step::kHello) return read_hello();
   if (step_ == Step::kProof) return read_proof();
   return drain();
 }
 
 // Never reads beyond `size`: what follows belongs to the protocol that comes after the hello.
-Greeter::Read Greeter::read_up_to(std::size_t size) {
+ServerHandshake::Read ServerHandshake::read_up_to(std::size_t size) {
   std::byte* buffer = step_ == Step::kHello ? hello_bytes_.data() : proof_.data();
   while (have_ < size) {
     const auto got = ::recv(fd_.get(), buffer + have_, size - have_, MSG_DONTWAIT);
@@ -194,21 +195,21 @@ Greeter::Read Greeter::read_up_to(std::size_t size) {
   return Read::kDone;
 }
 
-Greeter::State Greeter::read_hello() {
+ServerHandshake::State ServerHandshake::read_hello() {
   // The version is judged as soon as it is there: a hello of another version may have another length.
   for (const std::size_t wanted : {kHeaderSize, kHelloSize}) {
     const Read read = read_up_to(wanted);
     if (read != Read::kDone) return read == Read::kMore ? State::kPending : State::kRefused;
     const Header header = get_header(hello_bytes_);
-    if (header.magic != kMagic || header.kind != kHello) return State::kRefused;  // no answer to strangers
+    if (header.magic != kMagic || header.kind != kHello) return State::kRefused;  // no answer to unauthenticated peers
     if (header.version != kProtocolVersion) return refuse(Refusal::kVersion);
     if (header.detail > static_cast<std::uint8_t>(Plane::kData)) return State::kRefused;
     hello_.plane = Plane{header.detail};
   }
   Reader in(std::span<const std::byte>(hello_bytes_).subspan(kHeaderSize));
   hello_.node = in.get<std::uint32_t>();
-  hello_.lane = in.get<std::uint16_t>();
-  hello_.shard = in.get<std::uint16_t>();
+  hello_.client_loop = in.get<std::uint16_t>();
+  hello_.server_loop = in.get<std::uint16_t>();
   if (!std::ranges::equal(in.get_raw(credentials_.job.size()), credentials_.job)) return refuse(Refusal::kJob);
 
   random_bytes(challenge_);
@@ -221,7 +222,7 @@ Greeter::State Greeter::read_hello() {
   return read_proof();
 }
 
-Greeter::State Greeter::read_proof() {
+ServerHandshake::State ServerHandshake::read_proof() {
   const Read read = read_up_to(proof_.size());
   if (read != Read::kDone) return read == Read::kMore ? State::kPending : State::kRefused;
   if (!equal_constant_time(proof_, sign(credentials_, "client", hello_bytes_, challenge_))) {
@@ -232,7 +233,7 @@ Greeter::State Greeter::read_proof() {
   return send_all(out.take()) ? State::kAccepted : State::kRefused;
 }
 
-Greeter::State Greeter::refuse(Refusal reason) {
+ServerHandshake::State ServerHandshake::refuse(Refusal reason) {
   Writer out;
   put_header(out, kRefusal, static_cast<std::uint8_t>(reason));
   if (!send_all(out.take()) || ::shutdown(fd_.get(), SHUT_WR) != 0) return State::kRefused;
@@ -240,7 +241,7 @@ Greeter::State Greeter::refuse(Refusal reason) {
   return drain();
 }
 
-Greeter::State Greeter::drain() {
+ServerHandshake::State ServerHandshake::drain() {
   std::array<std::byte, 1024> rest;
   const auto got = ::recv(fd_.get(), rest.data(), rest.size(), MSG_DONTWAIT);
   const bool still_there = got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
@@ -248,9 +249,9 @@ Greeter::State Greeter::drain() {
 }
 
 // The answers are far smaller than the buffer of a fresh socket: one that does not take them at once is broken.
-bool Greeter::send_all(std::span<const std::byte> bytes) {
+bool ServerHandshake::send_all(std::span<const std::byte> bytes) {
   return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
 }
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -19,11 +19,11 @@
 #include "core/error.h"
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::transport {
 
 inline constexpr std::uint16_t kProtocolVersion = 1;
 
-// What members of one job share. `job` tells jobs on one host apart, `secret` keeps strangers out.
+// What members of one job share. `job` tells jobs on one host apart, `secret` keeps unauthenticated peers out.
 struct Credentials {
   std::array<std::byte, 16> job{};
   Bytes secret;
@@ -36,9 +36,9 @@ enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2 };
 
 // Who is calling, and which of the callee's loops it wants to reach.
 struct Hello {
-  std::uint32_t node = 0;   // the caller's van id; 0 while it has none
-  std::uint16_t lane = 0;   // the caller's loop
-  std::uint16_t shard = 0;  // the callee's loop
+  std::uint32_t node = 0;         // the caller's van id; 0 while it has none
+  std::uint16_t client_loop = 0;  // the caller's loop
+  std::uint16_t server_loop = 0;  // the callee's loop
   Plane plane = Plane::kVan;
 };
 
@@ -50,9 +50,9 @@ enum class Refusal : std::uint8_t {
   kSilent = 4,  // closed, silent, or not one of us
 };
 
-class GreetError : public Error {
+class HandshakeError : public Error {
  public:
-  GreetError(Refusal refusal, ErrorCode code, const std::string& what, std::string hint)
+  HandshakeError(Refusal refusal, ErrorCode code, const std::string& what, std::string hint)
       : Error(code, what, std::move(hint)), refusal_(refusal) {}
   Refusal refusal() const { return refusal_; }
 
@@ -65,19 +65,19 @@ class GreetError : public Error {
 // What it throws when the other side does not prove that it knows the secret.
 [[noreturn]] void throw_secret(const std::string& whom);
 
-// The calling side; blocks up to `deadline`. Throws GreetError: kVersion, kAuthentication (wrong secret, or the other
-// side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
-void greet(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-           const std::string& whom);
+// The calling side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the
+// other side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
+void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
+                      const std::string& whom);
 
 // The called side, without blocking: call advance() whenever the descriptor is readable. A caller that is refused stays
 // pending until it has hung up, because closing on unread bytes would destroy the reason on its way; the owner bounds
 // how long that may take.
-class Greeter {
+class ServerHandshake {
  public:
   enum class State : std::uint8_t { kPending, kAccepted, kRefused };
 
-  Greeter(Fd fd, const Credentials& credentials);
+  ServerHandshake(Fd fd, const Credentials& credentials);
   State advance();
   int fd() const { return fd_.get(); }
   const Hello& hello() const { return hello_; }
@@ -104,4 +104,4 @@ class Greeter {
   Step step_ = Step::kHello;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace bps {
+namespace bps::transport {
 
 MessageStream::MessageStream(Fd socket, std::size_t largest_message)
     : socket_(std::move(socket)), largest_(largest_message), in_(4096) {
@@ -111,4 +111,4 @@ void MessageStream::receive() {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::transport

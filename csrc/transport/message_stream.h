@@ -14,7 +14,7 @@
 #include "core/event_loop.h"
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::transport {
 
 class MessageStream {
  public:
@@ -54,4 +54,4 @@ class MessageStream {
   bool want_write_ = false;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -6,12 +6,12 @@
 
 #include "core/log.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 constexpr Duration kLongestSleep = std::chrono::milliseconds(250);
 constexpr Duration kBlockedSleep = std::chrono::milliseconds(1);
-constexpr unsigned kRoundsPerLook = 4;      // of polled work, before descriptors are looked at again
+constexpr unsigned kRoundsPerTurn = 4;      // of polled work, before descriptors are looked at again
 constexpr unsigned kLongestStay = 1 << 14;  // looks, after which a caller sees whether it was interrupted
 
 Fd duplicate(int fd) {
@@ -30,22 +30,22 @@ void relax() {
 
 }  // namespace
 
-Helm::Helm(Reactor& reactor) : reactor_(&reactor), bell_(duplicate(reactor.loop().doorbell())) {}
-void Helm::take_over() {
-  reactor_->take_over();
+ProgressLock::ProgressLock(Reactor& reactor) : reactor_(&reactor), bell_(duplicate(reactor.loop().doorbell())) {}
+void ProgressLock::begin_progress() {
+  reactor_->begin_progress();
 }
-bool Helm::look() {
+bool ProgressLock::look() {
   return reactor_->look();
 }
-void Helm::hand_back() {
-  reactor_->hand_back();
+void ProgressLock::end_progress() {
+  reactor_->end_progress();
 }
 
 Reactor::Reactor(std::string name, Spin spin)
     : name_(std::move(name)),
       spin_limit_(std::chrono::microseconds(spin.thread_us)),
       caller_spin_(std::chrono::microseconds(spin.caller_us)),
-      helm_(std::make_shared<Helm>(*this)) {}
+      progress_(std::make_shared<ProgressLock>(*this)) {}
 
 Reactor::~Reactor() {
   stop();
@@ -69,8 +69,8 @@ void Reactor::stop() {
   stop_ = true;
   loop_.wake();
   if (thread_.joinable()) thread_.join();
-  const std::lock_guard helm(helm_->mutex_);
-  helm_->reactor_ = nullptr;
+  const std::lock_guard progress(progress_->mutex_);
+  progress_->reactor_ = nullptr;
 }
 
 bool Reactor::work() {
@@ -82,12 +82,12 @@ bool Reactor::work() {
 
 // Descriptors are looked at by a system call, so that what can be polled is polled first, and a sleep is the look.
 void Reactor::run() {
-  std::unique_lock helm(helm_->mutex_);
+  std::unique_lock progress(progress_->mutex_);
   const bool may_spin = spin_limit_ > Duration::zero();
   Clock::time_point last_work{};
   for (unsigned rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
     if (work()) {
-      if (rounds % kRoundsPerLook == 0) loop_.turn(Duration::zero());
+      if (rounds % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
       if (may_spin) last_work = Clock::now();
       continue;
     }
@@ -97,7 +97,7 @@ void Reactor::run() {
       if (found) last_work = now;
       if (now - last_work < spin_) continue;
     }
-    sleep(helm);
+    sleep(progress);
     if (!may_spin) continue;
     // Learn: a mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
     const auto now = Clock::now();
@@ -110,7 +110,7 @@ void Reactor::run() {
 
 // From now on, work rings. False when there is some already.
 bool Reactor::arm() {
-  helm_->asleep_.store(true, std::memory_order_relaxed);
+  progress_->asleep_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   blocked_ = false;
   const bool ready = std::ranges::all_of(transports_, [](const auto& transport) { return transport->arm(); });
@@ -119,35 +119,35 @@ bool Reactor::arm() {
 }
 
 void Reactor::disarm() {
-  helm_->asleep_.store(false, std::memory_order_relaxed);
+  progress_->asleep_.store(false, std::memory_order_relaxed);
   for (const auto& transport : transports_) transport->disarm();
 }
 
-void Reactor::sleep(std::unique_lock<std::mutex>& helm) {
+void Reactor::sleep(std::unique_lock<std::mutex>& progress) {
   const bool ready = arm();
   // Also who finds work at the last moment looks at the descriptors: that work may be held up until one of them is.
   if (!ready) {
     loop_.turn(Duration::zero());
   } else {
-    loop_.turn(blocked_ ? kBlockedSleep : kLongestSleep, &helm);
+    loop_.turn(blocked_ ? kBlockedSleep : kLongestSleep, &progress);
     counters_.wakeups.add();
   }
   disarm();
 }
 
-// ---- A caller at the helm
+// ---- A caller at the progress
 
-void Reactor::take_over() {
+void Reactor::begin_progress() {
   caller_ = std::this_thread::get_id();
   disarm();
-  looks_ = 0;
+  polls_ = 0;
 }
 
 bool Reactor::look() {
   if (work()) {
     idle_since_ = {};
-    if (++looks_ % kRoundsPerLook == 0) loop_.turn(Duration::zero());
-    return looks_ < kLongestStay;
+    if (++polls_ % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
+    return polls_ < kLongestStay;
   }
   if (caller_spin_ == Duration::zero() || relies_on_descriptors() || stop_.load(std::memory_order_relaxed))
     return false;
@@ -157,7 +157,7 @@ bool Reactor::look() {
   return now - idle_since_ < caller_spin_;
 }
 
-void Reactor::hand_back() {
+void Reactor::end_progress() {
   idle_since_ = {};
   if (!arm() || blocked_) loop_.wake();
   caller_ = std::thread::id();
@@ -167,4 +167,4 @@ bool Reactor::relies_on_descriptors() const {
   return std::ranges::any_of(transports_, [](const auto& transport) { return transport->relies_on_descriptors(); });
 }
 
-}  // namespace bps
+}  // namespace bps::transport

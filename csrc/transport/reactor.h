@@ -1,8 +1,8 @@
 // One event loop, the transports on it, the actors that work with them, and a thread that drives them.
 //
 // A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a
-// learnt short while and then sleeps until something rings. Everything an actor owns belongs to whoever is at the helm,
-// which is the thread or a caller in its stead (helm.h); others reach it by post() and call().
+// learnt short while and then sleeps until something rings. Everything an actor owns belongs to whoever is at the
+// progress, which is the thread or a caller in its stead (progress.h); others reach it by post() and call().
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@
 
 #include "core/event_loop.h"
 #include "core/metrics.h"
-#include "transport/helm.h"
+#include "transport/progress.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport {
 
 class Actor {
  public:
   virtual ~Actor() = default;
   virtual bool step() = 0;             // true when it did something
-  virtual bool arm() { return true; }  // before sleep: from now on, nudge() wakes the loop; false: there is work
+  virtual bool arm() { return true; }  // before sleep: from now on, wake() wakes the loop; false: there is work
   virtual bool blocked() const { return false; }  // has work that no event announces: look again soon
 };
 
@@ -43,9 +43,9 @@ class Reactor {
 
   EventLoop& loop() { return loop_; }
   Counters& counters() { return counters_; }
-  const std::shared_ptr<Helm>& helm() const { return helm_; }
+  const std::shared_ptr<ProgressLock>& progress() const { return progress_; }
 
-  // Before start(), or at the helm.
+  // Before start(), or at the progress.
   void add(std::unique_ptr<Transport> transport) { transports_.push_back(std::move(transport)); }
   void add(Actor* actor) { actors_.push_back(actor); }
   void remove(Actor* actor) { std::erase(actors_, actor); }
@@ -54,7 +54,7 @@ class Reactor {
   void start();
   void stop();
 
-  // Runs `task` at the helm and waits for it; exceptions come back to the caller.
+  // Runs `task` at the progress and waits for it; exceptions come back to the caller.
   template <typename F>
   auto call(F task) -> decltype(task()) {
     const auto self = std::this_thread::get_id();
@@ -66,17 +66,17 @@ class Reactor {
   }
 
  private:
-  friend class Helm;
+  friend class ProgressLock;
   void run();
   bool work();
   bool arm();
   void disarm();
-  void sleep(std::unique_lock<std::mutex>& helm);
+  void sleep(std::unique_lock<std::mutex>& progress);
   bool relies_on_descriptors() const;
-  // For Helm.
-  void take_over();
+  // For ProgressLock.
+  void begin_progress();
   bool look();
-  void hand_back();
+  void end_progress();
 
   const std::string name_;
   const Duration spin_limit_;
@@ -86,14 +86,14 @@ class Reactor {
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Actor*> actors_;
   std::atomic<bool> stop_{false};
-  std::atomic<std::thread::id> caller_{};  // who is at the helm in the thread's stead
-  const std::shared_ptr<Helm> helm_;
+  std::atomic<std::thread::id> caller_{};  // who is at the progress in the thread's stead
+  const std::shared_ptr<ProgressLock> progress_;
   Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing
   Duration mean_gap_{0};
   bool blocked_ = false;  // as of arm()
-  unsigned looks_ = 0;    // of the caller at the helm, and when it began to find nothing
+  unsigned polls_ = 0;    // of the caller at the progress, and when it began to find nothing
   Clock::time_point idle_since_{};
   std::thread thread_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

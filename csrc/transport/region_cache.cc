@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace bps {
+namespace bps::transport {
 
 RegionPtr RegionCache::find(const Allocation& block) {
   if (const auto found = regions_.find(block.identity); found != regions_.end()) {
@@ -33,4 +33,4 @@ void RegionCache::evict() {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -12,7 +12,7 @@
 
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport {
 
 struct Allocation {
   std::span<std::byte> bytes;
@@ -47,4 +47,4 @@ class RegionCache {
   std::uint64_t misses_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 constexpr int kBacklog = 1024;  // a whole job may call at the same moment
@@ -114,7 +114,7 @@ int try_connect(int fd, const Address& address, const Deadline& deadline) {
 
 }  // namespace
 
-Fd Door::listen_tcp(const std::string& address, std::uint16_t port) {
+Fd Listener::listen_tcp(const std::string& address, std::uint16_t port) {
   std::vector<Address> candidates;
   if (address.empty()) {
     for (const char* any : {"::", "0.0.0.0"}) {  // the second for machines without IPv6
@@ -145,7 +145,7 @@ Fd Door::listen_tcp(const std::string& address, std::uint16_t port) {
   throw_errno("cannot listen on " + where);
 }
 
-Fd Door::listen_local(const std::string& name) {
+Fd Listener::listen_local(const std::string& name) {
   if (Fd socket = try_listen(local_address(name, ErrorCode::kInvalidArgument))) return socket;
   if (errno == EADDRINUSE) {
     throw Error(ErrorCode::kPortTaken, "the local socket '" + name + "' is taken", "end the process that uses it");
@@ -153,7 +153,7 @@ Fd Door::listen_local(const std::string& name) {
   throw_errno("cannot listen on the local socket '" + name + "'");
 }
 
-std::uint16_t Door::port_of(int fd) {
+std::uint16_t Listener::port_of(int fd) {
   Address address;
   address.size = sizeof address.storage;
   if (::getsockname(fd, address.get(), &address.size) != 0) return 0;
@@ -199,4 +199,4 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
   }
 }
 
-}  // namespace bps
+}  // namespace bps::transport

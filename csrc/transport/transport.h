@@ -4,13 +4,14 @@
 // connection of one plane: control endpoints carry short messages, data endpoints carry payload and nothing else. Bulk
 // data moves in one way: write() puts bytes into memory that the peer registered and told us of, and hands the peer a
 // 32-bit immediate once they are visible there. Where two processes share a host, a peer can also reach our memory
-// itself: direct() then gives offer(), which hands over a range to be read in place, and get()/put() on the other side.
+// itself: direct() then gives post(), which hands over a range to be read in place, and get()/put() on the other side.
 //
 // Threading: a Transport and its endpoints belong to the thread of its event loop; connect() alone may be called from
 //            another one, and the endpoint it returns enters the loop by attach(). Nothing here takes a lock.
-// Ordering:  none between writes or offers. A write's immediate is delivered after that write's own bytes are visible,
+// Ordering:  none between writes or descriptors. A write's immediate is delivered after that write's own bytes are
+// visible,
 //            and that is the only promise; callers make every chunk self-contained.
-// Errors:    set-up throws Error. write() and offer() accept a prefix of what they are given, 0 while the window is
+// Errors:    set-up throws Error. write() and post() accept a prefix of what they are given, 0 while the window is
 // full;
 //            they never block. A lost peer is reported once through Sink::on_lost(); its endpoint then accepts nothing.
 #pragma once
@@ -28,7 +29,7 @@
 #include "core/metrics.h"
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::transport {
 
 inline constexpr std::size_t kMaxHeader = 64;
 inline constexpr std::size_t kMaxMessage = 1 << 16;
@@ -75,7 +76,7 @@ struct WriteOp {
   std::uint64_t token = kNoToken;  // handed back by on_written() when `source` may be reused
 };
 
-struct Offer {
+struct Descriptor {
   std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied
   const Region* source = nullptr;       // must stay untouched until the peer answers; null when length is 0
   std::uint64_t source_offset = 0;
@@ -88,7 +89,7 @@ class DirectAccess {
  public:
   // Whether the peer can read and write `region` itself.
   virtual bool peer_reaches(const Region& region) const = 0;
-  virtual std::size_t offer(std::span<const Offer> offers) = 0;
+  virtual std::size_t post(std::span<const Descriptor> descriptors) = 0;
 
   // Where a span of the peer's memory is mapped here, or nullptr when it can only be copied. Checks the span against
   // what the peer announced: a span out of bounds is nullptr here and kProtocol below.
@@ -106,7 +107,7 @@ class Endpoint;
 class Sink {
  public:
   virtual void on_write(Endpoint& from, std::uint32_t immediate) = 0;
-  virtual void on_offer(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
+  virtual void on_descriptor(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(Endpoint& to, std::uint64_t token) = 0;
   virtual void on_message(Endpoint& from, std::span<const std::byte> message) = 0;
   virtual void on_lost(Endpoint& peer, const std::string& why) = 0;
@@ -140,20 +141,20 @@ class Endpoint {
 };
 
 // Somebody who has proved to belong to the job and waits to be let in. Destroying one sends it away.
-class Visitor {
+class IncomingConnection {
  public:
-  explicit Visitor(const Hello& who) : hello(who) {}
-  virtual ~Visitor() = default;
-  Visitor(const Visitor&) = delete;
-  Visitor& operator=(const Visitor&) = delete;
+  explicit IncomingConnection(const Hello& who) : hello(who) {}
+  virtual ~IncomingConnection() = default;
+  IncomingConnection(const IncomingConnection&) = delete;
+  IncomingConnection& operator=(const IncomingConnection&) = delete;
 
   const Hello hello;
 };
 
-// One who came through a Door.
-class SocketVisitor final : public Visitor {
+// One who came through a Listener.
+class IncomingSocket final : public IncomingConnection {
  public:
-  SocketVisitor(Fd by, const Hello& who) : Visitor(who), socket(std::move(by)) {}
+  IncomingSocket(Fd by, const Hello& who) : IncomingConnection(who), socket(std::move(by)) {}
   Fd socket;
 };
 
@@ -167,7 +168,7 @@ class Transport {
   virtual std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello,
                                             const Deadline& deadline, const std::string& whom) = 0;
   // Lets in who came by this transport's kind of door. May return before the set-up of the data plane has finished.
-  virtual Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) = 0;
+  virtual Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) = 0;
   // On the loop's thread: the transport owns and drives the endpoint from now on.
   virtual Endpoint* attach(std::unique_ptr<Endpoint> endpoint) = 0;
   virtual void close(Endpoint* endpoint) = 0;  // no callbacks after this
@@ -181,4 +182,4 @@ class Transport {
   virtual bool relies_on_descriptors() const { return false; }
 };
 
-}  // namespace bps
+}  // namespace bps::transport

@@ -13,18 +13,18 @@ std::string name_group(std::uint32_t id) {
 
 }  // namespace
 
-Calls::Calls(Roster& roster, Registry::Options options, Send send)
-    : roster_(roster), registry_(std::move(options)), send_(std::move(send)) {}
+Calls::Calls(MemberTable& members, Registry::Options options, Send send)
+    : members_(members), registry_(std::move(options)), send_(std::move(send)) {}
 
-void Calls::fail(const Meeting::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint) {
-  const Member& member = roster_.worker(caller.rank);
+void Calls::fail(const BarrierState::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint) {
+  const Member& member = members_.worker(caller.rank);
   if (member.fate != Member::Fate::kLost) send_(member.peer, Failed{caller.call, code, text, hint});
 }
 
 bool Calls::fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
                          const std::string& what) {
   for (const std::uint32_t rank : ranks) {
-    const Member& member = roster_.worker(rank);
+    const Member& member = members_.worker(rank);
     if (member.fate == Member::Fate::kHere) continue;
     fail({caller.rank(), call}, ErrorCode::kPeerLost, what + ": " + member.farewell, kSeeItsLog);
     return true;
@@ -37,7 +37,7 @@ void Calls::declare(const Member& caller, const Declare& call) {
   auto [ids, problem, conflicts] = registry_.declare(rank, call.tensors);
   for (const auto& conflict : conflicts) {
     for (const std::uint32_t other : conflict.ranks) {
-      const Member& member = roster_.worker(other);
+      const Member& member = members_.worker(other);
       if (member.fate == Member::Fate::kHere) send_(member.peer, TensorFailed{conflict.tensor, conflict.text});
     }
   }
@@ -58,10 +58,10 @@ void Calls::barrier(const Member& caller, const Barrier& call) {
                 "use a group that new_group() has returned on this rank");
   }
   if (fail_if_gone(caller, call.call, group->ranks, "barrier of " + name_group(group->id))) return;
-  Meeting& meeting = barriers_by_group_.try_emplace(group->id, group->ranks).first->second;
-  const auto released = meeting.arrive({rank, call.call});
+  BarrierState& waiting = barriers_by_group_.try_emplace(group->id, group->ranks).first->second;
+  const auto released = waiting.arrive({rank, call.call});
   if (!released.empty()) ++barriers_;
-  for (const auto& [other, number] : released) send_(roster_.worker(other).peer, Done{number});
+  for (const auto& [other, number] : released) send_(members_.worker(other).peer, Done{number});
 }
 
 void Calls::new_group(const Member& caller, const NewGroup& call) {
@@ -76,18 +76,18 @@ void Calls::new_group(const Member& caller, const NewGroup& call) {
     forming->second.callers.push_back({rank, call.call});
     return;
   }
-  const auto meeting = new_groups_.try_emplace(GroupKey(call.ranks, call.name), call.ranks).first;
-  std::vector<Meeting::Caller> all_here = meeting->second.arrive({rank, call.call});
+  const auto waiting = new_groups_.try_emplace(GroupKey(call.ranks, call.name), call.ranks).first;
+  std::vector<BarrierState::Caller> all_here = waiting->second.arrive({rank, call.call});
   if (all_here.empty()) return;
-  for (const auto& again : meeting->second.dissolve()) all_here.push_back(again);  // ranks that asked twice
-  new_groups_.erase(meeting);
+  for (const auto& again : waiting->second.cancel_all()) all_here.push_back(again);  // ranks that asked twice
+  new_groups_.erase(waiting);
   announce(registry_.add_group(call.ranks, call.name), std::move(all_here));
 }
 
-void Calls::announce(const Group& group, std::vector<Meeting::Caller> callers) {
+void Calls::announce(const Group& group, std::vector<BarrierState::Caller> callers) {
   Forming& forming = forming_[group.id];
   forming.callers = std::move(callers);
-  for (const Member& member : roster_.members()) {
+  for (const Member& member : members_.members()) {
     if (!member.is_server() || member.fate == Member::Fate::kLost || !member.connected) continue;
     forming.unaware.push_back(member.peer);
     send_(member.peer, GroupInfo{group});
@@ -106,7 +106,7 @@ void Calls::finish_if_known(std::uint32_t group) {
   const auto forming = forming_.find(group);
   if (forming == forming_.end() || !forming->second.unaware.empty()) return;
   for (const auto& [rank, call] : forming->second.callers) {
-    if (roster_.worker(rank).connected) send_(roster_.worker(rank).peer, GroupReady{call, group});
+    if (members_.worker(rank).connected) send_(members_.worker(rank).peer, GroupReady{call, group});
   }
   forming_.erase(forming);
 }
@@ -116,16 +116,16 @@ void Calls::cancel(const Member& caller, const Cancel& call) {
   send_(caller.peer, Missing{call.call, text});
 }
 
-std::string Calls::whom_it_awaits(Meeting::Caller caller) {
-  for (auto& [group, meeting] : barriers_by_group_) {
-    if (const auto missing = meeting.cancel(caller)) return name_ranks(*missing) + " did not come";
+std::string Calls::whom_it_awaits(BarrierState::Caller caller) {
+  for (auto& [group, waiting] : barriers_by_group_) {
+    if (const auto missing = waiting.cancel(caller)) return name_ranks(*missing) + " did not come";
   }
   for (auto entry = new_groups_.begin(); entry != new_groups_.end(); ++entry) {
     const auto missing = entry->second.cancel(caller);
     if (!missing) continue;
     std::string text = name_ranks(*missing) + " did not ask for it";
-    for (const auto& [key, meeting] : new_groups_) {
-      if (key.second != entry->first.second || key.first == entry->first.first || meeting.empty()) continue;
+    for (const auto& [key, waiting] : new_groups_) {
+      if (key.second != entry->first.second || key.first == entry->first.first || waiting.empty()) continue;
       text += "; a group of the same name is asked for with " + name_ranks(key.first);
     }
     if (entry->second.empty()) new_groups_.erase(entry);
@@ -135,7 +135,7 @@ std::string Calls::whom_it_awaits(Meeting::Caller caller) {
     if (std::erase(forming.callers, caller) == 0) continue;
     std::string text;
     for (const Peer peer : forming.unaware) {
-      text += (text.empty() ? "" : ", ") + roster_.find(peer)->node->describe();
+      text += (text.empty() ? "" : ", ") + members_.find(peer)->node->describe();
     }
     return text + " did not confirm it";
   }
@@ -146,9 +146,9 @@ void Calls::gone(const Member& member) {
   const auto has = [&member](const std::vector<std::uint32_t>& ranks) {
     return member.is_worker() && std::ranges::binary_search(ranks, member.rank());
   };
-  for (auto& [id, meeting] : barriers_by_group_) {
-    if (!has(meeting.ranks())) continue;
-    for (const auto& caller : meeting.dissolve()) {
+  for (auto& [id, waiting] : barriers_by_group_) {
+    if (!has(waiting.ranks())) continue;
+    for (const auto& caller : waiting.cancel_all()) {
       fail(caller, ErrorCode::kPeerLost, "barrier of " + name_group(id) + ": " + member.farewell, kSeeItsLog);
     }
   }
@@ -157,7 +157,7 @@ void Calls::gone(const Member& member) {
       ++entry;
       continue;
     }
-    for (const auto& caller : entry->second.dissolve()) {
+    for (const auto& caller : entry->second.cancel_all()) {
       fail(caller, ErrorCode::kPeerLost, "group '" + entry->first.second + "': " + member.farewell, kSeeItsLog);
     }
     entry = new_groups_.erase(entry);

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "van/meeting.h"
+#include "van/barrier_state.h"
+#include "van/member_table.h"
 #include "van/registry.h"
-#include "van/roster.h"
 
 namespace bps::van {
 
@@ -22,7 +22,7 @@ class Calls {
  public:
   using Send = std::function<void(Peer, const Message&)>;
 
-  Calls(Roster& roster, Registry::Options options, Send send);
+  Calls(MemberTable& members, Registry::Options options, Send send);
 
   void declare(const Member& caller, const Declare& call);
   void barrier(const Member& caller, const Barrier& call);
@@ -38,22 +38,22 @@ class Calls {
  private:
   using GroupKey = std::pair<std::vector<std::uint32_t>, std::string>;
   struct Forming {  // a group that some server does not know yet
-    std::vector<Meeting::Caller> callers;
+    std::vector<BarrierState::Caller> callers;
     std::vector<Peer> unaware;
   };
 
   bool fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
                     const std::string& what);
-  void fail(const Meeting::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint);
-  void announce(const Group& group, std::vector<Meeting::Caller> callers);
+  void fail(const BarrierState::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint);
+  void announce(const Group& group, std::vector<BarrierState::Caller> callers);
   void finish_if_known(std::uint32_t group);
-  std::string whom_it_awaits(Meeting::Caller caller);
+  std::string whom_it_awaits(BarrierState::Caller caller);
 
-  Roster& roster_;
+  MemberTable& members_;
   Registry registry_;
   Send send_;
-  std::unordered_map<std::uint32_t, Meeting> barriers_by_group_;
-  std::map<GroupKey, Meeting> new_groups_;
+  std::unordered_map<std::uint32_t, BarrierState> barriers_by_group_;
+  std::map<GroupKey, BarrierState> new_groups_;
   std::map<std::uint32_t, Forming> forming_;
   std::uint64_t declared_ = 0;
   std::uint64_t barriers_ = 0;

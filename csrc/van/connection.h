@@ -40,7 +40,7 @@ class Connection {
     void receive(std::span<const std::byte> bytes);
     void fail(const std::string& why);
 
-    MessageStream stream;
+    transport::MessageStream stream;
     OnMessage on_message;
     OnClosed on_closed;
     Clock::time_point heard = Clock::now();

@@ -5,24 +5,24 @@
 #include <optional>
 #include <thread>
 
-#include "transport/door.h"
+#include "transport/listener.h"
 
 namespace bps::van {
 namespace {
 
 // A port that swallows packets, or a program that never answers, must not hide the ports after it for long.
 constexpr double kConnectSeconds = 1;
-constexpr double kGreetSeconds = 3;
+constexpr double kHandshakeSeconds = 3;
 
 // How much an error tells: a scheduler that refuses us is more than another job's, and that more than a closed port.
 int telling(const Error& error) {
-  const auto* greeting = dynamic_cast<const GreetError*>(&error);
+  const auto* greeting = dynamic_cast<const transport::HandshakeError*>(&error);
   if (greeting == nullptr) return 0;
   switch (greeting->refusal()) {
-    case Refusal::kVersion:
-    case Refusal::kSecret: return 3;
-    case Refusal::kJob: return 2;
-    case Refusal::kSilent: break;
+    case transport::Refusal::kVersion:
+    case transport::Refusal::kSecret: return 3;
+    case transport::Refusal::kJob: return 2;
+    case transport::Refusal::kSilent: break;
   }
   return 1;
 }
@@ -34,7 +34,7 @@ Deadline sooner(const Deadline& deadline, double seconds) {
 }  // namespace
 
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
-                              const Credentials& credentials, const Deadline& deadline) {
+                              const transport::Credentials& credentials, const Deadline& deadline) {
   if (ports.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "there is no port to look for the scheduler", "set DMLC_PS_ROOT_PORT");
   }
@@ -46,9 +46,9 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
     for (const std::uint16_t port : ports) {
       const std::string where = shown + ":" + std::to_string(port);
       try {
-        Fd socket = connect_tcp(host, port, sooner(deadline, kConnectSeconds));
-        greet(socket.get(), {.plane = Plane::kVan}, credentials, sooner(deadline, kGreetSeconds),
-              "the scheduler at " + where);
+        Fd socket = transport::connect_tcp(host, port, sooner(deadline, kConnectSeconds));
+        transport::client_handshake(socket.get(), {.plane = transport::Plane::kVan}, credentials,
+                                    sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
         return {std::move(socket), where};
       } catch (const Error& error) {
         const int tells = telling(error);

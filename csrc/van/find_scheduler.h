@@ -1,7 +1,8 @@
 // Finding the scheduler of a job among the ports where it may listen.
 //
 // Several jobs may share the ports of a host, and the scheduler may start later than its nodes: a closed port, a
-// stranger and the scheduler of another job just mean "look on". Blocks the calling thread, up to the deadline.
+// unauthenticated peer and the scheduler of another job just mean "look on". Blocks the calling thread, up to the
+// deadline.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,6 @@ struct FoundScheduler {
 // Throws the most telling error of all tries: kVersion and kAuthentication (wrong secret) at once if there is one port
 // only; these, kAuthentication (only other jobs there) or kUnreachable when the deadline has passed.
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
-                              const Credentials& credentials, const Deadline& deadline);
+                              const transport::Credentials& credentials, const Deadline& deadline);
 
 }  // namespace bps::van

@@ -20,13 +20,13 @@ Job::Job(Options options, Events events)
       rendezvous_(options_.registry.workers, options_.registry.servers) {}
 
 bool Job::knows(Peer peer) const {
-  return patience_.contains(peer) || (roster_ && roster_->find(peer) != nullptr);
+  return patience_.contains(peer) || (members_ && members_->find(peer) != nullptr);
 }
 
 bool Job::receive(Peer peer, Message&& message) {
   if (std::holds_alternative<Heartbeat>(message)) return true;
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
-  Member* const member = roster_ ? roster_->find(peer) : nullptr;
+  Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
   const auto of_worker = [&](auto method, const auto& call) {
     if (!member->is_worker()) return false;
@@ -68,10 +68,10 @@ bool Job::join(Peer peer, const Join& join) {
 void Job::start() {
   phase_ = Phase::kRunning;
   patience_.clear();
-  roster_ = std::make_unique<Roster>(rendezvous_.seat());
-  calls_ = std::make_unique<Calls>(*roster_, options_.registry, events_.send);
-  Welcome welcome{.silence_ms = options_.silence_ms, .membership = roster_->membership()};
-  for (const Member& member : roster_->members()) {
+  members_ = std::make_unique<MemberTable>(rendezvous_.seat());
+  calls_ = std::make_unique<Calls>(*members_, options_.registry, events_.send);
+  Welcome welcome{.silence_ms = options_.silence_ms, .membership = members_->membership()};
+  for (const Member& member : members_->members()) {
     welcome.you = member.node->id;
     events_.send(member.peer, welcome);
   }
@@ -105,7 +105,7 @@ void Job::leave(Member& member) {
 
 void Job::closed(Peer peer, const std::string& why) {
   if (patience_.erase(peer) != 0) return rendezvous_.remove(peer);
-  Member* const member = roster_ ? roster_->find(peer) : nullptr;
+  Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || !std::exchange(member->connected, false)) return;
   if (member->fate != Member::Fate::kHere || phase_ == Phase::kOver) return;
   member->fate = Member::Fate::kLost;
@@ -120,14 +120,14 @@ void Job::closed(Peer peer, const std::string& why) {
 void Job::end_if_all_left() {
   if (phase_ == Phase::kOver) return;
   const auto is_here = [](const Member& member) { return member.is_worker() && member.fate == Member::Fate::kHere; };
-  if (std::ranges::any_of(roster_->members(), is_here)) return;
+  if (std::ranges::any_of(members_->members(), is_here)) return;
   finish();
   ended_well_ = lost_ == 0;
   tell_all(AllLeft{ended_well_});
 }
 
 void Job::tell_all(const Message& message) {
-  for (const Member& member : roster_->members()) {
+  for (const Member& member : members_->members()) {
     if (member.connected) events_.send(member.peer, message);
   }
 }

@@ -12,8 +12,8 @@
 
 #include "core/clock.h"
 #include "van/calls.h"
+#include "van/member_table.h"
 #include "van/rendezvous.h"
-#include "van/roster.h"
 
 namespace bps::van {
 
@@ -66,7 +66,7 @@ class Job {
   bool ended_well_ = false;
   Rendezvous rendezvous_;
   std::unordered_map<Peer, Clock::time_point> patience_;  // of those who wait to be seated
-  std::unique_ptr<Roster> roster_;                        // once running
+  std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;
   std::uint64_t lost_ = 0;
   std::uint64_t refused_ = 0;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::van {
 
 std::string Node::describe() const {
   std::string text;
@@ -65,4 +65,4 @@ std::string name_ranks(std::span<const std::uint32_t> ranks) {
   return text;
 }
 
-}  // namespace bps
+}  // namespace bps::van

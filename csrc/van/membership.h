@@ -8,7 +8,7 @@
 
 #include "core/bytes.h"
 
-namespace bps {
+namespace bps::van {
 
 inline constexpr std::int32_t kNoRank = -1;
 inline constexpr std::int32_t kAnyRank = -2;  // a wish at joining time only
@@ -25,8 +25,8 @@ struct Node {
   std::uint32_t id = 0;  // its place in Membership::nodes plus one; 0 = the scheduler
   std::int32_t worker_rank = kNoRank;
   std::int32_t server_rank = kNoRank;
-  std::uint16_t lanes = 0;   // worker loops
-  std::uint16_t shards = 0;  // server loops
+  std::uint16_t worker_loops = 0;  // worker loops
+  std::uint16_t server_loops = 0;  // server loops
   std::uint32_t pid = 0;
   std::string host;      // for people
   std::string host_key;  // equal for processes that can share memory
@@ -80,4 +80,4 @@ struct TensorId {
 // "rank 3" or "ranks 0, 1, 3": how texts name ranks. A long list is cut short.
 std::string name_ranks(std::span<const std::uint32_t> ranks);
 
-}  // namespace bps
+}  // namespace bps::van

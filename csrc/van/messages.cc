@@ -97,8 +97,8 @@ void fields(Io& io, Ref<Io, Node> m) {
   io.number(m.id);
   io.number(m.worker_rank);
   io.number(m.server_rank);
-  io.number(m.lanes);
-  io.number(m.shards);
+  io.number(m.worker_loops);
+  io.number(m.server_loops);
   io.number(m.pid);
   io.text(m.host, kMostHostBytes);
   io.text(m.host_key, kMostHostBytes);

@@ -5,7 +5,7 @@
 // length and trusts nothing: lengths, counts, enums, ranks and the bytes left over are all checked. It is the only
 // decoder of the van, and it is fuzzed.
 //
-// The namespace keeps their short names from meeting others: two types of one name in bps would break the program
+// The namespace keeps their short names from waiting others: two types of one name in bps would break the program
 // without a word from compiler or linker.
 //
 // A `call` numbers a question of one node; the answer repeats it. Call 0 is the join.

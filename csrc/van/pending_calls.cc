@@ -45,7 +45,7 @@ void PendingCalls::break_all(const std::string& why) {
   for (const auto& [number, call] : waiting_) call->answered_.notify_one();
 }
 
-void PendingCalls::mend() {
+void PendingCalls::reset() {
   const std::lock_guard lock(mutex_);
   broken_.reset();
 }

@@ -43,7 +43,7 @@ class PendingCalls {
   // No answer will come any more: `why` is a sentence that names who is lost.
   void break_all(const std::string& why);
   // For a new connection.
-  void mend();
+  void reset();
 
  private:
   std::mutex mutex_;

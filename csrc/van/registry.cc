@@ -102,8 +102,8 @@ std::uint32_t Registry::free_id(std::uint32_t group, std::string_view name) {
 void Registry::place(const TensorSpec& spec) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
   const std::uint64_t bytes = spec.count * element;
-  const Partitioning pieces(bytes, element, std::max(options_.partition_bytes, bytes / kMostPieces));
-  for (std::uint64_t i = 0; i < pieces.count(); ++i) least_loaded(load_, pieces.piece(i).length);
+  const tensor::Partitioning pieces(bytes, element, std::max(options_.partition_bytes, bytes / kMostPieces));
+  for (std::uint64_t i = 0; i < pieces.count(); ++i) tensor::least_loaded(load_, pieces.piece(i).length);
 }
 
 std::string Registry::check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const {

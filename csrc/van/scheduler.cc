@@ -10,13 +10,11 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/connection.h"
 #include "van/job.h"
 
-namespace bps {
-
-using namespace van;
+namespace bps::van {
 
 namespace {
 
@@ -26,7 +24,7 @@ constexpr auto kLinger = std::chrono::seconds(2);
 Fd listen_on_first_free(const SchedulerOptions& options) {
   for (std::size_t i = 0; i < options.ports.size(); ++i) {
     try {
-      return Door::listen_tcp(options.address, options.ports[i]);
+      return transport::Listener::listen_tcp(options.address, options.ports[i]);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPortTaken || i + 1 == options.ports.size()) throw;
     }
@@ -50,17 +48,18 @@ Job::Options job_options(const SchedulerOptions& options) {
 
 class Scheduler::Impl {
  public:
-  Impl(SchedulerOptions options, Credentials credentials)
+  Impl(SchedulerOptions options, transport::Credentials credentials)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
                                      // Members that learn of the end may start the next job at once, on this port.
-                                     .on_over = [this] { door_->close(); }}) {
+                                     .on_over = [this] { listener_->close(); }}) {
     Fd listener = listen_on_first_free(options_);
-    port_ = Door::port_of(listener.get());
-    door_ = std::make_unique<Door>(loop_, std::move(listener), credentials_,
-                                   [this](Fd socket, const Hello& hello) { enter(std::move(socket), hello); });
+    port_ = transport::Listener::port_of(listener.get());
+    listener_ = std::make_unique<transport::Listener>(
+        loop_, std::move(listener), credentials_,
+        [this](Fd socket, const transport::Hello& hello) { enter(std::move(socket), hello); });
     loop_.every(period_s(), [this] { sweep(); });
     thread_ = std::thread([this] { run(); });
   }
@@ -83,7 +82,7 @@ class Scheduler::Impl {
     loop_.wake();
   }
 
-  Counters counters() const { return {messages_, declared_, barriers_, lost_, refused_ + door_->refused()}; }
+  Counters counters() const { return {messages_, declared_, barriers_, lost_, refused_ + listener_->refused()}; }
 
  private:
   double period_s() const { return options_.heartbeat_timeout_s / 4; }
@@ -100,7 +99,7 @@ class Scheduler::Impl {
       log_line(LogLevel::kError, std::string("the scheduler failed: ") + error.what());
     }
     connections_.clear();
-    door_->close();
+    listener_->close();
     const std::lock_guard lock(mutex_);
     done_ = true;
     ended_well_ = job_.phase() == Job::Phase::kOver && job_.ended_well();
@@ -113,8 +112,8 @@ class Scheduler::Impl {
     return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
   }
 
-  void enter(Fd socket, const Hello& hello) {
-    if (hello.plane != Plane::kVan) return;
+  void enter(Fd socket, const transport::Hello& hello) {
+    if (hello.plane != transport::Plane::kVan) return;
     const Peer peer = ++last_peer_;
     connections_[peer] = std::make_unique<Connection>(
         loop_, std::move(socket), [this, peer](Message&& message) { receive(peer, std::move(message)); },
@@ -172,10 +171,10 @@ class Scheduler::Impl {
   }
 
   const SchedulerOptions options_;
-  const Credentials credentials_;
+  const transport::Credentials credentials_;
   EventLoop loop_;
   Job job_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<transport::Listener> listener_;
   std::unordered_map<Peer, std::unique_ptr<Connection>> connections_;
   Peer last_peer_ = 0;
   Clock::time_point last_sweep_ = Clock::now();
@@ -190,7 +189,7 @@ class Scheduler::Impl {
   std::thread thread_;
 };
 
-Scheduler::Scheduler(SchedulerOptions options, Credentials credentials)
+Scheduler::Scheduler(SchedulerOptions options, transport::Credentials credentials)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(credentials))) {}
 Scheduler::~Scheduler() = default;
 std::uint16_t Scheduler::port() const {
@@ -206,4 +205,4 @@ Scheduler::Counters Scheduler::counters() const {
   return impl_->counters();
 }
 
-}  // namespace bps
+}  // namespace bps::van

@@ -11,7 +11,7 @@
 
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::van {
 
 struct SchedulerOptions {
   std::string address;               // "" = every interface
@@ -29,7 +29,7 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   // Binds and starts. Throws kPortTaken.
-  Scheduler(SchedulerOptions options, Credentials credentials);
+  Scheduler(SchedulerOptions options, transport::Credentials credentials);
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -50,4 +50,4 @@ class Scheduler {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

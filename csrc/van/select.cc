@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::van {
 
 const Bytes* address_of(const Node& node, const std::string& transport) {
   for (const TransportAddress& address : node.addresses) {
@@ -60,4 +60,4 @@ std::string host_key() {
   return boot + " " + ns.data();
 }
 
-}  // namespace bps
+}  // namespace bps::van

@@ -10,7 +10,7 @@
 
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::van {
 
 // The transports that BPS_TRANSPORT allows, best first: "auto" is shm, rdma, tcp; otherwise one or several of these,
 // separated by commas. The values of BytePS's DMLC_ENABLE_RDMA are understood too: 1 or ibverbs mean rdma, 0 or zmq all
@@ -25,4 +25,4 @@ const Bytes* address_of(const Node& node, const std::string& transport);
 // Equal on processes that can share memory and abstract sockets: the boot and the network namespace.
 std::string host_key();
 
-}  // namespace bps
+}  // namespace bps::van

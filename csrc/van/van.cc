@@ -8,11 +8,9 @@
 
 #include "core/error.h"
 #include "van/find_scheduler.h"
-#include "van/van_line.h"
+#include "van/scheduler_session.h"
 
-namespace bps {
-
-using namespace van;
+namespace bps::van {
 
 namespace {
 
@@ -32,13 +30,13 @@ std::string seconds_text(double seconds) {
 
 class Van::Impl {
  public:
-  Impl(VanOptions options, Credentials credentials, VanEvents events)
+  Impl(VanOptions options, transport::Credentials credentials, VanEvents events)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
-        line_(std::move(events), options_.heartbeat_interval_s, options_.heartbeat_timeout_s) {}
+        session_(std::move(events), options_.heartbeat_interval_s, options_.heartbeat_timeout_s) {}
 
   void join(Node self, std::uint32_t workers, std::uint32_t servers) {
-    if (line_.joined()) {
+    if (session_.joined()) {
       throw Error(ErrorCode::kInvalidArgument, "this van has joined already", "make a new one for each job");
     }
     const Deadline deadline = Deadline::after(options_.join_timeout_s);
@@ -47,8 +45,8 @@ class Van::Impl {
 
   void barrier(const Group& group, double timeout_s) {
     require_worker("barrier");
-    PendingCalls::Call call(line_.calls());
-    line_.post(Barrier{call.number(), group.id});
+    PendingCalls::Call call(session_.calls());
+    session_.post(Barrier{call.number(), group.id});
     await<Done>(call, timeout_s, "the barrier of group " + std::to_string(group.id));
   }
 
@@ -57,12 +55,12 @@ class Van::Impl {
     for (const TensorSpec& tensor : tensors) check_spec(tensor);
     std::list<PendingCalls::Call> calls;
     for (std::size_t next = 0; next < tensors.size();) {
-      Declare batch{.call = calls.emplace_back(line_.calls()).number(), .tensors = {}};
+      Declare batch{.call = calls.emplace_back(session_.calls()).number(), .tensors = {}};
       for (std::size_t bytes = 0; next < tensors.size() && bytes < kMostBatchBytes; ++next) {
-        bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * line_.membership().servers;
+        bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * session_.membership().servers;
         batch.tensors.push_back(tensors[next]);
       }
-      line_.post(batch);
+      session_.post(batch);
     }
     std::vector<TensorId> ids;
     const Deadline deadline = Deadline::after(options_.call_timeout_s);
@@ -79,49 +77,49 @@ class Van::Impl {
     if (name.size() > kMostNameBytes) {
       throw Error(ErrorCode::kInvalidArgument, "the name of the group is too long", "use at most 4096 bytes");
     }
-    PendingCalls::Call call(line_.calls());
-    line_.post(NewGroup{call.number(), ranks, name});
+    PendingCalls::Call call(session_.calls());
+    session_.post(NewGroup{call.number(), ranks, name});
     return {await<GroupReady>(call, timeout_s, "making the group '" + name + "'").group, std::move(ranks)};
   }
 
   bool leave(double timeout_s) {
     require_joined();
-    if (!left_.exchange(true)) line_.post(Leave{});
+    if (!left_.exchange(true)) session_.post(Leave{});
     const Deadline deadline = Deadline::after(timeout_s);
-    const VanLine::End end = line_.wait_for_end(&deadline);
-    if (end == VanLine::End::kSchedulerLost) {
-      throw Error(ErrorCode::kPeerLost, line_.why_lost(), "look into the log of the scheduler");
+    const SchedulerSession::End end = session_.wait_for_end(&deadline);
+    if (end == SchedulerSession::End::kSchedulerLost) {
+      throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
     }
-    return end != VanLine::End::kNotYet;
+    return end != SchedulerSession::End::kNotYet;
   }
 
   bool wait_for_end() {
     require_joined();
-    return line_.wait_for_end(nullptr) == VanLine::End::kWell;
+    return session_.wait_for_end(nullptr) == SchedulerSession::End::kWell;
   }
 
   void require_joined() const {
-    if (!line_.joined()) throw Error(ErrorCode::kNotInitialized, "this process has not joined a job", "join first");
+    if (!session_.joined()) throw Error(ErrorCode::kNotInitialized, "this process has not joined a job", "join first");
   }
 
   const VanOptions options_;
-  const Credentials credentials_;
+  const transport::Credentials credentials_;
   std::atomic<bool> left_{false};
-  VanLine line_;
+  SchedulerSession session_;
 
  private:
   // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
   bool try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline) {
     auto [socket, where] = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
-    line_.calls().mend();
-    PendingCalls::Call call(line_.calls(), 0);
-    line_.open(std::move(socket), where, {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
+    session_.calls().reset();
+    PendingCalls::Call call(session_.calls(), 0);
+    session_.open(std::move(socket), where, {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
     try {
       if (call.wait(Deadline::after(deadline.left_ms() / 1e3 + kGraceSeconds))) return true;
       throw Error(ErrorCode::kTimeout, "the scheduler at " + where + " did not let this process join in time",
                   "check that the scheduler runs and is not stopped");
     } catch (const Error& error) {
-      line_.hang_up();
+      session_.hang_up();
       if (error.code() != ErrorCode::kPeerLost || deadline.passed()) throw;
       return false;
     }
@@ -130,7 +128,7 @@ class Van::Impl {
   void require_worker(const std::string& what) const {
     require_joined();
     if (left_) throw Error(ErrorCode::kNotInitialized, "this process has left the job", "join again first");
-    if (line_.self().worker_rank == kNoRank) {
+    if (session_.self().worker_rank == kNoRank) {
       throw Error(ErrorCode::kInvalidArgument, what + " is for workers, this process is a server only",
                   "call it in the workers");
     }
@@ -140,7 +138,7 @@ class Van::Impl {
   Answer await(PendingCalls::Call& call, double timeout_s, const std::string& what) {
     auto answer = call.wait(Deadline::after(timeout_s));
     if (!answer) {
-      line_.post(Cancel{call.number()});
+      session_.post(Cancel{call.number()});
       answer = call.wait(Deadline::after(kGraceSeconds));
     }
     if (answer && std::holds_alternative<Answer>(*answer)) return std::move(std::get<Answer>(*answer));
@@ -156,14 +154,14 @@ class Van::Impl {
   }
 };
 
-Van::Van(VanOptions options, Credentials credentials, VanEvents events)
+Van::Van(VanOptions options, transport::Credentials credentials, VanEvents events)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(credentials), std::move(events))) {}
 Van::~Van() = default;
 
 EventLoop& Van::loop() {
-  return impl_->line_.loop();
+  return impl_->session_.loop();
 }
-const Credentials& Van::credentials() const {
+const transport::Credentials& Van::credentials() const {
   return impl_->credentials_;
 }
 void Van::join(Node self, std::uint32_t workers, std::uint32_t servers) {
@@ -171,11 +169,11 @@ void Van::join(Node self, std::uint32_t workers, std::uint32_t servers) {
 }
 const Membership& Van::membership() const {
   impl_->require_joined();
-  return impl_->line_.membership();
+  return impl_->session_.membership();
 }
 const Node& Van::self() const {
   impl_->require_joined();
-  return impl_->line_.self();
+  return impl_->session_.self();
 }
 void Van::barrier(const Group& group, double timeout_s) {
   impl_->barrier(group, timeout_s);
@@ -193,4 +191,4 @@ bool Van::wait_for_end() {
   return impl_->wait_for_end();
 }
 
-}  // namespace bps
+}  // namespace bps::van

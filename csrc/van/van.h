@@ -16,7 +16,7 @@
 #include "transport/handshake.h"
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::van {
 
 struct VanOptions {
   std::string scheduler_host = "127.0.0.1";
@@ -39,13 +39,13 @@ struct VanEvents {
 class Van {
  public:
   // Starts the van's thread; nothing is sent yet, so that doors can be opened on loop() and put into `self`.
-  Van(VanOptions options, Credentials credentials, VanEvents events);
+  Van(VanOptions options, transport::Credentials credentials, VanEvents events);
   ~Van();
   Van(const Van&) = delete;
   Van& operator=(const Van&) = delete;
 
   EventLoop& loop();
-  const Credentials& credentials() const;
+  const transport::Credentials& credentials() const;
 
   // Joins the job. self.worker_rank / server_rank: the wanted rank, or -2 for "any", kNoRank for "not one". Returns
   // when all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ),
@@ -72,4 +72,4 @@ class Van {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace bps
+}  // namespace bps::van

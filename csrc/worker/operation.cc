@@ -7,7 +7,7 @@
 
 #include <climits>
 
-namespace bps {
+namespace bps::worker {
 namespace {
 
 constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather", "broadcast", "push or pull"};
@@ -19,7 +19,7 @@ long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value
 }  // namespace
 
 Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
-                     std::size_t lanes, std::size_t servers)
+                     std::size_t worker_loops, std::size_t servers)
     : tensor(std::move(of)),
       request(what),
       round(of_round),
@@ -27,14 +27,15 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       deadline(Deadline::after(what.timeout_s)) {
   const bool sharded = what.kind == Kind::kReduceScatter || what.kind == Kind::kAllGather;
   const auto& plan = sharded ? tensor->sharded_plan : tensor->whole_plan;
-  cursors.resize(lanes * servers);
+  cursors.resize(worker_loops * servers);
   std::uint64_t partitions = 0;
   for (std::size_t i = 0; i < cursors.size(); ++i) {
     cursors[i] = {this, 0, &plan[i]};
     partitions += plan[i].size();
   }
-  // Each lane finishes one more when it has taken the operation in: so it cannot complete while a lane still looks.
-  remaining = partitions + lanes;
+  // Each worker_loop finishes one more when it has taken the operation in: so it cannot complete while a worker_loop
+  // still looks.
+  remaining = partitions + worker_loops;
 }
 
 Operation::~Operation() {
@@ -51,7 +52,7 @@ bool Operation::wait(const Deadline& until) const {
 }
 
 bool Operation::wait_briefly(int milliseconds) const {
-  if (done() || (helm && helm->drive([this] { return done(); }))) return true;
+  if (done() || (progress && progress->drive([this] { return done(); }))) return true;
   sleepers_.fetch_add(1);
   if (!done()) {
     const timespec timeout{.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000L};
@@ -110,4 +111,4 @@ std::string Operation::describe() const {
          std::to_string(round);
 }
 
-}  // namespace bps
+}  // namespace bps::worker

@@ -1,8 +1,8 @@
 // One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference
 // to one of these.
 //
-// Threading: made by the calling thread, then driven by the lanes; `remaining` and `state` are the meeting points. The
-// caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
+// Threading: made by the calling thread, then driven by the worker_loops; `remaining` and `state` are the meeting
+// points. The caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
 #pragma once
 
 #include <atomic>
@@ -15,11 +15,11 @@
 #include "core/clock.h"
 #include "core/dtype.h"
 #include "core/error.h"
-#include "transport/helm.h"
+#include "transport/progress.h"
 #include "transport/region_cache.h"
 #include "worker/tensor.h"
 
-namespace bps {
+namespace bps::worker {
 
 // What the user called. The numbers are part of the protocol.
 enum class Kind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBroadcast, kSplit };
@@ -29,11 +29,11 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   bool pushes = true;  // kSplit: push() and pull() are two requests of one round
   bool pulls = true;
-  std::uint32_t root = 0;       // place in the group; kBroadcast
-  std::byte* input = nullptr;   // kReduceScatter: the whole tensor; kAllGather: the own shard
-  std::byte* output = nullptr;  // kReduceScatter: the own shard; kAllGather: the whole tensor
-  Allocation input_allocation;  // the blocks around them, which are registered
-  Allocation output_allocation;
+  std::uint32_t root = 0;                  // place in the group; kBroadcast
+  std::byte* input = nullptr;              // kReduceScatter: the whole tensor; kAllGather: the own shard
+  std::byte* output = nullptr;             // kReduceScatter: the own shard; kAllGather: the whole tensor
+  transport::Allocation input_allocation;  // the blocks around them, which are registered
+  transport::Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
@@ -51,14 +51,14 @@ class Operation {
   };
 
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
-            std::size_t lanes, std::size_t servers);
+            std::size_t worker_loops, std::size_t servers);
 
   ~Operation();
 
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
   // Every answer has come (or will never be written): the memory is the user's again.
   bool finished() const { return state_.load(std::memory_order_acquire) == kDone || over(); }
-  // Nobody in the lanes will touch this object again.
+  // Nobody in the worker_loops will touch this object again.
   bool over() const { return over_.load(std::memory_order_acquire); }
   // Waits until done or the deadline; false at the deadline. Works in the loop's stead as long as that is of use.
   bool wait(const Deadline& deadline) const;
@@ -82,9 +82,9 @@ class Operation {
   const std::uint32_t round;
   const std::uint64_t sequence;  // order of the calls, for equal priorities
   const Deadline deadline;
-  std::shared_ptr<Helm> helm;  // of the one loop that works on it; null when there are several
+  std::shared_ptr<transport::ProgressLock> progress;  // of the one loop that works on it; null when there are several
   std::atomic<std::uint64_t> remaining;
-  std::vector<Cursor> cursors;     // [lane * servers + server]
+  std::vector<Cursor> cursors;     // [worker_loop * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
   std::uint64_t bytes() const { return tensor->bytes; }
 
@@ -99,4 +99,4 @@ class Operation {
   std::atomic<int> completion_fd_{-1};
 };
 
-}  // namespace bps
+}  // namespace bps::worker

@@ -1,4 +1,4 @@
-// What a lane has to send to one server, most urgent first: [3] of the walk.
+// What a worker_loop has to send to one server, most urgent first: [3] of the walk.
 //
 // Entries are operations, not partitions: one entry walks through all partitions that an operation has for this server,
 // so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.
@@ -9,7 +9,7 @@
 
 #include "worker/operation.h"
 
-namespace bps {
+namespace bps::worker {
 
 class SendQueue {
  public:
@@ -36,4 +36,4 @@ class SendQueue {
   std::vector<Operation::Cursor*> heap_;
 };
 
-}  // namespace bps
+}  // namespace bps::worker

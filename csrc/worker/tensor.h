@@ -12,19 +12,19 @@
 #include "tensor/partition.h"
 #include "van/membership.h"
 
-namespace bps {
+namespace bps::worker {
 
 struct Tensor {
   std::string name;
   std::uint32_t id = 0;
-  std::shared_ptr<const Group> group;
+  std::shared_ptr<const van::Group> group;
   std::uint16_t member = 0;  // our place in the group
   Dtype dtype{};
   std::uint64_t bytes = 0;
   std::string shape;
-  Partitioning whole;    // push_pull, broadcast
-  Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
-  // Partitions by [lane * servers + server], for each of the two cuts.
+  tensor::Partitioning whole;    // push_pull, broadcast
+  tensor::Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
+  // Partitions by [worker_loop * servers + server], for each of the two cuts.
   std::vector<std::vector<std::uint32_t>> whole_plan;
   std::vector<std::vector<std::uint32_t>> sharded_plan;
   std::atomic<std::uint32_t> next_round{0};
@@ -33,7 +33,7 @@ struct Tensor {
   std::atomic<bool> failed{false};  // the scheduler said that ranks disagree
   std::string why_failed;           // set before `failed`
 
-  Tensor(Partitioning whole_cut, Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
+  Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
 };
 
-}  // namespace bps
+}  // namespace bps::worker

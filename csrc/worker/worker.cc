@@ -5,39 +5,39 @@
 
 #include "core/log.h"
 
-namespace bps {
+namespace bps::worker {
 namespace {
 
 constexpr const char* kRestart = "restart the job from its last checkpoint";
 
 // Spreads partitions over loops, independently of the choice of the server.
 std::uint64_t slot_of(std::uint32_t tensor, std::uint32_t partition) {
-  std::uint64_t h = make_key(tensor, partition) * 0x9e3779b97f4a7c15;
+  std::uint64_t h = tensor::make_key(tensor, partition) * 0x9e3779b97f4a7c15;
   return h >> 32;
 }
 
 }  // namespace
 
-Worker::Worker(WorkerOptions options, Van& van) : options_(std::move(options)), van_(van) {
-  Group all;
+Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(options)), van_(van) {
+  van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
-  groups_[0] = std::make_shared<const Group>(std::move(all));
+  groups_[0] = std::make_shared<const van::Group>(std::move(all));
 }
 
-bool Worker::meets(std::size_t lane, std::size_t lanes, std::size_t shard, std::size_t shards) {
-  const std::size_t common = std::gcd(lanes, shards);
-  return lane % common == shard % common;
+bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
+  const std::size_t common = std::gcd(worker_loops, shards);
+  return worker_loop % common == shard % common;
 }
 
 std::uint32_t Worker::rank() const {
   return static_cast<std::uint32_t>(van_.self().worker_rank);
 }
 
-Group Worker::world() const {
+van::Group Worker::world() const {
   return *group(0);
 }
 
-std::shared_ptr<const Group> Worker::group(std::uint32_t id) const {
+std::shared_ptr<const van::Group> Worker::group(std::uint32_t id) const {
   const std::lock_guard lock(mutex_);
   const auto found = groups_.find(id);
   if (found == groups_.end()) {
@@ -47,14 +47,14 @@ std::shared_ptr<const Group> Worker::group(std::uint32_t id) const {
   return found->second;
 }
 
-Group Worker::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
-  Group group = van_.new_group(std::move(ranks), name, timeout_s);
+van::Group Worker::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+  van::Group group = van_.new_group(std::move(ranks), name, timeout_s);
   const std::lock_guard lock(mutex_);
-  groups_.emplace(group.id, std::make_shared<const Group>(group));
+  groups_.emplace(group.id, std::make_shared<const van::Group>(group));
   return group;
 }
 
-void Worker::check_same(const Tensor& known, const TensorSpec& spec) const {
+void Worker::check_same(const Tensor& known, const van::TensorSpec& spec) const {
   const std::uint64_t bytes = spec.count * size_of(static_cast<Dtype>(spec.dtype));
   if (known.dtype == static_cast<Dtype>(spec.dtype) && known.bytes == bytes) return;
   throw Error(ErrorCode::kMismatch,
@@ -64,9 +64,9 @@ void Worker::check_same(const Tensor& known, const TensorSpec& spec) const {
               "use one name per tensor, or another name for another shape");
 }
 
-std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const TensorSpec> tensors) {
+std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::TensorSpec> tensors) {
   std::vector<std::shared_ptr<Tensor>> result(tensors.size());
-  std::vector<TensorSpec> unknown;
+  std::vector<van::TensorSpec> unknown;
   std::vector<std::size_t> places;
   {
     const std::lock_guard lock(mutex_);
@@ -82,7 +82,7 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const TensorSpec>
     }
   }
   if (unknown.empty()) return result;
-  const std::vector<TensorId> ids = van_.declare(unknown);
+  const std::vector<van::TensorId> ids = van_.declare(unknown);
   for (std::size_t i = 0; i < unknown.size(); ++i) {
     std::shared_ptr<Tensor> made = make_tensor(unknown[i], ids[i]);
     const std::lock_guard lock(mutex_);
@@ -96,21 +96,21 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const TensorSpec>
   return result;
 }
 
-std::shared_ptr<Tensor> Worker::make_tensor(const TensorSpec& spec, const TensorId& id) {
+std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id) {
   const auto dtype = static_cast<Dtype>(spec.dtype);
   const auto element = static_cast<std::uint32_t>(size_of(dtype));
   const std::uint64_t bytes = spec.count * element;
   const auto members = group(spec.group);
   const std::int32_t member = members->index_of(rank());
-  if (member == kNoRank) {
+  if (member == van::kNoRank) {
     throw Error(ErrorCode::kInvalidArgument, "this rank is not in the group of '" + spec.name + "'",
                 "call operations of a group on its ranks only");
   }
   const std::uint64_t piece =
-      partition_size(bytes, options_.partition_bytes, options_.key_map.servers * options_.shards_per_server,
-                     std::min(options_.min_partition_bytes, options_.partition_bytes));
-  auto tensor = std::make_shared<Tensor>(Partitioning(bytes, element, piece),
-                                         Partitioning(bytes, element, piece, members->size()));
+      tensor::partition_size(bytes, options_.partition_bytes, options_.key_map.servers * options_.loops_per_server,
+                             std::min(options_.min_partition_bytes, options_.partition_bytes));
+  auto tensor = std::make_shared<Tensor>(tensor::Partitioning(bytes, element, piece),
+                                         tensor::Partitioning(bytes, element, piece, members->size()));
   tensor->name = spec.name;
   tensor->id = id.id;
   tensor->group = members;
@@ -123,24 +123,24 @@ std::shared_ptr<Tensor> Worker::make_tensor(const TensorSpec& spec, const Tensor
   return tensor;
 }
 
-Worker::Plan Worker::plan(const Tensor& tensor, const Partitioning& cut, bool own_shards,
+Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
                           std::span<const std::uint64_t> load) const {
-  const std::size_t shards = options_.shards_per_server;
+  const std::size_t shards = options_.loops_per_server;
   const std::size_t places = options_.key_map.servers * shards;
-  Plan plan(lanes_.size() * places);
+  Plan plan(worker_loops_.size() * places);
   std::vector<std::uint64_t> balance(load.begin(), load.end());
   for (std::uint32_t i = 0; i < cut.count(); ++i) {
-    const Partitioning::Piece piece = cut.piece(i);
+    const tensor::Partitioning::Piece piece = cut.piece(i);
     std::uint32_t server;
     if (own_shards && !options_.own_server.empty()) {
       server = options_.own_server[tensor.group->ranks[piece.shard]];
     } else if (!balance.empty()) {
-      server = least_loaded(balance, piece.length);
+      server = tensor::least_loaded(balance, piece.length);
     } else {
-      server = server_of(options_.key_map, tensor.id, i);
+      server = tensor::server_of(options_.key_map, tensor.id, i);
     }
     const std::uint64_t slot = slot_of(tensor.id, i);
-    plan[slot % lanes_.size() * places + server * shards + slot % shards].push_back(i);
+    plan[slot % worker_loops_.size() * places + server * shards + slot % shards].push_back(i);
   }
   return plan;
 }
@@ -152,9 +152,9 @@ void Worker::check_alive(const Tensor& tensor) const {
   if (!any_lost_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   for (const auto& [node, what] : lost_) {
-    const Node* gone = van_.membership().by_id(node);
+    const van::Node* gone = van_.membership().by_id(node);
     const bool concerns = gone == nullptr || gone->server_rank >= 0 ||
-                          tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != kNoRank;
+                          tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != van::kNoRank;
     if (concerns) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
 }
@@ -169,14 +169,15 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     if (request.kind != Kind::kSplit) tensor->next_pull.store(round + 1);
   }
   const std::uint64_t sequence = sequence_.fetch_add(1);
-  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, lanes_.size(),
-                                               options_.key_map.servers * options_.shards_per_server);
-  // The lanes share the work; one of them also watches the deadline.
-  const std::size_t home = sequence % lanes_.size();
-  if (lanes_.size() == 1) operation->helm = lanes_.front().reactor->helm();
-  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].lane->submit(operation, i == home);
-  if (!request.awaited || !operation->helm) {
-    for (const LaneOf& lane : lanes_) lane.reactor->helm()->nudge();
+  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
+                                               options_.key_map.servers * options_.loops_per_server);
+  // The worker_loops share the work; one of them also watches the deadline.
+  const std::size_t watches_deadline = sequence % worker_loops_.size();
+  if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
+  for (std::size_t i = 0; i < worker_loops_.size(); ++i)
+    worker_loops_[i].worker_loop->submit(operation, i == watches_deadline);
+  if (!request.awaited || !operation->progress) {
+    for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
   if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
@@ -189,30 +190,31 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
 }
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
-  const Node* gone = van_.membership().by_id(node);
+  const van::Node* gone = van_.membership().by_id(node);
   const std::string what = (gone == nullptr ? "the scheduler" : gone->describe()) + " is lost: " + why;
   {
     const std::lock_guard lock(mutex_);
     if (!lost_.emplace(node, what).second) return;
   }
   any_lost_.store(true);
-  const std::int32_t worker_rank = gone == nullptr ? kNoRank : gone->worker_rank;
-  const std::int32_t server_rank = gone == nullptr ? kNoRank : gone->server_rank;
-  for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, gone = gone != nullptr, worker_rank, server_rank, what, why] {
-      lane->fail_operations(
-          [&](const Operation& operation) {
-            return !gone || server_rank >= 0 ||
-                   operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != kNoRank;
-          },
-          ErrorCode::kPeerLost, what, kRestart);
-      if (server_rank >= 0) lane->lose_server(static_cast<std::uint32_t>(server_rank), why);
-    });
+  const std::int32_t worker_rank = gone == nullptr ? van::kNoRank : gone->worker_rank;
+  const std::int32_t server_rank = gone == nullptr ? van::kNoRank : gone->server_rank;
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post(
+        [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, what, why] {
+          worker_loop->fail_operations(
+              [&](const Operation& operation) {
+                return !gone || server_rank >= 0 ||
+                       operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != van::kNoRank;
+              },
+              ErrorCode::kPeerLost, what, kRestart);
+          if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
+        });
   }
 }
 
 void Worker::lose_server(std::uint32_t server_rank, const std::string& why) {
-  if (const Node* node = van_.membership().server(server_rank)) lose_node(node->id, why);
+  if (const van::Node* node = van_.membership().server(server_rank)) lose_node(node->id, why);
 }
 
 void Worker::mark_failed(Tensor& tensor, const std::string& why) {
@@ -229,18 +231,20 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
       if (tensor->id == id) mark_failed(*tensor, why);
     }
   }
-  for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, id, why] {
-      lane->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
-                            ErrorCode::kMismatch, why, "declare the tensor with the same dtype and shape everywhere");
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
+      worker_loop->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
+                                   ErrorCode::kMismatch, why,
+                                   "declare the tensor with the same dtype and shape everywhere");
     });
   }
 }
 
 void Worker::forget_memory(std::uint64_t identity) {
-  for (const LaneOf& lane : lanes_) {
-    lane.reactor->loop().post([lane = lane.lane, identity] { lane->forget_memory(identity); });
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post(
+        [worker_loop = worker_loop.worker_loop, identity] { worker_loop->forget_memory(identity); });
   }
 }
 
-}  // namespace bps
+}  // namespace bps::worker

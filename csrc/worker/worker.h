@@ -15,36 +15,38 @@
 
 #include "transport/reactor.h"
 #include "van/van.h"
-#include "worker/lane.h"
+#include "worker/worker_loop.h"
 
-namespace bps {
+namespace bps::worker {
 
 struct WorkerOptions {
-  KeyMapConfig key_map;
+  tensor::KeyMapConfig key_map;
   std::uint64_t partition_bytes = 512 << 10;
   std::uint64_t min_partition_bytes = 64 << 10;
-  std::uint16_t shards_per_server = 1;
+  std::uint16_t loops_per_server = 1;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
 };
 
 class Worker {
  public:
-  Worker(WorkerOptions options, Van& van);
+  Worker(WorkerOptions options, van::Van& van);
 
   // Set-up: one per push loop, in order; both outlive the worker's last operation.
-  void add_lane(Lane* lane, Reactor* reactor) { lanes_.push_back({lane, reactor}); }
-  // Which lane meets which shard: a partition's slot modulo the one and the other.
-  static bool meets(std::size_t lane, std::size_t lanes, std::size_t shard, std::size_t shards);
+  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
+    worker_loops_.push_back({worker_loop, reactor});
+  }
+  // Which worker_loop meets which shard: a partition's slot modulo the one and the other.
+  static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
 
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
   // another dtype or size, on this rank or on another one.
-  std::vector<std::shared_ptr<Tensor>> declare(std::span<const TensorSpec> tensors);
+  std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
   std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& tensor, const Request& request);
 
-  Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
-  Group world() const;
-  std::shared_ptr<const Group> group(std::uint32_t id) const;
+  van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
+  van::Group world() const;
+  std::shared_ptr<const van::Group> group(std::uint32_t id) const;
   std::uint32_t rank() const;
 
   // From the van's thread.
@@ -52,32 +54,33 @@ class Worker {
   void fail_tensor(std::uint32_t id, const std::string& why);
   bool has_lost_anyone() const { return any_lost_.load(); }
   void forget_memory(std::uint64_t identity);
-  // A server's connection broke, as a lane saw it.
+  // A server's connection broke, as a worker_loop saw it.
   void lose_server(std::uint32_t server_rank, const std::string& why);
 
  private:
-  struct LaneOf {
-    Lane* lane;
-    Reactor* reactor;
+  struct LoopOf {
+    WorkerLoop* worker_loop;
+    transport::Reactor* reactor;
   };
   using Plan = std::vector<std::vector<std::uint32_t>>;
 
-  std::shared_ptr<Tensor> make_tensor(const TensorSpec& spec, const TensorId& id);
-  Plan plan(const Tensor& tensor, const Partitioning& cut, bool own_shards, std::span<const std::uint64_t> load) const;
-  void check_same(const Tensor& known, const TensorSpec& spec) const;
+  std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id);
+  Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
+            std::span<const std::uint64_t> load) const;
+  void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor) const;
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   const WorkerOptions options_;
-  Van& van_;
-  std::vector<LaneOf> lanes_;
+  van::Van& van_;
+  std::vector<LoopOf> worker_loops_;
   mutable std::mutex mutex_;  // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
-  std::map<std::uint32_t, std::shared_ptr<const Group>> groups_;
+  std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::map<std::uint32_t, std::string> lost_;    // node id -> what to say
   std::map<std::uint32_t, std::string> failed_;  // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
 };
 
-}  // namespace bps
+}  // namespace bps::worker

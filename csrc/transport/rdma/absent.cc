@@ -1,7 +1,7 @@
 // RDMA in a build that was made without the headers of verbs: there is none, and it says so.
 #include "transport/rdma/rdma.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr const char* kWhyNot = "this build has no RDMA";
@@ -10,7 +10,7 @@ constexpr const char* kHint =
 
 }  // namespace
 
-RdmaOffer find_rdma(const RdmaOptions&, GidWish) {
+RdmaRails find_rdma(const RdmaOptions&, GidWish) {
   return {{}, kWhyNot, kHint};
 }
 
@@ -19,7 +19,8 @@ std::unique_ptr<Transport> make_rdma_transport(EventLoop&, const Credentials&, C
   throw Error(ErrorCode::kUnreachable, kWhyNot, kHint);
 }
 
-std::unique_ptr<RdmaDoor> open_rdma_door(EventLoop&, const Credentials&, const std::vector<Rail>&, RdmaDoor::Enter) {
+std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop&, const Credentials&, const std::vector<Rail>&,
+                                                 RdmaListener::Enter) {
   throw Error(ErrorCode::kUnreachable, kWhyNot, kHint);
 }
 
@@ -30,4 +31,4 @@ RdmaReport rdma_report() {
   return report;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

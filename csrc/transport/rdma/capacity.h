@@ -17,13 +17,13 @@
 
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 inline constexpr std::uint32_t kForeverRetry = 7;  // rnr_retry: 7 means without end
 
-// Requests in flight per data queue pair. The largest partition (1 GiB) and its header must fit in pieces of the
-// smallest message limit known (rxe's 8 MiB); a worker loop has 136 landing slots per server loop (Shard), so that a
-// larger window would stand empty.
+// Requests in entry per data queue pair. The largest partition (1 GiB) and its header must fit in pieces of the
+// smallest message limit known (rxe's 8 MiB); a worker loop has 136 landing slots per server loop (ServerLoop), so that
+// a larger window would stand empty.
 inline constexpr std::uint32_t kDataWindow = 144;
 inline constexpr std::uint64_t kSmallestMessageLimit = 8 << 20;
 inline constexpr std::uint64_t kLargestWrite = (std::uint64_t{1} << 30) + kMaxHeader;
@@ -78,4 +78,4 @@ constexpr std::uint64_t pieces_of(std::uint64_t bytes, std::uint64_t message_lim
   return bytes == 0 ? 1 : (bytes + message_limit - 1) / message_limit;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 CmChannel make_cm_channel() {
   CmChannel channel(::rdma_create_event_channel());
@@ -78,4 +78,4 @@ CmAddress::CmAddress(const std::string& host, std::uint16_t port, const std::str
   if (IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) six->sin6_scope_id = ::if_nametoindex(interface.c_str());
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

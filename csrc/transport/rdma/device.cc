@@ -17,7 +17,7 @@
 #include "core/fd.h"
 #include "transport/rdma/libraries.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 struct FreeList {
@@ -85,7 +85,7 @@ RdmaDevice look_at(ibv_device* device, ibv_context* context) {
     one.number = number;
     one.active = port.state == IBV_PORT_ACTIVE;
     one.state = ::ibv_port_state_str(port.state);
-    one.link = port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
+    one.link_layer = port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
     one.mtu = 128U << port.active_mtu;
     one.largest_message = port.max_msg_sz;
     for (const ibv_gid_entry& gid : gids) {
@@ -159,4 +159,4 @@ RdmaReport rdma_report() {
   return report;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 // The first twelve bytes of an IPv4 address written as IPv6.
@@ -92,4 +92,4 @@ GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish) {
   return {best, reason};
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 using Gid = std::array<std::byte, 16>;
 
@@ -49,7 +49,7 @@ struct GidChoice {
 };
 
 // The best of `table`, in this order: the wished index; an active port; the wished address; RoCE v2 or InfiniBand
-// before v1; the wished interface; IPv4, then global, then link-local addresses; the first.
+// before v1; the wished interface; IPv4, then global, then connection-local addresses; the first.
 GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

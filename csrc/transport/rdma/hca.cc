@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 HcaFilter HcaFilter::parse(std::string_view text) {
   HcaFilter filter;
@@ -59,4 +59,4 @@ std::size_t HcaFilter::place(std::string_view device, unsigned port) const {
   return found == items_.end() ? 0 : static_cast<std::size_t>(found - items_.begin());
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class HcaFilter {
  public:
@@ -34,4 +34,4 @@ class HcaFilter {
   bool exact_ = false;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

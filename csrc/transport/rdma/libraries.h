@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 struct RdmaLibraries {
   bool ready = false;
@@ -17,4 +17,4 @@ struct RdmaLibraries {
 
 const RdmaLibraries& rdma_libraries();
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -1,6 +1,6 @@
 #include "transport/rdma/rail.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 std::optional<unsigned> optional_number(const Config& config, const char* name, std::int64_t highest) {
@@ -24,4 +24,4 @@ RdmaOptions RdmaOptions::from(const Config& config) {
   return options;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -8,7 +8,7 @@
 #include "core/bytes.h"
 #include "core/hmac.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x44'53'50'42;  // "BPSD"; the sockets' hello starts with BPSR
@@ -61,7 +61,7 @@ RequestData make_request(const Hello& hello, const Credentials& credentials, con
                          const Nonce& server_nonce) {
   Layout<kRequestSize> request;
   request.put_header(kRequest, static_cast<std::uint8_t>(hello.plane));
-  request.put(hello.node).put(hello.lane).put(hello.shard);
+  request.put(hello.node).put(hello.client_loop).put(hello.server_loop);
   request.put(std::span(credentials.job).first(kJobSize)).put(nonce);
   const Digest mac = sign(credentials, kClient, request.said(), server_nonce);
   return request.put(std::span(mac).first(kMacSize)).whole();
@@ -82,8 +82,8 @@ Judgement judge_request(std::span<const std::byte> bytes, const Credentials& cre
   };
   if (version != kProtocolVersion) return refuse(Refusal::kVersion);
   judgement.hello.node = in.get<std::uint32_t>();
-  judgement.hello.lane = in.get<std::uint16_t>();
-  judgement.hello.shard = in.get<std::uint16_t>();
+  judgement.hello.client_loop = in.get<std::uint16_t>();
+  judgement.hello.server_loop = in.get<std::uint16_t>();
   const auto job = in.get_raw(kJobSize);
   const auto nonce = in.get_raw(sizeof(Nonce));
   const auto mac = in.get_raw(kMacSize);
@@ -137,4 +137,4 @@ bool NonceMemory::remember(const Nonce& nonce) {
   return seen_.size() < kMost && seen_.insert(nonce).second;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

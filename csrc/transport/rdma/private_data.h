@@ -17,7 +17,7 @@
 
 #include "transport/handshake.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 inline constexpr std::size_t kRequestSize = 56;  // all that a request may carry in the port space TCP
 inline constexpr std::size_t kReplySize = 40;
@@ -32,7 +32,7 @@ RequestData make_request(const Hello& hello, const Credentials& credentials, con
                          const Nonce& server_nonce);
 
 struct Judgement {
-  enum class Verdict : std::uint8_t { kWelcome, kRefused, kStranger };  // strangers are told nothing
+  enum class Verdict : std::uint8_t { kWelcome, kRefused, kStranger };  // unauthenticated peers are told nothing
   Verdict verdict = Verdict::kStranger;
   Refusal refusal = Refusal::kSilent;
   Hello hello{};
@@ -69,4 +69,4 @@ class NonceMemory {
   std::unordered_set<Nonce, Hash> seen_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,7 +9,7 @@
 #include "transport/rdma/gid.h"
 #include "transport/rdma/hca.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 struct RdmaOptions {
   HcaFilter hca;
@@ -38,4 +38,4 @@ struct Rail {
   std::string reason;     // why this one
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

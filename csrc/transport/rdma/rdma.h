@@ -1,8 +1,8 @@
 // RDMA as the rest of the program sees it, in builds with and without it; no header of verbs comes in here.
 //
-// A transport works on one rail. Connections are made by the connection manager (librdmacm): RdmaDoor lets callers in,
-// RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one for control messages and several
-// for data.
+// A transport works on one rail. Connections are made by the connection manager (librdmacm): RdmaListener lets callers
+// in, RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one for control messages and
+// several for data.
 #pragma once
 
 #include <functional>
@@ -14,17 +14,17 @@
 #include "transport/rdma/rail.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
-// What this machine offers under these settings: the rails to use, or why there are none and what to do about it.
-struct RdmaOffer {
+// What this machine descriptors under these settings: the rails to use, or why there are none and what to do about it.
+struct RdmaRails {
   std::vector<Rail> rails;
   std::string why_not;
   std::string hint;
   bool usable() const { return !rails.empty(); }
 };
 // `wish.index` is taken from the options.
-RdmaOffer find_rdma(const RdmaOptions& options, GidWish wish);
+RdmaRails find_rdma(const RdmaOptions& options, GidWish wish);
 
 // Throws Error when the rail cannot be opened.
 std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credentials& credentials, Counters& counters,
@@ -32,25 +32,25 @@ std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credential
 
 // Listens on every rail. Callers who prove that they belong to the job are handed to `enter`, on the loop's thread; the
 // transport on the called rail accepts them. The others are refused and counted.
-class RdmaDoor {
+class RdmaListener {
  public:
-  using Enter = std::function<void(std::unique_ptr<Visitor>)>;
-  virtual ~RdmaDoor() = default;
-  // What callers need: this door's nonce, and the address and port of each rail. The loop `shard` is on rail
-  // shard % rails, here as with those who make the transports.
+  using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
+  virtual ~RdmaListener() = default;
+  // What callers need: this door's nonce, and the address and port of each rail. The loop `server_loop` is on rail
+  // server_loop % rails, here as with those who make the transports.
   virtual Bytes address() const = 0;
   virtual std::uint64_t refused() const = 0;  // from any thread
 };
-std::unique_ptr<RdmaDoor> open_rdma_door(EventLoop& loop, const Credentials& credentials,
-                                         const std::vector<Rail>& rails, RdmaDoor::Enter enter);
+std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
+                                                 const std::vector<Rail>& rails, RdmaListener::Enter enter);
 
 // ---- For `bps doctor`
 
 struct RdmaPort {
   unsigned number = 1;
   bool active = false;
-  std::string state;  // "PORT_ACTIVE"
-  std::string link;   // "Ethernet", "InfiniBand"
+  std::string state;       // "PORT_ACTIVE"
+  std::string link_layer;  // "Ethernet", "InfiniBand"
   unsigned mtu = 0;
   std::uint64_t largest_message = 0;
   std::vector<GidEntry> gids;
@@ -74,4 +74,4 @@ struct RdmaReport {
 };
 RdmaReport rdma_report();
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -4,23 +4,23 @@
 #include <cstring>
 #include <new>
 
-namespace bps {
+namespace bps::transport::rdma {
 
-RdmaControl::RdmaControl(const Hello& made_by, RdmaHome& of, Link by)
+RdmaControl::RdmaControl(const Hello& made_by, TransportState& of, RcConnection by)
     : RdmaEndpoint(false, made_by, of, std::move(by)),
       buffers_(static_cast<std::byte*>(
           ::operator new((kControlReceives + kControlSends) * kControlBuffer, std::align_val_t{kControlBuffer}))),
-      memory_(of.adapter.register_own({buffers_.get(), (kControlReceives + kControlSends) * kControlBuffer})) {
+      memory_(of.context.register_own({buffers_.get(), (kControlReceives + kControlSends) * kControlBuffer})) {
   for (std::uint32_t i = 0; i < kControlReceives; ++i) {
     if (!post_receive(i)) throw_errno("cannot post a receive buffer");
   }
 }
 
 Status RdmaControl::send(std::span<const std::byte> message) {
-  if (lost || !link) return Status::kPeerLost;
+  if (lost || !connection) return Status::kPeerLost;
   if (message.size() > kMaxMessage) return Status::kProtocol;
-  home.counters.control_messages.add();
-  home.counters.control_bytes.add(message.size());
+  state.counters.control_messages.add();
+  state.counters.control_bytes.add(message.size());
   std::size_t offset = 0;
   if (!waiting_.empty() || !transmit(message, offset)) {
     waiting_.push_back({Bytes(message.begin(), message.end()), offset});
@@ -45,9 +45,9 @@ bool RdmaControl::transmit(std::span<const std::byte> message, std::size_t& offs
     request.num_sge = 1;
     request.opcode = IBV_WR_SEND;
     request.send_flags = IBV_SEND_SIGNALED;
-    if (piece.length <= link.queue_pair().inline_limit()) request.send_flags |= IBV_SEND_INLINE;
+    if (piece.length <= connection.queue_pair().inline_limit()) request.send_flags |= IBV_SEND_INLINE;
     ibv_send_wr* bad = nullptr;
-    if (const int error = ibv_post_send(link.queue_pair().get(), &request, &bad); error != 0) {
+    if (const int error = ibv_post_send(connection.queue_pair().get(), &request, &bad); error != 0) {
       lose(std::string("cannot post a message: ") + std::strerror(error));
       return true;
     }
@@ -69,7 +69,7 @@ bool RdmaControl::post_receive(std::uint64_t buffer) {
   request.sg_list = &room;
   request.num_sge = 1;
   ibv_recv_wr* bad = nullptr;
-  return ibv_post_recv(link.queue_pair().get(), &request, &bad) == 0;
+  return ibv_post_recv(connection.queue_pair().get(), &request, &bad) == 0;
 }
 
 void RdmaControl::on_arrived(const ibv_wc& completion) {
@@ -78,7 +78,7 @@ void RdmaControl::on_arrived(const ibv_wc& completion) {
       !take({receive_buffer(buffer), completion.byte_len})) {
     return lose("it broke the protocol of control messages");
   }
-  if (link && !post_receive(buffer)) lose("cannot post a receive buffer");
+  if (connection && !post_receive(buffer)) lose("cannot post a receive buffer");
 }
 
 // Nothing in a piece is believed before it is checked against what came before it.
@@ -113,4 +113,4 @@ void RdmaControl::drop() {
   waiting_.clear();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

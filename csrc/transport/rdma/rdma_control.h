@@ -11,11 +11,11 @@
 #include "transport/rdma/rdma_endpoint.h"
 #include "transport/rdma/wire.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RdmaControl final : public RdmaEndpoint {
  public:
-  RdmaControl(const Hello& made_by, RdmaHome& home, Link link);
+  RdmaControl(const Hello& made_by, TransportState& state, RcConnection connection);
 
   std::size_t write(std::span<const WriteOp>) override { return 0; }  // payload never travels on a control endpoint
   Status send(std::span<const std::byte> message) override;
@@ -52,4 +52,4 @@ class RdmaControl final : public RdmaEndpoint {
   std::size_t expected_ = 0;  // its whole size; 0: none has begun
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

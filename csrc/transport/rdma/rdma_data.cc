@@ -2,20 +2,20 @@
 
 #include <utility>
 
-namespace bps {
+namespace bps::transport::rdma {
 
-RdmaData::RdmaData(const Hello& made_by, RdmaHome& of, Link by)
+RdmaData::RdmaData(const Hello& made_by, TransportState& of, RcConnection by)
     : RdmaEndpoint(true, made_by, of, std::move(by)),
       headers_(std::make_unique<std::array<Header, kDataWindow>>()),
-      headers_memory_(of.adapter.register_own(std::as_writable_bytes(std::span(*headers_)))) {}
+      headers_memory_(of.context.register_own(std::as_writable_bytes(std::span(*headers_)))) {}
 
 void RdmaData::drop() {
   for (Pending& pending : pending_) {
-    if (Registration* source = std::exchange(pending, {}).source) home.registrations.release(source);
+    if (Registration* source = std::exchange(pending, {}).source) state.registrations.release(source);
   }
   tokens_ = 0;
   wants_room_ = false;
   headers_memory_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -15,11 +15,11 @@
 
 #include "transport/rdma/rdma_endpoint.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RdmaData final : public RdmaEndpoint {
  public:
-  RdmaData(const Hello& made_by, RdmaHome& home, Link link);
+  RdmaData(const Hello& made_by, TransportState& state, RcConnection connection);
   ~RdmaData() override { drop(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
@@ -57,4 +57,4 @@ class RdmaData final : public RdmaEndpoint {
   Mr headers_memory_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

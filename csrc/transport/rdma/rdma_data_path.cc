@@ -8,7 +8,7 @@
 #include "transport/rdma/rdma_transport.h"
 #include "transport/rdma/wire.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr int kMostBatches = 8;  // of completions per look: nobody else of the loop starves
@@ -16,7 +16,7 @@ constexpr int kMostBatches = 8;  // of completions per look: nobody else of the 
 }  // namespace
 
 std::size_t RdmaData::write(std::span<const WriteOp> ops) {
-  if (lost || !link) return 0;
+  if (lost || !connection) return 0;
   const std::uint64_t first = posted_;
   std::size_t accepted = 0;
   while (accepted < ops.size() && build(ops[accepted])) ++accepted;
@@ -27,7 +27,7 @@ std::size_t RdmaData::write(std::span<const WriteOp> ops) {
 
 // Makes the requests of one write ready; false when the window has no room for them.
 bool RdmaData::build(const WriteOp& op) {
-  const std::uint64_t limit = home.adapter.message_limit();
+  const std::uint64_t limit = state.context.message_limit();
   const std::uint64_t total = op.header.size() + op.length;
   const std::uint64_t count = pieces_of(total, limit);
   if (posted_ - completed_ + count > kDataWindow) return false;
@@ -60,7 +60,7 @@ bool RdmaData::build(const WriteOp& op) {
     request.num_sge = static_cast<int>(used);
     request.opcode = last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
     request.imm_data = to_wire(op.immediate);
-    request.send_flags = size <= link.queue_pair().inline_limit() ? unsigned{IBV_SEND_INLINE} : 0U;
+    request.send_flags = size <= connection.queue_pair().inline_limit() ? unsigned{IBV_SEND_INLINE} : 0U;
     request.wr.rdma.remote_addr = op.target.address + offset;
     request.wr.rdma.rkey = static_cast<std::uint32_t>(op.target.key);
     ++posted_;
@@ -74,8 +74,8 @@ bool RdmaData::build(const WriteOp& op) {
     if (pending.token != kNoToken) ++tokens_;
     offset += size;
   }
-  home.counters.data_writes.add();
-  home.counters.data_bytes.add(op.length);
+  state.counters.data_writes.add();
+  state.counters.data_bytes.add(op.length);
   return true;
 }
 
@@ -86,7 +86,7 @@ void RdmaData::ring(std::uint64_t first) {
   last.send_flags |= IBV_SEND_SIGNALED;
   signalled_ = posted_;
   ibv_send_wr* bad = nullptr;
-  const int error = ibv_post_send(link.queue_pair().get(), &requests_[first % kDataWindow], &bad);
+  const int error = ibv_post_send(connection.queue_pair().get(), &requests_[first % kDataWindow], &bad);
   if (error != 0) lose(std::string("cannot post a write: ") + std::strerror(error));
 }
 
@@ -96,7 +96,7 @@ void RdmaData::on_sent(std::uint64_t number) {
   while (completed_ <= number && !closed) {
     const Pending done = std::exchange(pending_[completed_ % kDataWindow], {});
     ++completed_;
-    if (done.source != nullptr) home.registrations.release(done.source);
+    if (done.source != nullptr) state.registrations.release(done.source);
     if (done.token == kNoToken) continue;
     --tokens_;
     sink->on_written(*this, done.token);
@@ -112,10 +112,10 @@ void RdmaData::on_arrived(const ibv_wc& completion) {
 
 int RdmaTransport::poll() {
   closed_.clear();
-  if (!adapter_) return home_.losses_due ? tell_losses() : 0;
-  int found = take_completions(adapter_->send_cq()) + take_completions(adapter_->receive_cq());
-  if (found == 0) adapter_->settle();
-  if (adapter_->should_repost()) adapter_->repost();
+  if (!context_) return home_.losses_due ? tell_losses() : 0;
+  int found = take_completions(context_->send_cq()) + take_completions(context_->receive_cq());
+  if (found == 0) context_->settle();
+  if (context_->should_repost()) context_->repost();
   if (home_.losses_due) found += tell_losses();
   if (!removal_.empty()) lose_device(std::exchange(removal_, {}));
   return found;
@@ -135,7 +135,7 @@ int RdmaTransport::take_completions(ibv_cq* cq) {
 
 void RdmaTransport::dispatch(const ibv_wc& completion) {
   const WrId id(completion.wr_id);
-  if (id.kind() == WrId::Kind::kEmptyReceive) adapter_->count_arrival();
+  if (id.kind() == WrId::Kind::kEmptyReceive) context_->count_arrival();
   const auto at = by_number_.find(completion.qp_num);
   if (at == by_number_.end()) return;  // of a queue pair that is gone
   RdmaEndpoint& endpoint = *at->second;
@@ -153,11 +153,11 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
 }
 
 bool RdmaTransport::arm() {
-  if (!adapter_) return !home_.losses_due;
+  if (!context_) return !home_.losses_due;
   if (poll() > 0) return false;  // what we sent a moment ago is often there already
-  adapter_->arm(std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); }));
+  context_->arm(std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); }));
   // What came in before the queues were armed announces itself by nothing.
   return poll() == 0 && !home_.losses_due;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

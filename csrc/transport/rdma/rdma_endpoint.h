@@ -1,4 +1,4 @@
-// What the two kinds of RDMA endpoints share: a link, and how it is lost.
+// What the two kinds of RDMA endpoints share: a connection, and how it is lost.
 //
 // A loss is noted where it is found and told from the transport's poll(), never from within a caller's write(). Before
 // it is told the queue pair is gone, so that nothing reads or writes the memory of the loser any more.
@@ -6,15 +6,15 @@
 
 #include <string>
 
-#include "transport/rdma/link.h"
+#include "transport/rdma/rc_connection.h"
 #include "transport/rdma/registrations.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // Of the transport that the endpoints belong to.
-struct RdmaHome {
-  Adapter& adapter;
+struct TransportState {
+  Context& context;
   Registrations& registrations;
   Counters& counters;
   std::uint64_t losses = 0;  // noted so far
@@ -23,11 +23,11 @@ struct RdmaHome {
 
 class RdmaEndpoint : public Endpoint {
  public:
-  RdmaEndpoint(bool data_plane, const Hello& made_by, RdmaHome& of, Link by)
-      : Endpoint(data_plane, made_by), home(of), link(std::move(by)) {}
+  RdmaEndpoint(bool data_plane, const Hello& made_by, TransportState& of, RcConnection by)
+      : Endpoint(data_plane, made_by), state(of), connection(std::move(by)) {}
 
   void abandon() override {
-    link.break_off();
+    connection.break_off();
     told = true;
     lose("given up");
   }
@@ -37,7 +37,7 @@ class RdmaEndpoint : public Endpoint {
   virtual void on_arrived(const ibv_wc& completion) = 0;
   // Somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;
-  // After the link is broken off, from the transport's poll(): what was posted is over, one way or the other.
+  // After the connection is broken off, from the transport's poll(): what was posted is over, one way or the other.
   virtual void give_up_sends() = 0;
   // After that, or when closed: lets go of all memory.
   virtual void drop() = 0;
@@ -46,12 +46,12 @@ class RdmaEndpoint : public Endpoint {
     if (lost) return;
     lost = true;
     lost_why = why;
-    loss = ++home.losses;
-    home.losses_due = true;
+    loss = ++state.losses;
+    state.losses_due = true;
   }
 
-  RdmaHome& home;
-  Link link;
+  TransportState& state;
+  RcConnection connection;
   bool closed = false;    // by its user: no callbacks any more
   bool lost = false;      // nothing is accepted any more
   bool finished = false;  // and everything given back
@@ -63,4 +63,4 @@ class RdmaEndpoint : public Endpoint {
 // "remote access error: ...": what a failed completion means, and what to do.
 std::string in_words(ibv_wc_status status);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,7 +9,7 @@
 #include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr double kDeviceCheck_s = 1;
@@ -37,10 +37,10 @@ void RdmaTransport::watch() {
     note_cm_events();
     poll();
   });
-  loop_.watch(adapter_->completions()->fd, EPOLLIN, [this](std::uint32_t) { adapter_->take_completion_events(); });
-  loop_.watch(adapter_->context()->async_fd, EPOLLIN, [this](std::uint32_t) { on_device_events(); });
+  loop_.watch(context_->completions()->fd, EPOLLIN, [this](std::uint32_t) { context_->take_completion_events(); });
+  loop_.watch(context_->device()->async_fd, EPOLLIN, [this](std::uint32_t) { on_device_events(); });
   loop_.every(kDeviceCheck_s, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired() && adapter_ && is_removed(*adapter_->context())) lose_device("the RDMA device was removed");
+    if (!alive.expired() && context_ && is_removed(*context_->device())) lose_device("the RDMA device was removed");
   });
 }
 
@@ -60,14 +60,14 @@ void RdmaTransport::note_cm_events() {
 
 RdmaEndpoint* RdmaTransport::with(const ibv_qp* queue_pair) {
   for (const auto& endpoint : endpoints_) {
-    if (endpoint->link && endpoint->link.queue_pair().get() == queue_pair) return endpoint.get();
+    if (endpoint->connection && endpoint->connection.queue_pair().get() == queue_pair) return endpoint.get();
   }
   return nullptr;
 }
 
 void RdmaTransport::on_device_events() {
   ibv_async_event event{};
-  while (adapter_ && ::ibv_get_async_event(adapter_->context(), &event) == 0) {
+  while (context_ && ::ibv_get_async_event(context_->device(), &event) == 0) {
     ::ibv_ack_async_event(&event);  // before anything is destroyed, which waits for it
     const std::string name = ::ibv_event_type_str(event.event_type);
     switch (event.event_type) {
@@ -83,20 +83,20 @@ void RdmaTransport::on_device_events() {
         break;
       case IBV_EVENT_COMM_EST:  // bytes were faster than the connection manager's last message
         if (RdmaEndpoint* endpoint = with(event.element.qp)) {
-          ::rdma_notify(endpoint->link.id(), IBV_EVENT_COMM_EST);
+          ::rdma_notify(endpoint->connection.id(), IBV_EVENT_COMM_EST);
         }
         break;
       case IBV_EVENT_PORT_ERR:
         // It may come back, and the queue pairs will try that long; when they give up, this is why.
         port_trouble_ = name;
-        log_warning(adapter_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
+        log_warning(context_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
         break;
       case IBV_EVENT_PORT_ACTIVE: port_trouble_.clear(); break;
-      case IBV_EVENT_SRQ_LIMIT_REACHED: adapter_->note_shortage(); break;
+      case IBV_EVENT_SRQ_LIMIT_REACHED: context_->note_shortage(); break;
       case IBV_EVENT_DEVICE_FATAL:
       case IBV_EVENT_CQ_ERR:
-      case IBV_EVENT_SRQ_ERR: return lose_device(adapter_->rail().device + ": " + name);
-      default: log_info(adapter_->rail().device + ": " + name);
+      case IBV_EVENT_SRQ_ERR: return lose_device(context_->rail().device + ": " + name);
+      default: log_info(context_->rail().device + ": " + name);
     }
   }
 }
@@ -117,7 +117,7 @@ int RdmaTransport::tell_losses() {
     endpoint->finished = true;
     ++told;
     std::erase_if(by_number_, [&](const auto& entry) { return entry.second == endpoint; });
-    if (endpoint->link) endpoint->link.break_off();
+    if (endpoint->connection) endpoint->connection.break_off();
     endpoint->give_up_sends();
     endpoint->drop();
     if (std::exchange(endpoint->told, true)) continue;
@@ -131,25 +131,25 @@ int RdmaTransport::tell_losses() {
 void RdmaTransport::lose_device(const std::string& why) {
   log_warning(why);
   for (const auto& endpoint : endpoints_) endpoint->lose(why);
-  const std::string device = adapter_->rail().device;
+  const std::string device = context_->rail().device;
   tell_losses();
   let_go_of_device();
 }
 
 void RdmaTransport::let_go_of_device() {
-  for (const int fd : {channel_->fd, adapter_->completions()->fd, adapter_->context()->async_fd}) loop_.forget(fd);
+  for (const int fd : {channel_->fd, context_->completions()->fd, context_->device()->async_fd}) loop_.forget(fd);
   for (auto* list : {&endpoints_, &closed_}) {
     for (const auto& endpoint : *list) {
-      if (endpoint->link) endpoint->link.break_off();
+      if (endpoint->connection) endpoint->connection.break_off();
       endpoint->drop();
     }
   }
   by_number_.clear();
   registrations_->drop_all();
-  if (is_removed(*adapter_->context()) && anchor_->verbs != nullptr) let_go(*anchor_->verbs);
+  if (is_removed(*context_->device()) && anchor_->verbs != nullptr) let_go(*anchor_->verbs);
   anchor_.reset();
-  const std::lock_guard lock(adapter_mutex_);
-  adapter_.reset();
+  const std::lock_guard lock(context_mutex_);
+  context_.reset();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -5,14 +5,14 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/rdma_control.h"
 #include "transport/rdma/rdma_data.h"
-#include "transport/rdma/rdma_door.h"
+#include "transport/rdma/rdma_listener.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
-std::unique_ptr<RdmaEndpoint> make_endpoint(const Hello& hello, RdmaHome& home, Link link) {
-  if (hello.plane == Plane::kControl) return std::make_unique<RdmaControl>(hello, home, std::move(link));
-  return std::make_unique<RdmaData>(hello, home, std::move(link));
+std::unique_ptr<RdmaEndpoint> make_endpoint(const Hello& hello, TransportState& state, RcConnection connection) {
+  if (hello.plane == Plane::kControl) return std::make_unique<RdmaControl>(hello, state, std::move(connection));
+  return std::make_unique<RdmaData>(hello, state, std::move(connection));
 }
 
 }  // namespace
@@ -21,9 +21,9 @@ RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Co
                              const RdmaOptions& options)
     : loop_(loop),
       credentials_(credentials),
-      adapter_(std::make_shared<Adapter>(rail, options)),
-      registrations_(std::make_shared<Registrations>(*adapter_)),
-      home_{*adapter_, *registrations_, counters},
+      context_(std::make_shared<Context>(rail, options)),
+      registrations_(std::make_shared<Registrations>(*context_)),
+      home_{*context_, *registrations_, counters},
       channel_(make_cm_channel()),
       anchor_(make_cm_id(channel_.get())) {
   CmAddress here(rail.address, 0, rail.interface);
@@ -35,42 +35,42 @@ RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Co
 }
 
 RdmaTransport::~RdmaTransport() {
-  if (adapter_) let_go_of_device();
+  if (context_) let_go_of_device();
 }
 
 RegionPtr RdmaTransport::register_memory(std::span<std::byte> bytes) {
   return std::make_shared<RdmaRegion>(bytes, registrations_);
 }
 
-std::shared_ptr<Adapter> RdmaTransport::adapter() const {
-  const std::lock_guard lock(adapter_mutex_);
-  if (!adapter_) throw Error(ErrorCode::kUnreachable, "the RDMA device is gone", "restart the job");
-  return adapter_;
+std::shared_ptr<Context> RdmaTransport::context() const {
+  const std::lock_guard lock(context_mutex_);
+  if (!context_) throw Error(ErrorCode::kUnreachable, "the RDMA device is gone", "restart the job");
+  return context_;
 }
 
 std::unique_ptr<Endpoint> RdmaTransport::connect(std::span<const std::byte> address, const Hello& hello,
                                                  const Deadline& deadline, const std::string& whom) {
-  const std::shared_ptr<Adapter> share = adapter();
-  const DoorAddress door = DoorAddress::decode(address, whom);
-  const auto& [host, port] = door.entries[hello.shard % door.entries.size()];
+  const std::shared_ptr<Context> share = context();
+  const ListenerAddress door = ListenerAddress::decode(address, whom);
+  const auto& [host, port] = door.entries[hello.server_loop % door.entries.size()];
   return make_endpoint(hello, home_, call(share, host, port, door.nonce, hello, credentials_, deadline, whom));
 }
 
-Endpoint* RdmaTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
-  const std::shared_ptr<Adapter> share = adapter();
-  auto& guest = static_cast<RdmaVisitor&>(*visitor);
-  if (::rdma_migrate_id(guest.id.get(), channel_.get()) != 0) throw_errno("cannot take over a connection");
-  auto made = make_endpoint(guest.hello, home_, Link(share, std::move(guest.id), guest.hello.plane));
+Endpoint* RdmaTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
+  const std::shared_ptr<Context> share = context();
+  auto& pending = static_cast<RdmaIncoming&>(*incoming);
+  if (::rdma_migrate_id(pending.id.get(), channel_.get()) != 0) throw_errno("cannot take over a connection");
+  auto made = make_endpoint(pending.hello, home_, RcConnection(share, std::move(pending.id), pending.hello.plane));
   made->sink = &sink;
-  made->link.welcome(guest.reply);
+  made->connection.welcome(pending.reply);
   return own(std::move(made));
 }
 
 Endpoint* RdmaTransport::attach(std::unique_ptr<Endpoint> endpoint) {
   std::unique_ptr<RdmaEndpoint> made(static_cast<RdmaEndpoint*>(endpoint.release()));
   try {
-    if (!adapter_) throw Error(ErrorCode::kPeerLost, "the RDMA device is gone", "");
-    made->link.establish(channel_.get());
+    if (!context_) throw Error(ErrorCode::kPeerLost, "the RDMA device is gone", "");
+    made->connection.establish(channel_.get());
   } catch (const Error& error) {
     made->lose(error.what());  // told by the next poll, as any other loss
   }
@@ -80,8 +80,8 @@ Endpoint* RdmaTransport::attach(std::unique_ptr<Endpoint> endpoint) {
 RdmaEndpoint* RdmaTransport::own(std::unique_ptr<RdmaEndpoint> endpoint) {
   RdmaEndpoint* one = endpoint.get();
   endpoints_.push_back(std::move(endpoint));
-  by_number_[one->link.queue_pair().number()] = one;
-  one->link.id()->context = one;
+  by_number_[one->connection.queue_pair().number()] = one;
+  one->connection.id()->context = one;
   return one;
 }
 
@@ -90,7 +90,7 @@ void RdmaTransport::close(Endpoint* endpoint) {
   if (found == endpoints_.end()) return;
   std::erase_if(by_number_, [&](const auto& entry) { return entry.second == found->get(); });
   (*found)->closed = true;
-  (*found)->link.break_off();
+  (*found)->connection.break_off();
   (*found)->drop();
   closed_.push_back(std::move(*found));
   endpoints_.erase(found);
@@ -101,4 +101,4 @@ std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credential
   return std::make_unique<RdmaTransport>(loop, credentials, counters, rail, options);
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

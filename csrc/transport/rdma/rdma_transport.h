@@ -1,6 +1,6 @@
 // Processes anywhere, by RDMA: one reliable queue pair for the control plane, several for data, between two loops.
 //
-// Each transport has an adapter of its own: a loop shares nothing of the device with another loop. Receives of data are
+// Each transport has an context of its own: a loop shares nothing of the device with another loop. Receives of data are
 // shared by all queue pairs and are empty, since a write brings its own address; what wakes us is the immediate. Bytes
 // are looked at only after that completion, so that writes may land in any order.
 //
@@ -15,7 +15,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/rdma_endpoint.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 class RdmaTransport final : public Transport {
  public:
@@ -25,10 +25,10 @@ class RdmaTransport final : public Transport {
 
   std::string_view name() const override { return "rdma"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
-  // `address`: what RdmaDoor says.
+  // `address`: what RdmaListener says.
   std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
                                     const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) override;
+  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
   Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
@@ -36,7 +36,7 @@ class RdmaTransport final : public Transport {
   void disarm() override {}
 
  private:
-  std::shared_ptr<Adapter> adapter() const;
+  std::shared_ptr<Context> context() const;
   RdmaEndpoint* own(std::unique_ptr<RdmaEndpoint> endpoint);
   int take_completions(ibv_cq* cq);
   void dispatch(const ibv_wc& completion);
@@ -52,10 +52,10 @@ class RdmaTransport final : public Transport {
 
   EventLoop& loop_;
   const Credentials& credentials_;
-  mutable std::mutex adapter_mutex_;  // callers on other threads take a share while the loop's may let go of its own
-  std::shared_ptr<Adapter> adapter_;  // null once the device is gone
+  mutable std::mutex context_mutex_;  // callers on other threads take a share while the loop's may let go of its own
+  std::shared_ptr<Context> context_;  // null once the device is gone
   std::shared_ptr<Registrations> registrations_;
-  RdmaHome home_;
+  TransportState home_;
   CmChannel channel_;
   CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device
   std::string removal_;       // what the connection manager said when the device went
@@ -66,4 +66,4 @@ class RdmaTransport final : public Transport {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's timers may outlive the transport
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -1,13 +1,13 @@
 #include "transport/rdma/registrations.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 Registration* Registrations::add(std::span<std::byte> bytes) {
-  if (adapter_ == nullptr) {
+  if (context_ == nullptr) {
     throw Error(ErrorCode::kTransport, "cannot register memory: the RDMA device is gone",
                 "restart the job from its last checkpoint");
   }
-  auto made = std::make_unique<Registration>(Registration{adapter_->register_for_peers(bytes)});
+  auto made = std::make_unique<Registration>(Registration{context_->register_for_peers(bytes)});
   all_.insert(made.get());
   return made.release();
 }
@@ -19,7 +19,7 @@ void Registrations::release(Registration* registration) {
 }
 
 void Registrations::drop_all() {
-  adapter_ = nullptr;
+  context_ = nullptr;
   for (Registration* registration : all_) registration->memory.reset();
 }
 
@@ -32,4 +32,4 @@ RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::shared_ptr<Registrations
   origin_ = reinterpret_cast<std::uint64_t>(bytes.data());
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

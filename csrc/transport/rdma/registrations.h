@@ -1,4 +1,4 @@
-// The memory of this process that one adapter knows.
+// The memory of this process that one context knows.
 //
 // A registration lives as long as its Region, and as the writes from it that are unfinished: until a write is
 // acknowledged the device may have to send it again, and the answer that told us that the bytes have arrived can be
@@ -8,10 +8,10 @@
 #include <memory>
 #include <unordered_set>
 
-#include "transport/rdma/adapter.h"
+#include "transport/rdma/context.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 struct Registration {
   Mr memory;
@@ -20,7 +20,7 @@ struct Registration {
 
 class Registrations {
  public:
-  explicit Registrations(Adapter& adapter) : adapter_(&adapter) {}
+  explicit Registrations(Context& context) : context_(&context) {}
   ~Registrations() { drop_all(); }
 
   Registration* add(std::span<std::byte> bytes);
@@ -30,7 +30,7 @@ class Registrations {
   std::size_t size() const { return all_.size(); }
 
  private:
-  Adapter* adapter_;  // null once the device is gone
+  Context* context_;  // null once the device is gone
   std::unordered_set<Registration*> all_;
 };
 
@@ -48,4 +48,4 @@ class RdmaRegion final : public Region {
   std::uint32_t local_key_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

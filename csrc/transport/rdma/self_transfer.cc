@@ -7,7 +7,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 constexpr std::uint64_t kPiece = 1 << 20;
@@ -27,7 +27,7 @@ class End final : public Sink {
   void on_write(Endpoint&, std::uint32_t) override {
     note([this] { ++writes; });
   }
-  void on_offer(Endpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
+  void on_descriptor(Endpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
   void on_written(Endpoint&, std::uint64_t) override {}
   void on_message(Endpoint& from, std::span<const std::byte> message) override {
     if (echoes) (void)from.send(message);
@@ -85,11 +85,11 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   End callee("bps-doctor-a", credentials, rail, options), caller("bps-doctor-b", credentials, rail, options);
   callee.echoes = true;
 
-  std::unique_ptr<RdmaDoor> door;
+  std::unique_ptr<RdmaListener> door;
   const Bytes address = callee.reactor.call([&] {
-    door = open_rdma_door(callee.reactor.loop(), credentials, {rail}, [&](std::unique_ptr<Visitor> visitor) {
-      callee.transport->accept(std::move(visitor), callee);
-    });
+    door = open_rdma_listener(
+        callee.reactor.loop(), credentials, {rail},
+        [&](std::unique_ptr<IncomingConnection> incoming) { callee.transport->accept(std::move(incoming), callee); });
     return door->address();
   });
   const auto connect = [&](Plane plane) {
@@ -141,4 +141,4 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   return result;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -6,7 +6,7 @@
 
 #include "transport/rdma/rail.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 
 struct SelfTransfer {
   std::uint64_t bytes = 0;
@@ -17,4 +17,4 @@ struct SelfTransfer {
 // Sends `bytes` bytes in writes of 1 MiB over `rail`. Throws Error when anything fails, or is not what was sent.
 SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std::uint64_t bytes, double timeout_s);
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 template <auto Release>
 struct Released {
@@ -29,4 +29,4 @@ using Qp = Verb<ibv_qp, ibv_destroy_qp>;
 using CmChannel = Verb<rdma_event_channel, rdma_destroy_event_channel>;
 using CmId = Verb<rdma_cm_id, rdma_destroy_id>;
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -17,7 +17,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 struct Handles {
@@ -74,15 +74,16 @@ const RdmaLibraries& rdma_libraries() {
   return handles().libraries;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::rdma
 
 // `failure` is what the function returns when it is missing; errno is set in any case.
-#define BPS_FORWARD(library, failure, result, name, parameters, arguments)                   \
-  extern "C" result name parameters {                                                        \
-    static const auto forward = bps::real<result parameters>(bps::handles().library, #name); \
-    if (forward != nullptr) return forward arguments;                                        \
-    errno = ENOSYS;                                                                          \
-    return failure;                                                                          \
+#define BPS_FORWARD(library, failure, result, name, parameters, arguments)                             \
+  extern "C" result name parameters {                                                                  \
+    static const auto forward =                                                                        \
+        bps::transport::rdma::real<result parameters>(bps::transport::rdma::handles().library, #name); \
+    if (forward != nullptr) return forward arguments;                                                  \
+    errno = ENOSYS;                                                                                    \
+    return failure;                                                                                    \
   }
 #define BPS_VERBS(failure, result, name, parameters, arguments) \
   BPS_FORWARD(verbs, failure, result, name, parameters, arguments)
@@ -92,18 +93,18 @@ const RdmaLibraries& rdma_libraries() {
 BPS_VERBS(nullptr, ibv_device**, ibv_get_device_list, (int* count), (count))
 BPS_VERBS(void(), void, ibv_free_device_list, (ibv_device * *list), (list))
 BPS_VERBS(nullptr, ibv_context*, ibv_open_device, (ibv_device * device), (device))
-BPS_VERBS(ENOSYS, int, ibv_close_device, (ibv_context * context), (context))
-BPS_VERBS(ENOSYS, int, ibv_query_device, (ibv_context * context, ibv_device_attr* attributes), (context, attributes))
-BPS_VERBS(ENOSYS, int, ibv_query_port, (ibv_context * context, uint8_t port, _compat_ibv_port_attr* attributes),
-          (context, port, attributes))
+BPS_VERBS(ENOSYS, int, ibv_close_device, (ibv_context * device), (device))
+BPS_VERBS(ENOSYS, int, ibv_query_device, (ibv_context * device, ibv_device_attr* attributes), (device, attributes))
+BPS_VERBS(ENOSYS, int, ibv_query_port, (ibv_context * device, uint8_t port, _compat_ibv_port_attr* attributes),
+          (device, port, attributes))
 BPS_VERBS(-ENOSYS, ssize_t, _ibv_query_gid_table,
-          (ibv_context * context, ibv_gid_entry* entries, size_t most, uint32_t flags, size_t entry_size),
-          (context, entries, most, flags, entry_size))
-BPS_VERBS(-1, int, ibv_get_async_event, (ibv_context * context, ibv_async_event* event), (context, event))
+          (ibv_context * device, ibv_gid_entry* entries, size_t most, uint32_t flags, size_t entry_size),
+          (device, entries, most, flags, entry_size))
+BPS_VERBS(-1, int, ibv_get_async_event, (ibv_context * device, ibv_async_event* event), (device, event))
 BPS_VERBS(void(), void, ibv_ack_async_event, (ibv_async_event * event), (event))
 
 // Objects
-BPS_VERBS(nullptr, ibv_pd*, ibv_alloc_pd, (ibv_context * context), (context))
+BPS_VERBS(nullptr, ibv_pd*, ibv_alloc_pd, (ibv_context * device), (device))
 BPS_VERBS(ENOSYS, int, ibv_dealloc_pd, (ibv_pd * pd), (pd))
 BPS_VERBS(nullptr, ibv_mr*, ibv_reg_mr, (ibv_pd * pd, void* address, size_t length, int access),
           (pd, address, length, access))
@@ -111,11 +112,11 @@ BPS_VERBS(nullptr, ibv_mr*, ibv_reg_mr_iova2,
           (ibv_pd * pd, void* address, size_t length, uint64_t iova, unsigned int access),
           (pd, address, length, iova, access))
 BPS_VERBS(ENOSYS, int, ibv_dereg_mr, (ibv_mr * region), (region))
-BPS_VERBS(nullptr, ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * context), (context))
+BPS_VERBS(nullptr, ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * device), (device))
 BPS_VERBS(ENOSYS, int, ibv_destroy_comp_channel, (ibv_comp_channel * channel), (channel))
 BPS_VERBS(nullptr, ibv_cq*, ibv_create_cq,
-          (ibv_context * context, int entries, void* user, ibv_comp_channel* channel, int vector),
-          (context, entries, user, channel, vector))
+          (ibv_context * device, int entries, void* user, ibv_comp_channel* channel, int vector),
+          (device, entries, user, channel, vector))
 BPS_VERBS(ENOSYS, int, ibv_resize_cq, (ibv_cq * cq, int entries), (cq, entries))
 BPS_VERBS(ENOSYS, int, ibv_destroy_cq, (ibv_cq * cq), (cq))
 BPS_VERBS(-1, int, ibv_get_cq_event, (ibv_comp_channel * channel, ibv_cq** cq, void** user), (channel, cq, user))
@@ -135,8 +136,8 @@ BPS_VERBS("unknown state", const char*, ibv_port_state_str, (ibv_port_state stat
 // The connection manager
 BPS_FORWARD(cm, nullptr, rdma_event_channel*, rdma_create_event_channel, (), ())
 BPS_FORWARD(cm, void(), void, rdma_destroy_event_channel, (rdma_event_channel * channel), (channel))
-BPS_CM(int, rdma_create_id, (rdma_event_channel * channel, rdma_cm_id** id, void* context, rdma_port_space space),
-       (channel, id, context, space))
+BPS_CM(int, rdma_create_id, (rdma_event_channel * channel, rdma_cm_id** id, void* device, rdma_port_space space),
+       (channel, id, device, space))
 BPS_CM(int, rdma_destroy_id, (rdma_cm_id * id), (id))
 BPS_CM(int, rdma_bind_addr, (rdma_cm_id * id, sockaddr* address), (id, address))
 BPS_CM(int, rdma_resolve_addr, (rdma_cm_id * id, sockaddr* from, sockaddr* to, int timeout), (id, from, to, timeout))

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace bps {
+namespace bps::transport::rdma {
 
 // Names a work request in its completion. The upper byte says what kind it is, the rest counts within the kind.
 class WrId {
@@ -44,4 +44,4 @@ struct Fragment {
 };
 static_assert(sizeof(Fragment) == 8, "part of the protocol");
 
-}  // namespace bps
+}  // namespace bps::transport::rdma

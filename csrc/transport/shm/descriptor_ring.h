@@ -13,14 +13,14 @@
 #include "core/ring.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
-enum class DescriptorKind : std::uint32_t { kWrite = 1, kOffer = 2 };
+enum class EntryKind : std::uint32_t { kWrite = 1, kDescriptor = 2 };
 
-struct Descriptor {
-  DescriptorKind kind;
+struct RingEntry {
+  EntryKind kind;
   std::uint32_t immediate;
-  RemoteSpan span;  // offers: what is offered
+  RemoteSpan span;  // descriptors: what is posted
   std::uint32_t header_size;
   std::uint32_t reserved;
   std::array<std::byte, kMaxHeader> header;
@@ -30,7 +30,7 @@ struct DescriptorRing {
   static constexpr std::uint32_t kSize = 1024;  // 128 KiB: a few milliseconds of 4 KiB partitions
 
   struct alignas(2 * kCacheLine) Cell {
-    Descriptor descriptor;
+    RingEntry entry;
   };
 
   alignas(kCacheLine) std::atomic<std::uint32_t> tail;      // producer
@@ -39,7 +39,7 @@ struct DescriptorRing {
   std::array<Cell, kSize> cells;
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "the ring is shared between processes");
-static_assert(sizeof(Descriptor) <= 2 * kCacheLine);
+static_assert(sizeof(RingEntry) <= 2 * kCacheLine);
 
 class RingProducer {
  public:
@@ -55,7 +55,7 @@ class RingProducer {
   }
   // Needs room(); publish() makes what was added visible and says whether the consumer sleeps. If it does, it sleeps
   // until somebody rings; see has_sleeper() and claim_sleeper().
-  Descriptor& add() { return ring_->cells[tail_++ % DescriptorRing::kSize].descriptor; }
+  RingEntry& add() { return ring_->cells[tail_++ % DescriptorRing::kSize].entry; }
   bool publish() {
     ring_->tail.store(tail_, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -77,15 +77,15 @@ class RingConsumer {
   explicit RingConsumer(DescriptorRing* ring) : ring_(ring) {}
 
   bool empty() const { return ring_->tail.load(std::memory_order_acquire) == head_; }
-  // Copies the next descriptor out; false when there is none. A tail that jumps too far means a broken peer.
-  bool take(Descriptor& out, bool& broken) {
+  // Copies the next entry out; false when there is none. A tail that jumps too far means a broken peer.
+  bool take(RingEntry& out, bool& broken) {
     const std::uint32_t waiting = ring_->tail.load(std::memory_order_acquire) - head_;
     if (waiting == 0) return false;
     if (waiting > DescriptorRing::kSize) {
       broken = true;
       return false;
     }
-    out = ring_->cells[head_ % DescriptorRing::kSize].descriptor;
+    out = ring_->cells[head_ % DescriptorRing::kSize].entry;
     ring_->head.store(++head_, std::memory_order_release);
     return true;
   }
@@ -102,4 +102,4 @@ class RingConsumer {
   std::uint32_t head_ = 0;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

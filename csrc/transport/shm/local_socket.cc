@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace bps {
+namespace bps::transport::shm {
 
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds) {
   iovec part{const_cast<std::byte*>(record.data()), record.size()};
@@ -79,4 +79,4 @@ int peer_pid(int socket) {
   return credentials.pid;
 }
 
-}  // namespace bps
+}  // namespace bps::transport::shm

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 inline constexpr std::size_t kMaxFds = 4;
 
@@ -23,4 +23,4 @@ Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& 
 // Process id of the other side as the kernel knows it; 0 when it lives in another pid namespace.
 int peer_pid(int socket);
 
-}  // namespace bps
+}  // namespace bps::transport::shm

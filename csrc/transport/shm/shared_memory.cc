@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::transport::shm {
 namespace {
 
 struct Table {
@@ -72,4 +72,4 @@ SharedMemory::~SharedMemory() {
   ::munmap(bytes_.data(), bytes_.size());
 }
 
-}  // namespace bps
+}  // namespace bps::transport::shm

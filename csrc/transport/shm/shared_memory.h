@@ -11,7 +11,7 @@
 
 #include "core/fd.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 class SharedMemory {
  public:
@@ -37,4 +37,4 @@ class SharedMemory {
   bool listed_ = false;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

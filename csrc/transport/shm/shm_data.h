@@ -15,7 +15,7 @@
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 // What travels on the data endpoint's Unix socket.
 struct ShmRecord {
@@ -60,7 +60,7 @@ class ShmData final : public Endpoint, public DirectAccess {
   void abandon() override;
   DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region& region) const override;
-  std::size_t offer(std::span<const Offer> offers) override;
+  std::size_t post(std::span<const Descriptor> descriptors) override;
   std::byte* map(const RemoteSpan& span) override;
   Status get(const RemoteSpan& span, std::byte* into) override;
   Status put(const RemoteSpan& span, const std::byte* from) override;
@@ -111,4 +111,4 @@ class ShmData final : public Endpoint, public DirectAccess {
   std::vector<std::uint64_t> written_now_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

@@ -8,7 +8,7 @@
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
-namespace bps {
+namespace bps::transport::shm {
 namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
@@ -35,8 +35,8 @@ bool ShmData::peer_reaches(const Region& region) const {
   return static_cast<const ShmRegion&>(region).piece != nullptr || peer_reaches_plain_;
 }
 
-// The peer must know a region before a descriptor names it. Its socket holds the record by the time it sees the
-// descriptor, because the record is sent first.
+// The peer must know a region before a entry names it. Its socket holds the record by the time it sees the
+// entry, because the record is sent first.
 bool ShmData::announce(const Region& region) {
   if (announced_.contains(region.key())) return true;
   const auto& shm = static_cast<const ShmRegion&>(region);
@@ -133,10 +133,10 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
         break;
       }
     }
-    Descriptor& descriptor = out_->add();
-    descriptor.kind = DescriptorKind::kWrite;
-    descriptor.immediate = op.immediate;
-    descriptor.header_size = 0;
+    RingEntry& entry = out_->add();
+    entry.kind = EntryKind::kWrite;
+    entry.immediate = op.immediate;
+    entry.header_size = 0;
     counters_.data_writes.add();
     counters_.data_bytes.add(op.length);
     if (op.token != kNoToken) written_.push_back(op.token);
@@ -146,18 +146,18 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
   return accepted;
 }
 
-std::size_t ShmData::offer(std::span<const Offer> offers) {
+std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
   if (lost_ || !out_) return 0;
   std::size_t accepted = 0;
-  for (const Offer& o : offers) {
+  for (const Descriptor& o : descriptors) {
     if (out_->room() == 0) break;
     if (o.length > 0 && !announce(*o.source)) break;
     if (o.answer != nullptr && !announce(*o.answer)) break;
-    Descriptor& descriptor = out_->add();
-    descriptor.kind = DescriptorKind::kOffer;
-    descriptor.span = o.length > 0 ? o.source->remote(o.source_offset, o.length) : RemoteSpan{};
-    descriptor.header_size = static_cast<std::uint32_t>(o.header.size());
-    copy_bytes(o.header, descriptor.header.data());
+    RingEntry& entry = out_->add();
+    entry.kind = EntryKind::kDescriptor;
+    entry.span = o.length > 0 ? o.source->remote(o.source_offset, o.length) : RemoteSpan{};
+    entry.header_size = static_cast<std::uint32_t>(o.header.size());
+    copy_bytes(o.header, entry.header.data());
     counters_.data_writes.add();
     counters_.data_bytes.add(o.length);
     ++accepted;
@@ -166,9 +166,9 @@ std::size_t ShmData::offer(std::span<const Offer> offers) {
   return accepted;
 }
 
-// A peer that sleeps is not rung at once: between two calls of a caller who works at the helm (helm.h) it sleeps for a
-// few microseconds only, and waking its thread costs both of us more than that. It is rung when we have nothing left to
-// do, or a moment later.
+// A peer that sleeps is not rung at once: between two calls of a caller who works at the progress (progress.h) it
+// sleeps for a few microseconds only, and waking its thread costs both of us more than that. It is rung when we have
+// nothing left to do, or a moment later.
 void ShmData::publish() {
   if (!out_->publish() || ring_due_) return;
   ring_due_ = true;
@@ -204,13 +204,13 @@ int ShmData::poll() {
     written_now_.clear();
   }
   if (!in_) return found;
-  Descriptor descriptor;
+  RingEntry entry;
   bool broken = false;
-  for (int i = 0; i < kPollBudget && !lost_ && in_->take(descriptor, broken); ++i, ++found) {
-    if (descriptor.kind == DescriptorKind::kWrite) {
-      sink->on_write(*this, descriptor.immediate);
-    } else if (descriptor.kind == DescriptorKind::kOffer && descriptor.header_size <= kMaxHeader) {
-      sink->on_offer(*this, {descriptor.header.data(), descriptor.header_size}, descriptor.span);
+  for (int i = 0; i < kPollBudget && !lost_ && in_->take(entry, broken); ++i, ++found) {
+    if (entry.kind == EntryKind::kWrite) {
+      sink->on_write(*this, entry.immediate);
+    } else if (entry.kind == EntryKind::kDescriptor && entry.header_size <= kMaxHeader) {
+      sink->on_descriptor(*this, {entry.header.data(), entry.header_size}, entry.span);
     } else {
       broken = true;
       break;
@@ -230,4 +230,4 @@ void ShmData::disarm() {
   if (in_) in_->awake();
 }
 
-}  // namespace bps
+}  // namespace bps::transport::shm

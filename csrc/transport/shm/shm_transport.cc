@@ -10,11 +10,11 @@
 
 #include "core/hmac.h"
 #include "transport/control_endpoint.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory)
     : loop_(loop), credentials_(credentials), counters_(counters), allow_cross_memory_(allow_cross_memory) {}
@@ -38,16 +38,16 @@ std::unique_ptr<Endpoint> ShmTransport::connect(std::span<const std::byte> addre
                                                 const Deadline& deadline, const std::string& whom) {
   const std::string name(reinterpret_cast<const char*>(address.data()), address.size());
   Fd socket = connect_local(name, deadline);
-  greet(socket.get(), hello, credentials_, deadline, whom);
+  client_handshake(socket.get(), hello, credentials_, deadline, whom);
   if (hello.plane == Plane::kControl) return std::make_unique<ControlEndpoint>(std::move(socket), hello, counters_);
   auto data = std::make_unique<ShmData>(std::move(socket), hello, loop_, counters_, allow_cross_memory_);
   data->call(deadline, whom);
   return data;
 }
 
-Endpoint* ShmTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
-  const Hello& hello = visitor->hello;
-  Fd fd = std::move(static_cast<SocketVisitor&>(*visitor).socket);
+Endpoint* ShmTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
+  const Hello& hello = incoming->hello;
+  Fd fd = std::move(static_cast<IncomingSocket&>(*incoming).socket);
   std::unique_ptr<Endpoint> endpoint;
   if (hello.plane == Plane::kControl) {
     endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);
@@ -226,4 +226,4 @@ void ShmData::lose(const std::string& why) {
   loop_.wake();  // on_lost is told from poll() at the latest
 }
 
-}  // namespace bps
+}  // namespace bps::transport::shm

@@ -15,7 +15,7 @@
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::shm {
 
 class ShmData;
 
@@ -28,7 +28,7 @@ class ShmTransport final : public Transport {
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
                                     const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) override;
+  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
   Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
@@ -50,4 +50,4 @@ class ShmTransport final : public Transport {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // regions may outlive the transport
 };
 
-}  // namespace bps
+}  // namespace bps::transport::shm

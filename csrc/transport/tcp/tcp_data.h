@@ -9,7 +9,7 @@
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::tcp {
 
 struct TcpFrame {
   static constexpr std::uint32_t kMagic = 0x53504231;
@@ -84,4 +84,4 @@ class TcpData final : public Endpoint {
   std::array<std::byte, kScratch> scratch_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::tcp

@@ -11,7 +11,7 @@
 
 #include "transport/tcp/tcp_data.h"
 
-namespace bps {
+namespace bps::transport::tcp {
 namespace {
 
 // One readiness callback moves at most this much, so that no peer starves the others of the loop.
@@ -230,4 +230,4 @@ void TcpData::tell_loss() {
   sink->on_lost(*this, lost_why_);
 }
 
-}  // namespace bps
+}  // namespace bps::transport::tcp

@@ -10,10 +10,10 @@
 #include "core/hmac.h"
 #include "core/log.h"
 #include "transport/control_endpoint.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "transport/tcp/tcp_data.h"
 
-namespace bps {
+namespace bps::transport::tcp {
 namespace {
 
 class TcpRegion final : public Region {
@@ -93,15 +93,15 @@ std::unique_ptr<Endpoint> TcpTransport::connect(std::span<const std::byte> addre
   }
   Fd socket =
       connect_tcp(text.substr(0, space), static_cast<std::uint16_t>(std::stoi(text.substr(space + 1))), deadline);
-  greet(socket.get(), hello, credentials_, deadline, whom);
+  client_handshake(socket.get(), hello, credentials_, deadline, whom);
   if (hello.plane == Plane::kControl) return std::make_unique<ControlEndpoint>(std::move(socket), hello, counters_);
   tune(socket.get(), congestion_);
   return std::make_unique<TcpData>(std::move(socket), hello, loop_, counters_, *regions_);
 }
 
-Endpoint* TcpTransport::accept(std::unique_ptr<Visitor> visitor, Sink& sink) {
-  const Hello& hello = visitor->hello;
-  Fd fd = std::move(static_cast<SocketVisitor&>(*visitor).socket);
+Endpoint* TcpTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
+  const Hello& hello = incoming->hello;
+  Fd fd = std::move(static_cast<IncomingSocket&>(*incoming).socket);
   std::unique_ptr<Endpoint> endpoint;
   if (hello.plane == Plane::kControl) {
     endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);
@@ -142,4 +142,4 @@ bool TcpTransport::arm() {
   });
 }
 
-}  // namespace bps
+}  // namespace bps::transport::tcp

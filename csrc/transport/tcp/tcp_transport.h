@@ -13,7 +13,7 @@
 #include "core/event_loop.h"
 #include "transport/transport.h"
 
-namespace bps {
+namespace bps::transport::tcp {
 
 class TcpTransport final : public Transport {
  public:
@@ -26,7 +26,7 @@ class TcpTransport final : public Transport {
   // `address`: "host port".
   std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
                                     const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<Visitor> visitor, Sink& sink) override;
+  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
   Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
@@ -47,4 +47,4 @@ class TcpTransport final : public Transport {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-}  // namespace bps
+}  // namespace bps::transport::tcp

@@ -7,22 +7,25 @@
 #include "transport/rdma/private_data.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const auto credentials = bps::Credentials::from("job", "secret");
-  static const auto strangers = bps::Credentials::from("job", "another secret");
-  const bps::Nonce server{};
+  static const auto credentials = bps::transport::Credentials::from("job", "secret");
+  static const auto unauthenticated peers = bps::transport::Credentials::from("job", "another secret");
+  const bps::transport::rdma::Nonce server{};
   const auto bytes = std::as_bytes(std::span(data, size));
-  if (bps::judge_request(bytes, credentials, server).verdict == bps::Judgement::Verdict::kWelcome) __builtin_trap();
+  if (bps::judge_request(bytes, credentials, server).verdict == bps::transport::rdma::Judgement::Verdict::kWelcome)
+    __builtin_trap();
   (void)bps::read_refusal(bytes);
-  bps::RequestData request{};
+  bps::transport::rdma::RequestData request{};
   std::copy_n(bytes.begin(), std::min(bytes.size(), request.size()), request.begin());
   if (bps::is_proof(bytes, request, credentials, server)) __builtin_trap();
   if (size < 8) return 0;
-  const bps::Hello hello{.node = data[0] * 7U, .lane = data[1], .shard = data[2], .plane = bps::Plane{data[3]}};
+  const bps::transport::Hello hello{
+      .node = data[0] * 7U, .client_loop = data[1], .server_loop = data[2], .plane = bps::transport::Plane{data[3]}};
   const auto signed_request = bps::make_request(hello, credentials, server, server);
-  const bool welcome =
-      bps::judge_request(signed_request, credentials, server).verdict == bps::Judgement::Verdict::kWelcome;
+  const bool welcome = bps::judge_request(signed_request, credentials, server).verdict ==
+                       bps::transport::rdma::Judgement::Verdict::kWelcome;
   if (welcome != (data[3] == 1 || data[3] == 2)) __builtin_trap();
-  if (bps::judge_request(signed_request, strangers, server).verdict != bps::Judgement::Verdict::kRefused) {
+  if (bps::judge_request(signed_request, unauthenticated peers, server).verdict !=
+      bps::transport::rdma::Judgement::Verdict::kRefused) {
     __builtin_trap();
   }
   return 0;

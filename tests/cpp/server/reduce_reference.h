@@ -11,7 +11,7 @@
 
 #include "core/dtype.h"
 
-namespace bps::testing {
+namespace bps::server::testing {
 
 // A binary16 or bfloat16 by its bits.
 template <int kMantissaBits, int kMinExponent>
@@ -114,4 +114,4 @@ bool same(const T& a, const T& b) {
   return false;
 }
 
-}  // namespace bps::testing
+}  // namespace bps::server::testing

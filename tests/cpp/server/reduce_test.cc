@@ -8,7 +8,7 @@
 
 #include "server/reduce_reference.h"
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 using testing::Bfloat16;
@@ -225,4 +225,4 @@ TEST(ReduceIsa, DoesNothingWithoutSourcesOrTypes) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::server

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace bps {
+namespace bps::server {
 namespace {
 
 using Found = RoundTable::Found;
@@ -10,7 +10,7 @@ using Found = RoundTable::Found;
 class RoundTableTest : public ::testing::Test {
  protected:
   RoundTable table;
-  const Group group{1, {0, 1, 2}};
+  const van::Group group{1, {0, 1, 2}};
   const std::uint64_t key = round_key(7, 3);
 };
 
@@ -76,4 +76,4 @@ TEST_F(RoundTableTest, ManyRoundsReuseTheSameMemory) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::server

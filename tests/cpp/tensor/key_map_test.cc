@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::tensor {
 namespace {
 
 constexpr std::uint32_t kTensors = 1000;
@@ -137,4 +137,4 @@ TEST(KeyMap, LeastLoadedEvensOutBytes) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::tensor

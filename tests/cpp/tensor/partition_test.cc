@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace bps {
+namespace bps::tensor {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -91,4 +91,4 @@ TEST(PartitionSize, StaysWithinItsBounds) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::tensor

@@ -5,7 +5,7 @@
 #include "transport/shm/shared_memory.h"
 #include "transport/two_sides.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 namespace {
 
 class Conformance : public TwoSides {
@@ -29,8 +29,8 @@ TEST_P(Conformance, PlanesAreKeptApart) {
   EXPECT_TRUE(callee->data->is_data_plane);
   EXPECT_FALSE(callee->control->is_data_plane);
   EXPECT_EQ(callee->data->hello.node, 7U);
-  EXPECT_EQ(callee->data->hello.lane, 1U);
-  EXPECT_EQ(callee->control->hello.shard, 2U);
+  EXPECT_EQ(callee->data->hello.client_loop, 1U);
+  EXPECT_EQ(callee->control->hello.server_loop, 2U);
   const Bytes word(8);
   caller->call([&] {
     EXPECT_NE(data->send(word), Status::kOk);
@@ -63,7 +63,7 @@ TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
     fill(header, 2);
     auto from = registered(*caller, source);
     auto to = registered(*callee, target);
-    // The region of a peer that only the peer has announced: let it announce itself by an offer, as workers do.
+    // The region of a peer that only the peer has announced: let it announce itself by an post, as workers do.
     introduce(*callee, callee->data, *to);
     const WriteOp op{.header = header,
                      .source = from.get(),
@@ -173,9 +173,9 @@ TEST_P(Conformance, AClosedPeerIsReportedOnce) {
   EXPECT_EQ(caller->sink.lost, 2);  // one per endpoint
 }
 
-TEST_P(Conformance, OffersAreReadAndWrittenInPlace) {
+TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
   if (data->direct() == nullptr) GTEST_SKIP() << GetParam().transport << " has no direct access";
-  auto piece = SharedMemory::create(1 << 16);
+  auto piece = shm::SharedMemory::create(1 << 16);
   Bytes plain(1 << 16);
   fill(piece->bytes(), 7);
   fill(plain, 8);
@@ -187,26 +187,26 @@ TEST_P(Conformance, OffersAreReadAndWrittenInPlace) {
 
   Bytes header(64);
   fill(header, 9);
-  offer(*caller, data, {.header = header, .source = mapped.get(), .source_offset = 100, .length = 1000});
-  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.offers.size() == 1; }));
-  const auto offered = callee->sink.offers[0];
-  EXPECT_EQ(offered.header, header);
+  post(*caller, data, {.header = header, .source = mapped.get(), .source_offset = 100, .length = 1000});
+  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.descriptors.size() == 1; }));
+  const auto posted = callee->sink.descriptors[0];
+  EXPECT_EQ(posted.header, header);
   callee->call([&] {
     DirectAccess& direct = *callee->data->direct();
-    std::byte* there = direct.map(offered.span);
+    std::byte* there = direct.map(posted.span);
     ASSERT_NE(there, nullptr);
     EXPECT_EQ(std::memcmp(there, was.data() + 100, 1000), 0);
     std::memset(there, 0x55, 1000);
-    EXPECT_EQ(direct.map({offered.span.key, (1 << 16) - 10, 11}), nullptr);
-    EXPECT_EQ(direct.map({offered.span.key + 99, 0, 1}), nullptr);
+    EXPECT_EQ(direct.map({posted.span.key, (1 << 16) - 10, 11}), nullptr);
+    EXPECT_EQ(direct.map({posted.span.key + 99, 0, 1}), nullptr);
   });
   EXPECT_EQ(piece->bytes()[100], std::byte{0x55});
   EXPECT_EQ(piece->bytes()[1100], was[1100]);
 
   if (GetParam().transport == "shm") {
-    offer(*caller, data, {.header = header, .source = copied.get(), .source_offset = 0, .length = 1 << 16});
-    ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.offers.size() == 2; }));
-    const RemoteSpan span = callee->sink.offers[1].span;
+    post(*caller, data, {.header = header, .source = copied.get(), .source_offset = 0, .length = 1 << 16});
+    ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.descriptors.size() == 2; }));
+    const RemoteSpan span = callee->sink.descriptors[1].span;
     callee->call([&] {
       DirectAccess& direct = *callee->data->direct();
       EXPECT_EQ(direct.map(span), nullptr);
@@ -234,4 +234,4 @@ INSTANTIATE_TEST_SUITE_P(Every, Conformance,
                          name_of);
 
 }  // namespace
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

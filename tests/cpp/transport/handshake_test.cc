@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 const Credentials kOurs = Credentials::from("job", "secret");
@@ -22,17 +22,17 @@ Pair connected_pair() {
 }
 
 // The called side until it has decided, or until `patience_ms` have passed without a byte.
-Greeter::State serve(Greeter& greeter, int patience_ms = 5000) {
+ServerHandshake::State serve(ServerHandshake& handshake, int patience_ms = 5000) {
   for (;;) {
-    const auto state = greeter.advance();
-    if (state != Greeter::State::kPending) return state;
-    pollfd wait{greeter.fd(), POLLIN, 0};
+    const auto state = handshake.advance();
+    if (state != ServerHandshake::State::kPending) return state;
+    pollfd wait{handshake.fd(), POLLIN, 0};
     if (::poll(&wait, 1, patience_ms) == 0) return state;
   }
 }
 
 struct Outcome {
-  Greeter::State state;
+  ServerHandshake::State state;
   Hello hello;
   std::optional<Refusal> refusal;  // what the caller was told
   std::string text;
@@ -40,33 +40,33 @@ struct Outcome {
 };
 Outcome meet(const Credentials& caller, const Credentials& callee, const Hello& hello = {}) {
   Pair pair = connected_pair();
-  Greeter greeter(std::move(pair.callee), callee);
+  ServerHandshake handshake(std::move(pair.callee), callee);
   Outcome outcome{};
   std::thread calling([&] {
     try {
-      greet(pair.caller.get(), hello, caller, Deadline::after(5), "server 1");
-    } catch (const GreetError& error) {
+      client_handshake(pair.caller.get(), hello, caller, Deadline::after(5), "server 1");
+    } catch (const HandshakeError& error) {
       outcome.refusal = error.refusal();
       outcome.code = error.code();
       outcome.text = error.what();
     }
     pair.caller.reset();
   });
-  outcome.state = serve(greeter);
+  outcome.state = serve(handshake);
   calling.join();
-  outcome.hello = greeter.hello();
+  outcome.hello = handshake.hello();
   return outcome;
 }
 
 // What a caller sees of a callee that answers `reply` and hangs up.
-Outcome call_stranger(std::span<const std::byte> reply) {
+Outcome call_unauthenticated(std::span<const std::byte> reply) {
   Pair pair = connected_pair();
   EXPECT_EQ(::send(pair.callee.get(), reply.data(), reply.size(), 0), static_cast<ssize_t>(reply.size()));
   ::shutdown(pair.callee.get(), SHUT_WR);
   Outcome outcome{};
   try {
-    greet(pair.caller.get(), {}, kOurs, Deadline::after(5), "server 1");
-  } catch (const GreetError& error) {
+    client_handshake(pair.caller.get(), {}, kOurs, Deadline::after(5), "server 1");
+  } catch (const HandshakeError& error) {
     outcome.refusal = error.refusal();
     outcome.code = error.code();
     outcome.text = error.what();
@@ -77,7 +77,7 @@ Outcome call_stranger(std::span<const std::byte> reply) {
 // A caller's hello as it goes over the wire.
 Bytes hello_bytes(const Credentials& credentials) {
   Pair pair = connected_pair();
-  EXPECT_THROW(greet(pair.caller.get(), {}, credentials, Deadline::after(0), "nobody"), GreetError);
+  EXPECT_THROW(client_handshake(pair.caller.get(), {}, credentials, Deadline::after(0), "nobody"), HandshakeError);
   Bytes bytes(256);
   const auto got = ::recv(pair.callee.get(), bytes.data(), bytes.size(), 0);
   bytes.resize(static_cast<std::size_t>(got));
@@ -85,23 +85,23 @@ Bytes hello_bytes(const Credentials& credentials) {
 }
 
 TEST(Handshake, MembersOfAJobLetEachOtherIn) {
-  const Hello hello{.node = 7, .lane = 2, .shard = 3, .plane = Plane::kData};
+  const Hello hello{.node = 7, .client_loop = 2, .server_loop = 3, .plane = Plane::kData};
   const Outcome outcome = meet(kOurs, kOurs, hello);
-  EXPECT_EQ(outcome.state, Greeter::State::kAccepted);
+  EXPECT_EQ(outcome.state, ServerHandshake::State::kAccepted);
   EXPECT_FALSE(outcome.refusal) << outcome.text;
   EXPECT_EQ(outcome.hello.node, 7U);
-  EXPECT_EQ(outcome.hello.lane, 2);
-  EXPECT_EQ(outcome.hello.shard, 3);
+  EXPECT_EQ(outcome.hello.client_loop, 2);
+  EXPECT_EQ(outcome.hello.server_loop, 3);
   EXPECT_EQ(outcome.hello.plane, Plane::kData);
 }
 
 TEST(Handshake, EmptySecretsWork) {
-  EXPECT_EQ(meet(Credentials::from("j", ""), Credentials::from("j", "")).state, Greeter::State::kAccepted);
+  EXPECT_EQ(meet(Credentials::from("j", ""), Credentials::from("j", "")).state, ServerHandshake::State::kAccepted);
 }
 
 TEST(Handshake, AnotherSecretIsNoticedByTheCaller) {
   const Outcome outcome = meet(Credentials::from("job", "wrong"), kOurs);
-  EXPECT_EQ(outcome.state, Greeter::State::kRefused);
+  EXPECT_EQ(outcome.state, ServerHandshake::State::kRefused);
   EXPECT_EQ(outcome.code, ErrorCode::kAuthentication);
   EXPECT_EQ(outcome.refusal, Refusal::kSecret);
   EXPECT_EQ(outcome.text, "server 1 has another secret");
@@ -109,7 +109,7 @@ TEST(Handshake, AnotherSecretIsNoticedByTheCaller) {
 
 TEST(Handshake, AnotherJobIsToldSo) {
   const Outcome outcome = meet(Credentials::from("other", "secret"), kOurs);
-  EXPECT_EQ(outcome.state, Greeter::State::kRefused);
+  EXPECT_EQ(outcome.state, ServerHandshake::State::kRefused);
   EXPECT_EQ(outcome.code, ErrorCode::kAuthentication);
   EXPECT_EQ(outcome.refusal, Refusal::kJob);
 }
@@ -119,37 +119,37 @@ TEST(Handshake, AnotherVersionIsToldSo) {
   hello[4] = std::byte{99};
   for (const std::size_t length : {hello.size(), std::size_t{8}}) {  // other versions may say less, or more
     Pair pair = connected_pair();
-    Greeter greeter(std::move(pair.callee), kOurs);
+    ServerHandshake handshake(std::move(pair.callee), kOurs);
     ASSERT_EQ(::send(pair.caller.get(), hello.data(), length, 0), static_cast<ssize_t>(length));
-    EXPECT_EQ(greeter.advance(), Greeter::State::kPending) << "the reason must arrive before the end";
+    EXPECT_EQ(handshake.advance(), ServerHandshake::State::kPending) << "the reason must arrive before the end";
     Bytes reply(64);
     ASSERT_EQ(::recv(pair.caller.get(), reply.data(), reply.size(), MSG_WAITALL), 8);
     reply.resize(8);
-    const Outcome outcome = call_stranger(reply);
+    const Outcome outcome = call_unauthenticated(reply);
     EXPECT_EQ(outcome.code, ErrorCode::kVersion);
     pair.caller.reset();
-    EXPECT_EQ(serve(greeter), Greeter::State::kRefused);
+    EXPECT_EQ(serve(handshake), ServerHandshake::State::kRefused);
   }
 }
 
 TEST(Handshake, TheCallerSeesANewerCallee) {
   Writer out;
   out.put(std::uint32_t{0x52535042}).put(std::uint16_t{9}).put(std::uint8_t{2}).put(std::uint8_t{0});
-  const Outcome outcome = call_stranger(out.take());
+  const Outcome outcome = call_unauthenticated(out.take());
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
   EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 1");
 }
 
 TEST(Handshake, StrangersAreNoMatchForTheCaller) {
-  EXPECT_EQ(call_stranger(as_bytes("HTTP/1.1 400 Bad Request\r\n\r\n")).code, ErrorCode::kUnreachable);
-  EXPECT_EQ(call_stranger({}).text, "server 1 closed the connection during the hello");
-  EXPECT_EQ(call_stranger(as_bytes("BP")).code, ErrorCode::kUnreachable);
+  EXPECT_EQ(call_unauthenticated(as_bytes("HTTP/1.1 400 Bad Request\r\n\r\n")).code, ErrorCode::kUnreachable);
+  EXPECT_EQ(call_unauthenticated({}).text, "server 1 closed the connection during the hello");
+  EXPECT_EQ(call_unauthenticated(as_bytes("BP")).code, ErrorCode::kUnreachable);
 }
 
 TEST(Handshake, TheCallerDoesNotWaitForEver) {
   Pair pair = connected_pair();
   const auto start = now_ns();
-  EXPECT_THROW(greet(pair.caller.get(), {}, kOurs, Deadline::after(0.05), "server 1"), GreetError);
+  EXPECT_THROW(client_handshake(pair.caller.get(), {}, kOurs, Deadline::after(0.05), "server 1"), HandshakeError);
   EXPECT_LT(now_ns() - start, 2'000'000'000U);
 }
 
@@ -157,9 +157,9 @@ TEST(Handshake, GarbageGetsNoAnswer) {
   for (const std::string_view garbage :
        {std::string_view("GET / HTTP/1.1\r\n"), std::string_view("\0\0\0\0\0\0\0\0", 8)}) {
     Pair pair = connected_pair();
-    Greeter greeter(std::move(pair.callee), kOurs);
+    ServerHandshake handshake(std::move(pair.callee), kOurs);
     ASSERT_GT(::send(pair.caller.get(), garbage.data(), garbage.size(), 0), 0);
-    EXPECT_EQ(greeter.advance(), Greeter::State::kRefused);
+    EXPECT_EQ(handshake.advance(), ServerHandshake::State::kRefused);
     char byte = 0;
     EXPECT_LT(::recv(pair.caller.get(), &byte, 1, MSG_DONTWAIT), 0);
   }
@@ -169,54 +169,54 @@ TEST(Handshake, AnUnknownPlaneIsRefused) {
   Bytes hello = hello_bytes(kOurs);
   hello[7] = std::byte{3};
   Pair pair = connected_pair();
-  Greeter greeter(std::move(pair.callee), kOurs);
+  ServerHandshake handshake(std::move(pair.callee), kOurs);
   ASSERT_GT(::send(pair.caller.get(), hello.data(), hello.size(), 0), 0);
-  EXPECT_EQ(greeter.advance(), Greeter::State::kRefused);
+  EXPECT_EQ(handshake.advance(), ServerHandshake::State::kRefused);
 }
 
 TEST(Handshake, AForgedProofIsRefusedWithTheReason) {
   const Bytes hello = hello_bytes(kOurs);
   Pair pair = connected_pair();
-  Greeter greeter(std::move(pair.callee), kOurs);
+  ServerHandshake handshake(std::move(pair.callee), kOurs);
   ASSERT_GT(::send(pair.caller.get(), hello.data(), hello.size(), 0), 0);
-  EXPECT_EQ(greeter.advance(), Greeter::State::kPending);
+  EXPECT_EQ(handshake.advance(), ServerHandshake::State::kPending);
   Bytes challenge(56);
   ASSERT_EQ(::recv(pair.caller.get(), challenge.data(), challenge.size(), MSG_WAITALL), 56);
   // The server's own proof, sent back, does not prove anything.
   ASSERT_EQ(::send(pair.caller.get(), challenge.data() + 24, 32, 0), 32);
-  EXPECT_EQ(greeter.advance(), Greeter::State::kPending);
+  EXPECT_EQ(handshake.advance(), ServerHandshake::State::kPending);
   Bytes reply(8);
   ASSERT_EQ(::recv(pair.caller.get(), reply.data(), reply.size(), MSG_WAITALL), 8);
-  EXPECT_EQ(call_stranger(reply).refusal, Refusal::kSecret);
+  EXPECT_EQ(call_unauthenticated(reply).refusal, Refusal::kSecret);
   pair.caller.reset();
-  EXPECT_EQ(serve(greeter), Greeter::State::kRefused);
+  EXPECT_EQ(serve(handshake), ServerHandshake::State::kRefused);
 }
 
-// Passes what a caller says on to a greeter, byte by byte; `limit` bytes at most, then hangs up.
+// Passes what a caller says on to a handshake, byte by byte; `limit` bytes at most, then hangs up.
 Outcome trickle(std::size_t limit) {
   Pair outside = connected_pair();
   Pair inside = connected_pair();
-  Greeter greeter(std::move(inside.callee), kOurs);
+  ServerHandshake handshake(std::move(inside.callee), kOurs);
   Outcome outcome{};
   std::thread calling([&] {
     try {
-      greet(outside.caller.get(), {}, kOurs, Deadline::after(5), "server 1");
-    } catch (const GreetError& error) {
+      client_handshake(outside.caller.get(), {}, kOurs, Deadline::after(5), "server 1");
+    } catch (const HandshakeError& error) {
       outcome.refusal = error.refusal();
     }
     outside.caller.reset();
   });
   std::array<std::byte, 256> buffer;
-  outcome.state = Greeter::State::kPending;
-  for (std::size_t passed = 0; outcome.state == Greeter::State::kPending;) {
+  outcome.state = ServerHandshake::State::kPending;
+  for (std::size_t passed = 0; outcome.state == ServerHandshake::State::kPending;) {
     std::byte byte{};
     if (passed++ == limit || ::recv(outside.callee.get(), &byte, 1, 0) != 1) {
       inside.caller.reset();
-      outcome.state = serve(greeter);
+      outcome.state = serve(handshake);
       break;
     }
     EXPECT_EQ(::send(inside.caller.get(), &byte, 1, 0), 1);
-    outcome.state = greeter.advance();
+    outcome.state = handshake.advance();
     const auto back = ::recv(inside.caller.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (back <= 0) continue;
     EXPECT_EQ(::send(outside.callee.get(), buffer.data(), static_cast<std::size_t>(back), 0), back);
@@ -228,31 +228,31 @@ Outcome trickle(std::size_t limit) {
 
 TEST(Handshake, SingleBytesAreEnough) {
   const Outcome outcome = trickle(1000);
-  EXPECT_EQ(outcome.state, Greeter::State::kAccepted);
+  EXPECT_EQ(outcome.state, ServerHandshake::State::kAccepted);
   EXPECT_FALSE(outcome.refusal);
 }
 
 TEST(Handshake, HangingUpAtAnyByteIsHarmless) {
   for (std::size_t limit = 0; limit < 80; ++limit) {
     const Outcome outcome = trickle(limit);
-    EXPECT_EQ(outcome.state, Greeter::State::kRefused) << limit;
+    EXPECT_EQ(outcome.state, ServerHandshake::State::kRefused) << limit;
     EXPECT_EQ(outcome.refusal, Refusal::kSilent) << limit;
   }
-  EXPECT_EQ(trickle(80).state, Greeter::State::kAccepted);
+  EXPECT_EQ(trickle(80).state, ServerHandshake::State::kAccepted);
 }
 
 TEST(Handshake, NothingIsReadBeyondTheHello) {
   Pair pair = connected_pair();
-  Greeter greeter(std::move(pair.callee), kOurs);
+  ServerHandshake handshake(std::move(pair.callee), kOurs);
   std::thread calling([&] {
-    greet(pair.caller.get(), {}, kOurs, Deadline::after(5), "server 1");
+    client_handshake(pair.caller.get(), {}, kOurs, Deadline::after(5), "server 1");
     EXPECT_EQ(::send(pair.caller.get(), "next", 4, 0), 4);
   });
-  EXPECT_EQ(serve(greeter), Greeter::State::kAccepted);
+  EXPECT_EQ(serve(handshake), ServerHandshake::State::kAccepted);
   calling.join();
   char next[8];
-  EXPECT_EQ(::recv(greeter.take().get(), next, sizeof next, 0), 4);
+  EXPECT_EQ(::recv(handshake.take().get(), next, sizeof next, 0), 4);
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport

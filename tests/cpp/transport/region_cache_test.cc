@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "transport/self_transport.h"
+#include "transport/local/self_transport.h"
 
-namespace bps {
+namespace bps::transport {
 namespace {
 
 class RegionCacheTest : public ::testing::Test {
@@ -17,7 +17,7 @@ class RegionCacheTest : public ::testing::Test {
   }
 
   Counters counters;
-  SelfTransport transport{counters};
+  local::SelfTransport transport{counters};
   std::vector<std::byte> memory = std::vector<std::byte>(1 << 20);
 };
 
@@ -76,4 +76,4 @@ TEST_F(RegionCacheTest, ForgetsWhatIsGoneButNotUnderItsUsers) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport

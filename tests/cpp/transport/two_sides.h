@@ -14,15 +14,15 @@
 #include <vector>
 
 #include "core/hmac.h"
-#include "transport/door.h"
-#include "transport/fault.h"
+#include "transport/fault/fault.h"
+#include "transport/listener.h"
+#include "transport/local/self_transport.h"
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
-#include "transport/self_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 
 struct Way {
   std::string transport;  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp, rdma
@@ -41,21 +41,21 @@ inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
 
 // RDMA as the tests use it: the device of BPS_TEST_HCA, or whichever there is. A test that needs it and finds none is
 // skipped with the reason, unless BPS_TEST_HCA promised one.
-inline const RdmaOffer& test_rdma() {
-  static const RdmaOffer offer = [] {
-    RdmaOptions options;
+inline const rdma::RdmaRails& test_rdma() {
+  static const rdma::RdmaRails post = [] {
+    rdma::RdmaOptions options;
     const char* device = std::getenv("BPS_TEST_HCA");
-    if (device != nullptr) options.hca = HcaFilter::parse(std::string("=") + device);
-    RdmaOffer found = find_rdma(options, {});
+    if (device != nullptr) options.hca = rdma::HcaFilter::parse(std::string("=") + device);
+    rdma::RdmaRails found = rdma::find_rdma(options, {});
     if (device != nullptr && !found.usable()) throw Error(ErrorCode::kTransport, found.why_not, found.hint);
     return found;
   }();
-  return offer;
+  return post;
 }
 
 class Recorder final : public Sink {
  public:
-  struct Offered {
+  struct Posted {
     Bytes header;
     RemoteSpan span;
     Endpoint* from;
@@ -64,8 +64,8 @@ class Recorder final : public Sink {
   void on_write(Endpoint&, std::uint32_t immediate) override {
     note([&] { ++writes[immediate]; });
   }
-  void on_offer(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
-    note([&] { offers.push_back({Bytes(header.begin(), header.end()), span, &from}); });
+  void on_descriptor(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
+    note([&] { descriptors.push_back({Bytes(header.begin(), header.end()), span, &from}); });
   }
   void on_written(Endpoint&, std::uint64_t token) override {
     note([&] { ++written[token]; });
@@ -100,7 +100,7 @@ class Recorder final : public Sink {
   std::map<std::uint32_t, std::size_t> writes;
   std::map<std::uint64_t, std::size_t> written;
   std::vector<Bytes> messages;
-  std::vector<Offered> offers;
+  std::vector<Posted> descriptors;
   int lost = 0;
 
  private:
@@ -117,19 +117,20 @@ class Side {
   Side(const Way& way, const Credentials& credentials) : reactor_("test", Spin{}), credentials_(credentials) {
     std::unique_ptr<Transport> made;
     if (way.transport == "tcp") {
-      made = std::make_unique<TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
+      made = std::make_unique<tcp::TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
     } else if (way.transport == "rdma") {
-      made = make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
+      made =
+          rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
     } else {
-      made = std::make_unique<ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
-                                            way.transport != "shm-copy");
+      made = std::make_unique<shm::ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
+                                                 way.transport != "shm-copy");
     }
     if (way.faulty) {
-      FaultPlan plan;
+      fault::FaultPlan plan;
       plan.refuse = 0.1;
       plan.partial = 0.3;
       plan.hold = 0.5;
-      made = std::make_unique<FaultTransport>(std::move(made), plan);
+      made = std::make_unique<fault::FaultTransport>(std::move(made), plan);
     }
     transport = made.get();
     reactor_.add(std::move(made));
@@ -137,8 +138,8 @@ class Side {
   }
   ~Side() {
     reactor_.call([&] {
-      door_.reset();
-      rdma_door_.reset();
+      listener_.reset();
+      rdma_listener_.reset();
     });
     reactor_.stop();
   }
@@ -152,33 +153,34 @@ class Side {
   Bytes open() {
     return call([&] {
       if (transport->name() == "rdma") {
-        rdma_door_ = open_rdma_door(reactor_.loop(), credentials_, test_rdma().rails,
-                                    [this](std::unique_ptr<Visitor> visitor) { let_in(std::move(visitor)); });
-        return rdma_door_->address();
+        rdma_listener_ = rdma::open_rdma_listener(
+            reactor_.loop(), credentials_, test_rdma().rails,
+            [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
+        return rdma_listener_->address();
       }
       std::string address;
       Fd listener;
       if (transport->name() == "tcp") {
-        listener = Door::listen_tcp("127.0.0.1", 0);
-        address = TcpTransport::make_address("127.0.0.1", Door::port_of(listener.get()));
+        listener = Listener::listen_tcp("127.0.0.1", 0);
+        address = tcp::TcpTransport::make_address("127.0.0.1", Listener::port_of(listener.get()));
       } else {
         std::array<std::byte, 8> random;
         random_bytes(random);
         std::uint64_t number = 0;
         std::memcpy(&number, random.data(), sizeof number);
         address = "bps-test-" + std::to_string(number);
-        listener = Door::listen_local(address);
+        listener = Listener::listen_local(address);
       }
-      door_ = std::make_unique<Door>(
+      listener_ = std::make_unique<Listener>(
           reactor_.loop(), std::move(listener), credentials_,
-          [this](Fd fd, const Hello& who) { let_in(std::make_unique<SocketVisitor>(std::move(fd), who)); });
+          [this](Fd fd, const Hello& who) { accept_connection(std::make_unique<IncomingSocket>(std::move(fd), who)); });
       const auto bytes = as_bytes(address);
       return Bytes(bytes.begin(), bytes.end());
     });
   }
 
   Endpoint* connect(const Bytes& address, Plane plane) {
-    const Hello hello{.node = 7, .lane = 1, .shard = 2, .plane = plane};
+    const Hello hello{.node = 7, .client_loop = 1, .server_loop = 2, .plane = plane};
     auto made = transport->connect(address, hello, Deadline::after(10), "the other side");
     return call([&] {
       made->sink = &sink;
@@ -194,9 +196,9 @@ class Side {
   Endpoint* control = nullptr;
 
  private:
-  void let_in(std::unique_ptr<Visitor> visitor) {
-    const Plane plane = visitor->hello.plane;
-    Endpoint* endpoint = transport->accept(std::move(visitor), sink);
+  void accept_connection(std::unique_ptr<IncomingConnection> incoming) {
+    const Plane plane = incoming->hello.plane;
+    Endpoint* endpoint = transport->accept(std::move(incoming), sink);
     const std::lock_guard lock(sink.mutex);
     (plane == Plane::kData ? data : control) = endpoint;
     sink.changed.notify_all();
@@ -204,8 +206,8 @@ class Side {
 
   Reactor reactor_;
   const Credentials& credentials_;
-  std::unique_ptr<Door> door_;
-  std::unique_ptr<RdmaDoor> rdma_door_;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<rdma::RdmaListener> rdma_listener_;
 };
 
 // A caller and a callee, connected on both planes.
@@ -231,19 +233,19 @@ class TwoSides : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.write_count() >= goal; }));
   }
 
-  void offer(Side& from, Endpoint* endpoint, const Offer& what) {
+  void post(Side& from, Endpoint* endpoint, const Descriptor& what) {
     const Deadline deadline = Deadline::after(30);
-    while (from.call([&] { return endpoint->direct()->offer({&what, 1}); }) == 0 && !deadline.passed()) {
+    while (from.call([&] { return endpoint->direct()->post({&what, 1}); }) == 0 && !deadline.passed()) {
     }
   }
 
-  // A same-host peer can write only into memory that was announced to it, which an offer does.
+  // A same-host peer can write only into memory that was announced to it, which an post does.
   void introduce(Side& owner, Endpoint* endpoint, const Region& region) {
     if (endpoint->direct() == nullptr) return;
     Side& other = &owner == caller.get() ? *callee : *caller;
-    const std::size_t goal = other.sink.look([](const Recorder& sink) { return sink.offers.size(); }) + 1;
-    offer(owner, endpoint, {.header = {}, .source = &region, .source_offset = 0, .length = 1});
-    ASSERT_TRUE(other.sink.wait([&](const Recorder& sink) { return sink.offers.size() >= goal; }));
+    const std::size_t goal = other.sink.look([](const Recorder& sink) { return sink.descriptors.size(); }) + 1;
+    post(owner, endpoint, {.header = {}, .source = &region, .source_offset = 0, .length = 1});
+    ASSERT_TRUE(other.sink.wait([&](const Recorder& sink) { return sink.descriptors.size() >= goal; }));
   }
 
   const Credentials credentials = Credentials::from("job", "secret");
@@ -253,4 +255,4 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   Endpoint* data = nullptr;
 };
 
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

@@ -3,7 +3,7 @@
 #include "core/dtype.h"
 #include "van/van_fixture.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using namespace test;
@@ -178,4 +178,4 @@ TEST(Calls, ServersDoNotTakePart) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

@@ -1,6 +1,6 @@
 #include "van/find_scheduler.h"
 
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/van_fixture.h"
 
 namespace bps::van {
@@ -8,18 +8,18 @@ namespace {
 
 using namespace test;
 
-Thrown search(const std::vector<std::uint16_t>& ports, const Credentials& credentials, double seconds) {
+Thrown search(const std::vector<std::uint16_t>& ports, const transport::Credentials& credentials, double seconds) {
   return thrown_by([&] { find_scheduler("127.0.0.1", ports, credentials, Deadline::after(seconds)); });
 }
 
 std::uint16_t closed_port() {
-  const Fd listener = Door::listen_tcp("127.0.0.1", 0);
-  return Door::port_of(listener.get());
+  const Fd listener = transport::Listener::listen_tcp("127.0.0.1", 0);
+  return transport::Listener::port_of(listener.get());
 }
 
 TEST(FindScheduler, LooksOnWhereOthersListen) {
-  const auto stranger = make_scheduler(1, 0, {}, Credentials::from("other job", "secret"));
-  const Fd silent = Door::listen_tcp("127.0.0.1", 0);
+  const auto stranger = make_scheduler(1, 0, {}, transport::Credentials::from("other job", "secret"));
+  const Fd silent = transport::Listener::listen_tcp("127.0.0.1", 0);
   const auto ours = make_scheduler(1, 0);
   const auto found =
       find_scheduler("127.0.0.1", {closed_port(), stranger->port(), ours->port()}, kJob, Deadline::after(5));
@@ -29,7 +29,7 @@ TEST(FindScheduler, LooksOnWhereOthersListen) {
 TEST(FindScheduler, AWrongSecretIsSaidAtOnceIfThereIsOnePort) {
   const auto scheduler = make_scheduler(1, 0);
   const auto start = now_ns();
-  const Thrown thrown = search({scheduler->port()}, Credentials::from("job", "wrong"), 30);
+  const Thrown thrown = search({scheduler->port()}, transport::Credentials::from("job", "wrong"), 30);
   EXPECT_EQ(thrown.code, ErrorCode::kAuthentication);
   EXPECT_EQ(thrown.what, "the scheduler at 127.0.0.1:" + std::to_string(scheduler->port()) + " has another secret");
   EXPECT_EQ(thrown.hint, "set the same BPS_SECRET on every node");
@@ -38,9 +38,9 @@ TEST(FindScheduler, AWrongSecretIsSaidAtOnceIfThereIsOnePort) {
 
 TEST(FindScheduler, TheMostTellingErrorWins) {
   const auto ours = make_scheduler(1, 0);
-  const auto other = make_scheduler(1, 0, {}, Credentials::from("other job", "secret"));
+  const auto other = make_scheduler(1, 0, {}, transport::Credentials::from("other job", "secret"));
   const std::uint16_t nobody = closed_port();
-  EXPECT_EQ(search({ours->port(), other->port(), nobody}, Credentials::from("job", "wrong"), 0.2).hint,
+  EXPECT_EQ(search({ours->port(), other->port(), nobody}, transport::Credentials::from("job", "wrong"), 0.2).hint,
             "set the same BPS_SECRET on every node");
   const Thrown only_others = search({other->port(), nobody}, kJob, 0.2);
   EXPECT_EQ(only_others.code, ErrorCode::kAuthentication);
@@ -68,10 +68,10 @@ TEST(FindScheduler, NobodyThereIsUnreachable) {
 }
 
 TEST(FindScheduler, ASilentListenerDoesNotHideTheNextPort) {
-  const Fd silent = Door::listen_tcp("127.0.0.1", 0);
+  const Fd silent = transport::Listener::listen_tcp("127.0.0.1", 0);
   const auto ours = make_scheduler(1, 0);
-  const auto found =
-      find_scheduler("127.0.0.1", {Door::port_of(silent.get()), ours->port()}, kJob, Deadline::after(20));
+  const auto found = find_scheduler("127.0.0.1", {transport::Listener::port_of(silent.get()), ours->port()}, kJob,
+                                    Deadline::after(20));
   EXPECT_EQ(found.where, "127.0.0.1:" + std::to_string(ours->port()));
 }
 

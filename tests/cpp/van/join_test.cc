@@ -1,7 +1,7 @@
 #include <sys/socket.h>
 
 #include "core/clock.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/messages.h"
 #include "van/van_fixture.h"
 
@@ -35,8 +35,8 @@ TEST(Join, AddressesArriveUnchanged) {
   TestNode node({scheduler->port()});
   Node self{.worker_rank = kAnyRank,
             .server_rank = kAnyRank,
-            .lanes = 3,
-            .shards = 5,
+            .worker_loops = 3,
+            .server_loops = 5,
             .pid = 77,
             .host = "here",
             .host_key = "key",
@@ -89,8 +89,8 @@ TEST(Join, TheMostImpatientMemberDecides) {
 TEST(Join, WhoDiesWhileWaitingCanBeReplaced) {
   const auto scheduler = make_scheduler(2, 0);
   {
-    const Fd socket = connect_tcp("127.0.0.1", scheduler->port(), Deadline::after(5));
-    greet(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+    const Fd socket = transport::connect_tcp("127.0.0.1", scheduler->port(), Deadline::after(5));
+    transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
     Join join{{.worker_rank = 0, .host = "", .host_key = "", .addresses = {}}, 2, 0, 5000};
     const Bytes message = encode(join);
     Writer framed;
@@ -104,7 +104,7 @@ TEST(Join, WhoDiesWhileWaitingCanBeReplaced) {
 }
 
 TEST(Join, TwoJobsShareTheirPorts) {
-  const auto job_b = Credentials::from("job b", "secret");
+  const auto job_b = transport::Credentials::from("job b", "secret");
   const auto first = make_scheduler(2, 0);
   const auto second = make_scheduler(2, 0, {}, job_b);
   const std::vector ports{first->port(), second->port()};
@@ -133,8 +133,8 @@ TEST(Join, TheNextJobMayHaveThePortAtOnce) {
 }
 
 TEST(Join, TheSchedulerMayComeLater) {
-  Fd placeholder = Door::listen_tcp("127.0.0.1", 0);
-  const std::uint16_t port = Door::port_of(placeholder.get());
+  Fd placeholder = transport::Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = transport::Listener::port_of(placeholder.get());
   placeholder.reset();
   TestNode node({port});
   std::unique_ptr<Scheduler> scheduler;
@@ -147,8 +147,8 @@ TEST(Join, TheSchedulerMayComeLater) {
 }
 
 TEST(Join, TheFirstFreePortIsTaken) {
-  const Fd taken = Door::listen_tcp("127.0.0.1", 0);
-  const std::uint16_t port = Door::port_of(taken.get());
+  const Fd taken = transport::Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = transport::Listener::port_of(taken.get());
   const auto scheduler = make_scheduler(1, 0, [port](auto& options) { options.ports = {port, 0}; });
   EXPECT_NE(scheduler->port(), port);
   EXPECT_EQ(thrown_by([&] { make_scheduler(1, 0, [port](auto& options) { options.ports = {port}; }); }).code,

@@ -4,7 +4,7 @@
 
 #include "van/van_fixture.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using namespace test;
@@ -128,4 +128,4 @@ TEST(Lifetime, FourMembersComeAndGoQuickly) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

@@ -4,7 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "van/messages.h"
 #include "van/van_fixture.h"
 
@@ -38,8 +38,8 @@ class Child {
 
 // A port that is free now, for a scheduler that starts after its child processes.
 std::uint16_t free_port() {
-  const Fd listener = Door::listen_tcp("127.0.0.1", 0);
-  return Door::port_of(listener.get());
+  const Fd listener = transport::Listener::listen_tcp("127.0.0.1", 0);
+  return transport::Listener::port_of(listener.get());
 }
 
 void stay() {
@@ -224,8 +224,8 @@ TEST(Lost, ASilentSchedulerIsReported) {
 
 // A member that authenticates, joins, and then does what `behave` says.
 void raw_member(std::uint16_t port, const std::function<void(int)>& behave) {
-  const Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(5));
-  greet(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+  const Fd socket = transport::connect_tcp("127.0.0.1", port, Deadline::after(5));
+  transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
   Node self;
   self.worker_rank = 1;
   Writer framed;

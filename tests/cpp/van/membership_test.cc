@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 Node node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
@@ -49,4 +49,4 @@ TEST(Membership, NamesRanks) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

@@ -6,16 +6,14 @@
 #include "core/dtype.h"
 #include "van/messages.h"
 
-namespace bps::test {
-
-using namespace van;
+namespace bps::van::test {
 
 inline Node sample_node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
   return {.id = id,
           .worker_rank = worker,
           .server_rank = server,
-          .lanes = 2,
-          .shards = 3,
+          .worker_loops = 2,
+          .server_loops = 3,
           .pid = 42,
           .host = "host-a",
           .host_key = "boot-1234",
@@ -52,4 +50,4 @@ inline std::vector<Message> message_samples() {
   };
 }
 
-}  // namespace bps::test
+}  // namespace bps::van::test

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::van {
 namespace {
 
 using List = std::vector<std::string>;
@@ -61,4 +61,4 @@ TEST(Select, SaysWhyNothingFits) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::van

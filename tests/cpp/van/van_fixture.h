@@ -16,13 +16,13 @@
 #include "van/scheduler.h"
 #include "van/van.h"
 
-namespace bps::test {
+namespace bps::van::test {
 
-inline const Credentials kJob = Credentials::from("job", "secret");
+inline const transport::Credentials kJob = transport::Credentials::from("job", "secret");
 
 inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uint32_t servers,
                                                  const std::function<void(SchedulerOptions&)>& change = {},
-                                                 const Credentials& job = kJob) {
+                                                 const transport::Credentials& job = kJob) {
   SchedulerOptions options{
       .address = "127.0.0.1", .ports = {0}, .workers = workers, .servers = servers, .on_lost = nullptr};
   options.join_timeout_s = 20;
@@ -34,7 +34,8 @@ inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uin
 // A van that writes down its events.
 class TestNode {
  public:
-  explicit TestNode(std::vector<std::uint16_t> ports, const Credentials& job = kJob, double join_timeout_s = 20)
+  explicit TestNode(std::vector<std::uint16_t> ports, const transport::Credentials& job = kJob,
+                    double join_timeout_s = 20)
       : van_(std::make_unique<Van>(
             VanOptions{
                 .scheduler_host = "127.0.0.1", .scheduler_ports = std::move(ports), .join_timeout_s = join_timeout_s},
@@ -141,4 +142,4 @@ struct JointJob {
   std::vector<std::unique_ptr<TestNode>> nodes;
 };
 
-}  // namespace bps::test
+}  // namespace bps::van::test

@@ -7,7 +7,7 @@
 
 #include "transport/rdma/wire.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 // Whatever the order in which queue pairs come and go: what is reserved fits the queue, the queue fits the device, and
@@ -73,4 +73,4 @@ TEST(Capacity, IdentifiersKeepWhatTheyAreGiven) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 TEST(Hca, EmptyMatchesEverything) {
@@ -69,4 +69,4 @@ TEST(Hca, NonsenseIsAnError) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -9,7 +9,7 @@
 #include "core/bytes.h"
 #include "core/hmac.h"
 
-namespace bps {
+namespace bps::transport::rdma {
 namespace {
 
 using Verdict = Judgement::Verdict;
@@ -35,8 +35,8 @@ TEST(PrivateData, ARequestRoundTripsHoweverItIsPadded) {
     const Judgement judged = judge_request(padded, kJob, kServer);
     ASSERT_EQ(judged.verdict, Verdict::kWelcome);
     EXPECT_EQ(judged.hello.node, hello.node);
-    EXPECT_EQ(judged.hello.lane, hello.lane);
-    EXPECT_EQ(judged.hello.shard, hello.shard);
+    EXPECT_EQ(judged.hello.client_loop, hello.client_loop);
+    EXPECT_EQ(judged.hello.server_loop, hello.server_loop);
     EXPECT_EQ(judged.hello.plane, hello.plane);
     EXPECT_EQ(judged.nonce, nonce(i));
     EXPECT_TRUE(is_proof(make_reply(request, kJob, kServer), request, kJob, kServer));
@@ -105,4 +105,4 @@ TEST(PrivateData, ANonceIsGoodOnce) {
 }
 
 }  // namespace
-}  // namespace bps
+}  // namespace bps::transport::rdma

@@ -6,7 +6,7 @@
 
 #include "transport/two_sides.h"
 
-namespace bps::testing {
+namespace bps::transport::testing {
 namespace {
 
 class RdmaScale : public ::testing::Test {
@@ -15,7 +15,7 @@ class RdmaScale : public ::testing::Test {
     if (!test_rdma().usable()) GTEST_SKIP() << test_rdma().why_not;
     {
       const Side warm_up(Way{"rdma", false}, credentials);
-    }  // librdmacm keeps a context from its first use on
+    }  // librdmacm keeps a device from its first use on
     before = kernel_objects();
     callee = std::make_unique<Side>(Way{"rdma", false}, credentials);
     caller = std::make_unique<Side>(Way{"rdma", false}, credentials);
@@ -175,4 +175,4 @@ TEST_F(RdmaScale, TenThousandConnectionsLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace bps::testing
+}  // namespace bps::transport::testing

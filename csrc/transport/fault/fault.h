@@ -1,0 +1,56 @@
+// A decorator that makes any transport misbehave within its contract, and sometimes beyond it.
+//
+// Within: it accepts only part of a batch, refuses for a while, holds writes back and delivers them in another order.
+// Beyond: it loses a data endpoint after so many writes. What is built on a transport must bear the former without a
+// trace and turn the latter into an error. Deterministic for a seed. For tests; BPS_FAULT switches it on in a process.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace bps::transport::fault {
+
+struct FaultPlan {
+  std::uint32_t seed = 1;
+  double refuse = 0;             // chance that a post accepts nothing
+  double partial = 0;            // chance that it accepts a random prefix
+  double hold = 0;               // chance that an accepted write or post is held back and overtaken
+  std::uint64_t lose_after = 0;  // data writes and descriptors after which an endpoint is lost; 0: never
+
+  bool any() const { return refuse > 0 || partial > 0 || hold > 0 || lose_after > 0; }
+  // "refuse=0.1,hold=0.5,seed=7"; empty: none. Throws kInvalidArgument.
+  static FaultPlan parse(const std::string& text);
+};
+
+class FaultEndpoint;
+
+class FaultTransport final : public Transport {
+ public:
+  FaultTransport(std::unique_ptr<Transport> inner, FaultPlan plan);
+  ~FaultTransport() override;
+
+  std::string_view name() const override { return inner_->name(); }
+  RegionPtr register_memory(std::span<std::byte> bytes) override { return inner_->register_memory(bytes); }
+  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
+                                    const std::string& whom) override;
+  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
+  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  void close(Endpoint* endpoint) override;
+  int poll() override;
+  bool arm() override;
+  void disarm() override { inner_->disarm(); }
+  bool relies_on_descriptors() const override { return inner_->relies_on_descriptors(); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  const FaultPlan plan_;
+  std::uint32_t endpoints_made_ = 0;
+  std::vector<std::unique_ptr<FaultEndpoint>> endpoints_;
+};
+
+}  // namespace bps::transport::fault

@@ -1,0 +1,82 @@
+// The calling side of a connection: blocks, with a deadline, on an event channel of its own.
+#include <poll.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/hmac.h"
+#include "transport/rdma/rc_connection.h"
+
+namespace bps::transport::rdma {
+namespace {
+
+struct Attempt {
+  const std::string& whom;
+  const std::string where;
+  const Deadline& deadline;
+
+  [[noreturn]] void fail(const std::string& why, const std::string& hint) const {
+    throw HandshakeError(Refusal::kSilent, ErrorCode::kUnreachable,
+                         "cannot reach " + whom + " at " + where + ": " + why, hint);
+  }
+  [[noreturn]] void fail_network(const std::string& why) const {
+    fail(why,
+         "check that both RDMA interfaces are up and in one network (ip route get, rping); BPS_RDMA_HCA and "
+         "BPS_NODE_HOST choose another");
+  }
+
+  CmEvent await(rdma_event_channel* channel, rdma_cm_event_type wanted) const {
+    for (;;) {
+      CmEvent event;
+      if (next_event(channel, event)) {
+        if (event.type == wanted) return event;
+        if (event.type == RDMA_CM_EVENT_REJECTED) {
+          if (const auto refusal = read_refusal(event.private_data)) {
+            throw_refused(refusal->reason, refusal->version, whom);
+          }
+          fail(in_words(event), "check that the process there runs, and see its log");
+        }
+        fail_network(in_words(event));
+      }
+      pollfd wait{channel->fd, POLLIN, 0};
+      const int ready = ::poll(&wait, 1, deadline.left_ms());
+      if (ready == 0) fail_network("no answer in time");
+      if (ready < 0 && errno != EINTR) throw_errno("cannot wait for " + whom);
+    }
+  }
+};
+
+}  // namespace
+
+RcConnection call(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
+                  const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
+                  const Deadline& deadline, const std::string& whom) {
+  const Rail& rail = context->rail();
+  const Attempt attempt{whom, host + " port " + std::to_string(port) + " from " + rail.address, deadline};
+  CmChannel channel = make_cm_channel();
+  CmId id = make_cm_id(channel.get());
+  if (context->options().traffic_class) {
+    auto tos = static_cast<std::uint8_t>(*context->options().traffic_class);
+    ::rdma_set_option(id.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
+  }
+  CmAddress from(rail.address, 0, rail.interface);
+  CmAddress to(host, port, rail.interface);
+  if (::rdma_resolve_addr(id.get(), from.get(), to.get(), deadline.left_ms()) != 0) {
+    attempt.fail_network(std::strerror(errno));
+  }
+  attempt.await(channel.get(), RDMA_CM_EVENT_ADDR_RESOLVED);
+  if (::rdma_resolve_route(id.get(), deadline.left_ms()) != 0) attempt.fail_network(std::strerror(errno));
+  attempt.await(channel.get(), RDMA_CM_EVENT_ROUTE_RESOLVED);
+
+  RcConnection connection(context, std::move(id), hello.plane);
+  Nonce nonce{};
+  random_bytes(nonce);
+  const RequestData request = make_request(hello, credentials, nonce, server_nonce);
+  connection.request(request);
+  const CmEvent answer = attempt.await(channel.get(), RDMA_CM_EVENT_CONNECT_RESPONSE);
+  if (!is_proof(answer.private_data, request, credentials, server_nonce)) throw_secret(whom);
+  connection.caller_channel = std::move(channel);
+  return connection;
+}
+
+}  // namespace bps::transport::rdma

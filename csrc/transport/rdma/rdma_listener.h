@@ -1,0 +1,38 @@
+// What stands behind RdmaListener: a listening identifier per rail, and the incoming it lets through.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/rdma/cm.h"
+#include "transport/rdma/private_data.h"
+#include "transport/rdma/rdma.h"
+
+namespace bps::transport::rdma {
+
+// Somebody whose request has been checked, and not yet answered.
+class RdmaIncoming final : public IncomingConnection {
+ public:
+  RdmaIncoming(std::shared_ptr<rdma_event_channel> at, CmId by, const Hello& who, const ReplyData& answer)
+      : IncomingConnection(who), channel(std::move(at)), id(std::move(by)), reply(answer) {}
+  const std::shared_ptr<rdma_event_channel> channel;  // the door may close while its incoming still wait
+  CmId id;
+  const ReplyData reply;
+};
+
+// The address of a door, as text: the nonce in hexadecimal digits, then the host and the port of each rail.
+struct ListenerAddress {
+  struct Entry {
+    std::string host;
+    std::uint16_t port = 0;
+  };
+  Nonce nonce{};
+  std::vector<Entry> entries;
+
+  Bytes encode() const;
+  // Throws kTransport.
+  static ListenerAddress decode(std::span<const std::byte> bytes, const std::string& whom);
+};
+
+}  // namespace bps::transport::rdma

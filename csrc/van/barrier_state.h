@@ -1,0 +1,38 @@
+// Worker ranks that wait for each other: a barrier, or the ranks that are to form a group. A pure state machine.
+//
+// Each rank may have several callers waiting (threads); the n-th of one rank meets the n-th of the others.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bps::van {
+
+class BarrierState {
+ public:
+  struct Caller {
+    std::uint32_t rank;
+    std::uint32_t call;
+    bool operator==(const Caller&) const = default;
+  };
+
+  explicit BarrierState(std::vector<std::uint32_t> ranks) : ranks_(std::move(ranks)), waiting_(ranks_.size()) {}
+
+  // One caller of each rank, when this one was the last; otherwise nobody. The caller's rank is one of the ranks.
+  std::vector<Caller> arrive(Caller caller);
+  // Forgets the caller and tells which ranks it still waited for; nothing when it is not here.
+  std::optional<std::vector<std::uint32_t>> cancel(Caller caller);
+  // Sends everybody home.
+  std::vector<Caller> cancel_all();
+  bool empty() const;
+  const std::vector<std::uint32_t>& ranks() const { return ranks_; }
+
+ private:
+  std::vector<std::uint32_t> ranks_;  // ascending
+  std::vector<std::deque<std::uint32_t>> waiting_;
+};
+
+}  // namespace bps::van

@@ -1,0 +1,50 @@
+// The members of a running job, and what has become of each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "van/rendezvous.h"
+
+namespace bps::van {
+
+struct Member {
+  enum class Fate : std::uint8_t { kHere, kLeft, kLost };
+
+  Peer peer = 0;
+  const Node* node = nullptr;
+  Fate fate = Fate::kHere;
+  bool connected = true;
+  std::string farewell;  // "worker 1 (host, pid 42) has left", once it is not here
+
+  bool is_worker() const { return node->worker_rank >= 0; }
+  bool is_server() const { return node->server_rank >= 0; }
+  std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker
+};
+
+class MemberTable {
+ public:
+  explicit MemberTable(Rendezvous::Seating seating) : membership_(std::move(seating.membership)) {
+    for (std::size_t i = 0; i < membership_.nodes.size(); ++i) {
+      members_.push_back({.peer = seating.peers[i], .node = &membership_.nodes[i], .farewell = ""});
+    }
+  }
+  MemberTable(const MemberTable&) = delete;
+  MemberTable& operator=(const MemberTable&) = delete;
+
+  const Membership& membership() const { return membership_; }
+  std::vector<Member>& members() { return members_; }
+  Member& worker(std::uint32_t rank) { return members_[rank]; }  // workers come first
+  Member* find(Peer peer) {
+    for (Member& member : members_) {
+      if (member.peer == peer) return &member;
+    }
+    return nullptr;
+  }
+
+ private:
+  const Membership membership_;
+  std::vector<Member> members_;
+};
+
+}  // namespace bps::van

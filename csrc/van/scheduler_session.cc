@@ -1,0 +1,159 @@
+#include "van/scheduler_session.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/log.h"
+
+namespace bps::van {
+
+SchedulerSession::SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s)
+    : events_(std::move(events)),
+      heartbeat_interval_s_(heartbeat_interval_s),
+      heartbeat_timeout_s_(heartbeat_timeout_s),
+      thread_([this] { run(); }) {}
+
+SchedulerSession::~SchedulerSession() {
+  stopping_ = true;
+  loop_.wake();
+  thread_.join();
+}
+
+void SchedulerSession::run() {
+  name_thread("bps-van");
+  try {
+    while (!stopping_) loop_.turn(std::chrono::hours(1));
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kError, std::string("the van failed: ") + error.what());
+    end(End::kSchedulerLost, std::string("the line to the scheduler failed: ") + error.what());
+  }
+  connection_.reset();
+}
+
+void SchedulerSession::open(Fd socket, std::string where, const Join& join) {
+  const auto shared = std::make_shared<Fd>(std::move(socket));  // a posted function must be copyable
+  loop_.post([this, shared, where = std::move(where), join] {
+    where_ = where;
+    connection_ = std::make_unique<Connection>(
+        loop_, std::move(*shared), [this](Message&& message) { receive(std::move(message)); },
+        [this](const std::string& why) { lose_scheduler(why); });
+    connection_->send(join);
+  });
+}
+
+void SchedulerSession::hang_up() {
+  loop_.post([this] { connection_.reset(); });
+}
+
+void SchedulerSession::post(const Message& message) {
+  loop_.post([this, bytes = encode(message)] {
+    if (connection_) connection_->send_encoded(bytes);
+  });
+}
+
+void SchedulerSession::receive(Message&& message) {
+  if (auto* first = std::get_if<Welcome>(&message); first != nullptr && !joined_) return welcome(std::move(*first));
+  if (const auto* refused = std::get_if<Refused>(&message)) {
+    if (joined_) return lose_scheduler(refused->text);
+    return calls_.answer(0, std::move(message));
+  }
+  if (std::holds_alternative<Heartbeat>(message)) return;
+  if (!joined_) return lose_scheduler("sent a message out of turn");
+  if (const auto* info = std::get_if<GroupInfo>(&message)) return learn(info->group);
+  if (const auto* lost = std::get_if<PeerLost>(&message)) return lose(lost->node, lost->text);
+  if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, "");
+  if (const auto* failed = std::get_if<TensorFailed>(&message)) {
+    if (events_.on_tensor_failed) events_.on_tensor_failed(failed->tensor, failed->text);
+    return;
+  }
+  std::uint32_t call = 0;
+  if (const auto* done = std::get_if<Done>(&message)) call = done->call;
+  if (const auto* failed = std::get_if<Failed>(&message)) call = failed->call;
+  if (const auto* missing = std::get_if<Missing>(&message)) call = missing->call;
+  if (const auto* declared = std::get_if<Declared>(&message)) call = declared->call;
+  if (const auto* ready = std::get_if<GroupReady>(&message)) call = ready->call;
+  if (call == 0) return lose_scheduler("sent a message out of turn");
+  calls_.answer(call, std::move(message));
+}
+
+void SchedulerSession::welcome(Welcome&& welcome) {
+  membership_ = std::move(welcome.membership);
+  self_ = membership_.by_id(welcome.you);
+  // A scheduler that is patient beats rarely: being less patient than it is would find it lost when it is not.
+  const double its_silence_s = welcome.silence_ms / 1e3;
+  silence_ = std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(std::max(heartbeat_timeout_s_, its_silence_s)));
+  joined_ = true;
+  if (self_->server_rank != kNoRank && events_.on_group) {
+    Group all{0, std::vector<std::uint32_t>(membership_.workers)};
+    std::iota(all.ranks.begin(), all.ranks.end(), 0);
+    events_.on_group(all);
+  }
+  // Three beats fit into the silence that it tolerates, whatever was configured here.
+  last_beat_ = Clock::now();
+  loop_.every(std::min(heartbeat_interval_s_, its_silence_s / 3), [this] { beat(); });
+  calls_.answer(0, Welcome{});
+}
+
+void SchedulerSession::learn(const Group& group) {
+  if (group.ranks.back() >= membership_.workers) return lose_scheduler("made a group of ranks that do not exist");
+  if (events_.on_group) events_.on_group(group);
+  if (connection_) connection_->send(GroupAck{group.id});
+}
+
+void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
+  if (lost_.insert(node).second && events_.on_lost) events_.on_lost(node, why);
+}
+
+void SchedulerSession::lose_scheduler(const std::string& why) {
+  const std::string text = "the scheduler at " + where_ + " was lost: " + why;
+  connection_.reset();
+  if (!joined_) return calls_.break_all(text);
+  const Deadline now = Deadline::after(0);
+  if (wait_for_end(&now) == End::kNotYet) lose(0, text);
+  end(End::kSchedulerLost, text);
+}
+
+void SchedulerSession::end(End how, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (end_ == End::kNotYet) {
+      end_ = how;
+      why_lost_ = why;
+      ended_.notify_all();
+    }
+  }
+  if (how == End::kSchedulerLost) calls_.break_all(why);
+}
+
+SchedulerSession::End SchedulerSession::wait_for_end(const Deadline* deadline) {
+  std::unique_lock lock(mutex_);
+  const auto is_over = [this] { return end_ != End::kNotYet; };
+  if (deadline == nullptr) {
+    ended_.wait(lock, is_over);
+  } else {
+    ended_.wait_until(lock, deadline->at(), is_over);
+  }
+  return end_;
+}
+
+std::string SchedulerSession::why_lost() {
+  const std::lock_guard lock(mutex_);
+  return why_lost_;
+}
+
+void SchedulerSession::beat() {
+  const auto now = Clock::now();
+  const auto since_last = now - std::exchange(last_beat_, now);
+  if (!connection_) return;
+  connection_->send(Heartbeat{});
+  // Who was stopped itself (a debugger, a lid that was closed) cannot tell who was silent meanwhile.
+  if (since_last > silence_ / 2) connection_->forgive_silence();
+  const auto silent = now - connection_->heard();
+  if (silent <= silence_) return;
+  const auto tenths = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count() / 100;
+  lose_scheduler("silent for " + std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s");
+}
+
+}  // namespace bps::van

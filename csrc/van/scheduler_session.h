@@ -1,0 +1,76 @@
+// The van's end of the line to the scheduler: everything that runs on the van's thread.
+//
+// Threading: post() and the waiting functions may be called from any thread, the rest belongs to the van's thread. What
+// is told at the welcome (membership, self) never changes afterwards.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "van/connection.h"
+#include "van/pending_calls.h"
+#include "van/van.h"
+
+namespace bps::van {
+
+class SchedulerSession {
+ public:
+  enum class End : std::uint8_t { kNotYet, kWell, kBadly, kSchedulerLost };
+
+  SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s);
+  ~SchedulerSession();
+  SchedulerSession(const SchedulerSession&) = delete;
+  SchedulerSession& operator=(const SchedulerSession&) = delete;
+
+  EventLoop& loop() { return loop_; }
+  PendingCalls& calls() { return calls_; }
+
+  // From any thread.
+  void open(Fd socket, std::string where, const Join& join);
+  void hang_up();
+  void post(const Message& message);
+  bool joined() const { return joined_; }
+  const Membership& membership() const { return membership_; }  // once joined
+  const Node& self() const { return *self_; }                   // once joined
+  // kNotYet when the deadline passed first; without a deadline it never is.
+  End wait_for_end(const Deadline* deadline);
+  std::string why_lost();
+
+ private:
+  void run();
+  void receive(Message&& message);
+  void welcome(Welcome&& welcome);
+  void learn(const Group& group);
+  void lose(std::uint32_t node, const std::string& why);
+  void lose_scheduler(const std::string& why);
+  void end(End how, const std::string& why);
+  void beat();
+
+  const VanEvents events_;
+  const double heartbeat_interval_s_;
+  const double heartbeat_timeout_s_;
+  EventLoop loop_;
+  PendingCalls calls_;
+  std::unique_ptr<Connection> connection_;
+  std::string where_;
+  Membership membership_;
+  const Node* self_ = nullptr;
+  Duration silence_{0};  // after which the scheduler counts as lost
+  Clock::time_point last_beat_;
+  std::set<std::uint32_t> lost_;
+
+  std::atomic<bool> joined_{false};
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  End end_ = End::kNotYet;  // guarded by mutex_
+  std::string why_lost_;    // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace bps::van

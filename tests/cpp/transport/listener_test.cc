@@ -1,0 +1,202 @@
+#include "transport/listener.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <thread>
+
+namespace bps::transport {
+namespace {
+
+const Credentials kOurs = Credentials::from("job", "secret");
+
+// A door on a thread of its own.
+class House {
+ public:
+  explicit House(Fd listener) {
+    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kOurs, [this](Fd socket, const Hello& hello) {
+      last_node = hello.node;
+      pending_.push_back(std::move(socket));
+      ++entered;
+    });
+    thread_ = std::thread([this] {
+      while (!stopping_) loop_.turn(std::chrono::seconds(1));
+    });
+  }
+  ~House() {
+    stopping_ = true;
+    loop_.wake();
+    thread_.join();
+  }
+  std::uint64_t refused() const { return listener_->refused(); }
+  void close() {
+    std::atomic<bool> closed{false};
+    loop_.post([&] {
+      listener_->close();
+      closed = true;
+    });
+    while (!closed) std::this_thread::yield();
+  }
+
+  std::atomic<int> entered{0};
+  std::atomic<std::uint32_t> last_node{0};
+
+ private:
+  EventLoop loop_;
+  std::unique_ptr<Listener> listener_;
+  std::vector<Fd> pending_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+void call(int fd, std::uint32_t node, const Credentials& credentials = kOurs) {
+  client_handshake(fd, {.node = node}, credentials, Deadline::after(5), "the house");
+}
+
+// Waits for what another thread is about to do.
+template <typename Condition>
+bool soon(Condition condition, double seconds = 5) {
+  const Deadline deadline = Deadline::after(seconds);
+  while (!condition()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+bool has_ipv6() {
+  const Fd probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 loopback{};
+  loopback.sin6_family = AF_INET6;
+  loopback.sin6_addr = in6addr_loopback;
+  return probe && ::bind(probe.get(), reinterpret_cast<sockaddr*>(&loopback), sizeof loopback) == 0;
+}
+
+TEST(Listener, LetsMembersInOverEveryFamily) {
+  Fd listener = Listener::listen_tcp("", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  ASSERT_NE(port, 0);
+  House house(std::move(listener));
+  std::vector<std::string> hosts{"127.0.0.1", "localhost"};
+  if (has_ipv6()) hosts.push_back("::1");
+  std::uint32_t node = 0;
+  for (const std::string& host : hosts) {
+    const Fd socket = connect_tcp(host, port, Deadline::after(5));
+    call(socket.get(), ++node);
+    ASSERT_TRUE(soon([&] { return house.last_node == node; })) << host;
+    EXPECT_EQ(::fcntl(socket.get(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_NE(::fcntl(socket.get(), F_GETFD) & FD_CLOEXEC, 0);
+    int no_delay = 0;
+    socklen_t size = sizeof no_delay;
+    EXPECT_EQ(::getsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &no_delay, &size), 0);
+    EXPECT_NE(no_delay, 0);
+  }
+  EXPECT_EQ(house.refused(), 0U);
+}
+
+TEST(Listener, LetsMembersInOverALocalSocket) {
+  const std::string name = "bps-door-test-" + std::to_string(::getpid());
+  House house(Listener::listen_local(name));
+  const Fd socket = connect_local(name, Deadline::after(5));
+  call(socket.get(), 5);
+  EXPECT_TRUE(soon([&] { return house.entered == 1; }));
+  EXPECT_THROW(Listener::listen_local(name), Error);
+  EXPECT_THROW(connect_local(name + "-not", Deadline::after(1)), Error);
+  EXPECT_THROW(connect_local(std::string(200, 'x'), Deadline::after(1)), Error);
+}
+
+TEST(Listener, SendsStrangersAway) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  House house(std::move(listener));
+  {
+    const Fd garbage = connect_tcp("127.0.0.1", port, Deadline::after(5));
+    ASSERT_GT(::send(garbage.get(), "GET / HTTP/1.0\r\n\r\n", 18, 0), 0);
+    char byte = 0;
+    EXPECT_LE(::recv(garbage.get(), &byte, 1, 0), 0) << "closed, without an answer";
+  }
+  for (const auto& stranger : {Credentials::from("job", "wrong"), Credentials::from("other", "secret")}) {
+    const Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(5));
+    EXPECT_THROW(call(socket.get(), 1, stranger), HandshakeError);
+  }
+  EXPECT_TRUE(soon([&] { return house.refused() == 3; }));
+  EXPECT_EQ(house.entered, 0);
+}
+
+TEST(Listener, AHundredSilentCallersDelayNobody) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  House house(std::move(listener));
+  std::vector<Fd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(connect_tcp("127.0.0.1", port, Deadline::after(5)));
+  const auto start = now_ns();
+  const Fd good = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  call(good.get(), 9);
+  EXPECT_LT(now_ns() - start, 1'000'000'000U);
+  EXPECT_TRUE(soon([&] { return house.last_node == 9U; }));
+  EXPECT_EQ(house.refused(), 0U);
+  EXPECT_TRUE(soon([&] { return house.refused() == 100; }, 10)) << "and after two seconds they are sent away";
+}
+
+TEST(Listener, ClosingFreesThePortAndSendsWaitersAway) {
+  Fd listener = Listener::listen_tcp("", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  House house(std::move(listener));
+  const Fd inside = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  call(inside.get(), 1);
+  const Fd waiting = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  house.close();
+  char byte = 0;
+  EXPECT_LE(::recv(waiting.get(), &byte, 1, 0), 0);
+  EXPECT_THROW(connect_tcp("127.0.0.1", port, Deadline::after(1)), Error);
+  EXPECT_NO_THROW(Listener::listen_tcp("", port)) << "although a connection of the old listener lives on";
+}
+
+TEST(Listener, ATakenPortIsSaidToBeTaken) {
+  const Fd first = Listener::listen_tcp("", 0);
+  const std::uint16_t port = Listener::port_of(first.get());
+  for (const char* address : {"", "127.0.0.1"}) {
+    try {
+      const Fd second = Listener::listen_tcp(address, port);
+      ADD_FAILURE() << "listens twice on " << port;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kPortTaken);
+      EXPECT_NE(std::string(error.what()).find(std::to_string(port)), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Listener, BadAddressesAreNamed) {
+  for (const char* address : {"no such host.invalid", "192.0.2.1"}) {
+    try {
+      const Fd socket = Listener::listen_tcp(address, 0);
+      ADD_FAILURE() << "listens on " << address;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
+      EXPECT_NE(std::string(error.what()).find(address), std::string::npos) << error.what();
+      EXPECT_FALSE(error.hint().empty());
+    }
+  }
+}
+
+TEST(Listener, NobodyThereIsUnreachable) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  listener.reset();
+  // Often enough that the kernel picks the free port itself as the caller's: that must not count as connected.
+  for (int i = 0; i < 200; ++i) {
+    try {
+      const Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(1));
+      ADD_FAILURE() << "connected to nobody";
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::kUnreachable) << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bps::transport

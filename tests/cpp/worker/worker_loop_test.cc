@@ -1,0 +1,140 @@
+// A worker_loop and two servers in one thread, with nothing between them but the transport of a process to itself.
+#include "worker/worker_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "server/server_loop.h"
+#include "transport/local/self_transport.h"
+
+namespace bps::worker::testing {
+namespace {
+
+constexpr std::uint64_t kPiece = 1024;
+
+class WorkerLoopTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kServers = 2;
+
+  explicit WorkerLoopTest(std::uint64_t credit = 4 * kPiece)
+      : worker_loop(WorkerLoopOptions{.index = 0,
+                                      .servers = kServers,
+                                      .scheduling_credit = credit,
+                                      .largest_partition = 1 << 20,
+                                      .staging_bytes = 1 << 20},
+                    reactor) {
+    van::Membership members;
+    members.workers = 1;
+    van::Node node;
+    node.id = 1;
+    node.worker_rank = 0;
+    members.nodes.push_back(node);
+    for (std::size_t i = 0; i < kServers; ++i) {
+      shards.push_back(std::make_unique<server::ServerLoop>(server::ServerLoopOptions{.largest_partition = 1 << 20},
+                                                            members, std::vector<transport::Transport*>{&transport},
+                                                            counters[i]));
+      shards.back()->add_group(*group);
+      transport::Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
+      const auto [control, control_there] = transport.connect_pair(hello);
+      hello.plane = transport::Plane::kData;
+      const auto [data, data_there] = transport.connect_pair(hello);
+      shards.back()->add_endpoint(control_there, &transport);
+      shards.back()->add_endpoint(data_there, &transport);
+      worker_loop.add_server(i, static_cast<std::uint32_t>(i), "server", &transport, control, {data});
+    }
+    for (int i = 0; i < 4; ++i) deliver();
+  }
+
+  // An operation of `pieces` on each server.
+  std::shared_ptr<Operation> submit(std::uint32_t pieces, std::int32_t priority) {
+    const std::uint64_t bytes = kPiece * pieces * kServers;
+    memory.emplace_back(bytes, std::byte{1});
+    auto tensor =
+        std::make_shared<Tensor>(tensor::Partitioning(bytes, 1, kPiece), tensor::Partitioning(bytes, 1, kPiece));
+    tensor->name = "tensor";
+    tensor->id = static_cast<std::uint32_t>(memory.size());
+    tensor->group = group;
+    tensor->dtype = Dtype::kUint8;
+    tensor->bytes = bytes;
+    tensor->whole_plan.resize(kServers);
+    for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->whole_plan[i % kServers].push_back(i);
+    Request request;
+    request.priority = priority;
+    request.input = request.output = memory.back().data();
+    request.input_allocation = request.output_allocation = {memory.back(), memory.size()};
+    auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, kServers);
+    worker_loop.submit(operation, true);
+    return operation;
+  }
+
+  void deliver() {
+    transport.poll();
+    for (const auto& shard : shards) shard->step();
+  }
+  std::uint64_t pushes(std::size_t server) const { return counters[server].pushes.get(); }
+
+  Counters counters[kServers];
+  Counters own;
+  transport::local::SelfTransport transport{own};
+  std::shared_ptr<const van::Group> group = std::make_shared<const van::Group>(van::Group{0, {0}});
+  transport::Reactor reactor{"test", transport::Spin{}};  // never started: the test is its thread
+  WorkerLoop worker_loop;
+  std::vector<std::unique_ptr<server::ServerLoop>> shards;
+  std::vector<std::vector<std::byte>> memory;
+  std::uint64_t sequence = 0;
+};
+
+TEST_F(WorkerLoopTest, TheCreditIsSharedByTheServers) {
+  const auto operation = submit(50, 0);
+  worker_loop.step();
+  deliver();
+  EXPECT_EQ(pushes(0), 2U);
+  EXPECT_EQ(pushes(1), 2U) << "one server's queue must not take what the other one needs";
+  while (!operation->done()) {
+    worker_loop.step();
+    deliver();
+    EXPECT_LE(pushes(0) - std::min(pushes(0), pushes(1)), 2U);
+    EXPECT_LE(pushes(1) - std::min(pushes(0), pushes(1)), 2U);
+  }
+  EXPECT_EQ(pushes(0) + pushes(1), 100U);
+}
+
+TEST_F(WorkerLoopTest, WhatIsUrgentOvertakesOnEveryServer) {
+  const auto slow = submit(500, -1);
+  worker_loop.step();
+  deliver();
+  const auto urgent = submit(1, 1);
+  while (!urgent->done()) {
+    worker_loop.step();
+    deliver();
+  }
+  for (std::size_t server = 0; server < kServers; ++server) {
+    EXPECT_LE(pushes(server), 2U + 2U + 2U) << "in flight before, with it, and behind it";
+  }
+  EXPECT_FALSE(slow->done());
+  while (!slow->done()) {
+    worker_loop.step();
+    deliver();
+  }
+}
+
+class LoopWithoutCredit : public WorkerLoopTest {
+ protected:
+  LoopWithoutCredit() : WorkerLoopTest(0) {}
+};
+
+TEST_F(LoopWithoutCredit, SendsAllThereIs) {
+  const auto operation = submit(300, 0);
+  worker_loop.step();
+  deliver();
+  EXPECT_EQ(pushes(0) + pushes(1), 600U);
+  while (!operation->done()) {
+    worker_loop.step();
+    deliver();
+  }
+}
+
+}  // namespace
+}  // namespace bps::worker::testing
