@@ -242,15 +242,6 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     return array.reshape(extent)
 
 
-def _forget(identity: int) -> None:
-    job = _job
-    if job is not None:
-        job.process.forget_memory(identity)
-
-
-_core.when_block_gone(_forget)
-
-
 # ---- Seeing
 
 
