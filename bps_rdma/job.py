@@ -1,4 +1,4 @@
-"""The job that this process is in: joining and leaving it, its groups, its memory, its counters."""
+"""The job of this process: joining and leaving it, its groups, its memory, its counters."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def current() -> Job:
 
 
 def init(**settings: object) -> None:
-    """Joins the job; starts whatever is not running yet. Calling it again while it runs does nothing.
+    """Joins the job; starts the members that are not running yet. Further calls have no effect while the job runs.
 
     Args:
         settings: values that override the environment, named without BPS_ and in lower case, for example
@@ -98,9 +98,9 @@ def init(**settings: object) -> None:
 
     Raises:
         InvalidArgumentError: a setting or launcher variable cannot be used.
-        UnreachableError, AuthenticationError, VersionError, PortTakenError: the scheduler or a server cannot be
-            joined.
-        DeadlineError: not all members came within BPS_JOIN_TIMEOUT seconds.
+        UnreachableError, AuthenticationError, VersionError, PortTakenError: the connection to the scheduler or a server
+            failed.
+        DeadlineError: not all members joined within BPS_JOIN_TIMEOUT seconds.
     """
     global _job
     with _lock:
@@ -113,7 +113,7 @@ def init(**settings: object) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job; waits, up to BPS_SHUTDOWN_TIMEOUT seconds, until all workers do. Without init() does nothing."""
+    """Leaves the job once all workers do, or after BPS_SHUTDOWN_TIMEOUT seconds. Without a job it has no effect."""
     global _job
     with _lock:
         if _job is None:
@@ -124,7 +124,7 @@ def shutdown() -> None:
             job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
         finally:
             job.close()
-        _core.release_orphans(all=True)  # nothing can be written into them any more
+        _core.release_orphans(all=True)  # no peer can write into them any more
 
 
 def is_initialized() -> bool:
@@ -143,17 +143,17 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Rank of this worker on its host, as the launcher said; 0 without one."""
+    """Rank of this worker on its host, as set by the launcher; 0 without a launcher."""
     return int(current().config.text("BPS_LOCAL_RANK") or 0)
 
 
 def local_size() -> int:
-    """Workers on this host, as the launcher said; 1 without one."""
+    """Number of workers on this host, as set by the launcher; 1 without a launcher."""
     return int(current().config.text("BPS_LOCAL_SIZE") or 1)
 
 
 def config_with(settings: Mapping[str, object]) -> Any:
-    """The settings that init() would use with these arguments."""
+    """The settings that init() uses with these arguments."""
     config = _core.Config()
     for name, value in settings.items():
         text = ("1" if value else "0") if isinstance(value, bool) else str(value)
@@ -162,7 +162,7 @@ def config_with(settings: Mapping[str, object]) -> Any:
 
 
 def config() -> list[SettingValue]:
-    """Every setting with its value and where that came from. Works before init() too."""
+    """Every setting with its value and the source of the value. Can be called before init()."""
     values = _job.config if _job is not None else _core.Config()
     return [
         SettingValue(name, values.text(name), values.source(name), default, tuple(aliases.split()), text)
@@ -174,15 +174,15 @@ def config() -> list[SettingValue]:
 
 
 def new_group(ranks: Iterable[int], name: str = "") -> Group:
-    """Makes (or finds) the group of some worker ranks. Every rank of the group calls it, others need not.
+    """Creates the group of some worker ranks, or finds it. Only the ranks of the group call this.
 
     Args:
         ranks: worker ranks, in any order.
-        name: tells groups of the same ranks apart.
+        name: distinguishes groups of the same ranks.
 
     Raises:
-        InvalidArgumentError: a rank twice or out of range, or this rank not among them.
-        DeadlineError, PeerLostError: a member did not call it in time, or is gone.
+        InvalidArgumentError: a rank occurs twice or is out of range, or this rank is not among them.
+        DeadlineError: a member did not call it in time. PeerLostError: a member was lost.
     """
     job = current()
     members = sorted(ranks)
@@ -205,14 +205,14 @@ def barrier(group: Group | None = None, timeout: float | None = None) -> None:
 
     Raises:
         DeadlineError: after `timeout` seconds (default: BPS_TIMEOUT); names the missing ranks.
-        PeerLostError: a rank of the group is gone.
+        PeerLostError: a rank of the group was lost.
     """
     job = current()
     job.process.barrier(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
 
 
 def group_of(job: Job, group: Group | None) -> Group:
-    """The group that an argument means: by default all workers."""
+    """The group that is passed as an argument; None: all workers."""
     if group is None:
         return job.world
     if job.groups.get(group.id) != group:
@@ -224,14 +224,14 @@ def group_of(job: Job, group: Group | None) -> Group:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
-    """A zeroed numpy array that the other processes of this host can map: synchronising it copies nothing.
+    """A zeroed numpy array that the other processes of this host can map, so that it is synchronised without copies.
 
     Args:
         shape: as for numpy.empty.
         dtype: as for numpy.empty; any that push_pull takes.
 
     Raises:
-        TransportError: memory is short.
+        TransportError: there is not enough shared memory.
     """
     wanted = np.dtype(dtype)
     extent = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -242,13 +242,13 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     return array.reshape(extent)
 
 
-# ---- Seeing
+# ---- Counters
 
 
 def metrics() -> dict[str, Any]:
     """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
 
-    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h says what each one means.
+    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h explains each one.
     """
     process = current().process
     return {"total": dict(process.metrics()), "transports": list(process.routes)}

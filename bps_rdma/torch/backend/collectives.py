@@ -1,4 +1,4 @@
-"""torch's collectives by operations of the core: each starts some and says what remains to be done after them.
+"""torch's collectives in terms of the core's operations: each starts some and returns what remains to be done after.
 
 They take dense tensors of any strides. Contiguous ones are used in place, others through a copy.
 """

@@ -194,7 +194,7 @@ def _stage(
 
 
 def _check_reducible(tensor: torch.Tensor, options: Options) -> None:
-    """What the core would say of a chunk, said by the call."""
+    """Raises the errors that the core would raise for a chunk, from the call instead of from wait()."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype not in DTYPES:
         raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(arrays.NUMPY_DTYPES)}")
