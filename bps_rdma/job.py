@@ -143,13 +143,17 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Rank of this worker on its host, as set by the launcher; 0 without a launcher."""
-    return int(current().config.text("BPS_LOCAL_RANK") or 0)
+    """Rank of this worker on its host, as set by the launcher; 0 without a launcher. Can be called without a job."""
+    return int(_settings().text("BPS_LOCAL_RANK") or 0)
 
 
 def local_size() -> int:
-    """Number of workers on this host, as set by the launcher; 1 without a launcher."""
-    return int(current().config.text("BPS_LOCAL_SIZE") or 1)
+    """Number of workers on this host, as set by the launcher; 1 without a launcher. Can be called without a job."""
+    return int(_settings().text("BPS_LOCAL_SIZE") or 1)
+
+
+def _settings() -> _core.Config:
+    return _job.config if _job is not None else _core.Config()
 
 
 def config_with(settings: Mapping[str, object]) -> Any:
@@ -163,7 +167,7 @@ def config_with(settings: Mapping[str, object]) -> Any:
 
 def config() -> list[SettingValue]:
     """Every setting with its value and the source of the value. Can be called before init()."""
-    values = _job.config if _job is not None else _core.Config()
+    values = _settings()
     return [
         SettingValue(name, values.text(name), values.source(name), default, tuple(aliases.split()), text)
         for name, aliases, default, text in _core.Config.table()

@@ -13,7 +13,7 @@ FLAGS = {
 
 
 def add_flags(parser: Any) -> Any:
-    """Adds the flags to a parser of Megatron's; can also be passed as `extra_args_provider`, for versions before 0.17."""
+    """Adds the flags to a parser of Megatron's; can be passed as `extra_args_provider` to versions before 0.17."""
     group = parser.add_argument_group(title="bps_rdma")
     for flag, text in FLAGS.items():
         if flag in parser._option_string_actions:

@@ -40,7 +40,7 @@ def watch_order(ddp: Any) -> None:
 
 
 def _gather_order(groups: list[Any]) -> dict[Any, tuple[int, int]]:
-    """Each bucket group -> (its chain, its place there). The first of a chain is the one that no other is followed by."""
+    """Each bucket group -> (its chain, its place there). The first of a chain follows no other one."""
     following = {group: group.next_param_gather_bucket_group for group in groups}
     places: dict[Any, tuple[int, int]] = {}
     for first in following.keys() - set(following.values()):
@@ -69,7 +69,7 @@ class _Watch:
                     early = self._met[chain, last]
                     self.message = (
                         f"forward uses {early} before {name}, but {name} was registered first, and its parameters are "
-                        f"gathered first: the gather for {early} begins when forward waits for it, and does not overlap. "
+                        f"gathered first: the gather for {early} begins when forward waits for it, too late. "
                         f"Register {early} before {name}, or make buckets larger, so that one bucket has both"
                     )
                 self._met[chain, place] = name

@@ -52,7 +52,7 @@ def check_options(options: Any) -> None:
     layer_wise = not shards or getattr(options, "optimizer", "adam") not in ("adam", "sgd")
     if getattr(options, "overlap_param_gather", False) and layer_wise:
         raise InvalidArgumentError(
-            "overlap_param_gather with the layer-wise optimizer cannot be combined with use_dpu_reduce: it gathers parts of "
-            "unequal size",
+            "overlap_param_gather with the layer-wise optimizer cannot be combined with use_dpu_reduce: it gathers "
+            "parts of unequal size",
             "leave out one of the two, or use --use-distributed-optimizer with adam or sgd",
         )

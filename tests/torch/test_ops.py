@@ -262,6 +262,7 @@ def resumed(bps: Any) -> None:
     assert [mean() for _ in range(3)] == [1.5] * 3
     bps_torch.suspend()
     assert not bps_torch.is_initialized()
+    assert (bps_torch.local_rank(), bps_torch.local_size()) == (rank, 2), "as BytePS's elastic example asks meanwhile"
     if rank == 0:
         bps_torch.resume(1, global_rank=0)
         assert (bps_torch.size(), mean()) == (1, 1.0)
