@@ -4,6 +4,7 @@ The C++ core of bps_rdma. Use the functions of bps_rdma itself.
 """
 
 from __future__ import annotations
+
 import builtins
 import collections.abc
 import typing
@@ -203,7 +204,6 @@ class SharedMemory:
     """
     Bytes that peers on this host can map.
     """
-
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __init__(self, size: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
