@@ -105,8 +105,8 @@ void bind_memory(py::module_& module) {
       "renew_block", [](std::uint64_t identity) { BlockTable::instance().renew(identity); }, py::arg("identity"),
       "The block holds other memory from now on: its next use is that of a new block.");
   module.def(
-      "knows_block", [](std::uint64_t identity) { return BlockTable::instance().knows(identity); },
-      py::arg("identity"), "Whether a block has been used, and neither freed nor renewed since.");
+      "knows_block", [](std::uint64_t identity) { return BlockTable::instance().knows(identity); }, py::arg("identity"),
+      "Whether a block has been used, and neither freed nor renewed since.");
 }
 
 }  // namespace bps::python

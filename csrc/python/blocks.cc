@@ -22,7 +22,8 @@ transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> by
   {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(owner.ptr());
-    if (found != known_.end() && same(found->second)) return found->second.block;  // all calls but the first return here
+    if (found != known_.end() && same(found->second))
+      return found->second.block;  // all calls but the first return here
     identity = next_++;
   }
   const py::cpp_function lost([this, key = owner.ptr(), identity](py::handle) { lose(key, identity); });

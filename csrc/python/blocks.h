@@ -5,8 +5,8 @@
 // when a block is freed, the worker of this process drops its registrations.
 //
 // An array or tensor that moves its memory gets a new block at its next use (numpy's `resize` refuses to move an array
-// that has been used here). Memory that was freed and allocated again between two uses, at the same address, of the same
-// size and by the same tensor storage, is not noticed: call renew() for it.
+// that has been used here). Memory that was freed and allocated again between two uses, at the same address, of the
+// same size and by the same tensor storage, is not noticed: call renew() for it.
 //
 // Threading: the GIL, and locks for interpreters without one. No Python code runs under a lock: it could collect
 // garbage, and with it an owner.
