@@ -13,7 +13,7 @@ namespace bps::server {
 
 class FakeControl final : public transport::ControlEndpoint {
  public:
-  explicit FakeControl(const transport::Hello& hello) : ControlEndpoint(hello) {}
+  explicit FakeControl(const transport::Hello& opened_by) : ControlEndpoint(opened_by) {}
   Status send(std::span<const std::byte> message) override {
     messages.push_back(tensor::decode_control_message(message).value());
     return Status::kOk;
@@ -35,7 +35,7 @@ class FakeControl final : public transport::ControlEndpoint {
 // Addresses of the peer's memory are pointers.
 class FakeData final : public transport::DataEndpoint, public transport::DirectAccess {
  public:
-  explicit FakeData(const transport::Hello& hello) : DataEndpoint(hello) {}
+  explicit FakeData(const transport::Hello& opened_by) : DataEndpoint(opened_by) {}
   std::size_t write(std::span<const transport::WriteOp> ops) override {
     std::size_t accepted = 0;
     for (; accepted < ops.size() && room > 0 && !is_lost(); ++accepted, --room) writes.push_back(ops[accepted]);
