@@ -103,7 +103,7 @@ TEST_F(SlotWindowTest, AnOverflowSlotIsUsedOnce) {
   Slot* own = large_slots(announced()).front();
   window.fill(*own);
   const std::uint64_t before = pool.bytes();
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 100; ++i) {
     window.grant_overflow();
     EXPECT_FALSE(window.is_starved());
     const auto extra = large_slots(announced());
@@ -113,10 +113,7 @@ TEST_F(SlotWindowTest, AnOverflowSlotIsUsedOnce) {
     EXPECT_TRUE(announced().empty()) << "it went back to the pool";
     EXPECT_TRUE(window.is_starved());
   }
-  const std::uint64_t after = pool.bytes();
-  EXPECT_GT(after, before);
-  window.grant_overflow();
-  EXPECT_EQ(pool.bytes(), after) << "the pool has the slot that went back";
+  EXPECT_EQ(pool.bytes(), before) << "one slot served a hundred times";
 }
 
 TEST_F(SlotWindowTest, ALostWorkersSlotsServeOthers) {
