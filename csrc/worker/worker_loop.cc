@@ -125,7 +125,7 @@ void WorkerLoop::check_deadlines() {
 
 void WorkerLoop::on_message(transport::Endpoint& from, std::span<const std::byte> message) {
   Server& server = *static_cast<Server*>(from.user);
-  const auto decoded = tensor::decode_control_message(message);
+  const auto decoded = tensor::decode(message);
   if (!decoded) {
     counters_.stale.add();
     return;
@@ -137,10 +137,7 @@ void WorkerLoop::on_message(transport::Endpoint& from, std::span<const std::byte
     if (failed->immediate == tensor::kWholeSession) return on_lost(from, failed->what + " (" + failed->hint + ")");
     InFlight* entry = find(failed->immediate, &server);
     if (entry == nullptr) return;
-    const auto code = failed->code <= static_cast<std::uint8_t>(ErrorCode::kInternal)
-                          ? static_cast<ErrorCode>(failed->code)
-                          : ErrorCode::kInternal;
-    entry->operation->fail(code, failed->what, failed->hint);
+    entry->operation->fail(failed->code, failed->what, failed->hint);
     complete(failed->immediate & 0xffffff);
   } else if (const auto* missing = std::get_if<tensor::Missing>(&*decoded)) {
     InFlight* entry = find(missing->immediate, &server);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "transport/rdma/device.h"
+#include "transport/rdma/listener_address.h"
 #include "transport/rdma/rdma_control.h"
 #include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_listener.h"
@@ -51,9 +52,13 @@ std::shared_ptr<Context> RdmaTransport::context() const {
 std::unique_ptr<Endpoint> RdmaTransport::connect(std::span<const std::byte> address, const Hello& hello,
                                                  const Deadline& deadline, const std::string& whom) {
   const std::shared_ptr<Context> share = context();
-  const ListenerAddress door = ListenerAddress::decode(address, whom);
-  const auto& [host, port] = door.entries[hello.server_loop % door.entries.size()];
-  return make_endpoint(hello, home_, call(share, host, port, door.nonce, hello, credentials_, deadline, whom));
+  const auto listener = codec::decode<ListenerAddress>(address);
+  if (!listener) {
+    throw Error(ErrorCode::kTransport, whom + " published an invalid RDMA address",
+                "install the same bps_rdma version everywhere");
+  }
+  const auto& [host, port] = listener->entries[hello.server_loop % listener->entries.size()];
+  return make_endpoint(hello, home_, call(share, host, port, listener->nonce, hello, credentials_, deadline, whom));
 }
 
 Endpoint* RdmaTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
