@@ -86,13 +86,14 @@ class Job {
     worker.tensor->bytes = worker.bytes.size();
     worker.tensor->whole_plan.resize(1);
     for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back(i);
-    transport::Hello hello{.node = rank + 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
-    const auto [control, control_there] = transport_.connect_pair(hello);
-    hello.plane = transport::Plane::kData;
-    const auto [data, data_there] = transport_.connect_pair(hello);
-    server_loop_.add_endpoint(control_there, &transport_);
-    server_loop_.add_endpoint(data_there, &transport_);
-    worker.worker_loop->add_server(0, 0, "server", &transport_, control, {data});
+    const transport::ConnectRequest request{
+        .address = {}, .hello = {.node = rank + 1}, .deadline = Deadline::after(10), .whom = "server"};
+    worker::ServerConnection& server = worker.worker_loop->add_server(0, 0, "server", &transport_);
+    server.control = transport_.attach(transport_.connect_control(request), server);
+    server_loop_.accept(transport_.incoming(), &transport_);
+    server.data = {transport_.attach(transport_.connect_data(request), server)};
+    server_loop_.accept(transport_.incoming(), &transport_);
+    worker.worker_loop->open(server);
     workers_.push_back(std::move(worker));
   }
   void turn() {

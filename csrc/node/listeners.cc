@@ -83,8 +83,7 @@ void Process::Impl::accept_connection(Loop& loop, const std::string& transport,
   }
   transport::Transport* way = loop.reactor->transport(transport);
   try {
-    transport::Endpoint* endpoint = way->accept(std::move(incoming), *loop.server_loop);
-    loop.server_loop->add_endpoint(endpoint, way);
+    loop.server_loop->accept(std::move(incoming), way);
   } catch (const Error& error) {  // one caller less; the others are not to suffer
     log_warning("could not let a caller in by " + transport + ": " + error.what() + " (" + error.hint() + ")");
   }

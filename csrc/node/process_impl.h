@@ -80,8 +80,9 @@ class Process::Impl {
   void make_worker_loop(std::size_t index, worker::WorkerLoopOptions options, const Deadline& deadline);
   void connect(Loop& loop, std::size_t index, const van::Node& server, std::size_t server_loop, std::size_t place,
                const Deadline& deadline);
-  void connect_self(Loop& loop, transport::Hello hello, const std::string& name, std::uint32_t rank, std::size_t place);
-  void connect_by(const std::string& how, Loop& loop, transport::Hello hello, const van::Node& server,
+  void connect_self(Loop& loop, const transport::Hello& hello, const std::string& name, std::uint32_t rank,
+                    std::size_t place, const Deadline& deadline);
+  void connect_by(const std::string& how, Loop& loop, const transport::Hello& hello, const van::Node& server,
                   std::size_t place, const Deadline& deadline);
 
   std::mutex mutex_;  // worker_ and server_loops appear while the van already reports

@@ -75,7 +75,7 @@ void Process::Impl::connect(Loop& loop, std::size_t index, const van::Node& serv
                                .server_loop = static_cast<std::uint16_t>(server_loop),
                                .plane = transport::Plane::kControl};
   if (how == "self") {
-    connect_self(loop, hello, server.describe(), static_cast<std::uint32_t>(server.server_rank), place);
+    connect_self(loop, hello, server.describe(), static_cast<std::uint32_t>(server.server_rank), place, deadline);
   } else if (how == "rdma" && allows("tcp")) {
     try {
       // Half of the time: the other half is for tcp.
@@ -92,42 +92,38 @@ void Process::Impl::connect(Loop& loop, std::size_t index, const van::Node& serv
   if (index == 0 && server_loop == 0) routes_.push_back(how);
 }
 
-void Process::Impl::connect_self(Loop& loop, transport::Hello hello, const std::string& name, std::uint32_t rank,
-                                 std::size_t place) {
+void Process::Impl::connect_self(Loop& loop, const transport::Hello& hello, const std::string& name, std::uint32_t rank,
+                                 std::size_t place, const Deadline& deadline) {
   loop.reactor->call([&] {
     auto* self = static_cast<transport::local::SelfTransport*>(loop.reactor->transport("self"));
-    const auto [control, control_there] = self->connect_pair(hello);
-    hello.plane = transport::Plane::kData;
-    const auto [data, data_there] = self->connect_pair(hello);
-    loop.server_loop->add_endpoint(control_there, self);
-    loop.server_loop->add_endpoint(data_there, self);
-    loop.worker_loop->add_server(place, rank, name, self, control, {data});
+    const transport::ConnectRequest request{.address = {}, .hello = hello, .deadline = deadline, .whom = name};
+    worker::ServerConnection& server = loop.worker_loop->add_server(place, rank, name, self);
+    server.control = self->attach(self->connect_control(request), server);
+    loop.server_loop->accept(self->incoming(), self);
+    server.data = {self->attach(self->connect_data(request), server)};
+    loop.server_loop->accept(self->incoming(), self);
+    loop.worker_loop->open(server);
   });
 }
 
-void Process::Impl::connect_by(const std::string& how, Loop& loop, transport::Hello hello, const van::Node& server,
-                               std::size_t place, const Deadline& deadline) {
-  const std::string name = server.describe();
+void Process::Impl::connect_by(const std::string& how, Loop& loop, const transport::Hello& hello,
+                               const van::Node& server, std::size_t place, const Deadline& deadline) {
   transport::Transport* way = loop.reactor->transport(how);
-  const Bytes& address = *address_of(server, how);
-  // Connecting blocks, so it happens here and not on the loop, which must go on letting others in.
-  auto control = way->connect(address, hello, deadline, name);
-  hello.plane = transport::Plane::kData;
-  std::vector<std::unique_ptr<transport::Endpoint>> data;
+  const transport::ConnectRequest request{
+      .address = *address_of(server, how), .hello = hello, .deadline = deadline, .whom = server.describe()};
+  // Connecting blocks, so it happens here and not on the loop, which must go on accepting others.
+  auto control = way->connect_control(request);
+  std::vector<std::unique_ptr<transport::DataEndpoint>> data;
   const std::int64_t streams = how == "tcp"    ? config_.integer("BPS_TCP_STREAMS", 1, 64)
                                : how == "rdma" ? rdma_options_.data_queue_pairs
                                                : 1;
-  for (std::int64_t i = 0; i < streams; ++i) data.push_back(way->connect(address, hello, deadline, name));
+  for (std::int64_t i = 0; i < streams; ++i) data.push_back(way->connect_data(request));
   loop.reactor->call([&] {
-    std::vector<transport::Endpoint*> attached;
-    control->sink = loop.worker_loop.get();
-    for (auto& endpoint : data) {
-      endpoint->sink = loop.worker_loop.get();
-      attached.push_back(way->attach(std::move(endpoint)));
-    }
-    transport::Endpoint* control_attached = way->attach(std::move(control));
-    loop.worker_loop->add_server(place, static_cast<std::uint32_t>(server.server_rank), name, way, control_attached,
-                                 attached);
+    worker::ServerConnection& made =
+        loop.worker_loop->add_server(place, static_cast<std::uint32_t>(server.server_rank), request.whom, way);
+    for (auto& endpoint : data) made.data.push_back(way->attach(std::move(endpoint), made));
+    made.control = way->attach(std::move(control), made);
+    loop.worker_loop->open(made);
   });
 }
 

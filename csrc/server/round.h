@@ -12,12 +12,12 @@
 
 namespace bps::server {
 
-struct WorkerSession;
+class WorkerSession;
 
 // What one member of the group has said in this round.
 struct Arrival {
   WorkerSession* session = nullptr;
-  transport::Endpoint* data = nullptr;  // the push came here, and the answer goes back the same way
+  transport::DataEndpoint* data = nullptr;  // the push came here, and the answer goes back the same way
   tensor::PushHeader header{};
   Slot* slot = nullptr;        // the payload lies in a slot
   transport::RemoteSpan span;  // or stays in the worker's memory (length > 0)
@@ -41,7 +41,8 @@ struct Round {
   Slot* result = nullptr;         // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;  // by place in the group; keeps its capacity between uses
   Round* next_of_key = nullptr;
-  std::size_t open_index = 0;  // in the table's list of open rounds
+  std::size_t number_in_table = 0;  // for good: names the round in tokens
+  std::size_t open_index = 0;       // in the table's list of open rounds
 };
 
 }  // namespace bps::server

@@ -56,7 +56,10 @@ RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t num
   if (ahead >= kFarthestAhead) return {Found::kTooFarAhead, nullptr};
   if (state.is_over(ahead)) return {Found::kOver, nullptr};
 
-  if (free_.empty()) free_.push_back(&rounds_.emplace_back());
+  if (free_.empty()) {
+    free_.push_back(&rounds_.emplace_back());
+    free_.back()->number_in_table = rounds_.size() - 1;
+  }
   Round* round = free_.back();
   free_.pop_back();
   round->key = key;
@@ -82,7 +85,9 @@ void RoundTable::close(Round* round) {
   open_.pop_back();
 
   auto arrivals = std::move(round->arrivals);
+  const std::size_t number = round->number_in_table;
   *round = Round{};
+  round->number_in_table = number;
   round->arrivals = std::move(arrivals);
   free_.push_back(round);
 }

@@ -27,6 +27,7 @@ class RoundTable {
 
   Lookup find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group);
   Round* find(std::uint64_t key, std::uint32_t number);
+  Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
   // The round is over; the entry is recycled.
   void close(Round* round);
 

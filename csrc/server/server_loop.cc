@@ -19,61 +19,64 @@ ServerLoop::ServerLoop(ServerLoopOptions options, van::Membership membership,
                        std::vector<transport::Transport*> slot_transports, Counters& counters)
     : options_(options), membership_(std::move(membership)), counters_(counters), pool_(std::move(slot_transports)) {}
 
-void ServerLoop::add_endpoint(transport::Endpoint* endpoint, transport::Transport* transport) {
-  const transport::Hello& hello = endpoint->hello;
-  auto found = std::find_if(sessions_.begin(), sessions_.end(), [&](const auto& session) {
+WorkerSession::WorkerSession(ServerLoop& of, const van::Node& worker, std::uint16_t its_loop, transport::Transport* by)
+    : loop(of),
+      node(worker.id),
+      worker_loop(its_loop),
+      worker_rank(static_cast<std::uint32_t>(worker.worker_rank)),
+      name(worker.describe()),
+      transport(by) {}
+
+void WorkerSession::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
+  loop.on_message(*this, message);
+}
+void WorkerSession::on_lost(transport::Endpoint&, const std::string& why) {
+  loop.on_lost(*this, why);
+}
+
+// The session that a hello belongs to; nullptr where none may have this connection.
+WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Transport* transport) {
+  auto found = std::ranges::find_if(sessions_, [&](const auto& session) {
     return session->node == hello.node && session->worker_loop == hello.client_loop && !session->lost;
   });
   if (found == sessions_.end()) {
-    auto session = std::make_unique<WorkerSession>();
-    session->node = hello.node;
-    session->worker_loop = hello.client_loop;
     const van::Node* node = membership_.by_id(hello.node);
     if (node == nullptr || node->worker_rank < 0) {
-      log_warning("a node that is no worker (" + std::to_string(hello.node) + ") called this server; ignored");
-      transport->close(endpoint);
-      return;
+      log_warning("rejected a connection: node " + std::to_string(hello.node) + " is not a worker of this job");
+      return nullptr;
     }
-    session->worker_rank = static_cast<std::uint32_t>(node->worker_rank);
-    session->name = node->describe();
-    session->transport = transport;
-    sessions_.push_back(std::move(session));
-    found = std::prev(sessions_.end());
+    found =
+        sessions_.insert(sessions_.end(), std::make_unique<WorkerSession>(*this, *node, hello.client_loop, transport));
   }
   WorkerSession& session = **found;
-  if (endpoint->is_data_plane ? session.data.size() >= session.data_endpoints : session.control != nullptr) {
-    log_warning("a caller says it is " + session.name + ", whose connections are complete; rejected");
-    transport->close(endpoint);
-    return;
+  const bool complete = hello.plane == transport::Plane::kData ? session.data.size() >= session.data_endpoints
+                                                               : session.control != nullptr;
+  if (complete) {
+    log_warning("rejected a connection that claims to be " + session.name + ", whose connections are complete");
+    return nullptr;
   }
-  endpoint->user = &session;
-  endpoint->sink = this;
-  if (endpoint->is_data_plane) {
-    session.data.push_back(endpoint);
-  } else {
-    session.control = endpoint;
-  }
+  return &session;
 }
 
-std::vector<transport::Endpoint*> ServerLoop::endpoints() const {
-  std::vector<transport::Endpoint*> all;
-  for (const auto& session : sessions_) {
-    all.insert(all.end(), session->data.begin(), session->data.end());
-    if (session->control != nullptr) all.push_back(session->control);
+void ServerLoop::accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport) {
+  WorkerSession* session = admit(incoming->hello, transport);
+  if (session == nullptr) return;
+  if (incoming->hello.plane == transport::Plane::kData) {
+    session->data.push_back(transport->accept_data(std::move(incoming), *session));
+  } else {
+    session->control = transport->accept_control(std::move(incoming), *session);
   }
-  return all;
 }
 
 void ServerLoop::add_group(const van::Group& group) {
   groups_.emplace(group.id, group);
 }
 
-void ServerLoop::on_message(transport::Endpoint& from, std::span<const std::byte> message) {
-  WorkerSession& session = *static_cast<WorkerSession*>(from.user);
+void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> message) {
   const auto decoded = tensor::decode(message);
   if (!decoded) {
     counters_.stale.add();
-    log_warning(session.name + " sent a control message that is none; ignored");
+    log_warning(session.name + " sent a malformed control message, which was ignored");
     return;
   }
   try {
@@ -113,7 +116,7 @@ void ServerLoop::grant(WorkerSession& session, Slot* slot) {
 
 // The bytes have been consumed: the slot goes back to the worker that filled it.
 void ServerLoop::release(Slot* slot) {
-  auto* session = static_cast<WorkerSession*>(slot->landing_for);
+  WorkerSession* session = slot->landing_for;
   if (session == nullptr || session->lost || slot->overflow) {
     pool_.give_back(slot);
   } else {
@@ -215,7 +218,7 @@ void ServerLoop::lose_node(std::uint32_t node) {
   for (const auto& session : sessions_) {
     if (session->node != node || std::exchange(session->lost, true)) continue;
     // Its landing slots will be given to others.
-    for (transport::Endpoint* endpoint : session->data) endpoint->abandon();
+    for (transport::DataEndpoint* endpoint : session->data) endpoint->abandon();
     if (session->control != nullptr && !session->rejected) session->control->abandon();
   }
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
@@ -241,8 +244,7 @@ void ServerLoop::forget_lost() {
   }
 }
 
-void ServerLoop::on_lost(transport::Endpoint& peer, const std::string& why) {
-  WorkerSession& session = *static_cast<WorkerSession*>(peer.user);
+void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
   if (!session.lost) log_info("connection to " + session.name + " lost: " + why);
   lose_node(session.node);
 }

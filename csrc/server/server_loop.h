@@ -31,15 +31,34 @@
 
 namespace bps::server {
 
-// One loop of one worker, as this server loop sees it.
-struct WorkerSession {
-  std::uint32_t node = 0;
-  std::uint16_t worker_loop = 0;
-  std::uint32_t worker_rank = 0;
-  std::string name;  // for errors
-  transport::Transport* transport = nullptr;
-  transport::Endpoint* control = nullptr;
-  std::vector<transport::Endpoint*> data;
+class ServerLoop;
+
+// One loop of one worker, as this server loop sees it: the sink of its endpoints.
+class WorkerSession final : public transport::ControlSink, public transport::DataSink {
+ public:
+  struct Answer {
+    transport::WriteOp op{};
+    transport::DataEndpoint* data = nullptr;
+    Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
+  };
+
+  WorkerSession(ServerLoop& of, const van::Node& worker, std::uint16_t worker_loop, transport::Transport* by);
+
+  void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
+  void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
+                     const transport::RemoteSpan& span) override;
+  void on_written(transport::DataEndpoint& to, std::uint64_t token) override;
+  void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
+  void on_lost(transport::Endpoint& peer, const std::string& why) override;
+
+  ServerLoop& loop;
+  const std::uint32_t node;
+  const std::uint16_t worker_loop;
+  const std::uint32_t worker_rank;
+  const std::string name;  // for errors
+  transport::Transport* const transport;
+  transport::ControlEndpoint* control = nullptr;
+  std::vector<transport::DataEndpoint*> data;
   std::size_t data_endpoints = 64;  // no more than these; known exactly once it is attached
   bool attached = false;
   bool needs_slots = false;
@@ -49,12 +68,7 @@ struct WorkerSession {
   std::uint32_t free_small = 0;  // slots the worker holds and has not filled yet
   std::uint32_t free_large = 0;
   std::vector<tensor::SlotCredit> credits;  // for the next message
-  struct Answer {
-    transport::WriteOp op{};
-    transport::Endpoint* data = nullptr;
-    Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
-  };
-  std::vector<Answer> answers;  // waiting for the send window
+  std::vector<Answer> answers;              // waiting for the send window
 };
 
 struct ServerLoopOptions {
@@ -63,13 +77,14 @@ struct ServerLoopOptions {
   std::uint64_t largest_partition = 0;  // bytes; refuses more
 };
 
-class ServerLoop final : public transport::Actor, public transport::Sink {
+class ServerLoop final : public transport::Actor {
  public:
   ServerLoop(ServerLoopOptions options, van::Membership membership, std::vector<transport::Transport*> slot_transports,
              Counters& counters);
 
-  // A worker's connection has been let in; `transport` is the one it came by.
-  void add_endpoint(transport::Endpoint* endpoint, transport::Transport* transport);
+  // A worker's connection, by `transport`: accepts it, or rejects it with a line in the log. Throws what accepting
+  // does.
+  void accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport);
   void add_group(const van::Group& group);
   // The worker is gone: its rounds can never complete. Takes effect in the next step().
   void lose_node(std::uint32_t node);
@@ -77,18 +92,19 @@ class ServerLoop final : public transport::Actor, public transport::Sink {
   bool step() override;
   bool blocked() const override { return blocked_; }
 
-  void on_write(transport::Endpoint& from, std::uint32_t immediate) override;
-  void on_descriptor(transport::Endpoint& from, std::span<const std::byte> header,
-                     const transport::RemoteSpan& span) override;
-  void on_written(transport::Endpoint& to, std::uint64_t token) override;
-  void on_message(transport::Endpoint& from, std::span<const std::byte> message) override;
-  void on_lost(transport::Endpoint& peer, const std::string& why) override;
+  // From the sessions.
+  void on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate);
+  void on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> header,
+                     const transport::RemoteSpan& span);
+  void on_written(std::uint64_t round);
+  void on_message(WorkerSession& session, std::span<const std::byte> message);
+  void on_lost(WorkerSession& session, const std::string& why);
 
   std::uint64_t slot_bytes() const { return pool_.bytes(); }
   std::size_t open_rounds() const { return table_.open().size(); }
-  std::vector<transport::Endpoint*> endpoints() const;
 
  private:
+  WorkerSession* admit(const transport::Hello& hello, transport::Transport* transport);
   void attach(WorkerSession& session, const tensor::Attach& attach);
   void grant(WorkerSession& session, Slot* slot);
   void release(Slot* slot);
@@ -97,7 +113,7 @@ class ServerLoop final : public transport::Actor, public transport::Sink {
   bool starved(const WorkerSession& session) const;
   WorkerSession* session_of(std::uint32_t worker_rank, std::uint16_t worker_loop);
 
-  void take(WorkerSession& session, transport::Endpoint& from, const tensor::PushHeader& header, Slot* slot,
+  void take(WorkerSession& session, transport::DataEndpoint& from, const tensor::PushHeader& header, Slot* slot,
             const transport::RemoteSpan& span);
   bool check(WorkerSession& session, const tensor::PushHeader& header, const Slot* slot,
              const transport::RemoteSpan& span);

@@ -11,9 +11,19 @@ constexpr std::size_t kMostCredits = (transport::kMaxMessage - 16) / sizeof(tens
 
 }  // namespace
 
+void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {
+  loop.on_write(*this, from, immediate);
+}
+void WorkerSession::on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
+                                  const transport::RemoteSpan& span) {
+  loop.on_descriptor(*this, from, header, span);
+}
+void WorkerSession::on_written(transport::DataEndpoint&, std::uint64_t token) {
+  loop.on_written(token);
+}
+
 // [8] A push has landed. The immediate is all the peer chose; everything is checked before it is used.
-void ServerLoop::on_write(transport::Endpoint& from, std::uint32_t immediate) {
-  WorkerSession& session = *static_cast<WorkerSession*>(from.user);
+void ServerLoop::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate) {
   Slot* slot = pool_.by_number(immediate);
   if (slot == nullptr || slot->landing_for != &session) {
     counters_.stale.add();
@@ -33,9 +43,8 @@ void ServerLoop::on_write(transport::Endpoint& from, std::uint32_t immediate) {
   }
 }
 
-void ServerLoop::on_descriptor(transport::Endpoint& from, std::span<const std::byte> bytes,
+void ServerLoop::on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> bytes,
                                const transport::RemoteSpan& span) {
-  WorkerSession& session = *static_cast<WorkerSession*>(from.user);
   tensor::PushHeader header;
   if (bytes.size() != sizeof header) {
     counters_.stale.add();
@@ -89,8 +98,8 @@ bool ServerLoop::agrees(Round& round, WorkerSession& session, const tensor::Push
   return false;
 }
 
-void ServerLoop::take(WorkerSession& session, transport::Endpoint& from, const tensor::PushHeader& header, Slot* slot,
-                      const transport::RemoteSpan& span) {
+void ServerLoop::take(WorkerSession& session, transport::DataEndpoint& from, const tensor::PushHeader& header,
+                      Slot* slot, const transport::RemoteSpan& span) {
   const auto give_up = [&] {
     if (slot != nullptr) release(slot);
   };
@@ -241,7 +250,7 @@ void ServerLoop::answer(Round& round, Arrival& arrival, bool in_place) {
       answer.op.source_offset = round.result->offset + transport::kMaxHeader;
       answer.op.length = round.first.length;
       answer.op.target = target;
-      answer.op.token = reinterpret_cast<std::uint64_t>(&round);
+      answer.op.token = round.number_in_table;
       answer.round = &round;
       ++round.writes_in_flight;
     }
@@ -259,8 +268,8 @@ void ServerLoop::post(WorkerSession& session, WorkerSession::Answer answer) {
   answers_due_ = true;
 }
 
-void ServerLoop::on_written(transport::Endpoint&, std::uint64_t token) {
-  Round& round = *reinterpret_cast<Round*>(token);  // our own pointer: tokens never leave this process
+void ServerLoop::on_written(std::uint64_t token) {
+  Round& round = table_.by_number(token);  // our own token: it never leaves this process
   --round.writes_in_flight;
   close_if_over(round);
 }

@@ -15,13 +15,15 @@
 
 namespace bps::server {
 
+class WorkerSession;
+
 struct Slot {
   std::uint32_t number = 0;   // the immediate of a write that lands here
   std::byte* data = nullptr;  // the header, then the payload
   std::uint64_t capacity = 0;
   std::uint64_t offset = 0;                                    // in its slab
   const std::vector<transport::RegionPtr>* regions = nullptr;  // of its slab, one per transport of the pool
-  void* landing_for = nullptr;                                 // the session that may write here now, or null
+  WorkerSession* landing_for = nullptr;                        // the session that may write here now, or null
   bool overflow = false;  // granted to break a circle of waits; goes back to the pool, not to the worker
 
   std::byte* payload() const { return data + transport::kMaxHeader; }

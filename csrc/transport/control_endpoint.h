@@ -1,31 +1,40 @@
-// The control plane of tcp and shm: messages over a stream socket, and no way to write payload.
+// The control plane of a connection: short messages, in order. Payload never travels here.
 #pragma once
 
-#include "transport/message_stream.h"
-#include "transport/transport.h"
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "core/error.h"
+#include "transport/endpoint.h"
 
 namespace bps::transport {
 
-class ControlEndpoint final : public Endpoint {
+inline constexpr std::size_t kMaxMessage = 1 << 16;
+
+class ControlEndpoint;
+
+// Whoever uses a control endpoint. Called on the transport's thread; must not block.
+class ControlSink {
  public:
-  ControlEndpoint(Fd socket, const Hello& made_by, Counters& counters)
-      : Endpoint(false, made_by), stream_(std::move(socket), kMaxMessage), counters_(counters) {}
+  virtual void on_message(ControlEndpoint& from, std::span<const std::byte> message) = 0;
+  virtual void on_lost(Endpoint& peer, const std::string& why) = 0;
 
-  void start(EventLoop& loop) {
-    stream_.start(loop, {[this](std::span<const std::byte> message) { sink->on_message(*this, message); },
-                         [this](const std::string& why) { sink->on_lost(*this, why); }});
-  }
-  std::size_t write(std::span<const WriteOp>) override { return 0; }  // payload never travels on a control endpoint
-  Status send(std::span<const std::byte> message) override {
-    counters_.control_messages.add();
-    counters_.control_bytes.add(message.size());
-    return stream_.send(message);
-  }
-  void abandon() override { stream_.close(); }
+ protected:
+  ~ControlSink() = default;
+};
 
- private:
-  MessageStream stream_;
-  Counters& counters_;
+class ControlEndpoint : public Endpoint {
+ public:
+  // Copies the message, which has at most kMaxMessage bytes. Messages of one endpoint are never reordered. kPeerLost:
+  // the peer is lost; kProtocol: the message is too long.
+  virtual Status send(std::span<const std::byte> message) = 0;
+
+  ControlSink* sink = nullptr;  // set by Transport::attach() and accept_control()
+
+ protected:
+  explicit ControlEndpoint(const Hello& opened_by) : Endpoint(false, opened_by) {}
+  void report_loss(const std::string& why) override { sink->on_lost(*this, why); }
 };
 
 }  // namespace bps::transport

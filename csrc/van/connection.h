@@ -11,7 +11,7 @@
 
 #include "core/event_loop.h"
 #include "core/fd.h"
-#include "transport/message_stream.h"
+#include "transport/socket_control.h"
 #include "van/messages.h"
 
 namespace bps::van {
@@ -35,13 +35,14 @@ class Connection {
 
  private:
   // Outlives the connection while one of its callbacks runs.
-  struct State {
-    explicit State(Fd socket) : stream(std::move(socket), kMostMessageBytes) {}
-    void receive(std::span<const std::byte> bytes);
-    void fail(const std::string& why);
+  struct State final : transport::ControlSink {
+    explicit State(Fd socket) : endpoint(std::move(socket), {}, counters, kMostMessageBytes) { endpoint.sink = this; }
+    void on_message(transport::ControlEndpoint& from, std::span<const std::byte> bytes) override;
+    void on_lost(transport::Endpoint& peer, const std::string& why) override;
 
-    transport::MessageStream stream;
-    OnMessage on_message;
+    Counters counters;
+    transport::SocketControl endpoint;
+    OnMessage on_message_decoded;
     OnClosed on_closed;
     Clock::time_point heard = Clock::now();
     bool closed = false;

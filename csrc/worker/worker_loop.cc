@@ -26,31 +26,29 @@ WorkerLoop::~WorkerLoop() {
                   "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
 }
 
-void WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string name, transport::Transport* transport,
-                            transport::Endpoint* control, std::vector<transport::Endpoint*> data) {
-  auto server = std::make_unique<Server>();
-  server->rank = rank;
-  server->name = std::move(name);
-  server->transport = transport;
-  server->control = control;
-  server->data = std::move(data);
-  const auto known = std::find(cached_transports_.begin(), cached_transports_.end(), transport);
+void ServerConnection::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
+  loop.on_message(*this, message);
+}
+void ServerConnection::on_lost(transport::Endpoint&, const std::string& why) {
+  loop.on_lost(*this, why);
+}
+
+ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string name,
+                                         transport::Transport* transport) {
+  const auto known = std::ranges::find(cached_transports_, transport);
   const auto cache = static_cast<std::size_t>(known - cached_transports_.begin());
   if (known == cached_transports_.end()) {
     cached_transports_.push_back(transport);
     caches_.push_back(std::make_unique<transport::RegionCache>(*transport, kCachedRegions));
   }
-  server->regions = caches_[cache].get();
-  for (transport::Endpoint* endpoint : server->data) {
-    endpoint->sink = this;
-    endpoint->user = server.get();
-  }
-  control->sink = this;
-  control->user = server.get();
-  const bool needs_slots = server->data.front()->direct() == nullptr;
-  const auto count = static_cast<std::uint8_t>(server->data.size());  // BPS_TCP_STREAMS and the like: 64 at most
-  (void)control->send(encode(tensor::Attach{options_.largest_partition, needs_slots, count}));
-  servers_[place] = std::move(server);
+  servers_[place] = std::make_unique<ServerConnection>(*this, rank, std::move(name), transport, caches_[cache].get());
+  return *servers_[place];
+}
+
+void WorkerLoop::open(ServerConnection& server) {
+  const bool needs_slots = server.data.front()->direct() == nullptr;
+  const auto count = static_cast<std::uint8_t>(server.data.size());  // BPS_TCP_STREAMS and the like: 64 at most
+  (void)server.control->send(encode(tensor::Attach{options_.largest_partition, needs_slots, count}));
   const auto met = std::ranges::count_if(servers_, [](const auto& one) { return one != nullptr; });
   credit_ = (options_.scheduling_credit + static_cast<std::uint64_t>(met) - 1) / static_cast<std::uint64_t>(met);
 }
@@ -76,7 +74,7 @@ bool WorkerLoop::take_submissions() {
     for (std::size_t place = 0; place < servers_.size(); ++place) {
       Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
       if (cursor.partitions->empty()) continue;
-      Server* server = servers_[place].get();
+      ServerConnection* server = servers_[place].get();
       if (server->lost) {
         operation.fail(ErrorCode::kPeerLost, server->name + " is lost: " + server->why_lost,
                        "restart the job from its last checkpoint");
@@ -123,8 +121,7 @@ void WorkerLoop::check_deadlines() {
   }
 }
 
-void WorkerLoop::on_message(transport::Endpoint& from, std::span<const std::byte> message) {
-  Server& server = *static_cast<Server*>(from.user);
+void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte> message) {
   const auto decoded = tensor::decode(message);
   if (!decoded) {
     counters_.stale.add();
@@ -134,7 +131,7 @@ void WorkerLoop::on_message(transport::Endpoint& from, std::span<const std::byte
     for (const tensor::SlotCredit& slot : credits->slots) server.take(slot);
     has_work_ = true;
   } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
-    if (failed->immediate == tensor::kWholeSession) return on_lost(from, failed->what + " (" + failed->hint + ")");
+    if (failed->immediate == tensor::kWholeSession) return on_lost(server, failed->what + " (" + failed->hint + ")");
     InFlight* entry = find(failed->immediate, &server);
     if (entry == nullptr) return;
     entry->operation->fail(failed->code, failed->what, failed->hint);
@@ -166,11 +163,11 @@ void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
   }
 }
 
-void WorkerLoop::lose(Server& server, const std::string& why) {
+void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   server.lost = true;
   server.why_lost = why;
   // The user gets the memory back now, so that nobody may write into it any more, alive as the server may be.
-  for (transport::Endpoint* endpoint : server.data) endpoint->abandon();
+  for (transport::DataEndpoint* endpoint : server.data) endpoint->abandon();
   server.control->abandon();
   const auto fail = [&](Operation& operation) {
     operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
@@ -198,8 +195,7 @@ void WorkerLoop::finish(Operation& operation, std::uint64_t partitions) {
   operation.end();
 }
 
-void WorkerLoop::on_lost(transport::Endpoint& peer, const std::string& why) {
-  Server& server = *static_cast<Server*>(peer.user);
+void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   if (server.lost) return;
   lose(server, why);
   if (when_lost) when_lost(server.rank, why);

@@ -37,38 +37,54 @@ struct WorkerLoopOptions {
   std::uint64_t staging_bytes = 0;
 };
 
-class WorkerLoop final : public transport::Actor, public transport::Sink {
+class WorkerLoop;
+
+// The connection of a worker loop to one loop of one server: the sink of its endpoints.
+class ServerConnection final : public transport::ControlSink, public transport::DataSink {
  public:
-  // The worker_loop's way to one loop of one server.
-  struct Server {
-    std::uint32_t rank = 0;
-    std::string name;  // for errors
-    transport::Transport* transport = nullptr;
-    transport::RegionCache* regions = nullptr;
-    transport::Endpoint* control = nullptr;
-    std::vector<transport::Endpoint*> data;
-    std::size_t next_data = 0;  // round robin over the data endpoints
-    std::vector<tensor::SlotCredit> small_slots;
-    std::vector<tensor::SlotCredit> large_slots;
-    SendQueue queue;
-    std::uint64_t bytes_in_flight = 0;
-    bool landed = true;  // something, since somebody asked last
-    Clock::time_point last_landing{};
-    bool lost = false;
-    std::string why_lost;
+  ServerConnection(WorkerLoop& of, std::uint32_t server_rank, std::string server_name, transport::Transport* by,
+                   transport::RegionCache* cache)
+      : loop(of), rank(server_rank), name(std::move(server_name)), transport(by), regions(cache) {}
 
-    bool is_stuck();
-    void take(const tensor::SlotCredit& slot) {
-      (tensor::is_small_slot(slot.capacity) ? small_slots : large_slots).push_back(slot);
-    }
-  };
+  void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
+  void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
+                     const transport::RemoteSpan& span) override;
+  void on_written(transport::DataEndpoint&, std::uint64_t) override {}
+  void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
+  void on_lost(transport::Endpoint& peer, const std::string& why) override;
 
+  bool is_stuck();
+  void take(const tensor::SlotCredit& slot) {
+    (tensor::is_small_slot(slot.capacity) ? small_slots : large_slots).push_back(slot);
+  }
+
+  WorkerLoop& loop;
+  const std::uint32_t rank;
+  const std::string name;  // for errors
+  transport::Transport* const transport;
+  transport::RegionCache* const regions;
+  transport::ControlEndpoint* control = nullptr;
+  std::vector<transport::DataEndpoint*> data;
+  std::size_t next_data = 0;  // round robin over the data endpoints
+  std::vector<tensor::SlotCredit> small_slots;
+  std::vector<tensor::SlotCredit> large_slots;
+  SendQueue queue;
+  std::uint64_t bytes_in_flight = 0;
+  bool landed = true;  // something, since somebody asked last
+  Clock::time_point last_landing{};
+  bool lost = false;
+  std::string why_lost;
+};
+
+class WorkerLoop final : public transport::Actor {
+ public:
   WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor);
   ~WorkerLoop();
 
-  // Set-up, on the reactor's thread. The endpoints' sink is this worker_loop from now on.
-  void add_server(std::size_t place, std::uint32_t rank, std::string name, transport::Transport* transport,
-                  transport::Endpoint* control, std::vector<transport::Endpoint*> data);
+  // Set-up, on the reactor's thread: the sink for the endpoints of a connection; then they are known and it opens.
+  ServerConnection& add_server(std::size_t place, std::uint32_t rank, std::string name,
+                               transport::Transport* transport);
+  void open(ServerConnection& server);
 
   // From any thread; wake() the reactor's progress, or drive it, next. kTimeout when the worker_loop does not keep up
   // with the submissions.
@@ -84,12 +100,11 @@ class WorkerLoop final : public transport::Actor, public transport::Sink {
   bool arm() override { return submissions_.empty(); }
   bool blocked() const override { return blocked_; }
 
-  void on_write(transport::Endpoint& from, std::uint32_t immediate) override;
-  void on_descriptor(transport::Endpoint& from, std::span<const std::byte> header,
-                     const transport::RemoteSpan& span) override;
-  void on_written(transport::Endpoint& to, std::uint64_t token) override;
-  void on_message(transport::Endpoint& from, std::span<const std::byte> message) override;
-  void on_lost(transport::Endpoint& peer, const std::string& why) override;
+  // From the connections.
+  void on_write(ServerConnection& server, std::uint32_t immediate);
+  void on_descriptor();
+  void on_message(ServerConnection& server, std::span<const std::byte> message);
+  void on_lost(ServerConnection& server, const std::string& why);
 
   // Called once when a server's connection breaks; set before the reactor starts.
   std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
@@ -98,7 +113,7 @@ class WorkerLoop final : public transport::Actor, public transport::Sink {
   // A partition on its way: from the push until its answer. Its index and generation are the answer's immediate.
   struct InFlight {
     Operation* operation = nullptr;  // null: free
-    Server* server = nullptr;
+    ServerConnection* server = nullptr;
     std::uint32_t partition = 0;
     std::uint8_t generation = 0;
     std::uint64_t length = 0;
@@ -123,14 +138,14 @@ class WorkerLoop final : public transport::Actor, public transport::Sink {
   };
 
   bool take_submissions();
-  bool push(Server& server);
-  bool prepare(Server& server, Operation::Cursor& cursor, Batch& batch);
-  std::size_t post(Server& server, Batch& batch);
-  void undo(Server& server, Batch& batch, std::size_t from);
+  bool push(ServerConnection& server);
+  bool prepare(ServerConnection& server, Operation::Cursor& cursor, Batch& batch);
+  std::size_t post(ServerConnection& server, Batch& batch);
+  void undo(ServerConnection& server, Batch& batch, std::size_t from);
   std::uint32_t allocate();
   void complete(std::uint32_t index);
-  InFlight* find(std::uint32_t immediate, const Server* server);
-  void lose(Server& server, const std::string& why);
+  InFlight* find(std::uint32_t immediate, const ServerConnection* server);
+  void lose(ServerConnection& server, const std::string& why);
   void finish(Operation& operation, std::uint64_t partitions);
   void check_deadlines();
   void purge();
@@ -138,7 +153,7 @@ class WorkerLoop final : public transport::Actor, public transport::Sink {
   const WorkerLoopOptions options_;
   Counters& counters_;
   MpscRing<Submission> submissions_;
-  std::vector<std::unique_ptr<Server>> servers_;  // by place; null where this worker_loop has no business
+  std::vector<std::unique_ptr<ServerConnection>> servers_;  // by place; null where this worker_loop has no business
   std::vector<std::unique_ptr<transport::RegionCache>> caches_;  // one per transport
   std::vector<transport::Transport*> cached_transports_;
   std::vector<InFlight> in_flight_;

@@ -38,7 +38,7 @@ bool WorkerLoop::step() {
 }
 
 // [4] Sends what there is room for.
-bool WorkerLoop::push(Server& server) {
+bool WorkerLoop::push(ServerConnection& server) {
   bool sent = false;
   Batch& batch = batch_;
   for (;;) {
@@ -72,14 +72,14 @@ bool WorkerLoop::push(Server& server) {
 }
 
 // Whether nothing has landed for a while. Only who is held up asks, and only then is the clock looked at.
-bool WorkerLoop::Server::is_stuck() {
+bool ServerConnection::is_stuck() {
   const auto now = Clock::now();
   if (std::exchange(landed, false)) last_landing = now;
   return now - last_landing > kStuck;
 }
 
 // Makes the next partition of `cursor` ready in the batch; false when a limit says not now.
-bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch) {
+bool WorkerLoop::prepare(ServerConnection& server, Operation::Cursor& cursor, Batch& batch) {
   Operation& operation = *cursor.operation;
   const Request& request = operation.request;
   const Tensor& tensor = *operation.tensor;
@@ -96,7 +96,7 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
     yields = true;
   }
   const std::size_t n = batch.size;
-  transport::Endpoint& endpoint = *server.data[server.next_data];
+  transport::DataEndpoint& endpoint = *server.data[server.next_data];
   transport::DirectAccess* direct = endpoint.direct();
   if (direct == nullptr) {
     const bool small =
@@ -195,15 +195,15 @@ bool WorkerLoop::prepare(Server& server, Operation::Cursor& cursor, Batch& batch
   return true;
 }
 
-std::size_t WorkerLoop::post(Server& server, Batch& batch) {
-  transport::Endpoint& endpoint = *server.data[server.next_data];
+std::size_t WorkerLoop::post(ServerConnection& server, Batch& batch) {
+  transport::DataEndpoint& endpoint = *server.data[server.next_data];
   server.next_data = (server.next_data + 1) % server.data.size();
   if (transport::DirectAccess* direct = endpoint.direct()) return direct->post({batch.descriptors.data(), batch.size});
   return endpoint.write({batch.writes.data(), batch.size});
 }
 
 // The window took only the first `from`: the rest goes back to where it came from.
-void WorkerLoop::undo(Server& server, Batch& batch, std::size_t from) {
+void WorkerLoop::undo(ServerConnection& server, Batch& batch, std::size_t from) {
   for (std::size_t i = batch.size; i-- > from;) {
     InFlight& entry = in_flight_[batch.entries[i]];
     Operation::Cursor* cursor = batch.cursors[i];
@@ -227,7 +227,7 @@ std::uint32_t WorkerLoop::allocate() {
   return index;
 }
 
-WorkerLoop::InFlight* WorkerLoop::find(std::uint32_t immediate, const Server* server) {
+WorkerLoop::InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection* server) {
   const std::uint32_t index = immediate & 0xffffff;
   if (index < in_flight_.size()) {
     InFlight& entry = in_flight_[index];
@@ -238,8 +238,12 @@ WorkerLoop::InFlight* WorkerLoop::find(std::uint32_t immediate, const Server* se
 }
 
 // [6] An answer: the bytes are in place already.
-void WorkerLoop::on_write(transport::Endpoint& from, std::uint32_t immediate) {
-  InFlight* entry = find(immediate, static_cast<Server*>(from.user));
+void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {
+  loop.on_write(*this, immediate);
+}
+
+void WorkerLoop::on_write(ServerConnection& server, std::uint32_t immediate) {
+  InFlight* entry = find(immediate, &server);
   if (entry == nullptr) return;
   if (entry->stage != nullptr) {
     const Operation& operation = *entry->operation;
@@ -270,10 +274,13 @@ void WorkerLoop::complete(std::uint32_t index) {
   finish(*operation, 1);
 }
 
-void WorkerLoop::on_descriptor(transport::Endpoint&, std::span<const std::byte>, const transport::RemoteSpan&) {
-  counters_.stale.add();
+void ServerConnection::on_descriptor(transport::DataEndpoint&, std::span<const std::byte>,
+                                     const transport::RemoteSpan&) {
+  loop.on_descriptor();
 }
 
-void WorkerLoop::on_written(transport::Endpoint&, std::uint64_t) {}
+void WorkerLoop::on_descriptor() {
+  counters_.stale.add();  // only workers post descriptors
+}
 
 }  // namespace bps::worker

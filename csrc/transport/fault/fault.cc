@@ -38,23 +38,14 @@ FaultPlan FaultPlan::parse(const std::string& text) {
 }
 
 // Stands between the user of an endpoint and the real one, in both directions.
-class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
+class FaultData final : public DataEndpoint, public DirectAccess, public DataSink {
  public:
-  FaultEndpoint(std::unique_ptr<Endpoint> owned, Endpoint* inner, const FaultPlan& plan, std::uint32_t number)
-      : Endpoint(inner->is_data_plane, inner->hello),
-        owned_(std::move(owned)),
-        inner_(inner),
-        plan_(plan),
-        random_(plan.seed + number) {
-    inner_->sink = this;
-  }
+  FaultData(const Hello& opened_by, const FaultPlan& plan, std::uint32_t number)
+      : DataEndpoint(opened_by), plan_(plan), random_(plan.seed + number) {}
 
-  std::unique_ptr<Endpoint> release() { return std::move(owned_); }
-  Endpoint* inner() const { return inner_; }
-  void set_inner(Endpoint* inner) {
-    inner_ = inner;
-    inner_->sink = this;
-  }
+  // The real endpoint, before it is attached and after.
+  std::unique_ptr<DataEndpoint> unattached;
+  DataEndpoint* inner = nullptr;
 
   std::size_t write(std::span<const WriteOp> ops) override {
     const std::size_t accepted = how_many(ops.size());
@@ -77,58 +68,45 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
     flush(false);
     return accepted;
   }
-  Status send(std::span<const std::byte> message) override { return inner_->send(message); }
-  void abandon() override {
-    lost_ = true;
-    tell_ = false;
-    inner_->abandon();
-  }
+  DirectAccess* direct() override { return inner->direct() == nullptr ? nullptr : this; }
+  bool peer_reaches(const Region& region) const override { return inner->direct()->peer_reaches(region); }
+  std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }
+  Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
+  Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }
 
-  DirectAccess* direct() override { return inner_->direct() == nullptr ? nullptr : this; }
-  bool peer_reaches(const Region& region) const override { return inner_->direct()->peer_reaches(region); }
-  std::byte* map(const RemoteSpan& span) override { return inner_->direct()->map(span); }
-  Status get(const RemoteSpan& span, std::byte* into) override { return inner_->direct()->get(span, into); }
-  Status put(const RemoteSpan& span, const std::byte* from) override { return inner_->direct()->put(span, from); }
-
-  void on_write(Endpoint&, std::uint32_t immediate) override {
-    if (!lost_) sink->on_write(*this, immediate);
+  void on_write(DataEndpoint&, std::uint32_t immediate) override {
+    if (!is_lost()) sink->on_write(*this, immediate);
   }
-  void on_descriptor(Endpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
-    if (!lost_) sink->on_descriptor(*this, header, span);
+  void on_descriptor(DataEndpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
+    if (!is_lost()) sink->on_descriptor(*this, header, span);
   }
-  void on_written(Endpoint&, std::uint64_t token) override {
-    if (!lost_) sink->on_written(*this, token);
+  void on_written(DataEndpoint&, std::uint64_t token) override {
+    if (!is_lost()) sink->on_written(*this, token);
   }
-  void on_message(Endpoint&, std::span<const std::byte> message) override { sink->on_message(*this, message); }
   void on_lost(Endpoint&, const std::string& why) override {
-    if (!std::exchange(lost_, true)) sink->on_lost(*this, why);
+    lose(why);
+    tell_loss();
   }
 
   // What was held goes on, most of it, in a random order.
   int flush(bool polled) {
-    if (held_.empty() || lost_) return 0;
+    if (held_.empty() || is_lost()) return 0;
     std::shuffle(held_.begin(), held_.end(), random_);
     int sent = 0;
     std::erase_if(held_, [&](Held& held) {
       if (!polled && chance(plan_.hold)) return false;
       const std::span<const std::byte> header(held.header.data(), held.header_size);
       held.write.header = held.post.header = header;
-      const std::size_t took =
-          held.is_write ? inner_->write({&held.write, 1}) : inner_->direct()->post({&held.post, 1});
+      const std::size_t took = held.is_write ? inner->write({&held.write, 1}) : inner->direct()->post({&held.post, 1});
       sent += static_cast<int>(took);
       return took == 1;
     });
     posted_ += static_cast<std::uint64_t>(sent);
-    if (plan_.lose_after > 0 && posted_ >= plan_.lose_after && !lost_) {
-      lost_ = true;
-      tell_ = true;
-    }
+    if (plan_.lose_after > 0 && posted_ >= plan_.lose_after) lose("lost on purpose by the fault decorator");
     return sent;
   }
-  bool has_held() const { return (!held_.empty() && !lost_) || tell_; }
-  void tell_loss() {
-    if (std::exchange(tell_, false)) sink->on_lost(*this, "lost on purpose by the fault decorator");
-  }
+  bool has_held() const { return (!held_.empty() && !is_lost()) || is_loss_untold(); }
+  using Endpoint::tell_loss;
 
  private:
   struct Held {
@@ -141,7 +119,7 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
 
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < p; }
   std::size_t how_many(std::size_t posted) {
-    if (lost_ || !is_data_plane || held_.size() > 256 || chance(plan_.refuse)) return 0;
+    if (is_lost() || held_.size() > 256 || chance(plan_.refuse)) return 0;
     if (chance(plan_.partial)) return std::uniform_int_distribution<std::size_t>(0, posted)(random_);
     return posted;
   }
@@ -151,14 +129,12 @@ class FaultEndpoint final : public Endpoint, public DirectAccess, public Sink {
     held_.push_back(held);
   }
 
-  std::unique_ptr<Endpoint> owned_;  // until it is attached
-  Endpoint* inner_;
+  void sever() override { inner->abandon(); }
+
   const FaultPlan plan_;
   std::mt19937 random_;
   std::vector<Held> held_;
   std::uint64_t posted_ = 0;
-  bool lost_ = false;
-  bool tell_ = false;
 };
 
 FaultTransport::FaultTransport(std::unique_ptr<Transport> inner, FaultPlan plan)
@@ -166,48 +142,59 @@ FaultTransport::FaultTransport(std::unique_ptr<Transport> inner, FaultPlan plan)
 
 FaultTransport::~FaultTransport() = default;
 
-std::unique_ptr<Endpoint> FaultTransport::connect(std::span<const std::byte> address, const Hello& hello,
-                                                  const Deadline& deadline, const std::string& whom) {
-  auto made = inner_->connect(address, hello, deadline, whom);
-  Endpoint* raw = made.get();
-  return std::make_unique<FaultEndpoint>(std::move(made), raw, plan_, 0);
+std::unique_ptr<ControlEndpoint> FaultTransport::connect_control(const ConnectRequest& request) {
+  return inner_->connect_control(request);
 }
 
-Endpoint* FaultTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
-  // The inner endpoint may speak before the wrapper exists, but not before the next poll.
-  Endpoint* made = inner_->accept(std::move(incoming), sink);
-  endpoints_.push_back(std::make_unique<FaultEndpoint>(nullptr, made, plan_, ++endpoints_made_));
-  endpoints_.back()->sink = &sink;
-  return endpoints_.back().get();
+std::unique_ptr<DataEndpoint> FaultTransport::connect_data(const ConnectRequest& request) {
+  auto made = std::make_unique<FaultData>(request.hello_for(Plane::kData), plan_, 0);
+  made->unattached = inner_->connect_data(request);
+  made->inner = made->unattached.get();
+  return made;
 }
 
-Endpoint* FaultTransport::attach(std::unique_ptr<Endpoint> endpoint) {
-  std::unique_ptr<FaultEndpoint> wrapper(static_cast<FaultEndpoint*>(endpoint.release()));
-  wrapper->set_inner(inner_->attach(wrapper->release()));
-  endpoints_.push_back(std::move(wrapper));
-  return endpoints_.back().get();
+ControlEndpoint* FaultTransport::attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) {
+  return inner_->attach(std::move(endpoint), sink);
+}
+
+DataEndpoint* FaultTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) {
+  endpoint->sink = &sink;
+  datas_.emplace_back(static_cast<FaultData*>(endpoint.release()));
+  FaultData& wrapper = *datas_.back();
+  wrapper.inner = inner_->attach(std::move(wrapper.unattached), wrapper);
+  return &wrapper;
+}
+
+ControlEndpoint* FaultTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
+  return inner_->accept_control(std::move(incoming), sink);
+}
+
+DataEndpoint* FaultTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
+  auto made = std::make_unique<FaultData>(incoming->hello, plan_, ++endpoints_made_);
+  made->sink = &sink;
+  made->inner = inner_->accept_data(std::move(incoming), *made);
+  datas_.push_back(std::move(made));
+  return datas_.back().get();
 }
 
 void FaultTransport::close(Endpoint* endpoint) {
-  for (auto it = endpoints_.begin(); it != endpoints_.end(); ++it) {
-    if (it->get() != endpoint) continue;
-    inner_->close((*it)->inner());
-    endpoints_.erase(it);
-    return;
-  }
+  const auto found = std::ranges::find_if(datas_, [&](const auto& owned) { return owned.get() == endpoint; });
+  if (found == datas_.end()) return inner_->close(endpoint);
+  inner_->close((*found)->inner);
+  datas_.erase(found);
 }
 
 int FaultTransport::poll() {
   int found = inner_->poll();
-  for (std::size_t i = 0; i < endpoints_.size(); ++i) {
-    found += endpoints_[i]->flush(true);
-    endpoints_[i]->tell_loss();
+  for (std::size_t i = 0; i < datas_.size(); ++i) {
+    found += datas_[i]->flush(true);
+    datas_[i]->tell_loss();
   }
   return found;
 }
 
 bool FaultTransport::arm() {
-  for (const auto& endpoint : endpoints_) {
+  for (const auto& endpoint : datas_) {
     if (endpoint->has_held()) return false;
   }
   return inner_->arm();

@@ -27,7 +27,7 @@ struct FaultPlan {
   static FaultPlan parse(const std::string& text);
 };
 
-class FaultEndpoint;
+class FaultData;
 
 class FaultTransport final : public Transport {
  public:
@@ -36,10 +36,12 @@ class FaultTransport final : public Transport {
 
   std::string_view name() const override { return inner_->name(); }
   RegionPtr register_memory(std::span<std::byte> bytes) override { return inner_->register_memory(bytes); }
-  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
-                                    const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
-  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) override;
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override;
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
   bool arm() override;
@@ -50,7 +52,7 @@ class FaultTransport final : public Transport {
   std::unique_ptr<Transport> inner_;
   const FaultPlan plan_;
   std::uint32_t endpoints_made_ = 0;
-  std::vector<std::unique_ptr<FaultEndpoint>> endpoints_;
+  std::vector<std::unique_ptr<FaultData>> datas_;  // control endpoints are passed through
 };
 
 }  // namespace bps::transport::fault

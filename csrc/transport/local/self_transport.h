@@ -1,6 +1,9 @@
-// A process's way to its own server: both ends live on one loop, so an post is a pointer in a queue and nothing more.
+// A process's way to its own server: both ends live on one loop, so a descriptor is a pointer in a queue and nothing
+// more.
 //
-// Threading: one thread. Memory: queues keep their capacity, so that steady traffic allocates nothing.
+// connect_control() and connect_data() return the caller's end and leave the other one in incoming(), from where it is
+// accepted like any other connection. Threading: one thread. Memory: queues keep their capacity, so that steady traffic
+// allocates nothing.
 #pragma once
 
 #include <memory>
@@ -10,29 +13,35 @@
 
 namespace bps::transport::local {
 
+class SelfControl;
+class SelfData;
+
 class SelfTransport final : public Transport {
  public:
   explicit SelfTransport(Counters& counters);
   ~SelfTransport() override;
 
-  // Both ends of one connection; each end is named by the hello and needs its sink set by the caller.
-  std::pair<Endpoint*, Endpoint*> connect_pair(const Hello& hello);
+  // The other end of the connection that was made last; nullptr when it has been taken.
+  std::unique_ptr<IncomingConnection> incoming();
 
   std::string_view name() const override { return "self"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
-  std::unique_ptr<Endpoint> connect(std::span<const std::byte>, const Hello&, const Deadline&,
-                                    const std::string&) override;
-  Endpoint* accept(std::unique_ptr<IncomingConnection>, Sink&) override { return nullptr; }
-  Endpoint* attach(std::unique_ptr<Endpoint>) override { return nullptr; }
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) override;
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override;
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
   bool arm() override;
   void disarm() override {}
 
  private:
-  class Half;
   Counters& counters_;
-  std::vector<std::unique_ptr<Half>> halves_;
+  std::unique_ptr<IncomingConnection> incoming_;
+  std::vector<std::unique_ptr<SelfControl>> controls_;
+  std::vector<std::unique_ptr<SelfData>> datas_;
 };
 
 }  // namespace bps::transport::local

@@ -48,9 +48,9 @@ struct Attempt {
 
 }  // namespace
 
-RcConnection call(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
-                  const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
-                  const Deadline& deadline, const std::string& whom) {
+RcConnection connect_rc(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
+                        const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
+                        const Deadline& deadline, const std::string& whom) {
   const Rail& rail = context->rail();
   const Attempt attempt{whom, host + " port " + std::to_string(port) + " from " + rail.address, deadline};
   CmChannel channel = make_cm_channel();

@@ -75,7 +75,7 @@ void RcConnection::request(const RequestData& data) {
   if (::rdma_connect(id_.get(), &parameters) != 0) throw_errno("cannot send a connection request");
 }
 
-void RcConnection::welcome(const ReplyData& reply) {
+void RcConnection::accept(const ReplyData& reply) {
   advance(IBV_QPS_RTR);
   advance(IBV_QPS_RTS);
   rdma_conn_param parameters{};

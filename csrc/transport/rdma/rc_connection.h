@@ -2,7 +2,7 @@
 //
 // The states are ours to change (the connection manager knows the numbers, but not the queue pair), so that the
 // settings of the user apply and the device's device is our own. Life of a connection: make() and the request, on the
-// caller's thread; establish() on the loop's, from where on bytes move; or, on the called side, make() and welcome() on
+// caller's thread; establish() on the loop's, from where on bytes move; or, on the called side, make() and accept() on
 // the loop's. break_off(): from its return on the device touches no memory for this connection.
 #pragma once
 
@@ -22,7 +22,7 @@ class RcConnection {
   RcConnection& operator=(RcConnection&&) = default;
 
   // Called side.
-  void welcome(const ReplyData& reply);
+  void accept(const ReplyData& reply);
   // Calling side: sends the request. What comes back is an event.
   void request(const RequestData& data);
   // Calling side, after the reply: from now on events come by `channel`, and bytes.
@@ -47,8 +47,8 @@ class RcConnection {
 
 // Connects to `host`:`port` within the deadline, and returns a connection that only lacks establish(). Throws what
 // client_handshake() throws.
-RcConnection call(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
-                  const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
-                  const Deadline& deadline, const std::string& whom);
+RcConnection connect_rc(const std::shared_ptr<Context>& context, const std::string& host, std::uint16_t port,
+                        const Nonce& server_nonce, const Hello& hello, const Credentials& credentials,
+                        const Deadline& deadline, const std::string& whom);
 
 }  // namespace bps::transport::rdma

@@ -7,7 +7,7 @@
 namespace bps::transport::rdma {
 
 RdmaControl::RdmaControl(const Hello& made_by, TransportState& of, RcConnection by)
-    : RdmaEndpoint(false, made_by, of, std::move(by)),
+    : RdmaEndpoint(made_by, of, std::move(by)),
       buffers_(static_cast<std::byte*>(
           ::operator new((kControlReceives + kControlSends) * kControlBuffer, std::align_val_t{kControlBuffer}))),
       memory_(of.context.register_own({buffers_.get(), (kControlReceives + kControlSends) * kControlBuffer})) {
@@ -17,7 +17,7 @@ RdmaControl::RdmaControl(const Hello& made_by, TransportState& of, RcConnection 
 }
 
 Status RdmaControl::send(std::span<const std::byte> message) {
-  if (lost || !connection) return Status::kPeerLost;
+  if (is_lost() || !connection) return Status::kPeerLost;
   if (message.size() > kMaxMessage) return Status::kProtocol;
   state.counters.control_messages.add();
   state.counters.control_bytes.add(message.size());
@@ -30,7 +30,7 @@ Status RdmaControl::send(std::span<const std::byte> message) {
 
 bool RdmaControl::transmit(std::span<const std::byte> message, std::size_t& offset) {
   do {
-    if (lost) return true;
+    if (is_lost()) return true;
     if (posted_ - completed_ == kControlSends) return false;
     const std::size_t size = std::min(kRoom, message.size() - offset);
     const Fragment fragment{static_cast<std::uint32_t>(message.size()), static_cast<std::uint32_t>(offset)};

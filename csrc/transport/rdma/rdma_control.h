@@ -13,11 +13,10 @@
 
 namespace bps::transport::rdma {
 
-class RdmaControl final : public RdmaEndpoint {
+class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
  public:
   RdmaControl(const Hello& made_by, TransportState& state, RcConnection connection);
 
-  std::size_t write(std::span<const WriteOp>) override { return 0; }  // payload never travels on a control endpoint
   Status send(std::span<const std::byte> message) override;
 
   void on_sent(std::uint64_t number) override;

@@ -17,13 +17,12 @@
 
 namespace bps::transport::rdma {
 
-class RdmaData final : public RdmaEndpoint {
+class RdmaData final : public RdmaEndpoint<DataEndpoint> {
  public:
   RdmaData(const Hello& made_by, TransportState& state, RcConnection connection);
   ~RdmaData() override { drop(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
-  Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
 
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;

@@ -16,7 +16,7 @@ constexpr int kMostBatches = 8;  // of completions per look: nobody else of the 
 }  // namespace
 
 std::size_t RdmaData::write(std::span<const WriteOp> ops) {
-  if (lost || !connection) return 0;
+  if (is_lost() || !connection) return 0;
   const std::uint64_t first = posted_;
   std::size_t accepted = 0;
   while (accepted < ops.size() && build(ops[accepted])) ++accepted;
@@ -112,11 +112,11 @@ void RdmaData::on_arrived(const ibv_wc& completion) {
 
 int RdmaTransport::poll() {
   closed_.clear();
-  if (!context_) return home_.losses_due ? tell_losses() : 0;
+  if (!context_) return state_.losses_due ? tell_losses() : 0;
   int found = take_completions(context_->send_cq()) + take_completions(context_->receive_cq());
   if (found == 0) context_->settle();
   if (context_->should_repost()) context_->repost();
-  if (home_.losses_due) found += tell_losses();
+  if (state_.losses_due) found += tell_losses();
   if (!removal_.empty()) lose_device(std::exchange(removal_, {}));
   return found;
 }
@@ -138,8 +138,8 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
   if (id.kind() == WrId::Kind::kEmptyReceive) context_->count_arrival();
   const auto at = by_number_.find(completion.qp_num);
   if (at == by_number_.end()) return;  // of a queue pair that is gone
-  RdmaEndpoint& endpoint = *at->second;
-  if (endpoint.told) return;
+  RcEndpoint& endpoint = *at->second;
+  if (endpoint.is_loss_told()) return;
   if (completion.status != IBV_WC_SUCCESS) {
     // The first failure says why; what comes after it is flushed. And a peer that ended may have made others end, whose
     // connections fail now: what the connection manager knows is told before.
@@ -153,11 +153,11 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
 }
 
 bool RdmaTransport::arm() {
-  if (!context_) return !home_.losses_due;
+  if (!context_) return !state_.losses_due;
   if (poll() > 0) return false;  // what we sent a moment ago is often there already
   context_->arm(std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); }));
   // What came in before the queues were armed announces itself by nothing.
-  return poll() == 0 && !home_.losses_due;
+  return poll() == 0 && !state_.losses_due;
 }
 
 }  // namespace bps::transport::rdma

@@ -1,10 +1,11 @@
-// What the two kinds of RDMA endpoints share: a connection, and how it is lost.
+// What the two kinds of RDMA endpoint share: a connection, and how it is lost.
 //
-// A loss is noted where it is found and told from the transport's poll(), never from within a caller's write(). Before
-// it is told the queue pair is gone, so that nothing reads or writes the memory of the loser any more.
+// RcEndpoint is what the transport works with, whichever the plane; RdmaEndpoint joins it to the plane's interface. A
+// loss is told only after the queue pair is gone, so that nothing reads or writes the user's memory any more.
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "transport/rdma/rc_connection.h"
 #include "transport/rdma/registrations.h"
@@ -21,16 +22,10 @@ struct TransportState {
   bool losses_due = false;   // some of them are yet to be told
 };
 
-class RdmaEndpoint : public Endpoint {
+class RcEndpoint {
  public:
-  RdmaEndpoint(bool data_plane, const Hello& made_by, TransportState& of, RcConnection by)
-      : Endpoint(data_plane, made_by), state(of), connection(std::move(by)) {}
-
-  void abandon() override {
-    connection.break_off();
-    told = true;
-    lose("given up");
-  }
+  RcEndpoint(TransportState& of, RcConnection by) : state(of), connection(std::move(by)) {}
+  virtual ~RcEndpoint() = default;
 
   // A request of ours is finished, and all before it.
   virtual void on_sent(std::uint64_t number) = 0;
@@ -39,25 +34,41 @@ class RdmaEndpoint : public Endpoint {
   virtual bool awaits_completions() const = 0;
   // After the connection is broken off, from the transport's poll(): what was posted is over, one way or the other.
   virtual void give_up_sends() = 0;
-  // After that, or when closed: lets go of all memory.
+  // After that, or when closed: releases all memory.
   virtual void drop() = 0;
 
-  void lose(const std::string& why) {
-    if (lost) return;
-    lost = true;
-    lost_why = why;
-    loss = ++state.losses;
-    state.losses_due = true;
-  }
+  // The loss of the peer; see endpoint.h.
+  virtual void lose(const std::string& why) = 0;
+  virtual void tell_loss(const std::string& detail) = 0;
+  virtual bool is_lost() const = 0;
+  virtual bool is_loss_told() const = 0;
+  virtual const Endpoint* endpoint() const = 0;
 
   TransportState& state;
   RcConnection connection;
-  bool closed = false;    // by its user: no callbacks any more
-  bool lost = false;      // nothing is accepted any more
-  bool finished = false;  // and everything given back
-  bool told = false;      // or known to the user, who abandoned it
-  std::string lost_why;
-  std::uint64_t loss = 0;  // they are told in this order: the first is the likely cause of the others
+  bool closed = false;     // by its user: no callbacks any more
+  bool finished = false;   // lost, and everything given back
+  std::uint64_t loss = 0;  // losses are told in this order: the first one is the likely cause of the others
+};
+
+template <typename Plane>
+class RdmaEndpoint : public Plane, public RcEndpoint {
+ public:
+  RdmaEndpoint(const Hello& opened_by, TransportState& of, RcConnection by)
+      : Plane(opened_by), RcEndpoint(of, std::move(by)) {}
+
+  void lose(const std::string& why) final { Plane::lose(why); }
+  void tell_loss(const std::string& detail) final { Plane::tell_loss(detail); }
+  bool is_lost() const final { return Plane::is_lost(); }
+  bool is_loss_told() const final { return Plane::is_loss_told(); }
+  const Endpoint* endpoint() const final { return this; }
+
+ private:
+  void sever() final { connection.break_off(); }
+  void on_loss_noted() final {
+    loss = ++state.losses;
+    state.losses_due = true;
+  }
 };
 
 // "remote access error: ...": what a failed completion means, and what to do.

@@ -53,12 +53,12 @@ void RdmaTransport::note_cm_events() {
       case RDMA_CM_EVENT_ADDR_CHANGE: break;  // queue pairs stay where they are when an address moves
       case RDMA_CM_EVENT_DEVICE_REMOVAL: removal_ = in_words(event); break;
       default:
-        if (auto* endpoint = static_cast<RdmaEndpoint*>(event.id->context)) endpoint->lose(in_words(event));
+        if (auto* endpoint = static_cast<RcEndpoint*>(event.id->context)) endpoint->lose(in_words(event));
     }
   }
 }
 
-RdmaEndpoint* RdmaTransport::with(const ibv_qp* queue_pair) {
+RcEndpoint* RdmaTransport::with(const ibv_qp* queue_pair) {
   for (const auto& endpoint : endpoints_) {
     if (endpoint->connection && endpoint->connection.queue_pair().get() == queue_pair) return endpoint.get();
   }
@@ -75,14 +75,14 @@ void RdmaTransport::on_device_events() {
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
       case IBV_EVENT_PATH_MIG_ERR:
-        if (RdmaEndpoint* endpoint = with(event.element.qp)) {
+        if (RcEndpoint* endpoint = with(event.element.qp)) {
           poll();
           endpoint = with(event.element.qp);
           if (endpoint != nullptr) endpoint->lose(name);
         }
         break;
       case IBV_EVENT_COMM_EST:  // bytes were faster than the connection manager's last message
-        if (RdmaEndpoint* endpoint = with(event.element.qp)) {
+        if (RcEndpoint* endpoint = with(event.element.qp)) {
           ::rdma_notify(endpoint->connection.id(), IBV_EVENT_COMM_EST);
         }
         break;
@@ -101,10 +101,10 @@ void RdmaTransport::on_device_events() {
   }
 }
 
-RdmaEndpoint* RdmaTransport::next_loss() const {
-  RdmaEndpoint* next = nullptr;
+RcEndpoint* RdmaTransport::next_loss() const {
+  RcEndpoint* next = nullptr;
   for (const auto& endpoint : endpoints_) {
-    if (!endpoint->lost || endpoint->finished) continue;
+    if (!endpoint->is_lost() || endpoint->finished) continue;
     if (next == nullptr || endpoint->loss < next->loss) next = endpoint.get();
   }
   return next;
@@ -113,17 +113,16 @@ RdmaEndpoint* RdmaTransport::next_loss() const {
 int RdmaTransport::tell_losses() {
   int told = 0;
   // The sinks may close endpoints and note more losses: after each one everything is looked at again.
-  while (RdmaEndpoint* endpoint = next_loss()) {
+  while (RcEndpoint* endpoint = next_loss()) {
     endpoint->finished = true;
     ++told;
     std::erase_if(by_number_, [&](const auto& entry) { return entry.second == endpoint; });
     if (endpoint->connection) endpoint->connection.break_off();
     endpoint->give_up_sends();
     endpoint->drop();
-    if (std::exchange(endpoint->told, true)) continue;
-    endpoint->sink->on_lost(*endpoint, endpoint->lost_why + (port_trouble_.empty() ? "" : " (" + port_trouble_ + ")"));
+    endpoint->tell_loss(port_trouble_.empty() ? "" : " (" + port_trouble_ + ")");
   }
-  home_.losses_due = false;
+  state_.losses_due = false;
   return told;
 }
 

@@ -9,22 +9,13 @@
 #include "transport/rdma/rdma_listener.h"
 
 namespace bps::transport::rdma {
-namespace {
-
-std::unique_ptr<RdmaEndpoint> make_endpoint(const Hello& hello, TransportState& state, RcConnection connection) {
-  if (hello.plane == Plane::kControl) return std::make_unique<RdmaControl>(hello, state, std::move(connection));
-  return std::make_unique<RdmaData>(hello, state, std::move(connection));
-}
-
-}  // namespace
-
 RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const Rail& rail,
                              const RdmaOptions& options)
     : loop_(loop),
       credentials_(credentials),
       context_(std::make_shared<Context>(rail, options)),
       registrations_(std::make_shared<Registrations>(*context_)),
-      home_{*context_, *registrations_, counters},
+      state_{*context_, *registrations_, counters},
       channel_(make_cm_channel()),
       anchor_(make_cm_id(channel_.get())) {
   CmAddress here(rail.address, 0, rail.interface);
@@ -49,30 +40,30 @@ std::shared_ptr<Context> RdmaTransport::context() const {
   return context_;
 }
 
-std::unique_ptr<Endpoint> RdmaTransport::connect(std::span<const std::byte> address, const Hello& hello,
-                                                 const Deadline& deadline, const std::string& whom) {
+// On the caller's thread.
+RcConnection RdmaTransport::open(const ConnectRequest& request, Plane plane) {
   const std::shared_ptr<Context> share = context();
-  const auto listener = codec::decode<ListenerAddress>(address);
+  const auto listener = codec::decode<ListenerAddress>(request.address);
   if (!listener) {
-    throw Error(ErrorCode::kTransport, whom + " published an invalid RDMA address",
+    throw Error(ErrorCode::kTransport, request.whom + " published an invalid RDMA address",
                 "install the same bps_rdma version everywhere");
   }
-  const auto& [host, port] = listener->entries[hello.server_loop % listener->entries.size()];
-  return make_endpoint(hello, home_, call(share, host, port, listener->nonce, hello, credentials_, deadline, whom));
+  const auto& [host, port] = listener->entries[request.hello.server_loop % listener->entries.size()];
+  return connect_rc(share, host, port, listener->nonce, request.hello_for(plane), credentials_, request.deadline,
+                    request.whom);
 }
 
-Endpoint* RdmaTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
-  const std::shared_ptr<Context> share = context();
-  auto& pending = static_cast<RdmaIncoming&>(*incoming);
-  if (::rdma_migrate_id(pending.id.get(), channel_.get()) != 0) throw_errno("cannot take over a connection");
-  auto made = make_endpoint(pending.hello, home_, RcConnection(share, std::move(pending.id), pending.hello.plane));
+std::unique_ptr<ControlEndpoint> RdmaTransport::connect_control(const ConnectRequest& request) {
+  return std::make_unique<RdmaControl>(request.hello_for(Plane::kControl), state_, open(request, Plane::kControl));
+}
+
+std::unique_ptr<DataEndpoint> RdmaTransport::connect_data(const ConnectRequest& request) {
+  return std::make_unique<RdmaData>(request.hello_for(Plane::kData), state_, open(request, Plane::kData));
+}
+
+template <typename E, typename S>
+E* RdmaTransport::establish(std::unique_ptr<E> made, S& sink) {
   made->sink = &sink;
-  made->connection.welcome(pending.reply);
-  return own(std::move(made));
-}
-
-Endpoint* RdmaTransport::attach(std::unique_ptr<Endpoint> endpoint) {
-  std::unique_ptr<RdmaEndpoint> made(static_cast<RdmaEndpoint*>(endpoint.release()));
   try {
     if (!context_) throw Error(ErrorCode::kPeerLost, "the RDMA device is gone", "");
     made->connection.establish(channel_.get());
@@ -82,16 +73,46 @@ Endpoint* RdmaTransport::attach(std::unique_ptr<Endpoint> endpoint) {
   return own(std::move(made));
 }
 
-RdmaEndpoint* RdmaTransport::own(std::unique_ptr<RdmaEndpoint> endpoint) {
-  RdmaEndpoint* one = endpoint.get();
+ControlEndpoint* RdmaTransport::attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) {
+  return establish(std::unique_ptr<RdmaControl>(static_cast<RdmaControl*>(endpoint.release())), sink);
+}
+
+DataEndpoint* RdmaTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) {
+  return establish(std::unique_ptr<RdmaData>(static_cast<RdmaData*>(endpoint.release())), sink);
+}
+
+template <typename E, typename S>
+E* RdmaTransport::accept(std::unique_ptr<IncomingConnection> incoming, S& sink) {
+  const std::shared_ptr<Context> share = context();
+  auto& request = static_cast<RdmaIncoming&>(*incoming);
+  if (::rdma_migrate_id(request.id.get(), channel_.get()) != 0) throw_errno("cannot take over a connection");
+  auto made =
+      std::make_unique<E>(request.hello, state_, RcConnection(share, std::move(request.id), request.hello.plane));
+  made->sink = &sink;
+  made->connection.accept(request.reply);
+  return own(std::move(made));
+}
+
+ControlEndpoint* RdmaTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
+  return accept<RdmaControl>(std::move(incoming), sink);
+}
+
+DataEndpoint* RdmaTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
+  return accept<RdmaData>(std::move(incoming), sink);
+}
+
+template <typename E>
+E* RdmaTransport::own(std::unique_ptr<E> endpoint) {
+  E* one = endpoint.get();
+  RcEndpoint* shared = one;
   endpoints_.push_back(std::move(endpoint));
-  by_number_[one->connection.queue_pair().number()] = one;
-  one->connection.id()->context = one;
+  by_number_[one->connection.queue_pair().number()] = shared;
+  one->connection.id()->context = shared;
   return one;
 }
 
 void RdmaTransport::close(Endpoint* endpoint) {
-  const auto found = std::ranges::find_if(endpoints_, [&](const auto& owned) { return owned.get() == endpoint; });
+  const auto found = std::ranges::find_if(endpoints_, [&](const auto& owned) { return owned->endpoint() == endpoint; });
   if (found == endpoints_.end()) return;
   std::erase_if(by_number_, [&](const auto& entry) { return entry.second == found->get(); });
   (*found)->closed = true;

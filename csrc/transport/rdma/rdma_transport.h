@@ -26,10 +26,12 @@ class RdmaTransport final : public Transport {
   std::string_view name() const override { return "rdma"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   // `address`: what RdmaListener says.
-  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
-                                    const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
-  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) override;
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override;
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
   bool arm() override;
@@ -37,16 +39,22 @@ class RdmaTransport final : public Transport {
 
  private:
   std::shared_ptr<Context> context() const;
-  RdmaEndpoint* own(std::unique_ptr<RdmaEndpoint> endpoint);
+  RcConnection open(const ConnectRequest& request, Plane plane);
+  template <typename E, typename S>
+  E* establish(std::unique_ptr<E> made, S& sink);
+  template <typename E, typename S>
+  E* accept(std::unique_ptr<IncomingConnection> incoming, S& sink);
+  template <typename E>
+  E* own(std::unique_ptr<E> endpoint);
   int take_completions(ibv_cq* cq);
   void dispatch(const ibv_wc& completion);
 
   void watch();
   void note_cm_events();
   void on_device_events();
-  RdmaEndpoint* with(const ibv_qp* queue_pair);
+  RcEndpoint* with(const ibv_qp* queue_pair);
   int tell_losses();
-  RdmaEndpoint* next_loss() const;
+  RcEndpoint* next_loss() const;
   void lose_device(const std::string& why);
   void let_go_of_device();
 
@@ -55,14 +63,14 @@ class RdmaTransport final : public Transport {
   mutable std::mutex context_mutex_;  // callers on other threads take a share while the loop's may let go of its own
   std::shared_ptr<Context> context_;  // null once the device is gone
   std::shared_ptr<Registrations> registrations_;
-  TransportState home_;
+  TransportState state_;
   CmChannel channel_;
   CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device
   std::string removal_;       // what the connection manager said when the device went
   std::string port_trouble_;  // the last bad news of the port, for the reports of losses
-  std::vector<std::unique_ptr<RdmaEndpoint>> endpoints_;
-  std::vector<std::unique_ptr<RdmaEndpoint>> closed_;  // until no callback of theirs can be running
-  std::unordered_map<std::uint32_t, RdmaEndpoint*> by_number_;
+  std::vector<std::unique_ptr<RcEndpoint>> endpoints_;
+  std::vector<std::unique_ptr<RcEndpoint>> closed_;  // until no callback of theirs can be running
+  std::unordered_map<std::uint32_t, RcEndpoint*> by_number_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's timers may outlive the transport
 };
 

@@ -14,7 +14,7 @@ constexpr std::uint64_t kPiece = 1 << 20;
 constexpr int kRounds = 100;
 
 // One end: notes what it is told, and wakes whoever waits for it. Messages are sent back by the called end.
-class End final : public Sink {
+class End final : public ControlSink, public DataSink {
  public:
   End(const char* name, const Credentials& credentials, const Rail& rail, const RdmaOptions& options)
       : reactor(name, Spin{}) {
@@ -24,12 +24,12 @@ class End final : public Sink {
     reactor.start();
   }
 
-  void on_write(Endpoint&, std::uint32_t) override {
+  void on_write(DataEndpoint&, std::uint32_t) override {
     note([this] { ++writes; });
   }
-  void on_descriptor(Endpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
-  void on_written(Endpoint&, std::uint64_t) override {}
-  void on_message(Endpoint& from, std::span<const std::byte> message) override {
+  void on_descriptor(DataEndpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
+  void on_written(DataEndpoint&, std::uint64_t) override {}
+  void on_message(ControlEndpoint& from, std::span<const std::byte> message) override {
     if (echoes) (void)from.send(message);
     note([this] { ++messages; });
   }
@@ -85,27 +85,32 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   End callee("bps-doctor-a", credentials, rail, options), caller("bps-doctor-b", credentials, rail, options);
   callee.echoes = true;
 
-  std::unique_ptr<RdmaListener> door;
-  const Bytes address = callee.reactor.call([&] {
-    door = open_rdma_listener(
-        callee.reactor.loop(), credentials, {rail},
-        [&](std::unique_ptr<IncomingConnection> incoming) { callee.transport->accept(std::move(incoming), callee); });
-    return door->address();
-  });
-  const auto connect = [&](Plane plane) {
-    auto made = caller.transport->connect(address, {.node = 1, .plane = plane}, deadline, "this process");
-    made->sink = &caller;
-    return caller.reactor.call([&] { return caller.transport->attach(std::move(made)); });
+  std::unique_ptr<RdmaListener> listener;
+  const auto accept = [&](std::unique_ptr<IncomingConnection> incoming) {
+    if (incoming->hello.plane == Plane::kData) {
+      callee.transport->accept_data(std::move(incoming), callee);
+    } else {
+      callee.transport->accept_control(std::move(incoming), callee);
+    }
   };
-  Endpoint* control = connect(Plane::kControl);
-  Endpoint* data = connect(Plane::kData);
+  const Bytes address = callee.reactor.call([&] {
+    listener = open_rdma_listener(callee.reactor.loop(), credentials, {rail}, accept);
+    return listener->address();
+  });
+  const ConnectRequest request{.address = address, .hello = {.node = 1}, .deadline = deadline, .whom = "this process"};
+  auto control_made = caller.transport->connect_control(request);
+  auto data_made = caller.transport->connect_data(request);
+  const auto [control, data] = caller.reactor.call([&] {
+    return std::pair(caller.transport->attach(std::move(control_made), caller),
+                     caller.transport->attach(std::move(data_made), caller));
+  });
   auto from = caller.reactor.call([&] { return caller.transport->register_memory(source); });
   auto to = callee.reactor.call([&] { return callee.transport->register_memory(target); });
 
   SelfTransfer result;
   auto begin = Clock::now();
   for (int i = 1; i <= kRounds; ++i) {
-    caller.reactor.call([&] { (void)control->send(std::span(source).first(8)); });
+    caller.reactor.call([&, control = control] { (void)control->send(std::span(source).first(8)); });
     caller.wait(deadline, [&] { return caller.messages == static_cast<std::uint64_t>(i); });
   }
   result.round_trip_us = seconds_since(begin) / kRounds * 1e6;
@@ -115,7 +120,7 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   for (std::uint64_t at = 0; at < bytes && !deadline.passed();) {
     const std::uint64_t length = std::min(kPiece, bytes - at);
     const WriteOp op{.source = from.get(), .source_offset = at, .length = length, .target = to->remote(at, length)};
-    if (caller.reactor.call([&] { return data->write({&op, 1}); }) == 0) {
+    if (caller.reactor.call([&, data = data] { return data->write({&op, 1}); }) == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       continue;
     }
@@ -130,7 +135,7 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   caller.reactor.call([&] { from.reset(); });
   callee.reactor.call([&] {
     to.reset();
-    door.reset();
+    listener.reset();
   });
   caller.reactor.stop();
   callee.reactor.stop();

@@ -32,21 +32,19 @@ class ShmRegion final : public Region {
   std::function<void()> withdraw_;
 };
 
-class ShmData final : public Endpoint, public DirectAccess {
+class ShmData final : public DataEndpoint, public DirectAccess {
  public:
   ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory);
   ~ShmData() override;
 
-  void call(const Deadline& deadline, const std::string& whom);  // the connecting side's set-up
-  void start();                                                  // watch the socket
+  void connect(const Deadline& deadline, const std::string& whom);  // the connecting side's set-up
+  void start();                                                     // watch the socket
   int poll();
   bool arm();
   void disarm();
   void withdraw(std::uint64_t key);
 
   std::size_t write(std::span<const WriteOp> ops) override;
-  Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
-  void abandon() override;
   DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region& region) const override;
   std::size_t post(std::span<const Descriptor> descriptors) override;
@@ -73,7 +71,8 @@ class ShmData final : public Endpoint, public DirectAccess {
   void publish();
   void ring_if_late();
   void ring();
-  void lose(const std::string& why);
+  void sever() override;
+  void on_loss_noted() override;
 
   Fd socket_;
   EventLoop& loop_;
@@ -84,9 +83,6 @@ class ShmData final : public Endpoint, public DirectAccess {
   bool we_reach_plain_ = false;
   bool peer_reaches_plain_ = false;
   bool watched_ = false;
-  bool lost_ = false;
-  bool told_ = false;
-  std::string lost_why_;
 
   std::shared_ptr<SharedMemory> rings_;
   std::optional<RingProducer> out_;

@@ -61,7 +61,7 @@ bool ShmData::announce(const Region& region) {
 }
 
 void ShmData::withdraw(std::uint64_t key) {
-  if (announced_.erase(key) == 0 || lost_) return;
+  if (announced_.erase(key) == 0 || is_lost()) return;
   ShmRecord record{};
   record.kind = ShmRecord::kWithdrawn;
   record.key = key;
@@ -113,7 +113,7 @@ Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
 }
 
 std::size_t ShmData::write(std::span<const WriteOp> ops) {
-  if (lost_ || !out_) return 0;
+  if (is_lost() || !out_) return 0;
   std::size_t accepted = 0;
   for (const WriteOp& op : ops) {
     if (out_->room() == 0) break;
@@ -147,7 +147,7 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
 }
 
 std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
-  if (lost_ || !out_) return 0;
+  if (is_lost() || !out_) return 0;
   std::size_t accepted = 0;
   for (const Descriptor& o : descriptors) {
     if (out_->room() == 0) break;
@@ -191,8 +191,8 @@ void ShmData::ring() {
 }
 
 int ShmData::poll() {
-  if (lost_) {
-    on_socket();
+  if (is_lost()) {
+    tell_loss();
     return 0;
   }
   if (ring_due_) ring_if_late();
@@ -206,7 +206,7 @@ int ShmData::poll() {
   if (!in_) return found;
   RingEntry entry;
   bool broken = false;
-  for (int i = 0; i < kPollBudget && !lost_ && in_->take(entry, broken); ++i, ++found) {
+  for (int i = 0; i < kPollBudget && !is_lost() && in_->take(entry, broken); ++i, ++found) {
     if (entry.kind == EntryKind::kWrite) {
       sink->on_write(*this, entry.immediate);
     } else if (entry.kind == EntryKind::kDescriptor && entry.header_size <= kMaxHeader) {
@@ -221,7 +221,7 @@ int ShmData::poll() {
 }
 
 bool ShmData::arm() {
-  if (lost_) return told_;
+  if (is_lost()) return is_loss_told();
   if (ring_due_) ring();
   return written_.empty() && (!in_ || in_->sleep());
 }

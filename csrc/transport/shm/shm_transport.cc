@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/hmac.h"
-#include "transport/control_endpoint.h"
 #include "transport/listener.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
@@ -31,58 +30,65 @@ RegionPtr ShmTransport::register_memory(std::span<std::byte> bytes) {
 }
 
 void ShmTransport::withdraw(std::uint64_t key) {
-  for (ShmData* data : data_) data->withdraw(key);
+  for (const auto& data : datas_) data->withdraw(key);
 }
 
-std::unique_ptr<Endpoint> ShmTransport::connect(std::span<const std::byte> address, const Hello& hello,
-                                                const Deadline& deadline, const std::string& whom) {
-  const std::string name(reinterpret_cast<const char*>(address.data()), address.size());
-  Fd socket = connect_local(name, deadline);
-  client_handshake(socket.get(), hello, credentials_, deadline, whom);
-  if (hello.plane == Plane::kControl) return std::make_unique<ControlEndpoint>(std::move(socket), hello, counters_);
-  auto data = std::make_unique<ShmData>(std::move(socket), hello, loop_, counters_, allow_cross_memory_);
-  data->call(deadline, whom);
+Fd ShmTransport::open_socket(const ConnectRequest& request, Plane plane) const {
+  Fd socket = connect_local(std::string(as_text(request.address)), request.deadline);
+  client_handshake(socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom);
+  return socket;
+}
+
+std::unique_ptr<ControlEndpoint> ShmTransport::connect_control(const ConnectRequest& request) {
+  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), request.hello_for(Plane::kControl),
+                                         counters_);
+}
+
+std::unique_ptr<DataEndpoint> ShmTransport::connect_data(const ConnectRequest& request) {
+  auto data = std::make_unique<ShmData>(open_socket(request, Plane::kData), request.hello_for(Plane::kData), loop_,
+                                        counters_, allow_cross_memory_);
+  data->connect(request.deadline, request.whom);
   return data;
 }
 
-Endpoint* ShmTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
-  const Hello& hello = incoming->hello;
-  Fd fd = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  std::unique_ptr<Endpoint> endpoint;
-  if (hello.plane == Plane::kControl) {
-    endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);
-  } else {
-    endpoint = std::make_unique<ShmData>(std::move(fd), hello, loop_, counters_, allow_cross_memory_);
-  }
+ControlEndpoint* ShmTransport::attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) {
   endpoint->sink = &sink;
-  return attach(std::move(endpoint));
+  controls_.emplace_back(static_cast<SocketControl*>(endpoint.release()));
+  controls_.back()->start(loop_);
+  return controls_.back().get();
 }
 
-Endpoint* ShmTransport::attach(std::unique_ptr<Endpoint> endpoint) {
-  endpoints_.push_back(std::move(endpoint));
-  Endpoint* attached = endpoints_.back().get();
-  if (auto* data = dynamic_cast<ShmData*>(attached)) {
-    data_.push_back(data);
-    data->start();
-  } else {
-    static_cast<ControlEndpoint*>(attached)->start(loop_);
-  }
-  return attached;
+DataEndpoint* ShmTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) {
+  endpoint->sink = &sink;
+  datas_.emplace_back(static_cast<ShmData*>(endpoint.release()));
+  datas_.back()->start();
+  return datas_.back().get();
+}
+
+ControlEndpoint* ShmTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
+  Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
+  return attach(std::make_unique<SocketControl>(std::move(socket), incoming->hello, counters_), sink);
+}
+
+DataEndpoint* ShmTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
+  Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
+  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, allow_cross_memory_),
+                sink);
 }
 
 void ShmTransport::close(Endpoint* endpoint) {
-  std::erase_if(data_, [&](ShmData* data) { return data == endpoint; });
-  std::erase_if(endpoints_, [&](const auto& owned) { return owned.get() == endpoint; });
+  std::erase_if(controls_, [&](const auto& owned) { return owned.get() == endpoint; });
+  std::erase_if(datas_, [&](const auto& owned) { return owned.get() == endpoint; });
 }
 
 int ShmTransport::poll() {
   int found = 0;
-  for (std::size_t i = 0; i < data_.size(); ++i) found += data_[i]->poll();
+  for (std::size_t i = 0; i < datas_.size(); ++i) found += datas_[i]->poll();
   return found;
 }
 
 bool ShmTransport::arm() {
-  for (ShmData* data : data_) {
+  for (const auto& data : datas_) {
     if (!data->arm()) {
       disarm();
       return false;
@@ -92,13 +98,13 @@ bool ShmTransport::arm() {
 }
 
 void ShmTransport::disarm() {
-  for (ShmData* data : data_) data->disarm();
+  for (const auto& data : datas_) data->disarm();
 }
 
 // ---- Set-up of a data endpoint
 
 ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory)
-    : Endpoint(true, made_by),
+    : DataEndpoint(made_by),
       socket_(std::move(socket)),
       loop_(loop),
       counters_(counters),
@@ -136,7 +142,7 @@ bool ShmData::probe_succeeds(const ShmRecord& record) const {
          found == record.probe;
 }
 
-void ShmData::call(const Deadline& deadline, const std::string& whom) {
+void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   rings_ = SharedMemory::create(2 * sizeof(DescriptorRing));
   set_rings(true);
   const ShmRecord setup = probe_record(ShmRecord::kSetup);
@@ -164,16 +170,11 @@ void ShmData::start() {
 
 void ShmData::on_socket() {
   take_records();
-  if (lost_ && !told_) {
-    told_ = true;
-    loop_.forget(socket_.get());
-    watched_ = false;
-    sink->on_lost(*this, lost_why_);
-  }
+  tell_loss();
 }
 
 void ShmData::take_records() {
-  while (!lost_) {
+  while (!is_lost()) {
     std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
     std::vector<Fd> fds;
     const Status status = receive_record(socket_.get(), bytes, fds);
@@ -207,22 +208,19 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
     }
     case ShmRecord::kPlain: peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size}; return true;
     case ShmRecord::kWithdrawn: peer_regions_.erase(record.key); return true;
-    case ShmRecord::kReply: return false;
+    case ShmRecord::kReply: break;
   }
+  return false;
 } catch (const Error&) {
   return false;
 }
 
-void ShmData::abandon() {
-  lost_ = told_ = true;
+void ShmData::sever() {
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
 }
 
-void ShmData::lose(const std::string& why) {
-  if (lost_) return;
-  lost_ = true;
-  lost_why_ = why;
-  loop_.wake();  // on_lost is told from poll() at the latest
+void ShmData::on_loss_noted() {
+  loop_.wake();  // the loss is told from poll() at the latest
 }
 
 }  // namespace bps::transport::shm

@@ -13,6 +13,7 @@
 #include "core/event_loop.h"
 #include "transport/shm/descriptor_ring.h"
 #include "transport/shm/shared_memory.h"
+#include "transport/socket_control.h"
 #include "transport/transport.h"
 
 namespace bps::transport::shm {
@@ -26,18 +27,19 @@ class ShmTransport final : public Transport {
 
   std::string_view name() const override { return "shm"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
-  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
-                                    const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
-  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) override;
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override;
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
   bool arm() override;
   void disarm() override;
 
  private:
-  friend class ShmData;
-  friend class ShmRegion;
+  Fd open_socket(const ConnectRequest& request, Plane plane) const;
   void withdraw(std::uint64_t key);
 
   EventLoop& loop_;
@@ -45,8 +47,8 @@ class ShmTransport final : public Transport {
   Counters& counters_;
   const bool allow_cross_memory_;
   std::uint64_t next_key_ = 1;
-  std::vector<ShmData*> data_;  // subset of endpoints_
-  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+  std::vector<std::unique_ptr<SocketControl>> controls_;
+  std::vector<std::unique_ptr<ShmData>> datas_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // regions may outlive the transport
 };
 

@@ -12,18 +12,16 @@
 
 namespace bps::transport::tcp {
 
-class TcpData final : public Endpoint {
+class TcpData final : public DataEndpoint {
  public:
   TcpData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const TcpTransport::Regions& regions);
   ~TcpData() override;
 
   void start();
   int poll();
-  bool idle() const { return written_.empty() && (!lost_ || told_); }
+  bool idle() const { return written_.empty() && !is_loss_untold(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
-  Status send(std::span<const std::byte>) override { return Status::kProtocol; }  // messages use the control plane
-  void abandon() override;
 
  private:
   // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that
@@ -48,8 +46,7 @@ class TcpData final : public Endpoint {
   bool take_scratch(std::size_t size);
   bool begin_frame();
   void end_frame();
-  void lose(const std::string& why);
-  void tell_loss();
+  void sever() override;
 
   Fd socket_;
   EventLoop& loop_;
@@ -57,9 +54,6 @@ class TcpData final : public Endpoint {
   const TcpTransport::Regions& regions_;
   bool watched_ = false;
   bool want_write_ = false;
-  bool lost_ = false;
-  bool told_ = false;
-  std::string lost_why_;
 
   std::array<Outgoing, kWindow> out_;
   std::size_t out_head_ = 0;  // oldest

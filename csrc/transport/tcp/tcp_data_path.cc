@@ -22,7 +22,7 @@ constexpr std::size_t kBatch = 8;  // writes per system call
 
 TcpData::TcpData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters,
                  const TcpTransport::Regions& regions)
-    : Endpoint(true, made_by), socket_(std::move(socket)), loop_(loop), counters_(counters), regions_(regions) {
+    : DataEndpoint(made_by), socket_(std::move(socket)), loop_(loop), counters_(counters), regions_(regions) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   written_.reserve(kWindow);
   written_now_.reserve(kWindow);
@@ -38,7 +38,7 @@ void TcpData::start() {
 }
 
 std::size_t TcpData::write(std::span<const WriteOp> ops) {
-  if (lost_) return 0;
+  if (is_lost()) return 0;
   std::size_t accepted = 0;
   for (const WriteOp& op : ops) {
     if (out_count_ == kWindow) break;
@@ -60,7 +60,7 @@ std::size_t TcpData::write(std::span<const WriteOp> ops) {
 }
 
 void TcpData::transmit() {
-  while (out_count_ > 0 && !lost_) {
+  while (out_count_ > 0 && !is_lost()) {
     std::array<iovec, 3 * kBatch> parts;
     std::size_t count = 0;
     const auto add = [&](const void* data, std::uint64_t size, std::uint64_t& skip) {
@@ -104,13 +104,13 @@ void TcpData::transmit() {
 
 void TcpData::on_ready(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) transmit();
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !lost_) receive();
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !is_lost()) receive();
   tell_loss();
 }
 
 void TcpData::receive() {
   std::uint64_t budget = kReceiveBudget;
-  while (budget > 0 && !lost_) {
+  while (budget > 0 && !is_lost()) {
     // Into place as far as we know where that is, and what follows into the scratch, so that a small frame behind a
     // large one costs no system call of its own.
     std::array<iovec, 2> parts;
@@ -141,7 +141,7 @@ void TcpData::receive() {
 
 bool TcpData::take_scratch(std::size_t size) {
   const std::byte* data = scratch_.data();
-  while (size > 0 && !lost_) {
+  while (size > 0 && !is_lost()) {
     if (in_payload_) {
       const std::size_t part = std::min<std::uint64_t>(missing_, size);
       if (target_ != nullptr) {
@@ -196,7 +196,7 @@ void TcpData::end_frame() {
 }
 
 int TcpData::poll() {
-  if (lost_) {
+  if (is_lost()) {
     tell_loss();
     return 0;
   }
@@ -208,24 +208,9 @@ int TcpData::poll() {
   return found;
 }
 
-void TcpData::abandon() {
-  lost_ = told_ = true;
+void TcpData::sever() {
   target_ = nullptr;
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
-}
-
-void TcpData::lose(const std::string& why) {
-  if (lost_) return;
-  lost_ = true;
-  lost_why_ = why;
-}
-
-void TcpData::tell_loss() {
-  if (!lost_ || told_) return;
-  told_ = true;
-  loop_.forget(socket_.get());
-  watched_ = false;
-  sink->on_lost(*this, lost_why_);
 }
 
 }  // namespace bps::transport::tcp

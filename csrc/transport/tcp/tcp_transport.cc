@@ -9,7 +9,6 @@
 
 #include "core/hmac.h"
 #include "core/log.h"
-#include "transport/control_endpoint.h"
 #include "transport/listener.h"
 #include "transport/tcp/tcp_data.h"
 
@@ -83,63 +82,68 @@ RegionPtr TcpTransport::register_memory(std::span<std::byte> bytes) {
   return std::make_shared<TcpRegion>(bytes, regions_);
 }
 
-std::unique_ptr<Endpoint> TcpTransport::connect(std::span<const std::byte> address, const Hello& hello,
-                                                const Deadline& deadline, const std::string& whom) {
-  const std::string text(reinterpret_cast<const char*>(address.data()), address.size());
+Fd TcpTransport::open_socket(const ConnectRequest& request, Plane plane) const {
+  const std::string text(as_text(request.address));
   const std::size_t space = text.find(' ');
   if (space == std::string::npos) {
-    throw Error(ErrorCode::kTransport, whom + " published the unusable tcp address '" + text + "'",
+    throw Error(ErrorCode::kTransport, request.whom + " published the unusable tcp address '" + text + "'",
                 "install the same bps_rdma version everywhere");
   }
-  Fd socket =
-      connect_tcp(text.substr(0, space), static_cast<std::uint16_t>(std::stoi(text.substr(space + 1))), deadline);
-  client_handshake(socket.get(), hello, credentials_, deadline, whom);
-  if (hello.plane == Plane::kControl) return std::make_unique<ControlEndpoint>(std::move(socket), hello, counters_);
-  tune(socket.get(), congestion_);
-  return std::make_unique<TcpData>(std::move(socket), hello, loop_, counters_, *regions_);
+  const auto port = static_cast<std::uint16_t>(std::stoi(text.substr(space + 1)));
+  Fd socket = connect_tcp(text.substr(0, space), port, request.deadline);
+  client_handshake(socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom);
+  if (plane == Plane::kData) tune(socket.get(), congestion_);
+  return socket;
 }
 
-Endpoint* TcpTransport::accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) {
-  const Hello& hello = incoming->hello;
-  Fd fd = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  std::unique_ptr<Endpoint> endpoint;
-  if (hello.plane == Plane::kControl) {
-    endpoint = std::make_unique<ControlEndpoint>(std::move(fd), hello, counters_);
-  } else {
-    tune(fd.get(), congestion_);
-    endpoint = std::make_unique<TcpData>(std::move(fd), hello, loop_, counters_, *regions_);
-  }
+std::unique_ptr<ControlEndpoint> TcpTransport::connect_control(const ConnectRequest& request) {
+  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), request.hello_for(Plane::kControl),
+                                         counters_);
+}
+
+std::unique_ptr<DataEndpoint> TcpTransport::connect_data(const ConnectRequest& request) {
+  return std::make_unique<TcpData>(open_socket(request, Plane::kData), request.hello_for(Plane::kData), loop_,
+                                   counters_, *regions_);
+}
+
+ControlEndpoint* TcpTransport::attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) {
   endpoint->sink = &sink;
-  return attach(std::move(endpoint));
+  controls_.emplace_back(static_cast<SocketControl*>(endpoint.release()));
+  controls_.back()->start(loop_);
+  return controls_.back().get();
 }
 
-Endpoint* TcpTransport::attach(std::unique_ptr<Endpoint> endpoint) {
-  endpoints_.push_back(std::move(endpoint));
-  Endpoint* attached = endpoints_.back().get();
-  if (attached->is_data_plane) {
-    static_cast<TcpData*>(attached)->start();
-  } else {
-    static_cast<ControlEndpoint*>(attached)->start(loop_);
-  }
-  return attached;
+DataEndpoint* TcpTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) {
+  endpoint->sink = &sink;
+  datas_.emplace_back(static_cast<TcpData*>(endpoint.release()));
+  datas_.back()->start();
+  return datas_.back().get();
+}
+
+ControlEndpoint* TcpTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
+  Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
+  return attach(std::make_unique<SocketControl>(std::move(socket), incoming->hello, counters_), sink);
+}
+
+DataEndpoint* TcpTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
+  Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
+  tune(socket.get(), congestion_);
+  return attach(std::make_unique<TcpData>(std::move(socket), incoming->hello, loop_, counters_, *regions_), sink);
 }
 
 void TcpTransport::close(Endpoint* endpoint) {
-  std::erase_if(endpoints_, [&](const auto& owned) { return owned.get() == endpoint; });
+  std::erase_if(controls_, [&](const auto& owned) { return owned.get() == endpoint; });
+  std::erase_if(datas_, [&](const auto& owned) { return owned.get() == endpoint; });
 }
 
 int TcpTransport::poll() {
   int found = 0;
-  for (std::size_t i = 0; i < endpoints_.size(); ++i) {
-    if (endpoints_[i]->is_data_plane) found += static_cast<TcpData*>(endpoints_[i].get())->poll();
-  }
+  for (std::size_t i = 0; i < datas_.size(); ++i) found += datas_[i]->poll();
   return found;
 }
 
 bool TcpTransport::arm() {
-  return std::all_of(endpoints_.begin(), endpoints_.end(), [](const auto& endpoint) {
-    return !endpoint->is_data_plane || static_cast<const TcpData*>(endpoint.get())->idle();
-  });
+  return std::ranges::all_of(datas_, [](const auto& data) { return data->idle(); });
 }
 
 }  // namespace bps::transport::tcp

@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "core/event_loop.h"
+#include "transport/socket_control.h"
 #include "transport/transport.h"
 
 namespace bps::transport::tcp {
+
+class TcpData;
 
 class TcpTransport final : public Transport {
  public:
@@ -24,27 +27,32 @@ class TcpTransport final : public Transport {
   std::string_view name() const override { return "tcp"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   // `address`: "host port".
-  std::unique_ptr<Endpoint> connect(std::span<const std::byte> address, const Hello& hello, const Deadline& deadline,
-                                    const std::string& whom) override;
-  Endpoint* accept(std::unique_ptr<IncomingConnection> incoming, Sink& sink) override;
-  Endpoint* attach(std::unique_ptr<Endpoint> endpoint) override;
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) override;
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override;
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override;
   void close(Endpoint* endpoint) override;
   int poll() override;
   bool arm() override;
   void disarm() override {}
-  bool relies_on_descriptors() const override { return !endpoints_.empty(); }
+  bool relies_on_descriptors() const override { return !controls_.empty() || !datas_.empty(); }
 
   static std::string make_address(const std::string& host, std::uint16_t port);
 
   using Regions = std::unordered_map<std::uint64_t, std::span<std::byte>>;
 
  private:
+  Fd open_socket(const ConnectRequest& request, Plane plane) const;
+
   EventLoop& loop_;
   const Credentials& credentials_;
   Counters& counters_;
   const std::string congestion_;
   std::shared_ptr<Regions> regions_;  // by key; shared with the regions, which remove themselves
-  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+  std::vector<std::unique_ptr<SocketControl>> controls_;
+  std::vector<std::unique_ptr<TcpData>> datas_;
 };
 
 }  // namespace bps::transport::tcp

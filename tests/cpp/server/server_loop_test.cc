@@ -12,11 +12,11 @@ namespace bps::server {
 namespace {
 
 // A worker made of two endpoints and a diary.
-struct FakeWorker final : transport::Sink {
-  void on_write(transport::Endpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
-  void on_descriptor(transport::Endpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
-  void on_written(transport::Endpoint&, std::uint64_t) override {}
-  void on_message(transport::Endpoint&, std::span<const std::byte> bytes) override {
+struct FakeWorker final : transport::ControlSink, transport::DataSink {
+  void on_write(transport::DataEndpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
+  void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
+  void on_written(transport::DataEndpoint&, std::uint64_t) override {}
+  void on_message(transport::ControlEndpoint&, std::span<const std::byte> bytes) override {
     const auto message = tensor::decode(bytes);
     ASSERT_TRUE(message.has_value());
     if (const auto* failed = std::get_if<tensor::PushFailed>(&*message)) failures.push_back(*failed);
@@ -27,8 +27,8 @@ struct FakeWorker final : transport::Sink {
   }
   void on_lost(transport::Endpoint&, const std::string&) override {}
 
-  transport::Endpoint* control = nullptr;
-  transport::Endpoint* data = nullptr;
+  transport::ControlEndpoint* control = nullptr;
+  transport::DataEndpoint* data = nullptr;
   std::map<std::uint32_t, int> answers;
   std::vector<tensor::PushFailed> failures;
   std::vector<std::uint32_t> missing_ranks;
@@ -58,18 +58,20 @@ class ServerLoopTest : public ::testing::Test {
     server_loop->add_group(van::Group{5, {0, 2}});
     for (std::uint32_t i = 0; i < kWorkers; ++i) {
       FakeWorker& w = workers[i];
-      transport::Hello hello{.node = i + 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
-      const auto [control, control_there] = transport.connect_pair(hello);
-      hello.plane = transport::Plane::kData;
-      const auto [data, data_there] = transport.connect_pair(hello);
-      w.control = control;
-      w.data = data;
-      control->sink = data->sink = &w;
-      server_loop->add_endpoint(control_there, &transport);
-      server_loop->add_endpoint(data_there, &transport);
+      connect_control(*server_loop, i + 1, w);
+      w.data = transport.attach(transport.connect_data(request(i + 1)), w);
+      server_loop->accept(transport.incoming(), &transport);
       w.region = transport.register_memory(std::as_writable_bytes(std::span(w.tensor)));
       for (float& x : w.tensor) x = static_cast<float>(i + 1);
     }
+  }
+
+  static transport::ConnectRequest request(std::uint32_t node) {
+    return {.address = {}, .hello = {.node = node}, .deadline = Deadline::after(10), .whom = "server"};
+  }
+  void connect_control(ServerLoop& to, std::uint32_t node, FakeWorker& worker) {
+    worker.control = transport.attach(transport.connect_control(request(node)), worker);
+    to.accept(transport.incoming(), &transport);
   }
 
   tensor::PushHeader header(std::uint32_t worker, std::uint32_t round = 0) {
@@ -140,13 +142,15 @@ TEST_F(ServerLoopTest, SumsWhenTheLastOneHasPushed) {
 
 TEST_F(ServerLoopTest, NobodyTakesThePlaceOfAWorkerThatIsThere) {
   attach(0, 4000);
-  for (const transport::Plane plane : {transport::Plane::kControl, transport::Plane::kData}) {
-    const auto [mine, there] =
-        transport.connect_pair(transport::Hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = plane});
-    server_loop->add_endpoint(there, &transport);
-    EXPECT_EQ(mine->send(Bytes(1)), Status::kPeerLost) << "turned away";
-    transport.close(mine);
-  }
+  FakeWorker impostor;
+  connect_control(*server_loop, 1, impostor);
+  EXPECT_EQ(impostor.control->send(Bytes(1)), Status::kPeerLost) << "rejected";
+  impostor.data = transport.attach(transport.connect_data(request(1)), impostor);
+  server_loop->accept(transport.incoming(), &transport);
+  const transport::WriteOp op{.immediate = 1};
+  EXPECT_EQ(impostor.data->write({&op, 1}), 0U) << "rejected";
+  transport.close(impostor.control);
+  transport.close(impostor.data);
   for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i));
   expect_sum(6);
 }
@@ -162,12 +166,9 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
     members.nodes.push_back(node);
     ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members,
                    {&transport}, counters);
-    transport::Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
     FakeWorker worker;
-    const auto [control, there] = transport.connect_pair(hello);
-    control->sink = &worker;
-    one.add_endpoint(there, &transport);
-    EXPECT_EQ(control->send(encode(tensor::Attach{payload, true})), Status::kOk);
+    connect_control(one, 1, worker);
+    EXPECT_EQ(worker.control->send(encode(tensor::Attach{payload, true})), Status::kOk);
     for (int i = 0; i < 6; ++i) {
       transport.poll();
       one.step();
@@ -175,8 +176,7 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
     const auto small =
         std::ranges::count_if(worker.slots, [](const auto& s) { return tensor::is_small_slot(s.capacity); });
     const auto large = static_cast<std::ptrdiff_t>(worker.slots.size()) - small;
-    transport.close(control);
-    transport.close(there);
+    transport.close(worker.control);  // the other end goes with the transport and hears nothing more
     return std::pair(large, small);
   };
   EXPECT_EQ(granted(0), std::pair(std::ptrdiff_t{8}, std::ptrdiff_t{128}));

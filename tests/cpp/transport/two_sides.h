@@ -53,24 +53,24 @@ inline const rdma::RdmaRails& test_rdma() {
   return post;
 }
 
-class Recorder final : public Sink {
+class Recorder final : public ControlSink, public DataSink {
  public:
   struct Posted {
     Bytes header;
     RemoteSpan span;
-    Endpoint* from;
+    DataEndpoint* from;
   };
 
-  void on_write(Endpoint&, std::uint32_t immediate) override {
+  void on_write(DataEndpoint&, std::uint32_t immediate) override {
     note([&] { ++writes[immediate]; });
   }
-  void on_descriptor(Endpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
+  void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
     note([&] { descriptors.push_back({Bytes(header.begin(), header.end()), span, &from}); });
   }
-  void on_written(Endpoint&, std::uint64_t token) override {
+  void on_written(DataEndpoint&, std::uint64_t token) override {
     note([&] { ++written[token]; });
   }
-  void on_message(Endpoint&, std::span<const std::byte> message) override {
+  void on_message(ControlEndpoint&, std::span<const std::byte> message) override {
     note([&] { messages.emplace_back(message.begin(), message.end()); });
   }
   void on_lost(Endpoint&, const std::string&) override {
@@ -179,28 +179,37 @@ class Side {
     });
   }
 
-  Endpoint* connect(const Bytes& address, Plane plane) {
-    const Hello hello{.node = 7, .client_loop = 1, .server_loop = 2, .plane = plane};
-    auto made = transport->connect(address, hello, Deadline::after(10), "the other side");
-    return call([&] {
-      made->sink = &sink;
-      return transport->attach(std::move(made));
-    });
+  static ConnectRequest request_for(const Bytes& address) {
+    return {.address = address,
+            .hello = {.node = 7, .client_loop = 1, .server_loop = 2},
+            .deadline = Deadline::after(10),
+            .whom = "the other side"};
+  }
+  ControlEndpoint* connect_control(const Bytes& address) {
+    auto made = transport->connect_control(request_for(address));
+    return call([&] { return transport->attach(std::move(made), sink); });
+  }
+  DataEndpoint* connect_data(const Bytes& address) {
+    auto made = transport->connect_data(request_for(address));
+    return call([&] { return transport->attach(std::move(made), sink); });
   }
 
   Counters& counters() { return reactor_.counters(); }
 
   Transport* transport = nullptr;
   Recorder sink;
-  Endpoint* data = nullptr;  // accepted ones
-  Endpoint* control = nullptr;
+  DataEndpoint* data = nullptr;  // accepted ones
+  ControlEndpoint* control = nullptr;
 
  private:
   void accept_connection(std::unique_ptr<IncomingConnection> incoming) {
     const Plane plane = incoming->hello.plane;
-    Endpoint* endpoint = transport->accept(std::move(incoming), sink);
+    DataEndpoint* made_data = plane == Plane::kData ? transport->accept_data(std::move(incoming), sink) : nullptr;
+    ControlEndpoint* made_control =
+        plane == Plane::kControl ? transport->accept_control(std::move(incoming), sink) : nullptr;
     const std::lock_guard lock(sink.mutex);
-    (plane == Plane::kData ? data : control) = endpoint;
+    if (made_data != nullptr) data = made_data;
+    if (made_control != nullptr) control = made_control;
     sink.changed.notify_all();
   }
 
@@ -218,13 +227,13 @@ class TwoSides : public ::testing::TestWithParam<Way> {
     callee = std::make_unique<Side>(GetParam(), credentials);
     caller = std::make_unique<Side>(GetParam(), credentials);
     const Bytes address = callee->open();
-    control = caller->connect(address, Plane::kControl);
-    data = caller->connect(address, Plane::kData);
+    control = caller->connect_control(address);
+    data = caller->connect_data(address);
     ASSERT_TRUE(callee->sink.wait([&](const Recorder&) { return callee->data && callee->control; }));
   }
 
   // Posts all of them, as often as the window wants to be asked, and waits until they have arrived.
-  void post_all(Side& from, Endpoint* endpoint, std::vector<WriteOp> ops) {
+  void post_all(Side& from, DataEndpoint* endpoint, std::vector<WriteOp> ops) {
     const std::size_t goal = callee->sink.look([](const Recorder& sink) { return sink.write_count(); }) + ops.size();
     const Deadline deadline = Deadline::after(30);
     for (std::size_t posted = 0; posted < ops.size() && !deadline.passed();) {
@@ -233,14 +242,14 @@ class TwoSides : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.write_count() >= goal; }));
   }
 
-  void post(Side& from, Endpoint* endpoint, const Descriptor& what) {
+  void post(Side& from, DataEndpoint* endpoint, const Descriptor& what) {
     const Deadline deadline = Deadline::after(30);
     while (from.call([&] { return endpoint->direct()->post({&what, 1}); }) == 0 && !deadline.passed()) {
     }
   }
 
-  // A same-host peer can write only into memory that was announced to it, which an post does.
-  void introduce(Side& owner, Endpoint* endpoint, const Region& region) {
+  // A same-host peer can write only into memory that was announced to it, which a descriptor does.
+  void introduce(Side& owner, DataEndpoint* endpoint, const Region& region) {
     if (endpoint->direct() == nullptr) return;
     Side& other = &owner == caller.get() ? *callee : *caller;
     const std::size_t goal = other.sink.look([](const Recorder& sink) { return sink.descriptors.size(); }) + 1;
@@ -251,8 +260,8 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   const Credentials credentials = Credentials::from("job", "secret");
   std::unique_ptr<Side> callee;
   std::unique_ptr<Side> caller;
-  Endpoint* control = nullptr;
-  Endpoint* data = nullptr;
+  ControlEndpoint* control = nullptr;
+  DataEndpoint* data = nullptr;
 };
 
 }  // namespace bps::transport::testing

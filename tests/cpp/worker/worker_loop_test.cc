@@ -1,4 +1,4 @@
-// A worker_loop and two servers in one thread, with nothing between them but the transport of a process to itself.
+// A worker loop and two servers in one thread, with nothing between them but the transport of a process to itself.
 #include "worker/worker_loop.h"
 
 #include <gtest/gtest.h>
@@ -32,17 +32,18 @@ class WorkerLoopTest : public ::testing::Test {
     node.worker_rank = 0;
     members.nodes.push_back(node);
     for (std::size_t i = 0; i < kServers; ++i) {
-      shards.push_back(std::make_unique<server::ServerLoop>(server::ServerLoopOptions{.largest_partition = 1 << 20},
-                                                            members, std::vector<transport::Transport*>{&transport},
-                                                            counters[i]));
-      shards.back()->add_group(*group);
-      transport::Hello hello{.node = 1, .client_loop = 0, .server_loop = 0, .plane = transport::Plane::kControl};
-      const auto [control, control_there] = transport.connect_pair(hello);
-      hello.plane = transport::Plane::kData;
-      const auto [data, data_there] = transport.connect_pair(hello);
-      shards.back()->add_endpoint(control_there, &transport);
-      shards.back()->add_endpoint(data_there, &transport);
-      worker_loop.add_server(i, static_cast<std::uint32_t>(i), "server", &transport, control, {data});
+      server_loops.push_back(
+          std::make_unique<server::ServerLoop>(server::ServerLoopOptions{.largest_partition = 1 << 20}, members,
+                                               std::vector<transport::Transport*>{&transport}, counters[i]));
+      server_loops.back()->add_group(*group);
+      const transport::ConnectRequest request{
+          .address = {}, .hello = {.node = 1}, .deadline = Deadline::after(10), .whom = "server"};
+      ServerConnection& server = worker_loop.add_server(i, static_cast<std::uint32_t>(i), "server", &transport);
+      server.control = transport.attach(transport.connect_control(request), server);
+      server_loops.back()->accept(transport.incoming(), &transport);
+      server.data = {transport.attach(transport.connect_data(request), server)};
+      server_loops.back()->accept(transport.incoming(), &transport);
+      worker_loop.open(server);
     }
     for (int i = 0; i < 4; ++i) deliver();
   }
@@ -71,7 +72,7 @@ class WorkerLoopTest : public ::testing::Test {
 
   void deliver() {
     transport.poll();
-    for (const auto& shard : shards) shard->step();
+    for (const auto& server_loop : server_loops) server_loop->step();
   }
   std::uint64_t pushes(std::size_t server) const { return counters[server].pushes.get(); }
 
@@ -81,7 +82,7 @@ class WorkerLoopTest : public ::testing::Test {
   std::shared_ptr<const van::Group> group = std::make_shared<const van::Group>(van::Group{0, {0}});
   transport::Reactor reactor{"test", transport::Spin{}};  // never started: the test is its thread
   WorkerLoop worker_loop;
-  std::vector<std::unique_ptr<server::ServerLoop>> shards;
+  std::vector<std::unique_ptr<server::ServerLoop>> server_loops;
   std::vector<std::vector<std::byte>> memory;
   std::uint64_t sequence = 0;
 };

@@ -59,11 +59,11 @@ TEST_F(RdmaScale, SixtyFourPeersOfOneServer) {
   for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i / kSize * 37 + i % 251);
   RegionPtr from = caller->call([&] { return caller->transport->register_memory(source); });
   RegionPtr to = callee->call([&] { return callee->transport->register_memory(target); });
-  std::vector<Endpoint*> data;
-  std::vector<Endpoint*> control;
+  std::vector<DataEndpoint*> data;
+  std::vector<ControlEndpoint*> control;
   for (std::size_t i = 0; i < kPeers; ++i) {
-    control.push_back(caller->connect(address, Plane::kControl));
-    data.push_back(caller->connect(address, Plane::kData));
+    control.push_back(caller->connect_control(address));
+    data.push_back(caller->connect_data(address));
   }
 
   std::vector<std::size_t> posted(data.size());
@@ -121,10 +121,10 @@ TEST_F(RdmaScale, AWriteWhereItMayNotEndsItsOwnConnectionOnly) {
   const RemoteSpan wrong[] = {{whole.key ^ 0x5a00, whole.address, 4096},  // no such memory
                               {whole.key, whole.address - 1, 4096},       // from before it
                               {whole.key, whole.address + 64, 4096}};     // to behind it
-  Endpoint* good = caller->connect(address, Plane::kData);
+  DataEndpoint* good = caller->connect_data(address);
   int lost = 0;
   for (const RemoteSpan& where : wrong) {
-    Endpoint* bad = caller->connect(address, Plane::kData);
+    DataEndpoint* bad = caller->connect_data(address);
     const WriteOp op{.source = from.get(), .length = 4096, .target = where, .immediate = 666};
     caller->call([&] { EXPECT_EQ(bad->write({&op, 1}), 1U); });
     ++lost;
@@ -147,8 +147,8 @@ TEST_F(RdmaScale, TenThousandConnectionsLeaveNothing) {
   std::string settled;
   std::size_t files = 0;
   for (std::size_t cycle = 1; cycle <= 5000; ++cycle) {  // of two connections each
-    Endpoint* control = caller->connect(address, Plane::kControl);
-    Endpoint* data = caller->connect(address, Plane::kData);
+    ControlEndpoint* control = caller->connect_control(address);
+    DataEndpoint* data = caller->connect_data(address);
     ASSERT_TRUE(callee->sink.wait([&](const Recorder&) { return callee->data && callee->control; }));
     const WriteOp op{.target = to->remote(0, 0), .immediate = 5};
     caller->call([&] { EXPECT_EQ(data->write({&op, 1}), 1U); });
@@ -162,7 +162,8 @@ TEST_F(RdmaScale, TenThousandConnectionsLeaveNothing) {
     callee->call([&] {
       callee->transport->close(callee->control);
       callee->transport->close(callee->data);
-      callee->control = callee->data = nullptr;
+      callee->control = nullptr;
+      callee->data = nullptr;
     });
     if (cycle == 10) {
       settled = kernel_objects();

@@ -1,0 +1,87 @@
+// The data plane of a connection: bulk writes into the peer's registered memory, each followed by an immediate.
+//
+// Ordering: none between writes or descriptors. A write's immediate is delivered after that write's own bytes are
+//           visible, and that is the only promise; callers make every partition self-contained.
+// Errors:   write() and post() accept a prefix of what they are given, none of it while the window is full or after the
+//           peer is lost. They never block and never throw.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/error.h"
+#include "transport/endpoint.h"
+#include "transport/memory.h"
+
+namespace bps::transport {
+
+inline constexpr std::size_t kMaxHeader = 64;
+inline constexpr std::uint64_t kNoToken = ~std::uint64_t{0};
+
+struct WriteOp {
+  std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied; lands right before the payload
+  const Region* source = nullptr;       // may be null when length is 0
+  std::uint64_t source_offset = 0;
+  std::uint64_t length = 0;  // payload bytes; 0 delivers just the immediate (and the header)
+  RemoteSpan target{};       // target.length is the room there; ignored when header and length are 0
+  std::uint32_t immediate = 0;
+  std::uint64_t token = kNoToken;  // handed back by on_written() when `source` may be reused
+};
+
+// Names memory that a peer on the same host reads in place.
+struct Descriptor {
+  std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied
+  const Region* source = nullptr;       // must stay untouched until the peer answers; null when length is 0
+  std::uint64_t source_offset = 0;
+  std::uint64_t length = 0;
+  const Region* answer = nullptr;  // memory that the header names and the peer will put() into; may be null
+};
+
+// Memory of a peer on the same host.
+class DirectAccess {
+ public:
+  // Whether the peer can read and write `region` itself.
+  virtual bool peer_reaches(const Region& region) const = 0;
+  virtual std::size_t post(std::span<const Descriptor> descriptors) = 0;
+
+  // Where a span of the peer's memory is mapped here, or nullptr when it can only be copied. Checks the span against
+  // what the peer announced: a span out of bounds is nullptr here and kProtocol below.
+  virtual std::byte* map(const RemoteSpan& span) = 0;
+  virtual Status get(const RemoteSpan& span, std::byte* into) = 0;
+  virtual Status put(const RemoteSpan& span, const std::byte* from) = 0;
+
+ protected:
+  ~DirectAccess() = default;
+};
+
+class DataEndpoint;
+
+// Whoever uses a data endpoint. Called on the transport's thread; must not block.
+class DataSink {
+ public:
+  virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;
+  virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
+  virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;
+  virtual void on_lost(Endpoint& peer, const std::string& why) = 0;
+
+ protected:
+  ~DataSink() = default;
+};
+
+class DataEndpoint : public Endpoint {
+ public:
+  // Accepts a prefix of `ops` and returns how many.
+  virtual std::size_t write(std::span<const WriteOp> ops) = 0;
+  // Peers on the same host only, else nullptr.
+  virtual DirectAccess* direct() { return nullptr; }
+
+  DataSink* sink = nullptr;  // set by Transport::attach() and accept_data()
+
+ protected:
+  explicit DataEndpoint(const Hello& opened_by) : Endpoint(true, opened_by) {}
+  void report_loss(const std::string& why) override { sink->on_lost(*this, why); }
+};
+
+}  // namespace bps::transport

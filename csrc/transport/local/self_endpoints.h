@@ -1,0 +1,142 @@
+// The ends of a connection within one process. What one end posts is queued at the other one and delivered by the next
+// poll(), so that callbacks never nest.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "core/bytes.h"
+#include "transport/transport.h"
+
+namespace bps::transport::local {
+
+// Two ends that know each other, until one of them is destroyed.
+template <typename Half>
+class Paired {
+ public:
+  static void join(Half& a, Half& b) {
+    a.other_ = &b;
+    b.other_ = &a;
+  }
+
+ protected:
+  ~Paired() {
+    if (other_ != nullptr) other_->other_ = nullptr;
+  }
+  Half* other_ = nullptr;
+};
+
+class SelfControl final : public ControlEndpoint, public Paired<SelfControl> {
+ public:
+  SelfControl(const Hello& opened_by, Counters& counters) : ControlEndpoint(opened_by), counters_(counters) {}
+
+  Status send(std::span<const std::byte> message) override {
+    if (other_ == nullptr) return Status::kPeerLost;
+    if (message.size() > kMaxMessage) return Status::kProtocol;
+    counters_.control_messages.add();
+    counters_.control_bytes.add(message.size());
+    other_->messages_.emplace_back(message.begin(), message.end());
+    return Status::kOk;
+  }
+  int deliver() {
+    if (idle()) return 0;
+    std::swap(messages_, delivering_);
+    for (const Bytes& message : delivering_) sink->on_message(*this, message);
+    const int count = static_cast<int>(delivering_.size());
+    delivering_.clear();
+    return count;
+  }
+  bool idle() const { return messages_.empty(); }
+
+ private:
+  friend class Paired<SelfControl>;
+  void sever() override {}  // a process that gave itself up has nothing to cut
+
+  Counters& counters_;
+  std::vector<Bytes> messages_, delivering_;
+};
+
+class SelfData final : public DataEndpoint, public DirectAccess, public Paired<SelfData> {
+ public:
+  SelfData(const Hello& opened_by, Counters& counters) : DataEndpoint(opened_by), counters_(counters) {}
+
+  std::size_t write(std::span<const WriteOp> ops) override {
+    if (other_ == nullptr) return 0;
+    for (const WriteOp& op : ops) {
+      std::byte* target = to_pointer(op.target.address);
+      copy_bytes(op.header, target);
+      if (op.length > 0) {
+        std::memcpy(target + op.header.size(), op.source->bytes().data() + op.source_offset, op.length);
+      }
+      counters_.data_writes.add();
+      counters_.data_bytes.add(op.length);
+      other_->queued_.writes.push_back(op.immediate);
+      if (op.token != kNoToken) queued_.written.push_back(op.token);
+    }
+    return ops.size();
+  }
+  std::size_t post(std::span<const Descriptor> descriptors) override {
+    if (other_ == nullptr) return 0;
+    for (const Descriptor& what : descriptors) {
+      Posted& posted = other_->queued_.descriptors.emplace_back();
+      copy_bytes(what.header, posted.header.data());
+      posted.header_size = what.header.size();
+      if (what.length > 0) posted.span = what.source->remote(what.source_offset, what.length);
+      counters_.data_writes.add();
+      counters_.data_bytes.add(what.length);
+    }
+    return descriptors.size();
+  }
+
+  DirectAccess* direct() override { return this; }
+  bool peer_reaches(const Region&) const override { return true; }
+  // Same process: addresses are pointers that this process itself wrote, so there is no wire to distrust.
+  std::byte* map(const RemoteSpan& span) override { return to_pointer(span.address); }
+  Status get(const RemoteSpan& span, std::byte* into) override {
+    std::memcpy(into, to_pointer(span.address), span.length);
+    return Status::kOk;
+  }
+  Status put(const RemoteSpan& span, const std::byte* from) override {
+    std::memcpy(to_pointer(span.address), from, span.length);
+    return Status::kOk;
+  }
+
+  int deliver() {
+    if (idle()) return 0;
+    std::swap(queued_, delivering_);
+    for (const Posted& posted : delivering_.descriptors) {
+      sink->on_descriptor(*this, {posted.header.data(), posted.header_size}, posted.span);
+    }
+    for (const std::uint32_t immediate : delivering_.writes) sink->on_write(*this, immediate);
+    for (const std::uint64_t token : delivering_.written) sink->on_written(*this, token);
+    const auto count = delivering_.descriptors.size() + delivering_.writes.size() + delivering_.written.size();
+    delivering_.descriptors.clear();
+    delivering_.writes.clear();
+    delivering_.written.clear();
+    return static_cast<int>(count);
+  }
+  bool idle() const { return queued_.descriptors.empty() && queued_.writes.empty() && queued_.written.empty(); }
+
+ private:
+  friend class Paired<SelfData>;
+  struct Posted {
+    std::array<std::byte, kMaxHeader> header;
+    std::size_t header_size;
+    RemoteSpan span;
+  };
+  struct Queues {
+    std::vector<Posted> descriptors;
+    std::vector<std::uint32_t> writes;
+    std::vector<std::uint64_t> written;
+  };
+  static std::byte* to_pointer(std::uint64_t address) { return reinterpret_cast<std::byte*>(address); }
+  void sever() override {}  // a process that gave itself up has nothing to cut
+
+  Counters& counters_;
+  Queues queued_;      // for the next poll
+  Queues delivering_;  // by the running poll
+};
+
+}  // namespace bps::transport::local

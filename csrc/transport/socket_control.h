@@ -1,0 +1,39 @@
+// A control endpoint over a stream socket: the control plane of tcp and shm, and every connection of the van.
+#pragma once
+
+#include <utility>
+
+#include "core/metrics.h"
+#include "transport/control_endpoint.h"
+#include "transport/message_stream.h"
+
+namespace bps::transport {
+
+class SocketControl final : public ControlEndpoint {
+ public:
+  SocketControl(Fd socket, const Hello& opened_by, Counters& counters, std::size_t largest_message = kMaxMessage)
+      : ControlEndpoint(opened_by), stream_(std::move(socket), largest_message), counters_(counters) {}
+
+  void start(EventLoop& loop) {
+    stream_.start(loop, {[this](std::span<const std::byte> message) { sink->on_message(*this, message); },
+                         [this](const std::string& why) {
+                           lose(why);
+                           tell_loss();
+                         }});
+  }
+  Status send(std::span<const std::byte> message) override {
+    counters_.control_messages.add();
+    counters_.control_bytes.add(message.size());
+    return stream_.send(message);
+  }
+  // Sends what is queued, waiting up to `timeout_ms`, before the endpoint is destroyed.
+  void flush(int timeout_ms) { stream_.flush(timeout_ms); }
+
+ private:
+  void sever() override { stream_.close(); }
+
+  MessageStream stream_;
+  Counters& counters_;
+};
+
+}  // namespace bps::transport
