@@ -63,7 +63,7 @@ bool ServerLoop::check(WorkerSession& session, const tensor::PushHeader& header,
   const auto group = groups_.find(header.group);
   const char* wrong = nullptr;
   if (!codec::accepts(header)) {
-    wrong = "its header is not valid";
+    wrong = "its version, dtype, operation, flags or length is not one that a worker sends";
   } else if (header.length > options_.largest_partition) {
     wrong = "it is longer than the largest partition";
   } else if (group == groups_.end() || header.member >= group->second.size() ||
