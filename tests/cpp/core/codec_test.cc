@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 
@@ -43,6 +44,10 @@ struct Everything {
 struct Nothing {
   static constexpr void fields(auto&, auto&) {}
   bool operator==(const Nothing&) const = default;
+};
+struct List {
+  std::vector<Point> points;
+  static constexpr void fields(auto& io, auto& m) { io(m.points); }
 };
 using Either = std::variant<Nothing, Everything, Point>;
 
@@ -122,10 +127,6 @@ TEST(Codec, TextsAreCutOnTheWayOutAndRefusedOnTheWayIn) {
 }
 
 TEST(Codec, CountsThatCannotBeThereAllocateNothing) {
-  struct List {
-    std::vector<Point> points;
-    static constexpr void fields(auto& io, auto& m) { io(m.points); }
-  };
   Bytes bytes = encode(List{{{1, 2}, {3, 4}}});
   ASSERT_TRUE(decode<List>(bytes));
   for (const unsigned last : {0x7fU, 0xffU}) {

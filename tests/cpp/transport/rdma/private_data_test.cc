@@ -65,9 +65,11 @@ TEST(PrivateData, GoldenBytes) {
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(16, 8), std::span(kJob.job).first(8)));
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(24, 16), nonce(1)));
   const Bytes said = concatenate({as_bytes("rdma client"), std::span(request).first(40), kServer, kJob.job});
-  EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(40), std::span(hmac_sha256(kJob.secret, said)).first(16)));
+  const Digest mac = hmac_sha256(kJob.secret, said);
+  EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(40), std::span(mac).first(16)));
   EXPECT_EQ(as_text(make_refusal(Refusal::kJob)), std::string_view("BPSD\x02\0\x03\x02", 8));
-  EXPECT_EQ(as_text(std::span(make_reply(request, kJob, kServer)).first(8)), std::string_view("BPSD\x02\0\x02\0", 8));
+  const ReplyData reply = make_reply(request, kJob, kServer);
+  EXPECT_EQ(as_text(std::span(reply).first(8)), std::string_view("BPSD\x02\0\x02\0", 8));
 }
 
 TEST(PrivateData, AListenersAddressRoundTrips) {
