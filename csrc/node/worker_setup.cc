@@ -97,12 +97,12 @@ void Process::Impl::connect_self(Loop& loop, const transport::Hello& hello, cons
   loop.reactor->call([&] {
     auto* self = static_cast<transport::local::SelfTransport*>(loop.reactor->transport("self"));
     const transport::ConnectRequest request{.address = {}, .hello = hello, .deadline = deadline, .whom = name};
-    worker::ServerConnection& server = loop.worker_loop->add_server(place, rank, name, self);
-    server.control = self->attach(self->connect_control(request), server);
+    worker::ServerConnection& server = loop.worker_loop->add_server(place, rank, name, *self);
+    transport::ControlEndpoint* control = self->attach(self->connect_control(request), server);
     loop.server_loop->accept(self->incoming(), self);
-    server.data = {self->attach(self->connect_data(request), server)};
+    transport::DataEndpoint* data = self->attach(self->connect_data(request), server);
     loop.server_loop->accept(self->incoming(), self);
-    loop.worker_loop->open(server);
+    loop.worker_loop->open(server, control, {data});
   });
 }
 
@@ -120,10 +120,10 @@ void Process::Impl::connect_by(const std::string& how, Loop& loop, const transpo
   for (std::int64_t i = 0; i < streams; ++i) data.push_back(way->connect_data(request));
   loop.reactor->call([&] {
     worker::ServerConnection& made =
-        loop.worker_loop->add_server(place, static_cast<std::uint32_t>(server.server_rank), request.whom, way);
-    for (auto& endpoint : data) made.data.push_back(way->attach(std::move(endpoint), made));
-    made.control = way->attach(std::move(control), made);
-    loop.worker_loop->open(made);
+        loop.worker_loop->add_server(place, static_cast<std::uint32_t>(server.server_rank), request.whom, *way);
+    std::vector<transport::DataEndpoint*> attached;
+    for (auto& endpoint : data) attached.push_back(way->attach(std::move(endpoint), made));
+    loop.worker_loop->open(made, way->attach(std::move(control), made), std::move(attached));
   });
 }
 

@@ -17,7 +17,7 @@ PushHeader valid() {
 
 TEST(PushHeader, GoldenBytes) {
   PushHeader header = valid();
-  header.kind = 1;
+  header.kind = OperationKind::kReduceScatter;
   header.member = 0x0203;
   header.group = 0x04050607;
   header.tensor = 0x08090a0b;
@@ -46,6 +46,7 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   EXPECT_TRUE(refused([](PushHeader& h) { h.version = 1; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.dtype = Dtype{77}; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.op = ReduceOp{9}; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.kind = OperationKind{5}; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = 0; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kHasPayload | kIsPull; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= 16; }));
