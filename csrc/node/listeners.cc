@@ -62,9 +62,7 @@ void Process::Impl::open_listeners(van::Node& self) {
           [this](std::unique_ptr<transport::IncomingConnection> incoming) { dispatch("rdma", std::move(incoming)); });
       self.addresses.push_back({"rdma", rdma_listener_->address()});
     }
-    for (const auto& [transport, where] : self.addresses) {
-      log_debug("listens by " + transport + " at " + std::string(as_text(where)));
-    }
+    log_debug("listens by tcp at " + address + " and by shm at " + local_name);
   });
 }
 

@@ -89,7 +89,7 @@ void RoundEngine::proceed(Round& round) {
 
 void RoundEngine::refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why) {
   counters_.stale.add();
-  session.send(tensor::PushFailed{immediate, static_cast<std::uint8_t>(why.code), why.what, why.hint});
+  session.send(tensor::PushFailed{immediate, why.code, why.what, why.hint});
 }
 
 void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {

@@ -43,7 +43,7 @@ void ServerLoop::accept(std::unique_ptr<transport::IncomingConnection> incoming,
 }
 
 void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> message) {
-  const auto decoded = tensor::decode_control_message(message);
+  const auto decoded = tensor::decode(message);
   if (!decoded) {
     counters_.stale.add();
     log_warning(session.name() + " sent a malformed control message, which was ignored");
@@ -74,8 +74,7 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
 // There is no memory for this worker's slots, or it cannot be registered.
 void ServerLoop::reject(WorkerSession& session, const Error& error) {
   log_warning("cannot serve " + session.name() + ": " + error.what() + " (" + error.hint() + ")");
-  session.send(
-      tensor::PushFailed{tensor::kWholeSession, static_cast<std::uint8_t>(error.code()), error.what(), error.hint()});
+  session.send(tensor::PushFailed{tensor::kWholeSession, error.code(), error.what(), error.hint()});
   session.abandon(true);  // the control endpoint still has to say so
   lose_node(session.node());
 }

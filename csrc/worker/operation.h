@@ -1,7 +1,7 @@
 // One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference
 // to one of these.
 //
-// Threading: made by the calling thread, then driven by the worker_loops; `remaining` and `state` are the meeting
+// Threading: made by the calling thread, then worked on by the worker loops; `remaining` and `state` are the meeting
 // points. The caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
 #pragma once
 
@@ -65,7 +65,7 @@ class Operation {
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
   // Every answer has come (or will never be written): the memory is the user's again.
   bool finished() const { return state_.load(std::memory_order_acquire) == kDone || over(); }
-  // Nobody in the worker_loops will touch this object again.
+  // Nobody in the worker loops will touch this object again.
   bool over() const { return over_.load(std::memory_order_acquire); }
   // Waits until done or the deadline; false at the deadline. Works in the loop's stead as long as that is of use.
   bool wait(const Deadline& deadline) const;
@@ -93,7 +93,7 @@ class Operation {
   const tensor::PlacementRequest placement;
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
-  std::vector<Cursor> cursors;     // [worker_loop * servers + server]
+  std::vector<Cursor> cursors;     // [loop * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
   std::uint64_t bytes() const { return tensor->bytes; }
 

@@ -13,7 +13,7 @@ namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
 constexpr int kPollBudget = 64;
-constexpr auto kPatience = std::chrono::microseconds(15);
+constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
 Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std::uint64_t length) {
   while (length > 0) {
@@ -49,11 +49,11 @@ bool ShmData::announce(const Region& region) {
     record.base = static_cast<std::uint64_t>(region.bytes().data() - shm.piece->bytes().data());
     record.file_size = shm.piece->bytes().size();
     const int fd = shm.piece->fd();
-    status = send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {&fd, 1});
+    status = send_record(socket_.get(), codec::encode(record), {&fd, 1});
   } else {
     record.kind = ShmRecord::kPlain;
     record.base = reinterpret_cast<std::uint64_t>(region.bytes().data());
-    status = send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {});
+    status = send_record(socket_.get(), codec::encode(record), {});
   }
   if (status == Status::kOk) announced_.insert(region.key());
   if (status == Status::kPeerLost) lose("connection closed");
@@ -66,7 +66,7 @@ void ShmData::withdraw(std::uint64_t key) {
   record.kind = ShmRecord::kWithdrawn;
   record.key = key;
   // A full socket only means that the peer keeps a mapping until it closes: keys are never used twice.
-  if (send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {}) == Status::kPeerLost) {
+  if (send_record(socket_.get(), codec::encode(record), {}) == Status::kPeerLost) {
     lose("connection closed");
   }
 }
@@ -166,9 +166,9 @@ std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
   return accepted;
 }
 
-// A peer that sleeps is not rung at once: between two calls of a caller who works at the progress (progress.h) it
-// sleeps for a few microseconds only, and waking its thread costs both of us more than that. It is rung when we have
-// nothing left to do, or a moment later.
+// A peer that sleeps is not woken at once: between two calls of a caller that makes progress itself (progress.h) it
+// sleeps for a few microseconds only, and waking its thread costs both processes more than that. It is woken when we
+// have nothing left to do, or a moment later.
 void ShmData::publish() {
   if (!out_->publish() || ring_due_) return;
   ring_due_ = true;
@@ -178,7 +178,7 @@ void ShmData::publish() {
 void ShmData::ring_if_late() {
   if (!out_->has_sleeper() || out_->is_drained()) {
     ring_due_ = false;
-  } else if (Clock::now() - ring_due_since_ >= kPatience) {
+  } else if (Clock::now() - ring_due_since_ >= kWakeDelay) {
     ring();
   }
 }

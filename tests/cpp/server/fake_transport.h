@@ -15,7 +15,7 @@ class FakeControl final : public transport::ControlEndpoint {
  public:
   explicit FakeControl(const transport::Hello& opened_by) : ControlEndpoint(opened_by) {}
   Status send(std::span<const std::byte> message) override {
-    messages.push_back(tensor::decode_control_message(message).value());
+    messages.push_back(tensor::decode(message).value());
     return Status::kOk;
   }
   template <typename Message>

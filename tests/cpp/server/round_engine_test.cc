@@ -118,7 +118,7 @@ TEST_F(RoundEngineTest, AMemberWhosePushWasAcknowledgedLearnsOfTheFailureWhenItP
   EXPECT_EQ(engine.open_rounds(), 1U);
   post(0, header(0, kPull));
   ASSERT_EQ(failures(0).size(), 1U);
-  EXPECT_EQ(static_cast<ErrorCode>(failures(0)[0].code), ErrorCode::kMismatch);
+  EXPECT_EQ(failures(0)[0].code, ErrorCode::kMismatch);
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 

@@ -18,7 +18,7 @@ struct FakeWorker final : transport::ControlSink, transport::DataSink {
   void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
   void on_written(transport::DataEndpoint&, std::uint64_t) override {}
   void on_message(transport::ControlEndpoint&, std::span<const std::byte> bytes) override {
-    const auto message = tensor::decode_control_message(bytes);
+    const auto message = tensor::decode(bytes);
     ASSERT_TRUE(message.has_value());
     if (const auto* failed = std::get_if<tensor::PushFailed>(&*message)) failures.push_back(*failed);
     if (const auto* missing = std::get_if<tensor::Missing>(&*message)) missing_ranks = missing->ranks;

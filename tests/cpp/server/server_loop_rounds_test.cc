@@ -78,7 +78,7 @@ TEST_F(ServerLoopTest, DisagreementReachesEveryoneAndTheNextRoundWorks) {
   push(2, header(2));
   for (const FakeWorker& w : workers) {
     ASSERT_EQ(w.failures.size(), 1U);
-    EXPECT_EQ(static_cast<ErrorCode>(w.failures[0].code), ErrorCode::kMismatch);
+    EXPECT_EQ(w.failures[0].code, ErrorCode::kMismatch);
     EXPECT_NE(w.failures[0].what.find("rank 0"), std::string::npos);
   }
   EXPECT_EQ(server_loop->open_rounds(), 0U);
