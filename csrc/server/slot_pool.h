@@ -64,7 +64,7 @@ class SlotPool {
 
   std::vector<transport::Transport*> transports_;
   std::vector<SizeClass> classes_;
-  std::deque<Slab> slabs_;  // deques: addresses stay
+  std::deque<Slab> slabs_;  // std::deque: addresses stay
   std::deque<Slot> slots_;
   std::uint64_t bytes_ = 0;
 };

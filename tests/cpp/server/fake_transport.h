@@ -89,15 +89,15 @@ class FakeTransport final : public transport::Transport {
   }
   transport::ControlEndpoint* accept_control(std::unique_ptr<transport::IncomingConnection> incoming,
                                              transport::ControlSink& sink) override {
-    controls.push_back(std::make_unique<FakeControl>(incoming->hello));
-    controls.back()->sink = &sink;
-    return controls.back().get();
+    control_ends.push_back(std::make_unique<FakeControl>(incoming->hello));
+    control_ends.back()->sink = &sink;
+    return control_ends.back().get();
   }
   transport::DataEndpoint* accept_data(std::unique_ptr<transport::IncomingConnection> incoming,
                                        transport::DataSink& sink) override {
-    datas.push_back(std::make_unique<FakeData>(incoming->hello));
-    datas.back()->sink = &sink;
-    return datas.back().get();
+    data_ends.push_back(std::make_unique<FakeData>(incoming->hello));
+    data_ends.back()->sink = &sink;
+    return data_ends.back().get();
   }
   void close(transport::Endpoint*) override {}
   int poll() override { return 0; }
@@ -105,8 +105,8 @@ class FakeTransport final : public transport::Transport {
   void disarm() override {}
 
   bool out_of_memory = false;
-  std::vector<std::unique_ptr<FakeControl>> controls;  // in the order in which they were accepted
-  std::vector<std::unique_ptr<FakeData>> datas;
+  std::vector<std::unique_ptr<FakeControl>> control_ends;  // in the order in which they were accepted
+  std::vector<std::unique_ptr<FakeData>> data_ends;
 };
 
 }  // namespace bps::server

@@ -39,8 +39,8 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     engine.lose_rank(session.worker_rank());
   }
 
-  FakeControl& control(std::uint32_t worker) { return *transport.controls[worker]; }
-  FakeData& data(std::uint32_t worker) { return *transport.datas[worker]; }
+  FakeControl& control(std::uint32_t worker) { return *transport.control_ends[worker]; }
+  FakeData& data(std::uint32_t worker) { return *transport.data_ends[worker]; }
   std::vector<tensor::PushFailed> failures(std::uint32_t worker) { return control(worker).sent<tensor::PushFailed>(); }
   void use_slots(std::uint32_t large) {
     for (std::uint32_t i = 0; i < kWorkers; ++i) use_slots(i, large);
@@ -59,7 +59,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     }
   }
   void share_memory() {
-    for (const auto& endpoint : transport.datas) endpoint->on_same_host = true;
+    for (const auto& endpoint : transport.data_ends) endpoint->on_same_host = true;
   }
 
   tensor::PushHeader header(std::uint32_t worker, std::uint8_t flags, std::uint32_t round = 0) {
