@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all suites have in common: which tests run only on request, and which want the machine for themselves."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Worker {
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
     worker_loops_.push_back({worker_loop, reactor});
   }
-  // Which worker_loop meets which shard: a partition's slot modulo the one and the other.
+  // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
 
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
@@ -54,7 +54,7 @@ class Worker {
   void fail_tensor(std::uint32_t id, const std::string& why);
   bool has_lost_anyone() const { return any_lost_.load(); }
   void forget_memory(std::uint64_t identity);
-  // A server's connection broke, as a worker_loop saw it.
+  // A server's connection broke, as a worker loop saw it.
   void lose_server(std::uint32_t server_rank, const std::string& why);
 
  private:

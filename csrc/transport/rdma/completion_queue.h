@@ -1,4 +1,4 @@
-// A completion queue that cannot overflow: whoever makes a queue pair reserves entries first, and the queue grows with
+// A completion queue that cannot overflow: a queue pair reserves its entries when it is made, and the queue grows with
 // them, or refuses.
 //
 // Threading: reserve() and the end of a reservation on any thread; everything else on the loop's. Errors: reserve()

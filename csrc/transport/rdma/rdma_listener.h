@@ -16,7 +16,7 @@ class RdmaIncoming final : public IncomingConnection {
  public:
   RdmaIncoming(std::shared_ptr<rdma_event_channel> at, CmId by, const Hello& who, const ReplyData& answer)
       : IncomingConnection(who), channel(std::move(at)), id(std::move(by)), reply(answer) {}
-  const std::shared_ptr<rdma_event_channel> channel;  // the door may close while its incoming still wait
+  const std::shared_ptr<rdma_event_channel> channel;  // the listener may close while connections still wait
   CmId id;
   const ReplyData reply;
 };
