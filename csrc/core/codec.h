@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one codec of the project: a message lists its fields once, and encoder, decoder and checks all walk that list.
 //
 //   struct Barrier {

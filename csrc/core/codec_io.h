@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The walkers behind codec.h: what happens to each field of a message when it is measured, written, read or checked.
 #pragma once
 

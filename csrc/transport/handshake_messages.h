@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What both sides of a handshake send, over sockets and inside the connection manager's messages of RDMA.
 //
 // Every message has a fixed size, so that nothing from an unauthenticated peer is ever used as a length. Each starts

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an RDMA listener publishes so that others can connect: its nonce, and the host and the port of each rail.
 #pragma once
 

@@ -19,7 +19,6 @@
 
 namespace bps::transport::rdma {
 
-using Nonce = transport::Nonce;
 using ShortJobId = std::array<std::byte, 8>;
 using ShortMac = std::array<std::byte, 16>;  // of 32: half of the HMAC is still 128 bits to guess
 

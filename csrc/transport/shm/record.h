@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The records that the two sides of a data endpoint send each other over its Unix socket, with descriptors attached.
 #pragma once
 

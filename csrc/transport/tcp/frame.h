@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What travels in front of each write on a data endpoint of tcp.
 #pragma once
 

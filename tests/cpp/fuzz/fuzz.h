@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every fuzz target checks, and how mutations start from valid messages.
 #pragma once
 

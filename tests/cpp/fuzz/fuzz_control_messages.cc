@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: control messages between workers and servers.
 #include "fuzz/fuzz.h"
 #include "tensor/control_messages.h"

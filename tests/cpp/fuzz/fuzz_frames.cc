@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: what travels in front of payload: tcp frames, push headers, and pieces of control messages over RDMA.
 #include "fuzz/fuzz.h"
 #include "tensor/push_header.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: the handshake of sockets, its messages and both of its sides. A peer that does not know the secret is
 // never accepted, whatever it sends.
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: the handshake inside the connection manager's messages, and the addresses of RDMA listeners. A peer that
 // does not know the secret is never accepted. Part of each input is signed here, so that what follows the signature is
 // reached as well.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: the records of shared-memory endpoints. An accepted range never leaves its file or the address space.
 #include "fuzz/fuzz.h"
 #include "transport/shm/record.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: messages between nodes and the scheduler.
 #include "fuzz/fuzz.h"
 #include "van/message_samples.h"

@@ -97,7 +97,7 @@ TEST(Handshake, MembersOfAJobLetEachOtherIn) {
   EXPECT_EQ(outcome.hello.plane, Plane::kData);
 }
 
-// The bytes are part of the protocol: pyverbs_stranger.py and other versions read them.
+// The bytes are part of the protocol: tests/rdma/test_rdma_strangers.py makes them a second time.
 TEST(Handshake, GoldenBytes) {
   const auto fill = [](auto& bytes, unsigned from) {
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(from + i);
@@ -160,7 +160,7 @@ TEST(Handshake, TheCallerSeesANewerCallee) {
   EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 2");
 }
 
-TEST(Handshake, StrangersAreNoMatchForTheCaller) {
+TEST(Handshake, PeersOfOtherProtocolsAreRefusedByTheClient) {
   EXPECT_EQ(call_unauthenticated(as_bytes("HTTP/1.1 400 Bad Request\r\n\r\n")).code, ErrorCode::kUnreachable);
   EXPECT_EQ(call_unauthenticated({}).text, "server 1 closed the connection during the handshake");
   EXPECT_EQ(call_unauthenticated(as_bytes("BP")).code, ErrorCode::kUnreachable);
