@@ -42,21 +42,19 @@ class Config:
     Every setting with its value and source; see bps_rdma.config().
     """
     @staticmethod
-    def table() -> list[tuple[str, str, str, str]]:
+    def table() -> list[tuple[str, str, str, str, bool]]:
         """
-        Rows of (name, aliases, default, help).
+        Rows of (name, aliases, default, help, secret).
         """
     def __init__(self) -> None:
         """
         Reads the environment of this process.
         """
-    def flag(self, name: str) -> bool: ...
-    def integer(
-        self,
-        name: str,
-        lowest: typing.SupportsInt | typing.SupportsIndex,
-        highest: typing.SupportsInt | typing.SupportsIndex,
-    ) -> int: ...
+    def check(self) -> None:
+        """
+        Raises InvalidArgumentError for the first value outside its range.
+        """
+    def integer(self, name: str) -> int: ...
     def seconds(self, name: str) -> float: ...
     def set(self, name: str, value: str, source: str = "argument") -> None: ...
     def source(self, name: str) -> str: ...

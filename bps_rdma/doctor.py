@@ -54,13 +54,18 @@ class Report:
 
 
 def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
-    """Look at this machine under the settings in force; `transfer`: also send 64 MiB to ourselves over each rail."""
+    """Look at this machine under the settings in force; `transfer`: also send 64 MiB to ourselves over each rail.
+
+    Raises:
+        InvalidArgumentError: a setting is outside its range.
+    """
     report = Report()
     config = _core.Config()
+    config.check()
     wanted = config.text("BPS_TRANSPORT")
     try:
         report.rdma = _core.rdma_report(config)
-    except BpsError as error:  # a setting that does not parse, or an interface that does not exist
+    except BpsError as error:  # an interface that does not exist, for instance
         report.add("settings", "bad", error.message, error.hint)
         return report
     _look_at_host(report)
@@ -169,7 +174,7 @@ def doctor(
 ) -> int:
     """Look at this machine: RDMA libraries, devices, ports, GIDs and the choice among them; verify transfers.
 
-    The status is 1 when something is in the way of what the settings ask for.
+    The status is 1 when something is in the way of what the settings ask for, 2 when a setting cannot be used.
     """
     report = examine(transfer=transfer, timeout_s=timeout)
     if serve or peer is not None:

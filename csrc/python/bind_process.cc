@@ -62,7 +62,12 @@ void bind_process(py::module_& module) {
       .def_readwrite("secret", &node::Startup::secret);
 
   py::class_<node::Process>(module, "Process", "This process as a member of a job.")
-      .def_static("start", &node::Process::start, py::arg("config"), py::arg("startup"), ReleaseGil())
+      .def_static(
+          "start",
+          [](const SettingValues& config, const node::Startup& startup) {
+            return node::Process::start(config.parse(), startup);
+          },
+          py::arg("config"), py::arg("startup"), ReleaseGil())
       .def("shutdown", &node::Process::shutdown, py::arg("timeout_s"), ReleaseGil())
       .def("wait_for_end", &node::Process::wait_for_end, ReleaseGil())
       .def("metrics", &node::Process::metrics, ReleaseGil())

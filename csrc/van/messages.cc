@@ -217,7 +217,11 @@ void fields(Io& io, Ref<Io, GroupReady> m) {
   io.number(m.group);
 }
 template <typename Io>
-void fields(Io&, Ref<Io, Leave>) {}
+void fields(Io& io, Ref<Io, Leave> m) {
+  io.number(m.call);
+  io.number(m.lost_node);
+  io.text(m.reason, kMostTextBytes);
+}
 template <typename Io>
 void fields(Io& io, Ref<Io, AllLeft> m) {
   io.flag(m.well);
@@ -226,6 +230,15 @@ template <typename Io>
 void fields(Io& io, Ref<Io, PeerLost> m) {
   io.number(m.node);
   io.text(m.text, kMostTextBytes);
+}
+
+template <typename Io>
+void fields(Io& io, Ref<Io, Suspect> m) {
+  io.number(m.node);
+}
+template <typename Io>
+void fields(Io& io, Ref<Io, Reachable> m) {
+  io.number(m.node);
 }
 
 template <typename T>

@@ -111,23 +111,35 @@ struct GroupReady {
   std::uint32_t group = 0;
   bool operator==(const GroupReady&) const = default;
 };
-struct Leave {
+struct Leave {  // answered by Done; nothing else is sent after it
+  std::uint32_t call = 0;
+  std::uint32_t lost_node = 0;  // the sender leaves because of this loss; 0: for no such reason
+  std::string reason;           // what the sender knows of it
   bool operator==(const Leave&) const = default;
 };
 struct AllLeft {  // every worker has left or is lost
   bool well = true;
   bool operator==(const AllLeft&) const = default;
 };
-struct PeerLost {
+struct PeerLost {  // `node` is gone; the text names the first cause, which may be the loss of another node
   std::uint32_t node = 0;
   std::string text;
   bool operator==(const PeerLost&) const = default;
 };
 
+struct Suspect {  // node -> scheduler: my connection to `node` broke; answered by PeerLost or Reachable
+  std::uint32_t node = 0;
+  bool operator==(const Suspect&) const = default;
+};
+struct Reachable {  // scheduler -> node: the suspected one has been heard of since
+  std::uint32_t node = 0;
+  bool operator==(const Reachable&) const = default;
+};
+
 // The place in this list is the type on the wire: append only.
 using Message =
     std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
-                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost>;
+                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable>;
 
 // Without the length. Texts beyond their limit are cut; names are to be checked before.
 Bytes encode(const Message& message);

@@ -2,12 +2,14 @@
 #include "worker/worker_loop.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/log.h"
 
 namespace bps::worker {
 namespace {
 
+constexpr const char* kRestart = "restart the job from its last checkpoint";
 constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a worker_loop; callers wait beyond
 constexpr std::size_t kCachedRegions = 4096;   // per transport; an entry is a table row except on a NIC
 constexpr double kDeadlineCheck_s = 0.25;
@@ -17,7 +19,7 @@ constexpr double kAnswerGrace_s = 1.0;  // for the server to say who is missing
 
 WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
     : options_(options), counters_(reactor.counters()), submissions_(kSubmissions), servers_(options.servers) {
-  reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
+  deadline_check_ = reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
 // Whoever still waits learns that nobody will complete it.
@@ -75,9 +77,8 @@ bool WorkerLoop::take_submissions() {
       Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
       if (cursor.partitions->empty()) continue;
       ServerConnection* server = servers_[place].get();
-      if (server->lost) {
-        operation.fail(ErrorCode::kPeerLost, server->name + " is lost: " + server->why_lost,
-                       "restart the job from its last checkpoint");
+      if (!server->why_lost.empty()) {
+        operation.fail(ErrorCode::kPeerLost, server->why_lost, kRestart);
       }
       if (operation.done()) {
         nothing_to_do += cursor.partitions->size();
@@ -162,19 +163,21 @@ void WorkerLoop::fail_operations(const std::function<bool(const Operation&)>& co
 
 void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
   for (const auto& server : servers_) {
-    if (server && server->rank == rank && !server->lost) lose(*server, why);
+    if (server && server->rank == rank && server->why_lost.empty()) lose(*server, why);
   }
 }
 
-void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
-  server.lost = true;
-  server.why_lost = why;
-  // The user gets the memory back now, so that nobody may write into it any more, alive as the server may be.
+// From the return on the server cannot write into our memory any more, even if it still runs.
+void WorkerLoop::sever(ServerConnection& server) {
+  if (std::exchange(server.lost, true)) return;
   for (transport::DataEndpoint* endpoint : server.data) endpoint->abandon();
   server.control->abandon();
-  const auto fail = [&](Operation& operation) {
-    operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, "restart the job from its last checkpoint");
-  };
+}
+
+void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
+  sever(server);
+  server.why_lost = why;
+  const auto fail = [&](Operation& operation) { operation.fail(ErrorCode::kPeerLost, why, kRestart); };
   for (Operation::Cursor* cursor : server.queue.take_all()) {
     fail(*cursor->operation);
     finish(*cursor->operation, cursor->partitions->size() - cursor->next);
@@ -200,8 +203,10 @@ void WorkerLoop::finish(Operation& operation, std::uint64_t partitions) {
 
 void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   if (server.lost) return;
-  lose(server, why);
-  if (when_lost) when_lost(server.rank, why);
+  if (!when_lost) return lose(server, server.name + " is lost: " + why);
+  // Operations wait until lose_server() tells the cause, which may be the loss of another member.
+  sever(server);
+  when_lost(server.rank, why);
 }
 
 void WorkerLoop::forget_memory(std::uint64_t identity) {

@@ -73,7 +73,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool landed = true;  // something, since somebody asked last
   Clock::time_point last_landing{};
   bool lost = false;
-  std::string why_lost;
+  std::string why_lost;  // a sentence, once it is known
 };
 
 class WorkerLoop final : public transport::Actor {
@@ -93,6 +93,7 @@ class WorkerLoop final : public transport::Actor {
   // On the reactor's thread: fail every operation that `concerns` says so of.
   void fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
                        const std::string& hint);
+  // `why` is a sentence that names the cause.
   void lose_server(std::uint32_t rank, const std::string& why);
   void forget_memory(std::uint64_t identity);
 
@@ -106,7 +107,8 @@ class WorkerLoop final : public transport::Actor {
   void on_message(ServerConnection& server, std::span<const std::byte> message);
   void on_lost(ServerConnection& server, const std::string& why);
 
-  // Called once when a server's connection breaks; set before the reactor starts.
+  // Called once when a server's connection breaks: answer with lose_server(), soon. Set before the reactor starts.
+  // Without it the operations of that server fail at once.
   std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
 
  private:
@@ -145,6 +147,7 @@ class WorkerLoop final : public transport::Actor {
   std::uint32_t allocate();
   void complete(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection* server);
+  static void sever(ServerConnection& server);
   void lose(ServerConnection& server, const std::string& why);
   void finish(Operation& operation, std::uint64_t partitions);
   void check_deadlines();
@@ -158,6 +161,7 @@ class WorkerLoop final : public transport::Actor {
   std::vector<transport::Transport*> cached_transports_;
   std::vector<InFlight> in_flight_;
   std::vector<std::uint32_t> free_entries_;
+  Timer deadline_check_;
   // Bytes that may be under way to one server: an equal share of the scheduling credit, so that what is less urgent on
   // one server never takes the credit of what is more urgent on another. 0: no limit.
   std::uint64_t credit_ = 0;

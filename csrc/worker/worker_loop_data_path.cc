@@ -32,7 +32,7 @@ bool WorkerLoop::step() {
   has_work_ = false;
   blocked_ = false;
   for (const auto& server : servers_) {
-    if (server && !server->queue.empty()) found |= push(*server);
+    if (server && !server->lost && !server->queue.empty()) found |= push(*server);
   }
   return found;
 }

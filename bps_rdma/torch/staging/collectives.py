@@ -130,8 +130,8 @@ def _start(
     lane = _lanes.get(key)
     if lane is None:
         config = running.config
-        chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES", 1 << 12, 1 << 30)
-        lane = Lane(device, members.size, chunk_bytes, config.integer("BPS_GPU_CHUNKS", 1, 1 << 10))
+        chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES")
+        lane = Lane(device, members.size, chunk_bytes, config.integer("BPS_GPU_CHUNKS"))
         _lanes[key] = lane
         running.at_end.append(lambda: _lanes.pop(key).stop(_MOMENT))
     patience = running.config.seconds("BPS_TIMEOUT")
