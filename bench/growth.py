@@ -1,9 +1,9 @@
-"""Whether costs stay the same per partition from 10 to 100,000 of them, and per worker from 1 to 8.
+"""Shows whether the cost per partition stays constant from 10 to 100,000 partitions, and from 1 to 8 workers.
 
     .venv/bin/python bench/growth.py
 
-Partitions of 64 bytes, so that nothing but the cost of partitions is seen. Processor time is counted, of all processes:
-on a machine with fewer cores than workers the time that passes says little.
+Partitions have 64 bytes, so that only the cost per partition is measured. The processor time of all processes counts:
+with fewer cores than workers, the elapsed time says little.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Instructions per partition, message and queue operation, counted by callgrind and compared with instructions.json.
+"""Counts instructions per partition, message and queue operation with callgrind, and compares with instructions.json.
 
-    python bench/instructions.py build/ci/release/bench/path_bench             # fails when something costs 10 % more
-    python bench/instructions.py build/ci/release/bench/path_bench --write     # takes what is found as the new figures
+    python bench/instructions.py build/ci/release/bench/path_bench             # fails if a case takes 10 % more
+    python bench/instructions.py build/ci/release/bench/path_bench --write     # stores the new counts
 
-Counts are repeatable where times are not. They depend on the compiler, so they are compared with figures of the same
-one only; with another they are shown. Two runs of different length are subtracted: start and end cost nothing.
+Counts are repeatable where times are not. They depend on the compiler: counts of another compiler are shown, but not
+compared. Each count is the difference of two runs of different length, so that start-up and end do not count.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TOLERANCE = 0.10
 CASES = {
     "operation": "push_pull of one partition by 2 workers: start, push, sum, answer, end",
     "partition": "partition of a large tensor of 2 workers: push, sum, answer",
-    "descriptor": "offer through a ring in shared memory",
-    "credits": "control message of 8 landing slots, written and read",
-    "queue": "operation into and out of a send queue of 1,000",
+    "descriptor": "descriptor through a ring in shared memory",
+    "credits": "control message with 8 landing slots, encoded and decoded",
+    "queue": "operation into and out of a send queue of 1,000 operations",
 }
 
 
@@ -42,7 +42,7 @@ def measure(program: str, case: str) -> float:
 
 
 def compiler(program: str) -> str:
-    """As the program's own comment section says: "GCC 12", "clang 14"."""
+    """The compiler in the program's comment section, such as "GCC 12" or "clang 14"."""
     said = subprocess.run(["readelf", "-p", ".comment", program], capture_output=True, text=True, check=True).stdout
     found = re.search(r"(clang) version (\d+)|(GCC): \([^)]*\) (\d+)", said)
     return " ".join(word for word in found.groups() if word) if found else "unknown"
@@ -66,11 +66,11 @@ def main() -> None:
     if args.write:
         FIGURES.write_text(json.dumps({"compiler": built_by, "instructions": found}, indent=2) + "\n")
     elif built_by != known["compiler"]:
-        print(f"built by {built_by}, the figures are for {known['compiler']}: shown, not judged")
+        print(f"built by {built_by}, but the stored counts are for {known['compiler']}: not compared")
     elif dearer:
         sys.exit(
-            f"error: {', '.join(dearer)} cost{'s' * (len(dearer) == 1)} over {TOLERANCE:.0%} more instructions\n"
-            "hint: find out why; if that is worth it, run again with --write and say so in the commit"
+            f"error: more than {TOLERANCE:.0%} more instructions: {', '.join(dearer)}\n"
+            "hint: find out why; if the change is worth it, run again with --write and give the reason in the commit"
         )
 
 

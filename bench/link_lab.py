@@ -1,14 +1,14 @@
-"""Hosts with links of their own, on one machine: network namespaces that a switch joins, every link at the same rate.
+"""Simulates hosts with separate links on one machine: network namespaces, connected by a switch, with limited rates.
 
     sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 4 --rate 300
     sudo .venv/bin/python bench/link_lab.py --workers 4                           # servers inside the workers
 
-W workers and K servers, each on a host of its own, sum a tensor; gloo's all_reduce does the same on the workers' hosts,
-round by round. The rate has to be low enough for the links, and not this machine's cores, to be the limit: the busiest
-core is shown. What is printed: goodput (bytes of the tensor over time) per worker, its share of the line rate, and the
-bytes that really went over the links, as the interfaces counted them.
+Workers and servers, each on its own host, sum a tensor; rounds alternate with gloo's all_reduce on the workers' hosts.
+The rate must be so low that the links are the limit, not this machine's cores; the load of the busiest core is shown.
+The program prints the goodput per worker (bytes of the tensor / time), its share of the line rate, and the bytes that
+the interfaces counted on the links.
 
-Needs root, for namespaces of its own; changes nothing else on the machine.
+Needs root to create network namespaces, and removes them at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
 
 SUBNET = "10.77.0"
-MTU = 9000  # as in clusters that train; with 1500 the headers alone take 4.4 %
+MTU = 9000  # as in training clusters; with 1500 the headers alone take 4.4 %
 BURST = "128kb"  # of a token bucket: two segments as large as the stack makes them
 QUEUE = "50ms"
 
@@ -49,7 +49,7 @@ class Host:
 
 
 class Switch:
-    """A bridge in a namespace of its own, and hosts with a cable to it."""
+    """A bridge in its own namespace, and hosts that are connected to it."""
 
     def __init__(self) -> None:
         self.name = f"bps-lab-{os.getpid()}"
@@ -60,7 +60,7 @@ class Switch:
         run("ip", "-n", self.name, "link", "set", "bridge", "up")
 
     def add_host(self, mbit: float | None) -> Host:
-        """A host whose link carries `mbit` Mbit/s in each direction; None: as fast as it goes."""
+        """A host whose link carries `mbit` Mbit/s in each direction; None: unlimited."""
         index = len(self.hosts)
         host = Host(f"{self.name}-{index}", f"{SUBNET}.{index + 1}", f"port{index}")
         run("ip", "netns", "add", host.name)
@@ -92,13 +92,13 @@ class Switch:
 
 @dataclass(frozen=True)
 class LabJob(LocalJob):
-    """A job whose members live on hosts of the lab: `homes` by label, "rank 0", "server 0" and "scheduler"."""
+    """A job with members on hosts of the lab; `hosts` maps labels ("rank 0", "server 0", "scheduler") to hosts."""
 
-    homes: dict[str, Host] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict)
     partition: int = 128 << 10
 
     def placed(self, label: str, command: list[str]) -> list[str]:
-        return ["ip", "netns", "exec", self.homes[label].name, *command]
+        return ["ip", "netns", "exec", self.hosts[label].name, *command]
 
     def worker(self, rank: int) -> dict[str, str]:
         return super().worker(rank) | self._place(f"rank {rank}") | {"LOCAL_RANK": "0"}
@@ -107,12 +107,12 @@ class LabJob(LocalJob):
         return super().role(label) | self._place(label)
 
     def _place(self, label: str) -> dict[str, str]:
-        root = self.homes.get("scheduler", self.homes["rank 0"]).address
+        root = self.hosts.get("scheduler", self.hosts["rank 0"]).address
         return {
             "BPS_TRANSPORT": "tcp",
-            "BPS_NODE_HOST": self.homes[label].address,
+            "BPS_NODE_HOST": self.hosts[label].address,
             "BPS_ROOT_URI": root,
-            "MASTER_ADDR": self.homes["rank 0"].address,
+            "MASTER_ADDR": self.hosts["rank 0"].address,
             "LOCAL_WORLD_SIZE": "1",
             "BPS_NUM_WORKERS": str(self.workers),  # machines
             "GLOO_SOCKET_IFNAME": "eth0",
@@ -124,14 +124,14 @@ class LabJob(LocalJob):
 
 @contextlib.contextmanager
 def lab(workers: int, servers: int, mbit: float, partition: int) -> Iterator[tuple[Switch, LabJob]]:
-    """A switch with a job's hosts. Without `servers` the workers serve."""
+    """A switch with the hosts of a job. If `servers` is 0, servers run inside the workers."""
     switch = Switch()
     try:
-        homes = {f"rank {i}": switch.add_host(mbit) for i in range(workers)}
-        homes |= {f"server {i}": switch.add_host(mbit) for i in range(servers)}
+        hosts = {f"rank {i}": switch.add_host(mbit) for i in range(workers)}
+        hosts |= {f"server {i}": switch.add_host(mbit) for i in range(servers)}
         if servers:
-            homes["scheduler"] = switch.add_host(None)
-        yield switch, LabJob(workers=workers, servers=servers or None, homes=homes, partition=partition)
+            hosts["scheduler"] = switch.add_host(None)
+        yield switch, LabJob(workers=workers, servers=servers or None, hosts=hosts, partition=partition)
     finally:
         switch.remove()
 
@@ -144,7 +144,7 @@ def cpu_busy() -> list[float]:
 
 @dataclass
 class Measured:
-    """One contender: times of rounds, bytes per round over each host's link, and how busy the busiest core was."""
+    """One implementation: times of rounds, bytes per round on each host's link, and the load of the busiest core."""
 
     timing: Timing
     carried: dict[str, tuple[float, float]]
@@ -154,21 +154,21 @@ class Measured:
 def measure(
     workers: int, servers: int, mbit: float, partition: int, nbytes: int, rounds: int, peers: tuple[str, ...]
 ) -> dict[str, Measured]:
-    """Paired rounds of all contenders, then some of each alone, to see what it sends."""
+    """Run alternating rounds of all implementations, then some of each alone to count the bytes that it sends."""
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
     plan = Plan(cases=cases, compare=peers, bound=False)
     with lab(workers, servers, mbit, partition) as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
-        team.hear()
-        team.ask(do="case", index=0)
-        team.ask(do="rounds", count=2)
-        answers = team.ask(do="rounds", count=rounds)
+        team.gather()
+        team.request(do="case", index=0)
+        team.request(do="rounds", count=2)
+        answers = team.request(do="rounds", count=rounds)
         found = {}
         for name in answers[0]["runs"]:
             before, busy, begin = switch.carried(), cpu_busy(), time.monotonic()
             alone = max(2, rounds // 2)
-            team.ask(do="rounds", count=alone, only=name)
+            team.request(do="rounds", count=alone, only=name)
             seconds = time.monotonic() - begin
             after, hertz = switch.carried(), os.sysconf("SC_CLK_TCK")
             found[name] = Measured(
@@ -179,28 +179,28 @@ def measure(
                 },
                 max((b - a) / hertz / seconds for a, b in zip(busy, cpu_busy(), strict=True)),
             )
-        team.ask(do="end")
+        team.request(do="end")
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--servers", type=int, default=0, help="on hosts of their own; 0: inside the workers")
-    parser.add_argument("--rate", type=float, default=300, help="Mbit/s of every link, in each direction")
+    parser.add_argument("--servers", type=int, default=0, help="servers on hosts of their own; 0: inside the workers")
+    parser.add_argument("--rate", type=float, default=300, help="rate of every link in Mbit/s, in each direction")
     parser.add_argument("--size", default="64M")
-    parser.add_argument("--partition", default="128K", help="BYTEPS_PARTITION_BYTES: thin links want small pieces")
+    parser.add_argument("--partition", default="128K", help="BYTEPS_PARTITION_BYTES; slow links need small pieces")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if os.geteuid() != 0:
-        sys.exit("error: making network namespaces needs root\nhint: sudo, or a container with CAP_SYS_ADMIN")
+        sys.exit("error: creating network namespaces needs root\nhint: use sudo, or a container with CAP_SYS_ADMIN")
     nbytes = parse_size(args.size)
     peers = () if args.no_gloo else ("gloo",)
     found = measure(args.workers, args.servers, args.rate, parse_size(args.partition), nbytes, args.rounds, peers)
     line = args.rate * 1e6 / 8
-    place = f"{args.servers} servers on hosts of their own" if args.servers else "servers inside the workers"
+    place = f"{args.servers} dedicated servers" if args.servers else "servers inside the workers"
     what = f"{format_size(nbytes)} in pieces of {args.partition}"
     print(f"{args.workers} workers, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
     rows = {}

@@ -88,12 +88,12 @@ class Job {
     for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back(i);
     const transport::ConnectRequest request{
         .address = {}, .hello = {.node = rank + 1}, .deadline = Deadline::after(10), .whom = "server"};
-    worker::ServerConnection& server = worker.worker_loop->add_server(0, 0, "server", &transport_);
-    server.control = transport_.attach(transport_.connect_control(request), server);
+    worker::ServerConnection& server = worker.worker_loop->add_server(0, 0, "server", transport_);
+    transport::ControlEndpoint* control = transport_.attach(transport_.connect_control(request), server);
     server_loop_.accept(transport_.incoming(), &transport_);
-    server.data = {transport_.attach(transport_.connect_data(request), server)};
+    transport::DataEndpoint* data = transport_.attach(transport_.connect_data(request), server);
     server_loop_.accept(transport_.incoming(), &transport_);
-    worker.worker_loop->open(server);
+    worker.worker_loop->open(server, control, {data});
     workers_.push_back(std::move(worker));
   }
   void turn() {

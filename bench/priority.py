@@ -1,10 +1,10 @@
-"""How soon an urgent tensor is back that is issued behind much that is not urgent.
+"""Measures how long an urgent tensor takes that is issued after many less urgent ones.
 
     BYTEPS_SCHEDULING_CREDIT=4194304 bps run -np 2 bench/priority.py
 
-Issues 256 MiB of tensors of low priority and then one of 1 MiB of high priority; all results are checked. From the
-moment when the last rank has issued it (all are on one host), the urgent one should be back within the time of its own
-partitions and one credit window, at the rate at which everything moves.
+Issues 256 MiB of tensors with low priority and then one of 1 MiB with high priority; all results are checked. Once the
+last rank has issued it (all ranks are on one host), the urgent tensor should complete within the time that its own
+partitions and one credit window take at the overall rate.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
             waited.append(back - last)
             whole.append(time.perf_counter() - begin)
         assert all((array == size).all() for array in (*low, urgent))
-        assert behind > 0 or credit == 0, "everything was over before: nothing was overtaken"
+        assert behind > 0 or credit == 0, "all tensors were complete already, so nothing was overtaken"
     rate = TENSORS * NBYTES / statistics.median(whole)
     allowed = (NBYTES + credit) / rate
     if bps.rank() == 0:

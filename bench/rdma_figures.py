@@ -1,8 +1,8 @@
-"""push_pull over RDMA beside perftest on the same device: goodput, latency, registered memory, idling.
+"""Compares push_pull over RDMA with perftest on the same device: goodput, latency, registered memory, idle load.
 
     ci/vm/run .venv/bin/python bench/rdma_figures.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
 
-One worker and one server. Rounds of both take turns; the figures are medians, with the quartiles of the rounds' ratios.
+One worker and one server. Rounds of both alternate. Results are medians, with the quartiles of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PARTITION = 524_288
 SIZES_MIB = (1, 4, 16, 64)
 ROUNDS = 7
 IDLE_S = 10.0
-WRITES = 100  # of perftest's shorter run, of a partition each and in both directions
+WRITES = 100  # of one partition each, in both directions; in perftest's shorter run
 LATENCY_WRITES = 20
 
 
-# ---- The worker: answers one line of JSON per line
+# ---- The worker: answers each line with one line of JSON
 
 
 def worker() -> None:
@@ -80,7 +80,7 @@ class Job:
         return json.loads(self.worker.stdout.readline())
 
     def push_pull(self, nbytes: int, times: int) -> float:
-        """Median seconds of one."""
+        """Median seconds of one push_pull."""
         assert self.worker.stdin
         print(json.dumps({"bytes": nbytes, "times": times}), file=self.worker.stdin, flush=True)
         found = self._answer()
@@ -94,14 +94,14 @@ class Job:
             process.wait(30)
 
 
-# ---- The others
+# ---- perftest, and what the kernel knows
 
 
 def perftest(tool: str, iterations: int, *options: str) -> float:
-    """Seconds per iteration: by our clock, from a long and a short run.
+    """Seconds per iteration by this program's clock, from a long and a short run.
 
-    perftest's own figures come from a clock rate that it finds by trying, which fails where both ends spin on one
-    processor, as in the VM.
+    perftest's own results depend on a clock rate that it measures, and that measurement fails where both ends spin on
+    one processor, as in the VM.
     """
     return (_wall(tool, 10 * iterations, *options) - _wall(tool, iterations, *options)) / (9 * iterations)
 
@@ -123,12 +123,12 @@ def _wall(tool: str, iterations: int, *options: str) -> float:
 
 
 def write_bandwidth(size: int) -> float:
-    """GB/s per direction of ib_write_bw, both at once."""
+    """GB/s per direction of ib_write_bw, in both directions at the same time."""
     return size / perftest("ib_write_bw", WRITES, "-b", "-s", str(size)) / 1e9
 
 
 def write_latency() -> float:
-    """Seconds of one way of ib_write_lat: an iteration is there and back."""
+    """One-way latency of ib_write_lat in seconds; an iteration is a round trip."""
     return perftest("ib_write_lat", LATENCY_WRITES, "-s", "8") / 2
 
 

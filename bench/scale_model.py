@@ -1,7 +1,7 @@
-"""Draws what the scale model says of clusters, and compares it with what the link lab measured.
+"""Plots the predictions of the scale model, and compares them with measurements of the link lab.
 
 .venv/bin/python bench/scale_model.py --plot placement.png
-.venv/bin/python bench/scale_model.py --lab lab22.json lab44.json       # of bench/link_lab.py --json
+.venv/bin/python bench/scale_model.py --lab lab22.json lab44.json       # from bench/link_lab.py --json
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bps_rdma.scale_model import Hosts, Prediction, Protocol, ring_seconds, simu
 
 GBIT = 400.0
 NBYTES = 1 << 30
-# A server of this kind sums as fast as its link brings the pieces: the network is what is looked at.
+# Servers sum as fast as pieces arrive, so that only the network counts.
 NETWORK = Protocol(sum_bytes_per_s=1e12, piece_s=1e-6, server_loops=4)
 COLOURS = ("#0b5394", "#e69138", "#6aa84f", "#a64d79", "#666666")
 
@@ -115,7 +115,7 @@ def draw(path: Path) -> None:
         axis.grid(visible=True, alpha=0.3)
         axis.legend(frameon=False, fontsize=9)
     figure.savefig(path, dpi=110)
-    print(f"drawn: {path}")
+    print(f"wrote {path}")
 
 
 def shared(found: Prediction) -> float:

@@ -1,4 +1,4 @@
-"""What a job costs before and between its operations: declaring many tensors, and idling.
+"""Measures what a job costs besides its operations: declaring many tensors, and idling.
 
 bps run -np 2 bench/set_up.py
 """
@@ -35,7 +35,7 @@ def declare_large() -> float:
 
 
 def idle() -> float:
-    """Share of a core that this process uses while nothing happens."""
+    """Share of a core that this process uses while it is idle."""
     bps.barrier()
     before = resource.getrusage(resource.RUSAGE_SELF)
     time.sleep(IDLE_S)

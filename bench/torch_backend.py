@@ -1,9 +1,9 @@
-"""torch's all_reduce on the backend bps against the same sums by bps_rdma itself.
+"""Compares torch's all_reduce on the backend bps with the same sums by bps_rdma directly.
 
     .venv/bin/python bench/torch_backend.py [--ranks 2] [--rounds 41] [--json FILE]
 
-Rounds of both take turns, on the same tensors: a ratio is of two neighbours, so what disturbs the machine for a while
-disturbs both. A round is over when its slowest rank is through. Every result is verified.
+Rounds of both alternate on the same tensors, and ratios compare neighbouring rounds, so that other work on the machine
+disturbs both. The time of a round is that of its slowest rank. Every result is verified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from bps_rdma.bench.stats import quantile
 
 SIZES = [1 << shift for shift in (16, 18, 20, 22, 24, 26)]
-ROUND_BYTES = 64 << 20  # of one round at least, or 64 calls
+ROUND_BYTES = 64 << 20  # per round, with at most 64 calls
 
 
 def rank_main(rounds: int) -> None:
@@ -72,7 +72,7 @@ def run(call: Callable[[], None], tensor: object, calls: int, world: int) -> flo
 
 
 def measure(ranks: int, rounds: int) -> dict[int, dict[str, list[float]]]:
-    """Per size and contender, the slowest rank's seconds per call in each round."""
+    """Seconds per call of the slowest rank, by size, method and round."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
     env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     env |= {"MASTER_PORT": str(20000 + os.getpid() % 10000), "OMP_NUM_THREADS": "1", "BPS_TRANSPORT": "shm"}

@@ -32,33 +32,33 @@ app.command("bench")(pushpull_bench)
 app.command("doctor")(examine_machine)
 
 
-# What follows the command belongs to the command, its options too.
+# Options after the command belong to that command.
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What every rank runs.")],
-    processes: Annotated[int, typer.Option("--nproc", "-np", "-n", min=1, help="Ranks to start.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command that every rank runs.")],
+    processes: Annotated[int, typer.Option("--nproc", "-np", "-n", min=1, help="Number of ranks to start.")],
     servers: Annotated[
-        int | None, typer.Option(min=1, help="Dedicated server processes. Default: the ranks serve.")
+        int | None, typer.Option(min=1, help="Number of dedicated server processes. Default: servers inside the ranks.")
     ] = None,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
     prefix: Annotated[bool, typer.Option(help="Start each line of output with its rank.")] = False,
-    grace: Annotated[float, typer.Option(min=0.0, help="Seconds the others have to end when a rank failed.")] = 3.0,
+    grace: Annotated[float, typer.Option(min=0.0, help="Seconds for other ranks to end after one failed.")] = 3.0,
 ) -> int:
     """Run a command as several ranks on this machine: bps run -np 2 train.py --its options.
 
-    Ends with the status of the first rank that fails; nothing is left running, whatever happens.
+    The exit status is that of the first rank that fails. No process is left running, whatever happens.
     """
     return run_job(LocalJob(processes, servers, transport), command, prefixed=prefix, grace=grace)
 
 
 @app.command()
 def config(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The settings page of the documentation.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
 ) -> None:
-    """Show every setting: its value, where the value comes from, and what it means.
+    """Show every setting with its value, the source of the value, and its meaning.
 
-    Secrets are shown as set or unset. The status is 2 when a value cannot be used.
+    Secrets are shown as set or unset. The exit status is 2 when a value is invalid.
     """
     settings = bps_rdma.config()
     if not as_markdown:

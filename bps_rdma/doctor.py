@@ -1,4 +1,4 @@
-"""`bps doctor`: what this machine offers, what the settings make of it, and what to do about what is missing."""
+"""`bps doctor`: checks this machine under the current settings, and says how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "note", "bad"]
 _MARKS = {"ok": "[green]✓[/green]", "note": "[yellow]![/yellow]", "bad": "[red]✗[/red]"}
-# Below this a tensor of ordinary size cannot be registered.
+# With less than this, a tensor of ordinary size cannot be registered.
 _ENOUGH_LOCKED = 1 << 30
 _TRANSFER_BYTES = 64 << 20
 
 
 @dataclass
 class Check:
-    """One line of the report: what was looked at, what was found, and one action that mends it."""
+    """One line of the report: what was checked, what was found, and one action that fixes it."""
 
     name: str
     state: State
@@ -38,7 +38,7 @@ class Check:
 
 @dataclass
 class Report:
-    """All that the doctor found; `rdma` is the native part's view of devices, ports, GIDs and the choice among them."""
+    """All findings; `rdma` holds the devices, ports and GIDs that the native module found, and its choice."""
 
     checks: list[Check] = field(default_factory=list)
     rdma: dict[str, Any] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class Report:
 
 
 def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
-    """Look at this machine under the settings in force; `transfer`: also send 64 MiB to ourselves over each rail.
+    """Check this machine under the current settings; `transfer`: also send 64 MiB to this process over each rail.
 
     Raises:
-        InvalidArgumentError: a setting is outside its range.
+        InvalidArgumentError: a setting is invalid.
     """
     report = Report()
     config = _core.Config()
@@ -65,7 +65,7 @@ def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
     wanted = config.text("BPS_TRANSPORT")
     try:
         report.rdma = _core.rdma_report(config)
-    except BpsError as error:  # an interface that does not exist, for instance
+    except BpsError as error:  # such as an interface that does not exist
         report.add("settings", "bad", error.message, error.hint)
         return report
     _look_at_host(report)
@@ -87,8 +87,8 @@ def _look_at_host(report: Report) -> None:
         report.add(
             "locked memory",
             "note",
-            f"limited to {limit >> 10} KiB; RDMA locks the memory of tensors (root may lock all)",
-            "ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in a unit",
+            f"limited to {limit >> 10} KiB; RDMA locks the memory of tensors (root has no limit)",
+            "ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in a systemd unit",
         )
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
     if shared is not None:
@@ -133,52 +133,54 @@ def _transfer(report: Report, config: _core.Config, number: int, rail: dict[str,
     report.add(
         name,
         "ok",
-        f"{done['bytes'] >> 20} MiB to this process and compared: {done['gigabytes_per_second']:.2f} GB/s, "
-        f"a message there and back in {done['round_trip_us']:.0f} us",
+        f"{done['bytes'] >> 20} MiB sent to this process and verified: {done['gigabytes_per_second']:.2f} GB/s, "
+        f"round trip of a message {done['round_trip_us']:.0f} us",
     )
 
 
-def meet(report: Report, *, peer: str | None, code: str | None, port: int, wait_s: float, timeout_s: float) -> None:
-    """Sum 64 MiB with a doctor on another machine: with the one at `peer`, else with whoever calls within `wait_s`."""
-    from bps_rdma.doctor_peer import Meeting, exchange
+def check_peer(
+    report: Report, *, peer: str | None, code: str | None, port: int, wait_s: float, timeout_s: float
+) -> None:
+    """Sum 64 MiB with a doctor on another machine: the one at `peer`, or the first that connects within `wait_s`."""
+    from bps_rdma.doctor_peer import Rendezvous, transfer
 
     try:
         if peer is not None:
-            done = exchange(Meeting.called_at(peer, code), timeout_s)
+            done = transfer(Rendezvous.from_options(peer, code), timeout_s)
         else:
-            meeting = Meeting.held_here(_core.Config(), port)
-            meeting.invite(wait_s)
-            done = exchange(meeting, wait_s)
+            rendezvous = Rendezvous.create(_core.Config(), port)
+            rendezvous.print_command(wait_s)
+            done = transfer(rendezvous, wait_s)
     except BpsError as error:
         report.add("peer", "bad", error.message, error.hint)
         return
     report.add(
         "peer",
         "ok",
-        f"{done.nbytes >> 20} MiB summed with it over {done.transport} and compared: "
+        f"{done.nbytes >> 20} MiB summed with it over {done.transport} and verified: "
         f"{done.nbytes / done.seconds / 1e9:.2f} GB/s; 8 bytes in {done.small_seconds * 1e6:.0f} us",
     )
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    transfer: Annotated[bool, typer.Option(help="Send 64 MiB to this process over the NIC and compare them.")] = True,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds each transfer may take.")] = 30.0,
-    serve: Annotated[bool, typer.Option("--serve", help="Sum 64 MiB with a doctor that calls from elsewhere.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve. Default: any that is free.")] = 0,
-    wait: Annotated[float, typer.Option(min=1.0, help="Seconds to serve.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    transfer: Annotated[bool, typer.Option(help="Send 64 MiB to this process over the NIC and verify them.")] = True,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Time limit of each transfer in seconds.")] = 30.0,
+    serve: Annotated[bool, typer.Option("--serve", help="Wait for another doctor and sum 64 MiB with it.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for --serve. Default: a free one.")] = 0,
+    wait: Annotated[float, typer.Option(min=1.0, help="Seconds that --serve waits.")] = 300.0,
     peer: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Sum 64 MiB with the doctor who serves there.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Sum 64 MiB with the doctor that serves there.")
     ] = None,
-    code: Annotated[str | None, typer.Option(help="What that doctor printed.")] = None,
+    code: Annotated[str | None, typer.Option(help="The code that the doctor at --peer printed.")] = None,
 ) -> int:
-    """Look at this machine: RDMA libraries, devices, ports, GIDs and the choice among them; verify transfers.
+    """Check this machine: RDMA libraries, devices, ports, GIDs and the choice among them, and verified transfers.
 
-    The status is 1 when something is in the way of what the settings ask for, 2 when a setting cannot be used.
+    The exit status is 1 when the settings ask for something that does not work, 2 when a setting is invalid.
     """
     report = examine(transfer=transfer, timeout_s=timeout)
     if serve or peer is not None:
-        meet(report, peer=peer, code=code, port=port, wait_s=wait, timeout_s=timeout)
+        check_peer(report, peer=peer, code=code, port=port, wait_s=wait, timeout_s=timeout)
     if as_json:
         checks = [asdict(check) for check in report.checks]
         print(json.dumps({"healthy": report.healthy, "checks": checks, "rdma": report.rdma}, indent=1))

@@ -1,4 +1,4 @@
-"""`bps doctor --serve` and `--peer`: a verified push_pull between two machines, over what a job there would use."""
+"""`bps doctor --serve` and `--peer`: a verified push_pull between two machines, over the transport of a job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bps_rdma.launch.environment import free_port
 _ELEMENTS = 16 << 20  # 64 MiB
 _ROUNDS = 5
 _SMALL_ROUNDS = 200
-# An address that belongs to nobody (RFC 5737): the way there is the way out of this machine.
+# A documentation address (RFC 5737), whose route leads out of this machine.
 _ELSEWHERE = "192.0.2.1"
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where two doctors meet: the first one's address and port, and a code that only these two know."""
+class Rendezvous:
+    """How two doctors find each other: the address and port of the first one, and a code that only they know."""
 
     host: str
     port: int
@@ -32,8 +32,8 @@ class Meeting:
     rank: int
 
     @staticmethod
-    def called_at(peer: str, code: str | None) -> Meeting:
-        """From the command line of the second one.
+    def from_options(peer: str, code: str | None) -> Rendezvous:
+        """The rendezvous that the options of the second doctor name.
 
         Raises:
             InvalidArgumentError: `peer` is not HOST:PORT, or the code is missing.
@@ -41,18 +41,18 @@ class Meeting:
         host, _, port = peer.rpartition(":")
         if not host or not port.isdigit() or not code:
             raise InvalidArgumentError(
-                f"--peer {peer} is not enough to find the other doctor",
-                "start `bps doctor --serve` there and use the command that it prints: --peer HOST:PORT --code CODE",
+                f"--peer {peer} needs the form HOST:PORT, and --code",
+                "start `bps doctor --serve` on the other machine and use the command that it prints",
             )
-        return Meeting(host.strip("[]"), int(port), code, rank=1)
+        return Rendezvous(host.strip("[]"), int(port), code, rank=1)
 
     @staticmethod
-    def held_here(config: _core.Config, port: int) -> Meeting:
-        """A new one, on this machine."""
-        return Meeting(_core.local_address(config, _ELSEWHERE), port or free_port(), secrets.token_hex(8), rank=0)
+    def create(config: _core.Config, port: int) -> Rendezvous:
+        """A new rendezvous on this machine."""
+        return Rendezvous(_core.local_address(config, _ELSEWHERE), port or free_port(), secrets.token_hex(8), rank=0)
 
-    def invite(self, timeout_s: float) -> None:
-        """Says what to start on the other machine; on stderr, so that stdout stays the report's."""
+    def print_command(self, timeout_s: float) -> None:
+        """Print the command for the other machine to standard error; standard output holds the report."""
         where = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         print(
             f"waiting for {timeout_s:.0f} s; start this on the other machine:\n"
@@ -63,31 +63,31 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """What came of it."""
+class Transfer:
+    """The result of a transfer."""
 
     transport: str
     nbytes: int
-    seconds: float  # of one push_pull of nbytes, the median
-    small_seconds: float  # of one of 8 bytes
+    seconds: float  # median of a push_pull of nbytes
+    small_seconds: float  # median of a push_pull of 8 bytes
 
 
-def exchange(meeting: Meeting, timeout_s: float) -> Exchange:
-    """Meets the other doctor and sums 64 MiB with it.
+def transfer(rendezvous: Rendezvous, timeout_s: float) -> Transfer:
+    """Connect to the other doctor and sum 64 MiB with it.
 
     Raises:
-        BpsError: why they could not meet, what broke, or that a sum was wrong.
+        BpsError: the doctors could not connect, the connection failed, or a sum was wrong.
     """
     bps.init(
         role="",
-        rank=meeting.rank,
+        rank=rendezvous.rank,
         world_size=2,
         local_size=1,
         num_servers="",
-        root_uri=meeting.host,
-        root_port=meeting.port,
+        root_uri=rendezvous.host,
+        root_port=rendezvous.port,
         job_id="bps doctor",
-        secret=meeting.code,
+        secret=rendezvous.code,
         join_timeout=timeout_s,
         timeout=timeout_s,
     )
@@ -97,7 +97,7 @@ def exchange(meeting: Meeting, timeout_s: float) -> Exchange:
         bps.shutdown()
 
 
-def _sum_together() -> Exchange:
+def _sum_together() -> Transfer:
     both = [np.random.default_rng(rank).integers(-(1 << 20), 1 << 20, _ELEMENTS, dtype=np.int32) for rank in range(2)]
     expected = both[0] + both[1]
     array = np.empty_like(expected)
@@ -119,4 +119,4 @@ def _sum_together() -> Exchange:
         bps.push_pull_inplace(small, average=False, name="small")
         small_s.append(time.perf_counter() - begin)
     transport = bps.metrics()["transports"][1 - bps.rank()]
-    return Exchange(transport, array.nbytes, statistics.median(large_s), statistics.median(small_s))
+    return Transfer(transport, array.nbytes, statistics.median(large_s), statistics.median(small_s))

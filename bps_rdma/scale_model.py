@@ -1,13 +1,12 @@
-"""What a round costs on a cluster that one does not have: times, bytes per link, memory of servers, control messages.
+"""Predicts a push_pull on a cluster of a given size: time, bytes per link, memory of servers, control messages.
 
-A fluid model. Bytes flow over links that all flows share as TCP and InfiniBand do on average (max-min fair); pieces of
-the tensor matter where the protocol makes them matter: a server answers a piece when the last worker has pushed it, and
-a worker has no more pieces under way to a server than its window. Hosts that are alike behave alike, so the model knows
-kinds of hosts and how many there are, and 4,096 workers cost it no more than 4.
+This is a fluid model. Flows share links max-min fairly, as TCP and InfiniBand do on average. Pieces of the tensor are
+modelled where the protocol depends on them: a server answers a piece when the last worker has pushed it, and a worker
+has at most a window of pieces in flight to a server. Hosts of one kind behave alike, so the model keeps one state per
+kind of hosts, and 4,096 workers take no longer to simulate than 4.
 
-What it leaves out: congestion in the middle of the network, unfairness among flows of one link, and the processors,
-but for the rate at which a server sums. bench/link_lab.py measures the real thing at a small size;
-bench/scale_model.py compares, and draws.
+The model has no congestion inside the network, no unfairness among the flows of a link, and no processors except for
+the rate at which a server sums. bench/link_lab.py measures small clusters; bench/scale_model.py compares and plots.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from bps_rdma.errors import InvalidArgumentError
 
-HEADER_BYTES = 64  # of a piece: kMaxHeader
-SMALL_SLOT = 8192  # for small pieces; per worker loop and server loop there are so many: shard.cc
+HEADER_BYTES = 64  # of a push; kMaxHeader in csrc/transport/transport.h
+SMALL_SLOT = 8192  # bytes; the numbers below are per worker loop and server loop, see csrc/server
 MOST_SMALL_SLOTS, FEWEST_SMALL_SLOTS = 128, 8
 CREDIT_MESSAGE_BYTES = 33.0
 _EPSILON = 1e-6  # bytes
@@ -32,9 +31,9 @@ class Hosts:
     """Hosts of one kind.
 
     Attributes:
-        count: how many.
-        gbit_per_s: of each one's link, in each direction at once.
-        worker, server: what runs on each; both: the servers are inside the workers.
+        count: number of hosts.
+        gbit_per_s: speed of each host's link, in each direction at the same time.
+        worker, server: what runs on each host; both means servers inside the workers.
     """
 
     count: int
@@ -45,17 +44,17 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How bps_rdma is set, and what the network adds.
+    """Settings of bps_rdma, and properties of the network.
 
     Attributes:
         partition_bytes: BYTEPS_PARTITION_BYTES.
-        window: BPS_SERVER_WINDOW, pieces that a worker may have under way to one loop of a server.
+        window: BPS_SERVER_WINDOW, the pieces that a worker may have in flight to one loop of a server.
         server_loops: BYTEPS_SERVER_ENGINE_THREAD.
-        server_memory: BPS_SERVER_MEMORY, bytes for landing slots; with many workers the windows shrink to it.
-        latency_s: from a write to its arrival on an idle network.
-        sum_bytes_per_s: how fast a server sums, in bytes of all the workers' pieces.
-        piece_s: what each piece costs a server besides.
-        wire: bytes on the wire per byte of payload (TCP/IP in frames of 9000: 1.0074).
+        server_memory: BPS_SERVER_MEMORY, bytes for landing slots; windows shrink to fit with many workers.
+        latency_s: time from a write to its arrival on an idle network.
+        sum_bytes_per_s: speed at which a server sums, in bytes of all workers' pieces.
+        piece_s: additional time of a server for each piece.
+        wire: bytes on the wire per byte of payload (1.0074 for TCP/IP in frames of 9000 bytes).
     """
 
     partition_bytes: int = 512 << 10
@@ -70,7 +69,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes over one host's link in a round."""
+    """Bytes that one host's link carries in a round."""
 
     hosts: Hosts
     up: float
@@ -82,12 +81,12 @@ class Prediction:
     """One push_pull of one tensor on all workers.
 
     Attributes:
-        seconds: until the last worker has its result.
+        seconds: time until the last worker has its result.
         goodput: bytes of the tensor per second.
-        links: of each kind of host, those that carry most.
-        server_memory: bytes of landing slots on the server that has most.
-        data_writes: all writes on data endpoints, of all hosts.
-        control_messages: at most so many, of all hosts: a credit for each piece, fewer when several go at once.
+        links: the busiest link of each kind of hosts.
+        server_memory: bytes of landing slots on the server with the most.
+        data_writes: writes on data endpoints, of all hosts.
+        control_messages: upper limit for all hosts: one credit per piece; several credits may share a message.
     """
 
     seconds: float
@@ -100,33 +99,33 @@ class Prediction:
 
 @dataclass
 class _Servers:
-    """Servers that have equally many pieces, on hosts of one kind."""
+    """Servers with equally many pieces, on hosts of one kind."""
 
-    host: int  # kind
+    host: int  # index of the kind of hosts
     count: int
     pieces: int
-    pushed: int = 0  # pieces that have come from all workers
-    summed: int = 0  # that are ready to be answered
+    pushed: int = 0  # pieces that have arrived from all workers
+    summed: int = 0  # pieces that are ready to be answered
     busy_until: float = 0.0
 
 
 @dataclass
 class _Flow:
-    """All flows from a kind of workers to a kind of servers (or back), each as fast as the next."""
+    """All flows from a kind of workers to a kind of servers (or back); all of them are equally fast."""
 
     servers: _Servers
     push: bool
-    links: tuple[tuple[int, bool, int], ...]  # that it uses: kind of host, whether up, flows on the link of one host
+    links: tuple[tuple[int, bool, int], ...]  # used: kind of hosts, direction is up, flows on the link of one host
     limit: float = 0.0  # bytes that may be sent so far
     sent: float = 0.0
     rate: float = 0.0
 
 
 def simulate(hosts: Sequence[Hosts], nbytes: int, protocol: Protocol | None = None) -> Prediction:
-    """One round of a tensor of `nbytes` on every worker.
+    """Simulate one round of a tensor of `nbytes` on every worker.
 
     Raises:
-        InvalidArgumentError: no workers or no servers, a host that is neither, or sizes that are not positive.
+        InvalidArgumentError: there are no workers or no servers, a host is neither, or a size is not positive.
     """
     protocol = protocol or Protocol()
     _check(hosts, nbytes, protocol)
@@ -134,7 +133,7 @@ def simulate(hosts: Sequence[Hosts], nbytes: int, protocol: Protocol | None = No
 
 
 def ring_seconds(workers: int, gbit_per_s: float, nbytes: int, protocol: Protocol | None = None) -> float:
-    """The least that a ring all-reduce takes: 2(n-1)/n of the tensor over each link, in 2(n-1) steps."""
+    """The lower limit for a ring all-reduce: 2(n-1)/n of the tensor over each link, in 2(n-1) steps."""
     protocol = protocol or Protocol()
     steps = 2 * (workers - 1)
     return steps * (nbytes / max(workers, 1) * protocol.wire / (gbit_per_s * 1e9 / 8) + protocol.latency_s)
@@ -144,11 +143,11 @@ def _check(hosts: Sequence[Hosts], nbytes: int, protocol: Protocol) -> None:
     positive = [nbytes, protocol.partition_bytes, protocol.window, *(h.count for h in hosts)]
     rates = [protocol.sum_bytes_per_s, *(h.gbit_per_s for h in hosts)]
     if min(positive) < 1 or min(rates) <= 0:
-        raise InvalidArgumentError("sizes, counts and rates must be positive", "correct the cluster or the protocol")
+        raise InvalidArgumentError("sizes, counts and rates must be positive", "correct the hosts or the protocol")
     if not any(h.worker for h in hosts) or not any(h.server for h in hosts):
         raise InvalidArgumentError("a cluster needs workers and servers", "mark some hosts as each")
     if not all(h.worker or h.server for h in hosts):
-        raise InvalidArgumentError("a host is neither worker nor server", "leave it out")
+        raise InvalidArgumentError("a host is neither worker nor server", "set worker or server, or remove it")
 
 
 class _Round:
@@ -157,14 +156,14 @@ class _Round:
         self.nbytes = nbytes
         self.pieces = math.ceil(nbytes / protocol.partition_bytes)
         self.piece_bytes = nbytes / self.pieces
-        self.wire_bytes = (self.piece_bytes + HEADER_BYTES) * protocol.wire  # of a push; an answer has no header
+        self.wire_bytes = (self.piece_bytes + HEADER_BYTES) * protocol.wire  # per push; an answer has no header
         self.given = hosts
         self.workers = sum(h.count for h in hosts if h.worker)
         share = protocol.server_memory // protocol.server_loops // self.workers or sys.maxsize
         self.small_slots = min(max(share // 8 // SMALL_SLOT, FEWEST_SMALL_SLOTS), MOST_SMALL_SLOTS)
         self.window = min(max(share // 8 * 7 // (protocol.partition_bytes + HEADER_BYTES), 1), protocol.window)
-        self.hosts: list[Hosts] = []  # kinds whose servers all have equally many pieces
-        self.origin: list[int] = []  # the kind that was given
+        self.hosts: list[Hosts] = []  # kinds of hosts, split so that all servers of a kind have equally many pieces
+        self.origin: list[int] = []  # index in `given`
         self.servers: list[_Servers] = []
         self._deal_pieces(hosts)
         self.flows = [flow for one in self.servers for flow in self._flows_of(one)]
@@ -173,7 +172,7 @@ class _Round:
         self.now = 0.0
 
     def _deal_pieces(self, hosts: Sequence[Hosts]) -> None:
-        """Round robin, as raw keys fall: the first servers may have one piece more."""
+        """Distribute pieces round robin, as raw keys do: the first servers may have one piece more."""
         each, more = divmod(self.pieces, sum(h.count for h in hosts if h.server))
         for origin, host in enumerate(hosts):
             heavy = min(more, host.count) if host.server else 0
@@ -191,7 +190,7 @@ class _Round:
         for kind, host in enumerate(self.hosts):
             if not host.worker:
                 continue
-            own = 1 if kind == servers.host else 0  # a worker's own server is reached without the link
+            own = 1 if kind == servers.host else 0  # a worker reaches its own server without the link
             per_worker, per_server = servers.count - own, host.count - own
             if per_worker == 0 or per_server == 0:
                 continue
@@ -226,7 +225,7 @@ class _Round:
             if flow.push:
                 flow.limit = min(flow.servers.pieces, self.window) * self.wire_bytes
         for servers in self.servers:
-            if not any(flow.servers is servers for flow in self.flows):  # nobody but the worker on the same host
+            if not any(flow.servers is servers for flow in self.flows):  # its only worker is on the same host
                 self._summed_later(servers, servers.pieces)
 
     def _active(self, flow: _Flow) -> bool:
@@ -236,7 +235,7 @@ class _Round:
         return self.wire_bytes if flow.push else self.piece_bytes * self.protocol.wire
 
     def _next_stop(self, flow: _Flow) -> float:
-        """Where something may change: the end of the piece under way, or of what may be sent."""
+        """The next event of a flow: the end of its current piece, or of what it may send."""
         size = self._bytes_of(flow)
         end_of_piece = (math.floor(flow.sent / size + _EPSILON) + 1) * size
         return min(end_of_piece, flow.limit)
@@ -287,7 +286,7 @@ class _Round:
     # ---- Sharing
 
     def _share(self) -> None:
-        """Max-min fair: all rates grow together; who meets a full link stays where it is."""
+        """Share links max-min fairly: all rates grow together until a flow meets a full link."""
         growing = [flow for flow in self.flows if self._active(flow)]
         room: dict[tuple[int, bool], float] = {}
         for flow in growing:
@@ -307,7 +306,7 @@ class _Round:
             full = {link for link in load if room[link] < 1e-3}
             growing = [flow for flow in growing if not any((kind, up) in full for kind, up, _ in flow.links)]
 
-    # ---- What is told
+    # ---- Results
 
     def _link(self, host: Hosts, origin: int) -> Link:
         carried = {(kind, up): 0.0 for kind, given in enumerate(self.origin) if given == origin for up in (True, False)}
@@ -319,7 +318,7 @@ class _Round:
         return Link(host, most[True], most[False])
 
     def _memory(self) -> int:
-        # A worker on the server's own host needs no slots; elsewhere every worker loop has them on every server loop.
+        # A worker on the server's own host needs no slots; every other worker loop has slots on every server loop.
         remote = max(self.workers - (1 if self.hosts[one.host].worker else 0) for one in self.servers)
         slot = self.protocol.partition_bytes + HEADER_BYTES
         return remote * self.protocol.server_loops * (self.window * slot + self.small_slots * SMALL_SLOT)

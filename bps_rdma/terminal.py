@@ -1,4 +1,4 @@
-"""What the commands share: how an error looks, and how a typed command line is run."""
+"""Shared by all commands: printing errors, and running a command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def print_error(message: str, hint: str = "") -> None:
 
 
 def wide_console() -> Console:
-    """Standard output as rich knows it; 160 columns into a pipe, which has no width and would get tables folded."""
+    """A rich console on standard output. A pipe counts as 160 columns wide, so that tables are not wrapped."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=160)
@@ -33,12 +33,12 @@ def wide_console() -> Console:
 def run_app(app: typer.Typer, name: str) -> NoReturn:
     """Run `app` on this process's arguments and exit.
 
-    The status is 0 or what the command returns, 1 for an error of the library, 2 for a command line or a setting that
-    cannot be used, 130 after Ctrl-C. A user's mistake never prints a traceback.
+    The exit status is 0 or what the command returns, 1 for an error of the library, 2 for an invalid command line or
+    setting, 130 after Ctrl-C. A user's mistake never prints a traceback.
     """
     import typer
 
-    # The base of all errors about the command line; its module differs between the versions of typer.
+    # The base class of all errors about the command line. Its module differs between versions of typer.
     usage_error: Any = typer.BadParameter.__mro__[2]
     status: object = 1
     try:
@@ -49,12 +49,12 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
         status = 2 if isinstance(error, InvalidArgumentError) else 1
     except (KeyboardInterrupt, typer.Abort):
         status = 130
-    except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except usage_error as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             print(error.format_message())
             sys.exit(2)
-        print_error(error.format_message(), f"`{name} --help` shows what there is")
+        print_error(error.format_message(), f"`{name} --help` lists the options")
         status = 2
     sys.exit(status if isinstance(status, int) else 0)

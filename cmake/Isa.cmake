@@ -8,10 +8,16 @@ function(bps_set_isa_flags)
     set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -O1)
   endif()
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set_property(SOURCE csrc/server/reduce_avx2.cc APPEND PROPERTY COMPILE_OPTIONS -mavx2 -mf16c -mfma)
-    set_property(
-      SOURCE csrc/server/reduce_avx512.cc
-      APPEND
-      PROPERTY COMPILE_OPTIONS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mf16c)
+    # One list for both: what the compiler may use in a file, and what reduce.cc asks the processor for before it calls
+    # that file's code.
+    set(avx2 avx2 fma f16c)
+    set(avx512 ${avx2} avx512f avx512bw avx512dq avx512vl)
+    foreach(isa avx2 avx512)
+      list(TRANSFORM ${isa} PREPEND -m OUTPUT_VARIABLE flags)
+      set_property(SOURCE csrc/server/reduce_${isa}.cc APPEND PROPERTY COMPILE_OPTIONS ${flags})
+      string(TOUPPER ${isa} name)
+      string(REPLACE ";" " " features "${${isa}}")
+      set_property(SOURCE csrc/server/reduce.cc APPEND PROPERTY COMPILE_DEFINITIONS "BPS_${name}=\"${features}\"")
+    endforeach()
   endif()
 endfunction()

@@ -1,10 +1,10 @@
-"""Trains a small convolutional network on images of ten classes: alone, or together on any number of ranks.
+"""Trains a small convolutional network on images of ten classes, with any number of ranks.
 
     python examples/train.py
     torchrun --nproc-per-node 2 examples/train.py
     bps run -np 2 examples/train.py
 
-The script is the same in all three cases. The images are made here: ten fixed patterns, shifted and noisy.
+The script is the same in all three cases. It generates the images: ten fixed patterns, shifted and noisy.
 """
 
 import argparse
@@ -21,9 +21,9 @@ CLASSES, SIDE = 10, 28
 def parse_arguments() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="times that all images are seen (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=4000, help="to train on, of all ranks (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="passes over all images (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=4000, help="training images of all ranks (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="images per step of all ranks (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: %(default)s)")
     parser.add_argument(
         "--strategy",
@@ -35,13 +35,13 @@ def parse_arguments() -> argparse.Namespace:
         "--optimizer",
         choices=["plain", "sharded"],
         default="plain",
-        help="sharded: each rank has a part of the optimizer's state (default: %(default)s)",
+        help="sharded: each rank keeps a part of the optimizer's state (default: %(default)s)",
     )
     return parser.parse_args()
 
 
 def make_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`count` images of shape (1, 28, 28) and their classes; the same on all ranks, for the same seed."""
+    """`count` images of shape (1, 28, 28) and their classes; the same on all ranks for the same seed."""
     patterns = torch.randn(CLASSES, 1, 7, 7, generator=torch.Generator().manual_seed(0))
     patterns = nn.functional.interpolate(patterns, SIDE, mode="bilinear")
     generator = torch.Generator().manual_seed(seed)
@@ -55,7 +55,7 @@ def make_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_model() -> nn.Module:
-    """Two convolutions and a linear layer: 20,586 weights."""
+    """Two convolutions and a linear layer with 20,586 weights."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, stride=2, padding=1),
         nn.BatchNorm2d(16),
@@ -69,13 +69,13 @@ def make_model() -> nn.Module:
 
 
 def mean_over_ranks(value: float) -> float:
-    """The mean of a number that each rank has."""
+    """The mean of `value` over all ranks."""
     return bps.push_pull(torch.tensor([value], dtype=torch.float64), name="mean").item()
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Share of right answers; each rank looks at its part of the images."""
+    """Share of correct answers; each rank evaluates a part of the images."""
     model.eval()
     mine = slice(bps.rank(), None, bps.size())
     right = (model(images[mine]).argmax(dim=1) == labels[mine]).sum().item()
@@ -84,14 +84,14 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> None:
-    """All epochs; rank 0 prints a line after each."""
+    """Train all epochs; rank 0 prints a line after each."""
     images, labels = make_images(options.images, seed=1)
     test_images, test_labels = make_images(2000, seed=2)
     share = max(options.batch // bps.size(), 1)  # images per step on this rank
     steps = max(options.images // (share * bps.size()), 1)
     begin = time.monotonic()
     for epoch in range(options.epochs):
-        # Every rank draws the same order and takes other images of it.
+        # Every rank draws the same order and takes different images from it.
         order = torch.randperm(options.images, generator=torch.Generator().manual_seed(epoch))
         mine = order[bps.rank() :: bps.size()]
         total = 0.0
@@ -108,7 +108,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.
 
 
 def check_same_weights(model: nn.Module) -> None:
-    """Compares all parameters with those of rank 0, bit by bit. They stay together: nobody corrects them on the way."""
+    """Compare all parameters with those of rank 0 bit by bit. Nothing corrects them during training."""
     first = {name: param.detach().clone() for name, param in model.named_parameters()}
     bps.broadcast_parameters(first, prefix="check.")
     same = all(torch.equal(param, first[name]) for name, param in model.named_parameters())
@@ -118,17 +118,17 @@ def check_same_weights(model: nn.Module) -> None:
 
 
 def say(text: str) -> None:
-    """Print it once, not once per rank."""
+    """Print once, on rank 0."""
     if bps.rank() == 0:
         print(text, flush=True)
 
 
 def main() -> None:
-    """Train, and check that all ranks have come to the same."""
+    """Train, and check that all ranks have the same weights."""
     options = parse_arguments()
     bps.init()
-    torch.set_num_threads(1)  # so small a network gains nothing from more
-    torch.manual_seed(bps.rank())  # any: DistributedDataParallel gives all ranks the weights of rank 0
+    torch.set_num_threads(1)  # a network this small gains nothing from more
+    torch.manual_seed(bps.rank())  # any seed: DistributedDataParallel copies the weights of rank 0
     model = bps.DistributedDataParallel(make_model(), strategy=options.strategy)
     if options.optimizer == "sharded":
         optimizer: torch.optim.Optimizer = bps.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=options.lr)

@@ -1,9 +1,9 @@
-"""pushpull_bench: what push/pull does on this machine, every result checked, beside gloo and the machine's bound.
+"""pushpull_bench: measures push/pull on this machine, beside baselines and an upper bound, and checks every result.
 
-How it is put together: cli.py reads the options into a plan (plan.py). launch.py starts the ranks and drives them round
-by round; each rank (worker.py) runs the rounds of every contender (measure.py, contenders.py, peers/, bound.py) and
-checks them (pattern.py). report.py and plot.py show what came out. Inside a running job, rank.py measures alone.
-allreduce.py is a command of its own: the same measurement at several numbers of ranks, in one table.
+Structure: cli.py reads the options into a plan (plan.py). launch.py starts the ranks and drives them round by round.
+Each rank (worker.py) runs the rounds of every implementation (measure.py, baselines.py, peers/, bound.py) and checks
+the results (pattern.py). report.py and plot.py show them. Inside a running job, rank.py measures without a launcher.
+allreduce.py is a separate command that makes the same measurement for several numbers of ranks.
 """
 
 

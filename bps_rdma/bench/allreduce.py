@@ -1,7 +1,7 @@
-"""allreduce_bench: the sum of one tensor over all ranks, at several numbers of ranks, for every library at hand.
+"""allreduce_bench: measures the sum of one tensor over several numbers of ranks, for every installed library.
 
-It runs pushpull_bench's measurement once per number of ranks and shows all of them in one table. Sizes that do not fit
-into this machine's memory at some number of ranks are left out there, and it says so.
+It runs pushpull_bench's measurement once for each number of ranks and shows all results in one table. Sizes that do not
+fit into this machine's memory with some number of ranks are skipped and reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bps_rdma.bench import memory
 from bps_rdma.bench.cli import check_folders, progress, require_modules
 from bps_rdma.bench.launch import run_bench
 from bps_rdma.bench.peers import environments
-from bps_rdma.bench.plan import MEMORY_KINDS, MPI_PEERS, PEERS, Case, Plan, make_cases, parse_choices
+from bps_rdma.bench.plan import BASELINES, MEMORY_KINDS, MPI_BASELINES, Case, Plan, make_cases, parse_choices
 from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob, inside_a_job
@@ -28,7 +28,7 @@ from bps_rdma.terminal import wide_console
 SCHEMA = 1
 _SIZES, _QUICK_SIZES = "1M,4M,16M,64M,256M,1G", "1M,8M,64M"
 _SECONDS, _QUICK_SECONDS = 30.0, 3.0
-_BACKENDS = ("bps", *PEERS)
+_BACKENDS = ("bps", *BASELINES)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -44,15 +44,18 @@ class Skip:
 
 @app.command()
 def allreduce_bench(
-    sizes: Annotated[str | None, typer.Option(help=f"Bytes per tensor. Default: {_SIZES}.")] = None,
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks, one run for each.")] = "2,4,6",
+    sizes: Annotated[str | None, typer.Option(help=f"Comma-separated bytes per tensor. Default: {_SIZES}.")] = None,
+    ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks; one run for each.")] = "2,4,6",
     backends: Annotated[
-        str | None, typer.Option(help=f"Of {','.join(_BACKENDS)}; bps among them. Default: all that are installed.")
+        str | None,
+        typer.Option(help=f"Comma-separated, of {','.join(_BACKENDS)}; must include bps. Default: all installed."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="One dtype, see pushpull_bench.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="One dtype of pushpull_bench.")] = "float32",
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
-    iters: Annotated[int | None, typer.Option(min=1, help="Rounds per size. Default: what --seconds allows.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds per size before those, checked but not timed.")] = 1,
+    iters: Annotated[
+        int | None, typer.Option(min=1, help="Rounds per size. Default: as many as fit into --seconds.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Warm-up rounds per size, checked but not timed.")] = 1,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help=f"Time for each number of ranks. Default: {_SECONDS:g}.")
     ] = None,
@@ -60,26 +63,28 @@ def allreduce_bench(
         str, typer.Option("--memory", help="plain (numpy.empty) or shared (bps_rdma.empty).")
     ] = "plain",
     memory_limit: Annotated[
-        float | None, typer.Option(min=0.001, help="GB that a run may take. Default: nine tenths of what is free.")
+        float | None,
+        typer.Option(min=0.001, help="Memory in GB that a run may use. Default: nine tenths of the free memory."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"{_QUICK_SIZES} and {_QUICK_SECONDS:g} seconds, unless others are given.")
+        bool,
+        typer.Option("--quick", help=f"Measure {_QUICK_SIZES} for {_QUICK_SECONDS:g} seconds, unless given otherwise."),
     ] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
+        Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw rate over size into this file (png, svg, pdf).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot bandwidth over size into this file (png, svg, pdf).")] = None,
 ) -> None:
     """Sweep all-reduce over sizes, numbers of ranks and libraries on this machine; every result is checked."""
     if inside_a_job():
-        raise InvalidArgumentError("allreduce_bench starts ranks of its own", "start it outside of any job")
+        raise InvalidArgumentError("allreduce_bench starts its own ranks", "start it outside of any job")
     plan = Plan(
         cases=make_cases(sizes or (_QUICK_SIZES if quick else _SIZES), dtype, "push_pull", 1),
         iterations=iters,
         warmup=warmup,
         seconds=seconds or (_QUICK_SECONDS if quick else _SECONDS),
         memory=parse_choices(memory_kind, MEMORY_KINDS, "kind of memory")[0],
-        compare=_peers(backends),
+        compare=_baselines(backends),
         bound=False,
     )
     worlds = _numbers(ranks)
@@ -91,7 +96,7 @@ def allreduce_bench(
     try:
         with signals_raise(), progress() as listener:
             for world in worlds:
-                fitting, left_out = _that_fit(plan, world, limit)
+                fitting, left_out = _split_by_memory(plan, world, limit)
                 skipped += left_out
                 if fitting:
                     job = LocalJob(world, None, transport)
@@ -108,15 +113,15 @@ def main() -> None:
     run_app(app, "allreduce_bench")
 
 
-def _peers(backends: str | None) -> tuple[str, ...]:
-    """The libraries beside ours."""
+def _baselines(backends: str | None) -> tuple[str, ...]:
+    """The baselines to measure."""
     if backends is not None:
         named = parse_choices(backends, _BACKENDS, "backend")
         if "bps" not in named:
-            raise InvalidArgumentError("bps is always measured: the others stand beside it", "add bps to --backends")
+            raise InvalidArgumentError("--backends does not include bps", "add bps: the others are compared with it")
         return tuple(name for name in named if name != "bps")
     installed = ["gloo"] if importlib.util.find_spec("torch") is not None else []
-    installed += [name for name in MPI_PEERS if (environments.folder(name) / "bin" / "mpiexec").exists()]
+    installed += [name for name in MPI_BASELINES if (environments.folder(name) / "bin" / "mpiexec").exists()]
     return tuple(installed)
 
 
@@ -126,11 +131,11 @@ def _numbers(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise InvalidArgumentError(f"{text!r} are no numbers of ranks", "write them like 2,4,6")
+        raise InvalidArgumentError(f"--ranks {text!r} is not a list of positive numbers", "write it as 2,4,6")
     return found
 
 
-def _that_fit(plan: Plan, world: int, limit: float) -> tuple[tuple[Case, ...], list[Skip]]:
+def _split_by_memory(plan: Plan, world: int, limit: float) -> tuple[tuple[Case, ...], list[Skip]]:
     fitting: list[Case] = []
     skipped: list[Skip] = []
     for case in plan.cases:
@@ -139,7 +144,7 @@ def _that_fit(plan: Plan, world: int, limit: float) -> tuple[tuple[Case, ...], l
         if need <= limit:
             fitting.append(case)
         else:
-            reason = f"needs about {need / 1e9:.1f} GB of memory, {limit / 1e9:.1f} GB may be used"
+            reason = f"need about {need / 1e9:.1f} GB of memory, the limit is {limit / 1e9:.1f} GB"
             skipped.append(Skip(world, case.nbytes, reason))
     return tuple(fitting), skipped
 

@@ -1,8 +1,8 @@
-"""How fast the machine could be: the ranks sum shared memory together, with nothing to agree on and nothing to send.
+"""An upper bound for this machine: the ranks sum shared memory without any communication or synchronisation.
 
-All tensors lie in memory that every rank has mapped; each rank sums its part of all of them into the first one. That is
-the least that any sum on one host must do, so no library gets past it by more than noise. It is measured between the
-other contenders' rounds, since the bandwidth of memory moves with whatever else the machine does.
+All tensors lie in memory that every rank has mapped, and each rank sums its part of all of them into the first one.
+Every sum on one host has to do at least this, so no library exceeds the bound by more than noise. Its rounds alternate
+with those of the other implementations, because the memory bandwidth varies with other work on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bps_rdma.bench.pattern import Array, numpy_dtype
 from bps_rdma.bench.plan import Case, Plan
 from bps_rdma.errors import BpsError
 
-# numpy converts half types one element at a time: that would bound numpy, not the machine.
+# numpy converts half types one element at a time, so the bound would be that of numpy, not of the machine.
 _DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8")
 
 
@@ -26,12 +26,12 @@ def supports(case: Case) -> bool:
 
 
 def shared_bytes(plan: Plan, world: int) -> int:
-    """How much memory the ranks must share for `plan`; 0: there is nothing to bound."""
+    """Bytes that the ranks must share for `plan`; 0 if no case has a bound."""
     return max((case.round_bytes * world for case in plan.cases if plan.bound and supports(case)), default=0)
 
 
 class Bound:
-    """A contender that no library can be."""
+    """The bound in the form of an implementation."""
 
     name = "bound"
 
@@ -45,7 +45,7 @@ class Bound:
         return supports(case)
 
     def start(self, case: Case, memory: str) -> None:
-        """Take this rank's part of every row; what `memory` the others use makes no difference."""
+        """Take this rank's part of every row; `memory` makes no difference."""
         count = case.elements * case.arrays
         rows = np.frombuffer(self._memory, numpy_dtype(case.dtype), count * self._world).reshape(self._world, count)
         begin, end = bps_rdma.shard_bounds(count, self._world, self._rank)
@@ -55,10 +55,10 @@ class Bound:
             part.fill(1 if row else 0)
 
     def prepare(self, round_: int) -> None:
-        """Nothing: every round adds the same ones."""
+        """Nothing to do: every round adds the same ones."""
 
     def barrier(self) -> None:
-        """bps_rdma's; it has none of its own."""
+        """The barrier of bps_rdma."""
         bps_rdma.barrier()
 
     def run(self) -> None:
@@ -68,10 +68,10 @@ class Bound:
             np.add(first, other, out=first)
 
     def check(self, round_: int) -> int:
-        """That the work was done. It is no result of ours and counts as none."""
+        """Check that the work was done. This is not a result of bps_rdma, so it does not count as one."""
         self._rounds += 1
         ends = self._parts[0][[0, -1]] if self._parts[0].size else np.empty(0)
         wanted = np.array(self._rounds * (self._world - 1)).astype(self._parts[0].dtype)  # wraps as int8 does
         if (ends != wanted).any():
-            raise BpsError(f"round {round_}: the shared sum is {ends}, not {wanted}", "please report this")
+            raise BpsError(f"round {round_}: the sum in shared memory is {ends}, not {wanted}", "please report this")
         return 0

@@ -14,12 +14,12 @@ import typer
 from bps_rdma.bench.launch import Listener, run_bench
 from bps_rdma.bench.peers import environments
 from bps_rdma.bench.plan import (
+    BASELINES,
     DEFAULT_SIZES,
     DTYPES,
     MEMORY_KINDS,
-    MPI_PEERS,
+    MPI_BASELINES,
     OPS,
-    PEERS,
     Case,
     Plan,
     format_size,
@@ -38,40 +38,50 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @app.command()
 def pushpull_bench(
-    sizes: Annotated[str, typer.Option(help="Bytes per tensor, for example 4K,64K,1M,64M.")] = DEFAULT_SIZES,
-    dtypes: Annotated[str, typer.Option("--dtypes", "--dtype", help=f"Of {','.join(DTYPES)}.")] = "float32",
-    ops: Annotated[str, typer.Option(help=f"Of {','.join(OPS)}.")] = "push_pull",
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes to start.")] = 2,
+    sizes: Annotated[
+        str, typer.Option(help="Comma-separated bytes per tensor, for example 4K,64K,1M.")
+    ] = DEFAULT_SIZES,
+    dtypes: Annotated[
+        str, typer.Option("--dtypes", "--dtype", help=f"Comma-separated, of {','.join(DTYPES)}.")
+    ] = "float32",
+    ops: Annotated[str, typer.Option(help=f"Comma-separated, of {','.join(OPS)}.")] = "push_pull",
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes to start.")] = 2,
     servers: Annotated[
-        int | None, typer.Option(min=1, help="Dedicated server processes. Default: the workers serve.")
+        int | None,
+        typer.Option(min=1, help="Number of dedicated server processes. Default: servers inside the workers."),
     ] = None,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
-    iters: Annotated[int | None, typer.Option(min=1, help="Rounds per case. Default: what --seconds allows.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds per case before those, checked but not timed.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time for all cases without --iters.")] = 16.0,
-    group: Annotated[int, typer.Option(min=1, help="Tensors per round, started in one go.")] = 1,
+    iters: Annotated[
+        int | None, typer.Option(min=1, help="Rounds per case. Default: as many as fit into --seconds.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Warm-up rounds per case, checked but not timed.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time for all cases together, without --iters.")] = 16.0,
+    group: Annotated[int, typer.Option(min=1, help="Tensors per call, started together.")] = 1,
     memory: Annotated[str, typer.Option(help="plain (numpy.empty) or shared (bps_rdma.empty).")] = "plain",
     calls: Annotated[
-        int | None, typer.Option(min=1, help="Calls per round, one after the other. Default: 4 MiB of them, up to 64.")
+        int | None,
+        typer.Option(min=1, help="Calls per round, one after the other. Default: enough for 4 MiB, at most 64."),
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(help=f"Of {','.join(PEERS)}: their all-reduce, in the same rounds.")
+        str | None, typer.Option(help=f"Baselines for comparison, comma-separated, of {','.join(BASELINES)}.")
     ] = None,
     load: Annotated[
-        int, typer.Option(min=0, help="Busy processes beside all that is measured; as many as cores is a busy machine.")
+        int, typer.Option(min=0, help="Number of busy processes to run meanwhile, to simulate a busy machine.")
     ] = 0,
-    bound: Annotated[bool, typer.Option(help="Also measure a bare sum in shared memory.")] = True,
+    bound: Annotated[bool, typer.Option(help="Also measure an upper bound: a plain sum in shared memory.")] = True,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
+        Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw rate over size into this file (png, svg, pdf).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot bandwidth over size into this file (png, svg, pdf).")] = None,
     size_mb: Annotated[
-        float | None, typer.Option(help="One size in MiB and a line per round, as BytePS's bench.")
+        float | None,
+        typer.Option(help="Measure one size in MiB and print a line per round, as BytePS's benchmark does."),
     ] = None,
 ) -> None:
-    """Measure push_pull and its relatives, and check every result against the known sum.
+    """Measure push_pull and related operations, and check every result against the known sum.
 
-    Starts its own workers on this machine; inside a job (torchrun, bps run, DMLC_ROLE=worker) it is one rank of that.
+    Starts its own workers on this machine. Inside a job (torchrun, bps run, DMLC_ROLE=worker) it measures as one rank
+    of that job.
     """
     if size_mb is not None:
         sizes = str(int(size_mb * (1 << 20)))
@@ -81,7 +91,7 @@ def pushpull_bench(
         warmup=warmup,
         seconds=seconds,
         memory=parse_choices(memory, MEMORY_KINDS, "kind of memory")[0],
-        compare=parse_choices(compare, PEERS, "peer") if compare else (),
+        compare=parse_choices(compare, BASELINES, "baseline") if compare else (),
         bound=bound,
         load=load,
     )
@@ -99,9 +109,9 @@ def pushpull_bench(
 
 def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | None:
     if inside_a_job():
-        if plan.load or any(name in MPI_PEERS for name in plan.compare):
+        if plan.load or any(name in MPI_BASELINES for name in plan.compare):
             raise InvalidArgumentError(
-                "inside a job there is nobody to start busy processes or MPI ranks", "start pushpull_bench by itself"
+                "--load and MPI baselines are not available inside a job", "start pushpull_bench outside of any job"
             )
         return run_rank(plan, line_per_round=line_per_round)
     with progress() as listener:
@@ -109,28 +119,30 @@ def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | No
 
 
 def require_modules(plan: Plan, plot: Path | None) -> None:
-    """Raise InvalidArgumentError at the start, not after the measuring, when an optional package is missing."""
+    """Raise InvalidArgumentError before anything is measured when an optional package is missing."""
     wanted = {"torch": "gloo" in plan.compare or any(case.dtype == "bfloat16" for case in plan.cases)}
     wanted["matplotlib"] = plot is not None
     for name in plan.compare:
-        if name in MPI_PEERS:
+        if name in MPI_BASELINES:
             environments.require(name)
     extras = {"torch": "torch", "matplotlib": "plot"}
     for module, needed in wanted.items():
         if needed and importlib.util.find_spec(module) is None:
-            raise InvalidArgumentError(f"this needs {module}", f"pip install 'bps_rdma[{extras[module]}]'")
+            raise InvalidArgumentError(f"{module} is not installed", f"pip install 'bps_rdma[{extras[module]}]'")
 
 
 def check_folders(*files: Path | None) -> None:
-    """Raise InvalidArgumentError when one of them could not be written."""
+    """Raise InvalidArgumentError when the folder of one of `files` does not exist."""
     for path in files:
         if path is not None and not path.absolute().parent.is_dir():
-            raise InvalidArgumentError(f"{path.absolute().parent} is no folder", "make it first, or write elsewhere")
+            raise InvalidArgumentError(
+                f"the folder {path.absolute().parent} does not exist", "create it, or choose another file"
+            )
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Listener]:
-    """A bar on standard error, on a terminal only."""
+    """A progress bar on standard error; only on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

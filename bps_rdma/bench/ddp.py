@@ -1,4 +1,4 @@
-"""Entry point of the command `ddp_bench`, which says so when torch is missing; see bps_rdma.torch.compare."""
+"""Entry point of the command `ddp_bench`; reports a missing torch. See bps_rdma.torch.compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bps_rdma.terminal import print_error
 def main() -> None:
     """Compare strategies of data-parallel training."""
     if importlib.util.find_spec("torch") is None:
-        print_error("this needs torch", "pip install 'bps_rdma[torch]'")
+        print_error("torch is not installed", "pip install 'bps_rdma[torch]'")
         sys.exit(1)
     from bps_rdma.torch.compare import main as compare
 

@@ -1,4 +1,4 @@
-"""A whole bench on this machine: starts the teams, decides how many rounds, gathers the times."""
+"""Runs a benchmark on this machine: starts the processes, decides on the number of rounds, gathers the times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from bps_rdma.bench import bound, teams
-from bps_rdma.bench.plan import MPI_PEERS, Case, Plan
+from bps_rdma.bench.plan import MPI_BASELINES, Case, Plan
 from bps_rdma.bench.ranks import Ranks
 from bps_rdma.bench.results import CaseResult, Outcome, routes_of
 from bps_rdma.bench.stats import Timing, merge
@@ -17,47 +17,49 @@ from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
 
-# What the progress display is told: the case, its rounds so far, and the share of the whole run that is done.
+# Receives the progress: the case, its rounds so far, and the share of the whole run that is complete.
 Listener = Callable[[Case, int, float], None]
 
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 500  # quartiles need the former; the latter leaves time for large tensors
-_CHUNK_SECONDS = 0.25  # between two signs of life
-_TURN_SECONDS = 0.05  # of one team when there are several: what disturbs the machine for a while disturbs all
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 500  # the former for quartiles; the latter leaves time for large tensors
+_CHUNK_SECONDS = 0.25  # between two updates of the progress display
+_TURN_SECONDS = (
+    0.05  # of one team when there are several; short, so that other work on the machine disturbs all of them alike
+)
 _END_SECONDS = 60.0
 
 
 def run_bench(plan: Plan, job: LocalJob, listener: Listener) -> Outcome:
-    """Run all cases of `plan` on the ranks of `job` and of the MPI peers.
+    """Run all cases of `plan` on the ranks of `job` and of the MPI baselines.
 
     Raises BpsError when a rank fails, a result is wrong, or a process cannot be started. No process is left behind.
     """
     with Children() as children, _shared_memory(bound.shared_bytes(plan, job.workers)) as shared:
         spawn_helpers(children, job)
         ours = teams.start_ours(children, plan, job, shared)
-        routes = routes_of([answer["routes"] for answer in ours.hear()])
-        others = [teams.start_mpi(children, plan, name, job.workers) for name in plan.compare if name in MPI_PEERS]
+        routes = routes_of([answer["routes"] for answer in ours.gather()])
+        others = [teams.start_mpi(children, plan, name, job.workers) for name in plan.compare if name in MPI_BASELINES]
         for team in others:
-            team.hear()
+            team.gather()
         with teams.busy(children, plan.load):
             results = _run_cases(plan, [ours, *others], listener)
         for team in (ours, *others):
-            team.ask(do="end")
+            team.request(do="end")
         while children.running and (ended := children.wait(_END_SECONDS)):
             for child in ended:
-                if child.status:  # at its very end, but not well
-                    raise BpsError(child.describe_end(), "what it wrote before is above")
+                if child.status:  # it failed after its last answer
+                    raise BpsError(child.describe_end(), "see its output above")
     return Outcome(plan, tuple(results), job.workers, job.servers or 0, routes)
 
 
 @contextlib.contextmanager
 def _shared_memory(size: int) -> Iterator[tuple[int, int] | None]:
-    """(descriptor, size) of memory without a name, which ends with the last process that has it; None for none."""
+    """(descriptor, size) of anonymous memory, freed with the last process that uses it; None if `size` is 0."""
     if size == 0:
         yield None
         return
     descriptor = os.memfd_create("bps-bench-bound")
     try:
-        os.ftruncate(descriptor, size)  # pages come when they are touched
+        os.ftruncate(descriptor, size)  # pages are allocated at first use
         yield descriptor, size
     finally:
         os.close(descriptor)
@@ -69,7 +71,7 @@ def _run_cases(plan: Plan, all_teams: Sequence[Ranks], listener: Listener) -> li
     for index, case in enumerate(plan.cases):
         listener(case, 0, index / len(plan.cases))
         for team in all_teams:
-            team.ask(do="case", index=index)
+            team.request(do="case", index=index)
         budget = max(end - time.monotonic(), 0.0) / (len(plan.cases) - index)
 
         def tell(rounds: int, share: float, case: Case = case, index: int = index) -> None:
@@ -90,7 +92,7 @@ def _run_case(
     while True:
         chunk_begin = time.monotonic()
         order = all_teams if turns % 2 == 0 else all_teams[::-1]
-        answers = {id(team): team.ask(do="rounds", count=chunk) for team in order}
+        answers = {id(team): team.request(do="rounds", count=chunk) for team in order}
         last_seconds = (time.monotonic() - chunk_begin) / chunk
         turns += 1
         checked = sum(answer["checked"] for answer in answers[id(all_teams[0])])
@@ -109,7 +111,7 @@ def _run_case(
 
 
 def _rounds_left(plan: Plan, rounds: int, seconds_each: float, seconds_left: float) -> int:
-    """How many more rounds: up to plan.iterations, or until the case's time is over."""
+    """How many more rounds to run: up to plan.iterations, or until the time of the case has passed."""
     if plan.iterations is not None:
         return plan.iterations - rounds
     fitting = int(seconds_left / max(seconds_each, 1e-6)) if seconds_left > 0 else 0

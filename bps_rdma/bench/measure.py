@@ -1,4 +1,4 @@
-"""One rank's part of the measuring: rounds of a case, all contenders in turn."""
+"""One rank's part of the measurement: runs the rounds of a case, with all implementations in turn."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import time
 from collections.abc import Sequence
 from typing import TypedDict
 
-from bps_rdma.bench.contenders import Contender
+from bps_rdma.bench.baselines import Implementation
 from bps_rdma.bench.plan import Case
 
 
 class Run(TypedDict):
-    """What some rounds of one contender came to on this rank.
+    """Measurements of some rounds of one implementation on this rank.
 
-    `seconds`: of each round. `cpu`: processor seconds, and `switches`: context switches, of the whole process in all of
-    those rounds.
+    Attributes:
+        seconds: of each round.
+        cpu: processor seconds of the whole process in all these rounds.
+        switches: context switches of the whole process in all these rounds.
     """
 
     seconds: list[float]
@@ -24,40 +26,42 @@ class Run(TypedDict):
 
 
 class CaseRunner:
-    """The contenders that can do `case`, with their memory. Making one is collective over the ranks."""
+    """The implementations that support `case`, with their memory. The constructor is a collective call."""
 
-    def __init__(self, case: Case, memory: str, contenders: Sequence[Contender]) -> None:
+    def __init__(self, case: Case, memory: str, implementations: Sequence[Implementation]) -> None:
         self.checked = 0
-        self._contenders = [contender for contender in contenders if contender.supports(case)]
+        self._implementations = [implementation for implementation in implementations if implementation.supports(case)]
         self._rounds = 0
-        for contender in self._contenders:
-            contender.start(case, memory)
+        for implementation in self._implementations:
+            implementation.start(case, memory)
 
     def run(self, count: int, only: str | None = None) -> dict[str, Run]:
-        """Run `count` rounds, of one contender `only` or of all; what they came to, by the contender's name.
+        """Run `count` rounds of all implementations, or of `only` one; returns the measurements by name.
 
-        Raises WrongResultError when a result, of any contender, is not the known sum.
+        Raises WrongResultError when a result of any implementation differs from the known sum.
         """
-        contenders = [contender for contender in self._contenders if only in (None, contender.name)]
-        runs: dict[str, Run] = {c.name: {"seconds": [], "cpu": 0.0, "switches": 0} for c in contenders}
+        implementations = [
+            implementation for implementation in self._implementations if only in (None, implementation.name)
+        ]
+        runs: dict[str, Run] = {c.name: {"seconds": [], "cpu": 0.0, "switches": 0} for c in implementations}
         for _ in range(count):
-            # Who goes first alternates: the first one finds the caches as the checks of the round before left them.
-            order = contenders if self._rounds % 2 == 0 else contenders[::-1]
-            for contender in order:
-                self._round(contender, runs[contender.name])
+            # The order alternates, because the first one finds the caches as the previous round's checks left them.
+            order = implementations if self._rounds % 2 == 0 else implementations[::-1]
+            for implementation in order:
+                self._round(implementation, runs[implementation.name])
             self._rounds += 1
         return runs
 
-    def _round(self, contender: Contender, run: Run) -> None:
-        contender.prepare(self._rounds)
-        contender.barrier()
+    def _round(self, implementation: Implementation, run: Run) -> None:
+        implementation.prepare(self._rounds)
+        implementation.barrier()
         before = resource.getrusage(resource.RUSAGE_SELF)
         begin = time.perf_counter()
-        contender.run()
+        implementation.run()
         run["seconds"].append(time.perf_counter() - begin)
         after = resource.getrusage(resource.RUSAGE_SELF)
         run["cpu"] += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         run["switches"] += after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw
-        checked = contender.check(self._rounds)
-        if contender.name == "bps_rdma":
+        checked = implementation.check(self._rounds)
+        if implementation.name == "bps_rdma":
             self.checked += checked

@@ -1,28 +1,28 @@
-"""How much memory a bench takes, and how much there is."""
+"""How much memory a benchmark needs, and how much is available."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# Servers' accumulators, and what libraries and the checks take besides the tensors.
+# For the servers' accumulators, the libraries, and the checks.
 _EXTRA = 1.25
 _PROCESS_BYTES = 200 << 20  # an interpreter with numpy and torch
 
 
-def needed(round_bytes: int, before: int, world: int, contenders: int) -> int:
-    """Bytes that a case takes on this machine, about.
+def needed(round_bytes: int, before: int, world: int, libraries: int) -> int:
+    """About how many bytes a case needs on this machine.
 
     Args:
-        round_bytes: of all tensors of a round on one rank, which each contender has for itself.
-        before: the same for the case before, which is let go only when the next one has its tensors.
+        round_bytes: of all tensors of a round on one rank; each library has its own.
+        before: the same for the previous case, whose tensors are freed after those of this one are allocated.
         world: number of ranks.
-        contenders: how many libraries are measured.
+        libraries: how many libraries are measured.
     """
-    return int(world * (contenders * (round_bytes + before) * _EXTRA + _PROCESS_BYTES))
+    return int(world * (libraries * (round_bytes + before) * _EXTRA + _PROCESS_BYTES))
 
 
 def available() -> int:
-    """Bytes that may still be used, by the machine's account and by that of this process's control group."""
+    """Bytes that are available on this machine and in this process's control group."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     for limit, used in (
@@ -31,6 +31,6 @@ def available() -> int:
     ):
         try:
             free = min(free, max(int(Path(limit).read_text()) - int(Path(used).read_text()), 0))
-        except (OSError, ValueError):  # no such group, or "max"
+        except (OSError, ValueError):  # there is no such group, or no limit
             continue
     return free

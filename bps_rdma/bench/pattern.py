@@ -1,9 +1,8 @@
-"""Contents whose sum is known: every rank, round and position has a value of its own, and sums are exact integers.
+"""Test data with a known sum: values differ by rank, round and position, and sums are exact integers.
 
 value(rank, round, i) = weight(rank) * (i mod period + round mod rounds). Period and rounds are as large as the dtype
-allows the sum to stay exact. The period is a prime, and no divisor of the usual partition sizes where the dtype has
-room for more than 2, so that partitions that change places are noticed; the round's part shows what an earlier round
-left behind.
+allows while the sum stays exact. The period is a prime and, where the dtype has room for more than 2, does not divide
+the usual partition sizes, so that exchanged partitions are noticed. The round's part reveals data of an earlier round.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _EXACT = {
 _PRIMES = (251, 127, 61, 31, 13, 11, 7, 3, 2, 1)
 _ROUNDS = 16
 _TILE_ELEMENTS = 4096  # copying whole tiles runs at the speed of memory
-_BLOCK_TILES = 64  # compared at once: a quarter of a million elements, which stay in the cache
+_BLOCK_TILES = 64  # compared at a time: a quarter of a million elements, which fit into the cache
 
 
 class WrongResultError(BpsError):
@@ -41,7 +40,7 @@ class Pattern:
     def __init__(self, dtype: str, world: int) -> None:
         """Raises InvalidArgumentError for a dtype that cannot hold the sum of `world` ranks."""
         self.dtype = dtype
-        # A rank's weight tells whose contribution is missing; in very large worlds narrow types have no room for it.
+        # Different weights reveal whose contribution is missing. With many ranks, narrow types have no room for them.
         weights = np.arange(1, world + 1)
         self._weights = weights if weights.sum() <= _EXACT[dtype] else np.ones_like(weights)
         room = _EXACT[dtype] // max(int(self._weights.sum()), 1)
@@ -86,7 +85,7 @@ class Pattern:
         raise WrongResultError(
             f"round {round_}: {wrong.size} of {array.size} {self.dtype} elements are wrong, the first at "
             f"{begin + first}: {array[first]} instead of {wanted[first]}",
-            "this is a defect of bps_rdma or of a peer's library; please report it with the command line",
+            "this is a bug in bps_rdma or in the library it is compared with; please report it with the command line",
         )
 
 

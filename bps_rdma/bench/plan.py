@@ -1,4 +1,4 @@
-"""What is to be measured: operations, dtypes and sizes, and how often. Pure data that travels to the ranks as JSON."""
+"""What to measure: operations, dtypes, sizes and numbers of rounds. Plain data that is sent to the ranks as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from bps_rdma.errors import InvalidArgumentError
 
 OPS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
-# Bytes per element. bool is left out: its sum is "any", which shows nothing about who contributed.
+# Bytes per element. bool is left out: its sum is "any", which does not show who contributed.
 DTYPES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
 }  # fmt: skip
-PEERS = ("gloo", "openmpi", "mpich")
-MPI_PEERS = ("openmpi", "mpich")  # in processes of their own, started by their own mpiexec
+BASELINES = ("gloo", "openmpi", "mpich")
+MPI_BASELINES = ("openmpi", "mpich")  # each runs in its own processes, started by its own mpiexec
 MEMORY_KINDS = ("plain", "shared")
 DEFAULT_SIZES = "4K,16K,64K,256K,1M,4M,16M,64M"
 
@@ -24,11 +24,11 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: `op` on `tensors` tensors of `nbytes` bytes each, started in one go.
+    """One row of the table: `op` on `tensors` tensors of `nbytes` bytes each, started together.
 
-    For reduce_scatter and all_gather `nbytes` is the whole tensor, of which each rank gets or gives its part. A round
-    is `calls` such calls one after the other, each on tensors of its own: a single small one would measure how well the
-    ranks start together.
+    For reduce_scatter and all_gather, `nbytes` is the size of the whole tensor, of which each rank gets or gives its
+    part. A round consists of `calls` such calls one after the other, each on its own tensors, because a single small
+    call would mainly measure how precisely the ranks start at the same time.
     """
 
     op: str
@@ -58,18 +58,23 @@ class Case:
         return self.nbytes * self.arrays
 
     def name(self, index: int) -> str:
-        """Name of tensor `index`, unlike that of any other case."""
+        """Name of tensor `index`; no other case uses it."""
         return f"bench/{self.op}/{self.dtype}/{self.nbytes}/{self.arrays}/{index}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All cases of a run, and what holds for each of them.
+    """All cases of a run, and the options for all of them.
 
-    `iterations` rounds are measured per case; None: as many as fit, with all cases together taking `seconds`.
-    `warmup` rounds before them are checked but not measured. `memory` is "plain" (numpy.empty) or "shared"
-    (bps_rdma.empty). `bound`: also measure how fast the machine could be. `load`: processes that keep cores busy
-    meanwhile.
+    Attributes:
+        cases: in the order in which they are measured.
+        iterations: measured rounds per case; None: as many as fit, with all cases together taking `seconds`.
+        warmup: rounds before these, checked but not measured.
+        seconds: see `iterations`.
+        memory: "plain" (numpy.empty) or "shared" (bps_rdma.empty).
+        compare: baselines.
+        bound: also measure the upper bound of the machine.
+        load: number of processes that keep cores busy meanwhile.
     """
 
     cases: tuple[Case, ...]
@@ -97,10 +102,11 @@ class Plan:
 def make_cases(
     sizes: str, dtypes: str, ops: str, tensors: int, calls: int | None = None, *, loaded: bool = False
 ) -> tuple[Case, ...]:
-    """Cases for comma-separated lists; sizes are cut to whole elements. Raises InvalidArgumentError.
+    """Cases for comma-separated lists; sizes are rounded down to whole elements. Raises InvalidArgumentError.
 
-    `calls` per round; None: as many as fill 4 MiB, up to 64. On a `loaded` machine, where processes wait milliseconds
-    for a core, 64 MiB and up to 256: shorter rounds would show whether they were interrupted or not.
+    `calls` is the number of calls per round; None: as many as fill 4 MiB, at most 64. On a `loaded` machine, where
+    processes wait milliseconds for a core, as many as fill 64 MiB, at most 256: shorter rounds would only show whether
+    they were interrupted.
     """
 
     def fitting(nbytes: int) -> int:
@@ -124,7 +130,7 @@ def parse_size(text: str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < DTYPES["float64"]:  # the largest element
-        raise InvalidArgumentError(f"{text!r} is no size", "write it like 4096, 64K, 1.5M or 1G; at least 8 bytes")
+        raise InvalidArgumentError(f"{text!r} is not a size", "write it as 4096, 64K, 1.5M or 1G; at least 8 bytes")
     return size
 
 
@@ -133,7 +139,7 @@ def parse_choices(text: str, allowed: Sequence[str], what: str) -> tuple[str, ..
     words = _words(text, what)
     for word in words:
         if word not in allowed:
-            raise InvalidArgumentError(f"{word!r} is no {what}", f"use one or more of {','.join(allowed)}")
+            raise InvalidArgumentError(f"unknown {what} {word!r}", f"use one or more of {','.join(allowed)}")
     return words
 
 
@@ -148,5 +154,5 @@ def format_size(nbytes: int) -> str:
 def _words(text: str, what: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise InvalidArgumentError(f"{text!r} names no {what}", "give one or more, separated by commas")
+        raise InvalidArgumentError(f"the list {text!r} is empty", f"give at least one {what}")
     return words

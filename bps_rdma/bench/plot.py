@@ -1,4 +1,4 @@
-"""The picture of a bench: rate over size, for us, the peers and the machine's bound."""
+"""The plot of a benchmark: bandwidth over size, for bps_rdma, the baselines and the upper bound."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bps_rdma.bench.plan import format_size
 from bps_rdma.bench.results import OURS, CaseResult, Outcome
 from bps_rdma.bench.stats import quantile, rates
 
-# One colour for each contender in every picture; they differ in lightness too, for eyes and printers without colour.
+# The same colours in every plot. They differ in lightness too, so that they can be told apart without colour.
 _COLOURS = {OURS: "#0b5394", "gloo": "#e69138", "openmpi": "#6aa84f", "mpich": "#a64d79", "bound": "#999999"}
 _LABELS = {
     OURS: "bps_rdma",
     "gloo": "gloo all_reduce",
     "openmpi": "Open MPI Allreduce",
     "mpich": "MPICH Allreduce",
-    "bound": "bound: shared-memory sum",
+    "bound": "bound: sum in shared memory",
 }
 
 
 def save_plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw one panel per run, operation and dtype into `path`; its ending chooses the format (png, svg, pdf).
+    """Draw one panel per run, operation and dtype into `path`; the suffix chooses the format (png, svg, pdf).
 
-    A line joins the medians, its band spans the quartiles.
+    Lines show medians, bands show quartiles.
     """
     panels: dict[tuple[str, str, int], list[CaseResult]] = {}
     for outcome in outcomes:

@@ -1,7 +1,7 @@
-"""pushpull_bench as one rank of a job that is already running: started by torchrun, `bps run`, mpirun or by roles.
+"""pushpull_bench as one rank of a running job, which was started by torchrun, `bps run`, mpirun or by roles.
 
-There is no launcher of ours to collect the ranks' times, so they are gathered over the job itself, after each round and
-outside of what is timed.
+No launcher of this package collects the ranks' times, so they are gathered through the job itself after each round,
+outside of the timed part.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 import bps_rdma
-from bps_rdma.bench.contenders import Contender, Ours
+from bps_rdma.bench.baselines import Implementation, PushPull
 from bps_rdma.bench.measure import CaseRunner, Run
 from bps_rdma.bench.peers import make_peer
 from bps_rdma.bench.plan import Case, Plan
@@ -22,12 +22,12 @@ DEFAULT_ITERATIONS = 20
 def run_rank(plan: Plan, *, line_per_round: bool) -> Outcome | None:
     """Run all cases; the outcome on rank 0, None on the others.
 
-    `line_per_round`: rank 0 prints each round as BytePS's bench did.
+    `line_per_round`: rank 0 prints each round as BytePS's benchmark does.
     Raises BpsError when the job cannot be joined, a rank is lost, or a result is wrong.
     """
     bps_rdma.init()
-    contenders: list[Contender] = [Ours(), *(make_peer(name) for name in plan.compare)]
-    results = tuple(_run_case(plan, case, contenders, line_per_round=line_per_round) for case in plan.cases)
+    implementations: list[Implementation] = [PushPull(), *(make_peer(name) for name in plan.compare)]
+    results = tuple(_run_case(plan, case, implementations, line_per_round=line_per_round) for case in plan.cases)
     rank, world = bps_rdma.rank(), bps_rdma.size()
     routes = routes_of([bps_rdma.metrics()["transports"]])
     separate = {setting.name: setting.value for setting in bps_rdma.config()}["BPS_NUM_SERVERS"]
@@ -35,9 +35,9 @@ def run_rank(plan: Plan, *, line_per_round: bool) -> Outcome | None:
     return Outcome(plan, results, world, int(separate or 0), routes) if rank == 0 else None
 
 
-def _run_case(plan: Plan, case: Case, contenders: list[Contender], *, line_per_round: bool) -> CaseResult:
+def _run_case(plan: Plan, case: Case, implementations: list[Implementation], *, line_per_round: bool) -> CaseResult:
     world, first = bps_rdma.size(), bps_rdma.rank() == 0
-    runner = CaseRunner(case, plan.memory, contenders)
+    runner = CaseRunner(case, plan.memory, implementations)
     runner.run(plan.warmup)
     if line_per_round and first:
         size_mb = case.nbytes / (1 << 20)
@@ -49,12 +49,12 @@ def _run_case(plan: Plan, case: Case, contenders: list[Contender], *, line_per_r
             timings[name] = timings[name] + timing if name in timings else timing
             if line_per_round and first and name == OURS:
                 _print_round(case, world, index, timing.seconds[0])
-    checked = runner.checked * world  # a rank with a wrong result would have ended the job
+    checked = runner.checked * world  # a wrong result on any rank ends the job
     return CaseResult(case, timings, checked)
 
 
 def _gather(own: list[Run]) -> list[Timing]:
-    """For each contender, the round it has just run, over all ranks."""
+    """The latest round of each implementation, over all ranks."""
     world = bps_rdma.size()
     everybody = np.zeros((world, len(own), 3))
     everybody[bps_rdma.rank()] = [(run["seconds"][0], run["cpu"], run["switches"]) for run in own]

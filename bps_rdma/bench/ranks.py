@@ -1,4 +1,4 @@
-"""The launcher's side of the ranks' sockets: ask all, hear all, and tell the cause when one fails."""
+"""The launcher's side of the ranks' sockets: sends requests, gathers answers, and finds the cause of a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from bps_rdma.errors import BpsError, DeadlineError, PeerLostError
 from bps_rdma.launch.process import Child, Children
 
-# When a rank fails the others learn of it within 2 s; a second more, to hear the cause and not only its effects.
+# When a rank fails, the others learn of it within 2 s. One second more lets the answer with the cause arrive.
 _SYMPTOM_SECONDS = 3.0
 
 
@@ -25,7 +25,7 @@ class Rank:
         self._received = b""
 
     def receive(self) -> dict[str, Any] | None:
-        """The next answer, or None while it is incomplete. Raises EOFError when the rank has gone."""
+        """The next answer, or None while it is incomplete. Raises EOFError when the rank has ended."""
         try:
             chunk = self.channel.recv(1 << 16)
         except ConnectionResetError:
@@ -33,7 +33,7 @@ class Rank:
         if not chunk:
             raise EOFError
         self._received += chunk
-        if not self._received.endswith(b"\n"):  # a rank sends nothing before it is asked again
+        if not self._received.endswith(b"\n"):  # a rank sends nothing until the next request
             return None
         line, self._received = self._received, b""
         answer: dict[str, Any] = json.loads(line)
@@ -41,7 +41,7 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of a bench."""
+    """All ranks of a benchmark."""
 
     def __init__(self, children: Children, timeout: float) -> None:
         """`timeout`: seconds that one answer may take."""
@@ -53,19 +53,19 @@ class Ranks:
         """Take over the socket to the next rank."""
         self._ranks.append(Rank(child, channel))
 
-    def ask(self, **request: Any) -> list[dict[str, Any]]:
-        """Send `request` to all and return all answers, in rank order; see hear()."""
+    def request(self, **request: Any) -> list[dict[str, Any]]:
+        """Send `request` to all and return all answers, in rank order; see gather()."""
         line = json.dumps(request).encode() + b"\n"
         for rank in self._ranks:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hear() tells why
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # gather() reports the reason
                 rank.channel.sendall(line)
-        return self.hear()
+        return self.gather()
 
-    def hear(self) -> list[dict[str, Any]]:
+    def gather(self) -> list[dict[str, Any]]:
         """One answer of each rank, in rank order.
 
         Raises:
-            BpsError: a rank answered with an error, or ended; the message is that of the likely cause.
+            BpsError: a rank answered with an error, or ended; with the most likely cause.
             DeadlineError: a rank did not answer in time.
         """
         answers: dict[int, dict[str, Any]] = {}
@@ -91,7 +91,9 @@ class Ranks:
         if failures:
             raise min(failures, key=lambda failure: isinstance(failure, PeerLostError))
         if missing := [index for index in range(len(self._ranks)) if index not in answers]:
-            raise DeadlineError(f"ranks {missing} did not answer within {self._timeout:.0f} s", "see BPS_TIMEOUT")
+            raise DeadlineError(
+                f"ranks {missing} did not answer within {self._timeout:.0f} s", "see their output above"
+            )
         return [answers[index] for index in range(len(self._ranks))]
 
     def _end_of(self, index: int) -> dict[str, Any]:
@@ -100,11 +102,11 @@ class Ranks:
         while child.status is None and (left := deadline - time.monotonic()) > 0:
             self._children.wait(left)
         what = child.describe_end() if child.status is not None else f"{child.label} closed its channel"
-        return {"error": what, "hint": "what it wrote before is above", "kind": "ended"}
+        return {"error": what, "hint": "see its output above", "kind": "ended"}
 
 
 def _as_error(index: int, answer: dict[str, Any]) -> BpsError:
-    # A lost peer is what the others notice: an effect. The type keeps it apart from causes.
+    # The other ranks report a lost peer, which is an effect. Its type keeps it apart from causes.
     cls = PeerLostError if answer["kind"] == PeerLostError.__name__ else BpsError
     message = answer["error"] if answer["kind"] == "ended" else f"rank {index}: {answer['error']}"
     return cls(message, answer["hint"])

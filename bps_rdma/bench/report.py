@@ -1,4 +1,4 @@
-"""The tables of a bench, for people; each fits a terminal of 80 columns while there is one operation and dtype."""
+"""The tables of a benchmark. With one operation and dtype, each fits into a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bps_rdma.bench.stats import compare, rates
 
 
 def print_report(outcome: Outcome, console: Console) -> None:
-    """Print what ran, the figures, the comparisons, and what was checked."""
+    """Print the job, the results, the comparisons, and how many results were checked."""
     console.print(outcome.job, style="bold", highlight=False)
     console.print(_figures(outcome))
     for peer in outcome.plan.compare:
         console.print(_comparison(outcome, peer))
     console.print(
         f"{outcome.checked} results checked, all exact. GB/s: 10^9 bytes/s at the median. "
-        "Rounds of several calls: ms per call, p99 of rounds.",
+        "Rounds with several calls: ms per call, p99 over rounds.",
         highlight=False,
     )
 

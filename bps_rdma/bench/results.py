@@ -1,4 +1,4 @@
-"""What a run came to, and its JSON form, whose keys are stable: additions only, within one `schema`."""
+"""The results of a run, and their JSON form. Keys are stable: within one `schema` they are only added."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import bps_rdma
 from bps_rdma.bench.plan import Case, Plan
 from bps_rdma.bench.stats import Timing, compare, cpu_per_gb, rates
 
-SCHEMA = 2  # 1: a round was one call
+SCHEMA = 2  # in 1 a round was one call
 OURS = "bps_rdma"
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: the timing of each contender, and how many results of ours were checked, on all ranks together."""
+    """One case: the timing of each implementation, and how many results of bps_rdma were checked on all ranks."""
 
     case: Case
     timings: dict[str, Timing]
@@ -26,15 +26,20 @@ class CaseResult:
 
     @property
     def ours(self) -> Timing:
-        """Our own timing."""
+        """The timing of bps_rdma."""
         return self.timings[OURS]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A whole run. `servers`: dedicated server processes; 0: the workers serve themselves.
+    """A whole run.
 
-    `routes`: how ranks reach servers, each of "self", "shm", "tcp", "rdma" that is in use.
+    Attributes:
+        plan: what was measured.
+        results: one per case.
+        workers: number of worker processes.
+        servers: number of dedicated server processes; 0: servers inside the workers.
+        routes: the transports in use between ranks and servers: "self", "shm", "tcp", "rdma".
     """
 
     plan: Plan
@@ -45,7 +50,7 @@ class Outcome:
 
     @property
     def transport(self) -> str:
-        """The transport between processes, as `shm` or `shm+tcp`; `self` in a world of one."""
+        """The transport between processes, as `shm` or `shm+tcp`; `self` with one rank."""
         return "+".join(sorted(set(self.routes) - {"self"})) or "self"
 
     @property
@@ -54,12 +59,12 @@ class Outcome:
         workers = f"{self.workers} worker{'s' * (self.workers != 1)}"
         servers = f"{self.servers} server process{'es' * (self.servers != 1)}"
         place = servers if self.servers else "servers in the workers"
-        load = f", beside {self.plan.load} busy processes" * bool(self.plan.load)
+        load = f", with {self.plan.load} busy processes" * bool(self.plan.load)
         return f"{workers}, {place}, transport {self.transport}, {self.plan.memory} memory{load}"
 
     @property
     def checked(self) -> int:
-        """Results of ours that were compared with the known sum, all equal: a single wrong one ends a run."""
+        """Results of bps_rdma that equal the known sum. A single wrong one ends the run."""
         return sum(result.checked for result in self.results)
 
 
@@ -69,7 +74,7 @@ def routes_of(per_rank: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Everything that the table shows, and all times. Milliseconds are per call."""
+    """Everything in the tables, and all times. Milliseconds are per call."""
     return {
         "schema": SCHEMA,
         "version": bps_rdma.__version__,

@@ -1,4 +1,4 @@
-"""From times to figures: what one case came to."""
+"""Statistics of the times of one case."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bps_rdma.bench.plan import Case
 
 @dataclass(frozen=True)
 class Rates:
-    """GB/s (10^9 bytes) of one contender in one case, from its median time.
+    """GB/s (10^9 bytes) of one implementation in one case, from its median time.
 
-    As BytePS's own bench and nccl-tests define them: `per_rank` = bytes of one rank / time, `aggregate` = that times
-    the ranks, `bus` = per_rank times what an optimal algorithm must move over each link: 2(n-1)/n for a sum on all
-    ranks, (n-1)/n for half of it, 1 for a broadcast.
+    Defined as in BytePS's benchmark and nccl-tests: `per_rank` = bytes of one rank / time, `aggregate` = per_rank times
+    the number of ranks, `bus` = per_rank times what an optimal algorithm must move over each link: 2(n-1)/n for a sum
+    on all ranks, (n-1)/n for reduce_scatter and all_gather, 1 for a broadcast.
     """
 
     per_rank: float
@@ -26,10 +26,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Timing:
-    """One contender in one case.
+    """One implementation in one case.
 
-    `seconds`: one per round, the slowest rank's each. `cpu`: processor seconds, and `switches`: context switches, of
-    all ranks in all rounds; of servers in processes of their own nothing is known here.
+    Attributes:
+        seconds: of each round, the time of the slowest rank.
+        cpu: processor seconds of all ranks in all rounds; dedicated servers are not included.
+        switches: context switches of all ranks in all rounds; dedicated servers are not included.
     """
 
     seconds: tuple[float, ...]
@@ -42,12 +44,12 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The middle time."""
+        """The median time."""
         return statistics.median(self.seconds)
 
     @property
     def p99(self) -> float:
-        """The time that 99 of 100 rounds do not exceed; the largest when there are fewer."""
+        """The time that 99 of 100 rounds do not exceed; the largest time of fewer rounds."""
         return quantile(self.seconds, 0.99)
 
     @property
@@ -58,7 +60,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How often faster than another contender: quartiles of time(other) / time(ours) over paired rounds."""
+    """Speedup over another implementation: quartiles of time(other) / time(ours) over paired rounds."""
 
     median: float
     lower: float
@@ -78,7 +80,7 @@ def cpu_per_gb(case: Case, world: int, timing: Timing) -> float:
 
 
 def merge(per_rank: Sequence[Run]) -> Timing:
-    """Per round, the time of the rank that took longest: a round is over when it is over everywhere."""
+    """Per round, the time of the slowest rank: a round ends when it has ended on every rank."""
     seconds = zip(*(run["seconds"] for run in per_rank), strict=True)
     return Timing(
         tuple(max(times) for times in seconds),
@@ -88,13 +90,13 @@ def merge(per_rank: Sequence[Run]) -> Timing:
 
 
 def compare(ours: Timing, other: Timing) -> Ratio:
-    """Round by round, so that what disturbed the machine for a while disturbs both sides of a ratio."""
+    """Compare round by round, so that other work on the machine disturbs both sides of a ratio."""
     ratios = [b / a for a, b in zip(ours.seconds, other.seconds, strict=True)]
     return Ratio(statistics.median(ratios), quantile(ratios, 0.25), quantile(ratios, 0.75))
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The smallest value that a share `q` of all values does not exceed (nearest rank)."""
+    """The quantile `q` by the nearest-rank method: the smallest value that a share `q` of all does not exceed."""
     ordered = sorted(values)
     index = -(-len(ordered) * round(q * 1000) // 1000) - 1
     return ordered[max(index, 0)]

@@ -1,4 +1,4 @@
-"""The tables of allreduce_bench: sizes down, numbers of ranks and libraries across."""
+"""The tables of allreduce_bench: one row per size, one column per number of ranks and library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bps_rdma.bench.stats import Rates, rates
 
 _TITLES = {
     "per_rank": "algorithm bandwidth, GB/s: bytes of the tensor / time",
-    "bus": "bus bandwidth, GB/s: that times 2(n-1)/n, what an optimal algorithm moves over each link",
+    "bus": "bus bandwidth, GB/s: algorithm bandwidth times 2(n-1)/n, as in nccl-tests",
 }
 
 
 def print_sweep(outcomes: Sequence[Outcome], skipped: Sequence[tuple[int, int, str]], console: Console) -> None:
-    """Print both bandwidths, what was left out as (ranks, bytes, reason), and what was checked."""
+    """Print both bandwidths, the skipped sizes as (ranks, bytes, reason), and how many results were checked."""
     if outcomes:
         dtype = outcomes[0].results[0].case.dtype
         transports = "+".join(sorted({outcome.transport for outcome in outcomes}))
@@ -30,7 +30,7 @@ def print_sweep(outcomes: Sequence[Outcome], skipped: Sequence[tuple[int, int, s
         for kind, title in _TITLES.items():
             console.print(_table(outcomes, kind, title))
     for ranks, nbytes, reason in skipped:
-        console.print(f"left out: {format_size(nbytes)} with {ranks} ranks {reason}", highlight=False)
+        console.print(f"skipped: {format_size(nbytes)} with {ranks} ranks {reason}", highlight=False)
     checked = sum(outcome.checked for outcome in outcomes)
     console.print(f"{checked} results checked, all exact. GB/s: 10^9 bytes/s at the median.", highlight=False)
 

@@ -1,7 +1,7 @@
-"""Teams: processes that measure together, one per rank.
+"""Starts the teams of processes that measure together, one process per rank.
 
-Ours, with the contenders that can live in the same processes; and one for each MPI peer, which has to be started by its
-own mpiexec. All teams are of the same size, and idle (asleep on a socket) while another one measures.
+One team runs bps_rdma and the baselines that can share its processes. Each MPI baseline has a team of its own, because
+its own mpiexec has to start it. All teams have the same size, and sleep on a socket while another team measures.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from bps_rdma.errors import BpsError, DeadlineError
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Child, Children
 
-_ANSWER_SECONDS = 330.0  # longer than BPS_TIMEOUT's default, so that the library's own message comes first
+_ANSWER_SECONDS = 330.0  # longer than the default of BPS_TIMEOUT, so that the message of the library arrives first
 _START_SECONDS = 60.0
 
 
 def start_ours(children: Children, plan: Plan, job: LocalJob, shared: tuple[int, int] | None) -> Ranks:
-    """The ranks of `job`; `shared`: descriptor and size of the memory for the machine's bound."""
+    """Start the ranks of `job`; `shared`: descriptor and size of the memory for the upper bound."""
     ranks = Ranks(children, _ANSWER_SECONDS)
     for rank in range(job.workers):
         ours, theirs = socket.socketpair()
         env = job.worker(rank) | {worker.CHANNEL: str(theirs.fileno()), worker.PLAN: plan.to_json()}
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo otherwise looks up this host's name, which may have none
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo resolves the host name, which may fail
         descriptors = [theirs.fileno()]
         if shared is not None:
             env[worker.SHARED] = f"{shared[0]} {shared[1]}"
@@ -47,15 +47,15 @@ def start_ours(children: Children, plan: Plan, job: LocalJob, shared: tuple[int,
 
 
 def start_mpi(children: Children, plan: Plan, name: str, workers: int) -> Ranks:
-    """The ranks of MPI peer `name`. Raises BpsError when they do not come."""
+    """Start the ranks of the MPI baseline `name`. Raises BpsError when they do not connect."""
     where = environments.require(name)
     python = _python(str(where / "bin" / "python"), "bps_rdma.bench.peers.mpi")
     command = [str(where / "bin" / "mpiexec"), "-n", str(workers), *python]
-    with tempfile.TemporaryDirectory(prefix="bps-bench-") as folder, socket.socket(socket.AF_UNIX) as door:
-        address = str(Path(folder) / "door")
-        door.bind(address)
-        door.listen(workers)
-        # Open MPI refuses root, and more ranks than cores, unless it is told twice that this is meant.
+    with tempfile.TemporaryDirectory(prefix="bps-bench-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = str(Path(folder) / "socket")
+        listener.bind(address)
+        listener.listen(workers)
+        # Open MPI refuses to run as root, or more ranks than cores, without these.
         env = dict(os.environ) | {
             "BPS_BENCH_TEAM": name,
             worker.CHANNEL: address,
@@ -65,34 +65,34 @@ def start_mpi(children: Children, plan: Plan, name: str, workers: int) -> Ranks:
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         }
         launcher = children.spawn(name, command, env)
-        return _accept(children, launcher, door, workers)
+        return _accept(children, launcher, listener, workers)
 
 
-def _accept(children: Children, launcher: Child, door: socket.socket, workers: int) -> Ranks:
-    callers: list[socket.socket] = []  # in any order: who is which rank matters to MPI only
+def _accept(children: Children, launcher: Child, listener: socket.socket, workers: int) -> Ranks:
+    connections: list[socket.socket] = []  # in any order: only MPI has to know which is which rank
     deadline = time.monotonic() + _START_SECONDS
-    door.settimeout(0.2)
-    while len(callers) < workers:
+    listener.settimeout(0.2)
+    while len(connections) < workers:
         try:
-            callers.append(door.accept()[0])
+            connections.append(listener.accept()[0])
         except TimeoutError:
             children.wait(0.0)
             if launcher.status is not None:
-                raise BpsError(launcher.describe_end(), "what it wrote before is above") from None
+                raise BpsError(launcher.describe_end(), "see its output above") from None
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"{launcher.label} started {len(callers)} of {workers} ranks within {_START_SECONDS:.0f} s",
-                    "run its mpiexec by hand",
+                    f"{launcher.label} started {len(connections)} of {workers} ranks within {_START_SECONDS:.0f} s",
+                    "run its mpiexec by hand to see why",
                 ) from None
     ranks = Ranks(children, _ANSWER_SECONDS)
-    for caller in callers:
-        ranks.add(launcher, caller)
+    for connection in connections:
+        ranks.add(launcher, connection)
     return ranks
 
 
 @contextlib.contextmanager
 def busy(children: Children, processes: int) -> Iterator[None]:
-    """Keeps `processes` more processes running, each of which wants a core for itself."""
+    """Run `processes` additional processes, each of which keeps a core busy."""
     loads = [children.spawn(f"load {i}", ["/bin/sh", "-c", "while :; do :; done"], {}) for i in range(processes)]
     try:
         yield
@@ -102,7 +102,7 @@ def busy(children: Children, processes: int) -> Iterator[None]:
 
 
 def _python(interpreter: str, module: str) -> list[str]:
-    # Not -m, which would look in the current folder first: in a checkout that is the package without its native part.
+    # Not -m, which searches the current folder first: in a checkout that is the package without its native part.
     root = str(Path(bps_rdma.__file__).parent.parent)
     code = f"import sys; sys.path = [p for p in sys.path if p] + [{root!r}]; from {module} import main; main()"
     return [interpreter, "-c", code]

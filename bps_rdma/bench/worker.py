@@ -1,7 +1,7 @@
-"""One rank of a bench that launch.py drives, as a process of its own.
+"""One rank of a benchmark that launch.py drives, as a separate process.
 
-Requests and answers are lines of JSON over the socket whose number is in BPS_BENCH_CHANNEL; nothing about the
-measuring goes through the library that is measured. An error is an answer, too: {"error", "hint", "kind"}.
+Requests and answers are lines of JSON over the socket whose descriptor is in BPS_BENCH_CHANNEL, so that the library
+that is measured carries nothing else. An error is sent as an answer: {"error", "hint", "kind"}.
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import bps_rdma
+from bps_rdma.bench.baselines import Implementation, PushPull
 from bps_rdma.bench.bound import Bound
-from bps_rdma.bench.contenders import Contender, Ours
 from bps_rdma.bench.measure import CaseRunner
 from bps_rdma.bench.peers import make_peer
-from bps_rdma.bench.plan import MPI_PEERS, Plan
+from bps_rdma.bench.plan import MPI_BASELINES, Plan
 from bps_rdma.errors import BpsError
 
-CHANNEL = "BPS_BENCH_CHANNEL"  # descriptor of the socket; for MPI ranks the path of one to call
+CHANNEL = "BPS_BENCH_CHANNEL"  # descriptor of the socket; for MPI ranks the path of a socket to connect to
 PLAN = "BPS_BENCH_PLAN"  # as JSON
-SHARED = "BPS_BENCH_SHARED"  # "descriptor size" of the memory for the bound; absent: no bound
+SHARED = "BPS_BENCH_SHARED"  # "descriptor size" of the memory for the upper bound; absent without a bound
 
 
 def main() -> None:
-    """Serve the launcher until it says `end` or is gone; exits with 1 after an error."""
+    """Serve the launcher until it sends `end` or has gone; exits with 1 after an error."""
     plan = Plan.from_json(os.environ[PLAN])
 
-    def join() -> list[Contender]:
+    def join() -> list[Implementation]:
         bps_rdma.init()
-        contenders: list[Contender] = [Ours()]
-        contenders += [make_peer(name) for name in plan.compare if name not in MPI_PEERS]
+        implementations: list[Implementation] = [PushPull()]
+        implementations += [make_peer(name) for name in plan.compare if name not in MPI_BASELINES]
         if shared := os.environ.get(SHARED):
             descriptor, size = map(int, shared.split())
-            contenders.append(Bound(descriptor, size))
-        return contenders
+            implementations.append(Bound(descriptor, size))
+        return implementations
 
     channel = socket.socket(fileno=int(os.environ[CHANNEL]))
     with channel, channel.makefile("r") as requests, channel.makefile("w") as answers:
         sys.exit(serve(plan, join, requests, answers))
 
 
-def serve(plan: Plan, join: Callable[[], Sequence[Contender]], requests: TextIO, answers: TextIO) -> int:
-    """Answer the launcher's requests with what `join` returns; the status for the shell."""
+def serve(plan: Plan, join: Callable[[], Sequence[Implementation]], requests: TextIO, answers: TextIO) -> int:
+    """Answer the launcher's requests with the implementations that `join` returns; returns the exit status."""
     try:
         _serve(plan, join(), requests, answers)
     except BpsError as error:
         _answer(answers, error=error.message, hint=error.hint, kind=type(error).__name__)
-    except BrokenPipeError:  # the launcher is gone
+    except BrokenPipeError:  # the launcher has ended
         pass
     else:
         return 0
     return 1
 
 
-def _serve(plan: Plan, contenders: Sequence[Contender], requests: TextIO, answers: TextIO) -> None:
+def _serve(plan: Plan, implementations: Sequence[Implementation], requests: TextIO, answers: TextIO) -> None:
     routes = bps_rdma.metrics()["transports"] if bps_rdma.is_initialized() else []
     _answer(answers, routes=routes)
     runner: CaseRunner | None = None
     for line in requests:
         request = json.loads(line)
         if request["do"] == "case":
-            runner = CaseRunner(plan.cases[request["index"]], plan.memory, contenders)
+            runner = CaseRunner(plan.cases[request["index"]], plan.memory, implementations)
             _answer(answers, ready=request["index"])
         elif request["do"] == "rounds":
             assert runner is not None

@@ -1,8 +1,8 @@
-"""`bpslaunch`: BytePS's launcher. DMLC_ROLE says what this machine does; the script and its variables stay as they are.
+"""`bpslaunch`: BytePS's launcher. DMLC_ROLE is the role of this machine; scripts and variables need no change.
 
 A worker machine runs the command BYTEPS_LOCAL_SIZE times, each with its BYTEPS_LOCAL_RANK. Servers and the scheduler
-need no command: this process becomes `bps-server` or `bps-scheduler`. Those count worker processes, so set
-BYTEPS_LOCAL_SIZE for them too when a worker machine runs more than one.
+need no command: this process becomes `bps-server` or `bps-scheduler`. These count worker processes, so they also need
+BYTEPS_LOCAL_SIZE when a worker machine runs more than one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ USAGE = """\
 usage: bpslaunch COMMAND...      with DMLC_ROLE=worker
        bpslaunch                 with DMLC_ROLE=server or scheduler
 
-  Needs DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT;
-  a worker needs DMLC_WORKER_ID too when there are several.
-  BYTEPS_LOCAL_SIZE: processes on a worker machine; default: one per visible GPU, else one."""
+  Needs DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT.
+  With several worker machines, workers also need DMLC_WORKER_ID.
+  BYTEPS_LOCAL_SIZE: processes per worker machine; default: one per visible GPU, or one."""
 
 _REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 
@@ -43,23 +43,23 @@ def main() -> None:
 
 
 def launch(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Do what `env` says; returns the exit status. Does not return at all for a server or the scheduler.
+    """Start what `env` asks for; returns the exit status. Does not return for a server or the scheduler.
 
     Raises BpsError when a variable, the command or a binary is missing.
     """
     role = env.get("DMLC_ROLE", "")
     if role not in ("worker", "server", "scheduler"):
-        raise BpsError(f"DMLC_ROLE={role!r} is no role", "set DMLC_ROLE to worker, server or scheduler")
+        raise BpsError(f"DMLC_ROLE={role!r} is not a role", "set DMLC_ROLE to worker, server or scheduler")
     needed = [*_REQUIRED]
     if role == "worker" and env.get("DMLC_NUM_WORKER", "1") != "1":
         needed.append("DMLC_WORKER_ID")
     if missing := [name for name in needed if not env.get(name)]:
-        raise BpsError(f"{', '.join(missing)} not set", f"a {role} needs {', '.join(needed)}")
+        raise BpsError(f"unset variables: {', '.join(missing)}", f"a {role} needs {', '.join(needed)}")
     if role != "worker":
         binary = find_binary(f"bps-{role}")
         os.execve(binary, [binary], dict(env))  # noqa: S606  # signals and the exit status are then the role's own
     if not command:
-        raise BpsError("no command to run", "give one, as in `bpslaunch python train.py`")
+        raise BpsError("a worker needs a command to run", "give one, as in `bpslaunch python train.py`")
     return _run_workers(command, env, local_size(env))
 
 
@@ -67,11 +67,11 @@ def local_size(env: Mapping[str, str]) -> int:
     """Worker processes on this machine: BYTEPS_LOCAL_SIZE, else one per visible GPU, else 1. Raises BpsError."""
     if text := env.get("BYTEPS_LOCAL_SIZE"):
         if not text.isdecimal() or int(text) == 0:
-            raise BpsError(f"BYTEPS_LOCAL_SIZE={text!r} is no count", "set it to 1 or more, or unset it")
+            raise BpsError(f"BYTEPS_LOCAL_SIZE={text!r} is not a positive number", "set it to 1 or more, or unset it")
         return int(text)
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         if devices := env.get(name):
-            # "all", "none" and "void" are words of the container run-time and tell no number.
+            # "all", "none" and "void" are values of the container runtime that contain no number.
             return 1 if devices in ("all", "none", "void") else len(devices.split(","))
     return 1
 
@@ -85,7 +85,10 @@ def _run_workers(command: Sequence[str], env: Mapping[str, str], size: int) -> i
             while children.running:
                 for child in children.wait():
                     if child.status:
-                        print_error(child.describe_end(), "the other local ranks are ended too")
+                        print_error(
+                            child.describe_end(),
+                            "the other local ranks are terminated",
+                        )
                         children.stop(signal.SIGTERM)
                         return exit_status(child.status)
         except Interrupted as interrupted:

@@ -1,4 +1,4 @@
-"""The variables that tell each process of a job on this machine who it is, and where the plain binaries are."""
+"""The environment variables of each process of a local job, and the location of the plain binaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bps_rdma.errors import BpsError
 
 LOCALHOST = "127.0.0.1"
 
-# Whatever says who a process is. A launcher started inside another job must not pass that job's values on.
+# Variables that identify a process. A launcher inside another job must not pass on that job's values.
 _IDENTITY = (
     "BPS_ROLE", "BPS_NUM_WORKERS", "BPS_NUM_SERVERS", "BPS_WORKER_ID", "BPS_LOCAL_RANK", "BPS_LOCAL_SIZE", "BPS_RANK",
     "BPS_WORLD_SIZE", "BPS_ROOT_URI", "BPS_ROOT_PORT", "BPS_JOB_ID", "BPS_SECRET",
@@ -34,7 +34,7 @@ def inside_a_job() -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on, below the range the kernel gives to outgoing connections."""
+    """A free TCP port of this machine, below the range that the kernel uses for outgoing connections."""
     for _ in range(1000):
         port = random.randrange(20000, 32768)  # noqa: S311  # not a secret
         with socket.socket() as probe:
@@ -43,15 +43,15 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise BpsError("no free TCP port between 20000 and 32767", "end processes that listen there (`ss -ltn`)")
+    raise BpsError("no TCP port between 20000 and 32767 is free", "stop processes that listen there (`ss -ltn`)")
 
 
 def find_binary(name: str) -> str:
-    """Path of `bps-server` or `bps-scheduler`: what came with this package, else on PATH.
+    """Path of `bps-server` or `bps-scheduler`: installed with this package, or on PATH.
 
-    Raises BpsError when there is none.
+    Raises BpsError when it is not found.
     """
-    # `pip install --target DIR` puts commands into DIR/bin; all else puts them beside the interpreter's.
+    # `pip install --target DIR` installs commands into DIR/bin, everything else next to the interpreter.
     beside_package = Path(__file__).parents[2] / "bin"
     folders = [beside_package, Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
     for folder in folders:
@@ -60,16 +60,16 @@ def find_binary(name: str) -> str:
     if found := shutil.which(name):
         return found
     raise BpsError(
-        f"{name} is neither beside {sys.executable} nor in {beside_package} nor on PATH",
+        f"{name} is not found next to {sys.executable}, in {beside_package}, or on PATH",
         "install it with `pip install .`",
     )
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job on this machine: `workers` processes, and `servers` dedicated ones (None: inside the workers).
+    """A job on this machine: `workers` processes, and `servers` dedicated ones (None: servers inside the workers).
 
-    Every object is a job of its own: it draws a name, a secret and ports that no other job has.
+    Every object describes a different job, with a name, a secret and ports of its own.
     """
 
     workers: int
@@ -81,16 +81,16 @@ class LocalJob:
     master_port: int = field(default_factory=free_port)
 
     def placed(self, label: str, command: list[str]) -> list[str]:
-        """`command` as it has to be started for the member that `label` names; on this machine as it is."""
+        """The command that starts `command` for the member `label`. On this machine it is `command` itself."""
         del label
         return command
 
     def worker(self, rank: int) -> dict[str, str]:
-        """The whole environment of worker `rank`."""
+        """The complete environment of worker `rank`."""
         return self._common() | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
     def role(self, label: str) -> dict[str, str]:
-        """The whole environment of the dedicated "server 0" or of the "scheduler"."""
+        """The complete environment of the dedicated member `label`, such as "server 0" or "scheduler"."""
         return self._common() | {"DMLC_ROLE": label.split(maxsplit=1)[0]}
 
     def _common(self) -> dict[str, str]:

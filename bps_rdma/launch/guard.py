@@ -1,10 +1,11 @@
-"""Ends what a launcher started when the launcher itself was killed.
+"""Kills the processes of a launcher when the launcher itself has been killed.
 
-Run as a script by process.py, in a session of its own. Reads `+GROUP` and `-GROUP` lines on standard input; at its end,
-which comes with the end of the launcher however that ended, the process groups that are left are killed. The death
-signal that process.py sets reaches only direct children; a rank started through a shell script is a grandchild.
+process.py runs this script in a session of its own. It reads `+GROUP` and `-GROUP` lines from standard input. Standard
+input ends when the launcher ends, for whatever reason; the remaining process groups are then killed. The parent-death
+signal that process.py sets is not enough: it reaches direct children only, and a rank that was started through a shell
+script is a grandchild.
 
-Imports nothing but the standard library and runs with -I -S, so that starting it costs some ten milliseconds.
+The script imports only the standard library and runs with -I -S, so that it starts within some ten milliseconds.
 """
 
 import contextlib
@@ -14,9 +15,9 @@ import sys
 
 
 def main() -> None:
-    """Read the launcher's lines until it is gone, then kill what it left."""
+    """Read the launcher's lines until it has ended, then kill the remaining groups."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # the guard outlives the launcher, or it is of no use
+        signal.signal(signum, signal.SIG_IGN)  # the guard must outlive the launcher
     groups: set[int] = set()
     for line in sys.stdin:
         group = int(line[1:])

@@ -1,4 +1,4 @@
-"""Children's output line by line, each line with the name of the child before it."""
+"""Copies the output of children line by line, with the name of the child before each line."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _CHUNK = 65536
 
 
 def line_prefix(label: str, index: int, *, coloured: bool) -> bytes:
-    """`[label] `, in a colour of its own when `coloured`."""
+    """`[label] `, in the colour of this index if `coloured`."""
     text = f"[{label}] "
     return (f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{text}\x1b[0m" if coloured else text).encode()
 
 
 class LineCopier:
-    """Copies one pipe to one descriptor, whole lines at a time, so that lines of different children never mix.
+    """Copies one pipe to one descriptor in whole lines, so that lines of different children never mix.
 
-    Owns `source` (non-blocking from here on) and closes it at its end; `target` is only written to.
+    Owns `source`, makes it non-blocking, and closes it at its end. Only writes to `target`.
     """
 
     def __init__(self, source: int, target: int, prefix: bytes) -> None:
@@ -28,7 +28,7 @@ class LineCopier:
         self._rest = b""
 
     def copy(self) -> bool:
-        """Copy what there is; False at the end of the pipe, after which the copier is of no more use."""
+        """Copy what is available; returns False at the end of the pipe."""
         try:
             while chunk := os.read(self.source, _CHUNK):
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -39,7 +39,7 @@ class LineCopier:
         return False
 
     def close(self) -> None:
-        """Write a last line that had no end, and close the pipe."""
+        """Write an unfinished last line, and close the pipe."""
         if self._rest:
             self._write([self._rest])
             self._rest = b""

@@ -1,11 +1,11 @@
-"""Child processes that never outlive their launcher, and that are waited for without polling.
+"""Child processes that never outlive their launcher; the launcher waits for them without polling.
 
-Each child leads a process group of its own, so that what it starts ends with it. Three things end it: `stop()`, leaving
-the `with` block, and the death of the launcher (the kernel's death signal for the child, guard.py for its group). An
-ended child stays a zombie until the block is left: as long as it does, its id cannot come to mean another process.
+Each child leads a process group of its own, so that its own children end with it. It ends by `stop()`, at the end of
+the `with` block, or when the launcher dies (by the kernel's parent-death signal for the child, and guard.py for its
+group). An ended child stays a zombie until the end of the block, so that its process id cannot be reused before.
 
-Threading: use from the main thread only, and before it starts others. The kernel ties the death signal to the thread
-that started the child, and code between fork and exec must find no lock held.
+Threading: use from the main thread only, before it starts other threads. The kernel ties the parent-death signal to the
+thread that started the child, and no lock may be held between fork and exec.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None)
 
 @dataclass
 class Child:
-    """One child: `label` names it to people, `status` is None while it runs, else as Popen's returncode."""
+    """One child: `label` names it in messages, `status` is None while it runs, then Popen's returncode."""
 
     label: str
     pid: int
@@ -48,7 +48,7 @@ class Child:
 
 
 def exit_status(status: int) -> int:
-    """A status as a shell reports it: 128 + n for a child that signal n killed."""
+    """The exit status as a shell reports it: 128 + n for a child that signal n killed."""
     return 128 - status if status < 0 else status
 
 
@@ -56,7 +56,7 @@ class Children:
     """The children of one launcher; use as `with Children() as children:`."""
 
     def __init__(self, *, prefixed: bool = False) -> None:
-        """`prefixed`: each line of output starts with `[label]`; otherwise children write to our descriptors."""
+        """`prefixed`: each line of output starts with `[label]`; otherwise children inherit our descriptors."""
         self._prefixed = prefixed
         self._all: list[Child] = []
         self._selector = selectors.DefaultSelector()
@@ -77,7 +77,7 @@ class Children:
 
     @property
     def running(self) -> list[Child]:
-        """Those that have not ended, as far as `wait` has seen."""
+        """The children that had not ended at the last call of `wait`."""
         return [child for child in self._all if child.status is None]
 
     def spawn(self, label: str, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Child:
@@ -90,7 +90,7 @@ class Children:
         def between_fork_and_exec() -> None:
             os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:  # it died before the death signal was set
+            if os.getppid() != launcher:  # the launcher died before the signal was set
                 os._exit(1)
 
         output = subprocess.PIPE if self._prefixed else None
@@ -115,7 +115,7 @@ class Children:
         return child
 
     def wait(self, timeout: float | None = None) -> list[Child]:
-        """Children that ended since the last call; waits up to `timeout` seconds (None: for ever) for the first."""
+        """Children that ended since the last call; waits up to `timeout` seconds (None: no limit) for the first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: list[Child] = []
         while not ended and self.running:
@@ -130,14 +130,14 @@ class Children:
         return ended
 
     def end(self, child: Child) -> None:
-        """End one child that has nothing to lose, and wait for it. That it was killed is not reported by wait()."""
+        """Kill one child and wait for it. wait() does not report it."""
         if child.status is None:
             _signal_group(child, signal.SIGKILL)
             self._note_end(child)
             child.status = 0
 
     def stop(self, signum: int = signal.SIGTERM, grace: float = 3.0) -> None:
-        """Send `signum` to all, and SIGKILL to those that still run `grace` seconds later, or at a second Ctrl-C."""
+        """Send `signum` to all children, and SIGKILL to those left after `grace` seconds or at a second Ctrl-C."""
         with contextlib.suppress(KeyboardInterrupt):
             self._signal_running(signum)
             deadline = time.monotonic() + grace
@@ -148,13 +148,13 @@ class Children:
             self.wait()
 
     def _note_end(self, child: Child) -> Child:
-        # WNOWAIT: the zombie keeps the id, and with it the group's, until _finish.
+        # WNOWAIT: the zombie keeps its process id, and that of its group, until _finish.
         result = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert result is not None
         exited = result.si_code == os.CLD_EXITED
         child.status = result.si_status if exited else -result.si_status
         self._selector.unregister(child.pidfd)
-        _signal_group(child, signal.SIGTERM)  # helpers that it left behind
+        _signal_group(child, signal.SIGTERM)  # processes that it left behind
         return child
 
     def _copy(self, copier: LineCopier) -> None:
@@ -168,7 +168,7 @@ class Children:
 
     def _tell_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # without its guard a job still runs
+        with contextlib.suppress(BrokenPipeError):  # a job runs without its guard, too
             self._guard.stdin.write(line.encode())
             self._guard.stdin.flush()
 

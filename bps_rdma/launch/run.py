@@ -1,4 +1,4 @@
-"""`bps run`: one command as N ranks on this machine, and everything they need around them."""
+"""`bps run`: runs a command as several ranks on this machine, with a scheduler and servers if they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bps_rdma.terminal import print_error
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the launcher to end; `signum` is that signal."""
+    """The signal `signum` asked the launcher to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -24,7 +24,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread."""
+    """Make SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread."""
 
     def interrupt(signum: int, _: FrameType | None) -> None:
         raise Interrupted(signum)
@@ -50,8 +50,9 @@ def spawn_helpers(children: Children, job: LocalJob) -> None:
 def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0) -> int:
     """Run `command` as every worker of `job`; returns the exit status for the shell.
 
-    That is 0 when all ranks ended with 0, else the status of the first process that failed. The others then have
-    `grace` seconds to end by themselves (they learn of the loss within 2), as many again after SIGTERM, then SIGKILL.
+    The status is 0 if all ranks ended with 0, otherwise that of the first process that failed. The other processes then
+    have `grace` seconds to end by themselves (they learn of the loss within 2 seconds), and as many again after
+    SIGTERM, before SIGKILL.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     with signals_raise(), Children(prefixed=prefixed) as children:
@@ -66,12 +67,12 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
             return 128 + interrupted.signum
     if failed is None:
         return 0
-    print_error(failed.describe_end(), "it failed first; its own messages, if any, are above")
+    print_error(failed.describe_end(), "it failed first; see its output above")
     return exit_status(failed.status or 0)
 
 
 def _first_failure(children: Children, ranks: Sequence[Child]) -> Child | None:
-    """Wait until all ranks have ended well (None) or until any process of the job failed."""
+    """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it)."""
     while any(rank.status is None for rank in ranks):
         for child in children.wait():
             if child.status:
@@ -80,7 +81,7 @@ def _first_failure(children: Children, ranks: Sequence[Child]) -> Child | None:
 
 
 def _let_end(children: Children, grace: float) -> Child | None:
-    """Give the rest `grace` seconds, then end it; returns the first that failed in that time by itself."""
+    """Wait `grace` seconds for the rest, then stop it; returns the first process that failed meanwhile."""
     failed: Child | None = None
     deadline = time.monotonic() + grace
     while children.running and (left := deadline - time.monotonic()) > 0:

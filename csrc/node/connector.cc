@@ -55,16 +55,16 @@ void Connector::connect_self(Loop& loop, const Target& target, const Deadline& d
     auto* self = static_cast<transport::local::SelfTransport*>(loop.transport(Kind::kSelf));
     const transport::ConnectRequest request{
         .address = {}, .hello = target.hello, .deadline = deadline, .whom = target.server.describe()};
-    worker::ServerConnection& server = add_server(loop, target, self);
-    server.control = self->attach(self->connect_control(request), server);
+    worker::ServerConnection& server = add_server(loop, target, *self);
+    transport::ControlEndpoint* control = self->attach(self->connect_control(request), server);
     loop.server_loop->accept(self->incoming(), self);
-    server.data = {self->attach(self->connect_data(request), server)};
+    transport::DataEndpoint* data = self->attach(self->connect_data(request), server);
     loop.server_loop->accept(self->incoming(), self);
-    loop.worker_loop->open(server);
+    loop.worker_loop->open(server, control, {data});
   });
 }
 
-worker::ServerConnection& Connector::add_server(Loop& loop, const Target& target, transport::Transport* transport) {
+worker::ServerConnection& Connector::add_server(Loop& loop, const Target& target, transport::Transport& transport) {
   return loop.worker_loop->add_server(target.place, static_cast<std::uint32_t>(target.server.server_rank),
                                       target.server.describe(), transport);
 }
@@ -86,10 +86,10 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
   std::vector<std::unique_ptr<transport::DataEndpoint>> data;
   for (std::size_t i = 0; i < data_connections(kind); ++i) data.push_back(transport->connect_data(request));
   loop.reactor->call([&] {
-    worker::ServerConnection& server = add_server(loop, target, transport);
-    for (auto& endpoint : data) server.data.push_back(transport->attach(std::move(endpoint), server));
-    server.control = transport->attach(std::move(control), server);
-    loop.worker_loop->open(server);
+    worker::ServerConnection& server = add_server(loop, target, *transport);
+    std::vector<transport::DataEndpoint*> attached;
+    for (auto& endpoint : data) attached.push_back(transport->attach(std::move(endpoint), server));
+    loop.worker_loop->open(server, transport->attach(std::move(control), server), std::move(attached));
   });
 }
 

@@ -27,7 +27,7 @@ class Connector {
   };
   transport::Kind connect_to(Loop& loop, const Target& target, const Deadline& deadline);
   void connect_self(Loop& loop, const Target& target, const Deadline& deadline);
-  static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport* transport);
+  static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport& transport);
   void connect_by(transport::Kind kind, Loop& loop, const Target& target, const Deadline& deadline);
   std::size_t data_connections(transport::Kind kind) const;
 

@@ -107,7 +107,7 @@ void bind_process(py::module_& module) {
           py::arg("tensors"), ReleaseGil(), "tensors: (group, name, dtype, count, shape) each.")
       .def(
           "start_operation",
-          [](node::Process& p, const std::shared_ptr<worker::Tensor>& tensor, worker::Kind kind, ReduceOp op,
+          [](node::Process& p, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
              const Memory& source, const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
              std::int32_t priority, bool awaited, std::optional<double> timeout_s) {
             worker::Request request;

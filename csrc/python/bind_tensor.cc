@@ -28,12 +28,12 @@ void bind_tensor(py::module_& module) {
       .value("min", ReduceOp::kMin)
       .value("max", ReduceOp::kMax)
       .value("product", ReduceOp::kProduct);
-  py::enum_<worker::Kind>(module, "Kind")
-      .value("push_pull", worker::Kind::kPushPull)
-      .value("reduce_scatter", worker::Kind::kReduceScatter)
-      .value("all_gather", worker::Kind::kAllGather)
-      .value("broadcast", worker::Kind::kBroadcast)
-      .value("split", worker::Kind::kSplit);
+  py::enum_<tensor::OperationKind>(module, "Kind")
+      .value("push_pull", tensor::OperationKind::kPushPull)
+      .value("reduce_scatter", tensor::OperationKind::kReduceScatter)
+      .value("all_gather", tensor::OperationKind::kAllGather)
+      .value("broadcast", tensor::OperationKind::kBroadcast)
+      .value("split", tensor::OperationKind::kSplit);
 
   module.def("make_key", &tensor::make_key, py::arg("tensor"), py::arg("partition"));
   module.def("djb2", &tensor::djb2, py::arg("key"));

@@ -19,10 +19,42 @@ struct Isa {
 };
 
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports knows this one.
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+struct Feature {
+  std::string_view name;  // as in the compiler's -m flags
+  bool (*present)();
+};
+constexpr Feature kFeatures[] = {
+    {"avx2", [] { return __builtin_cpu_supports("avx2") != 0; }},
+    {"fma", [] { return __builtin_cpu_supports("fma") != 0; }},
+    // Not every compiler's __builtin_cpu_supports knows this one.
+    {"f16c",
+     [] {
+       unsigned a = 0, b = 0, c = 0, d = 0;
+       return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+     }},
+    {"avx512f", [] { return __builtin_cpu_supports("avx512f") != 0; }},
+    {"avx512bw", [] { return __builtin_cpu_supports("avx512bw") != 0; }},
+    {"avx512dq", [] { return __builtin_cpu_supports("avx512dq") != 0; }},
+    {"avx512vl", [] { return __builtin_cpu_supports("avx512vl") != 0; }},
+};
+
+// Whether `check` holds for each of the features in `list`, which are separated by spaces.
+constexpr bool for_all(std::string_view list, auto&& check) {
+  while (!list.empty()) {
+    const std::string_view name = list.substr(0, list.find(' '));
+    list.remove_prefix(std::min(name.size() + 1, list.size()));
+    const auto* found = std::ranges::find(kFeatures, name, &Feature::name);
+    if (found == std::end(kFeatures) || !check(*found)) return false;
+  }
+  return true;
+}
+// cmake/Isa.cmake compiles the files of the instruction sets with the flags that these lists name.
+constexpr auto kKnown = [](const Feature&) { return true; };
+static_assert(for_all(BPS_AVX2, kKnown) && for_all(BPS_AVX512, kKnown),
+              "a file is compiled for more than is asked for");
+
+bool has(std::string_view list) {
+  return for_all(list, [](const Feature& feature) { return feature.present(); });
 }
 #endif
 
@@ -31,12 +63,8 @@ struct Available {
   Available() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      add("avx512", isa::avx512);
-    }
-    if (has_avx2) add("avx2", isa::avx2);
+    if (has(BPS_AVX512)) add("avx512", isa::avx512);
+    if (has(BPS_AVX2)) add("avx2", isa::avx2);
 #elif defined(__aarch64__)
     add("neon", isa::neon);
 #endif

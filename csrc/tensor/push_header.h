@@ -13,6 +13,9 @@
 
 namespace bps::tensor {
 
+// What the caller called. Ranks that mix kinds in one round are told so.
+enum class OperationKind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBroadcast, kSplit };
+
 enum PushFlags : std::uint8_t {
   kHasPayload = 1,  // the sender's bytes take part in the sum
   kIsPush = 2,      // counts as the sender's push of this round
@@ -25,7 +28,7 @@ struct PushHeader {
   Dtype dtype;
   ReduceOp op;
   std::uint8_t flags;
-  std::uint8_t kind;     // what the user called; ranks that mix kinds in one round are told so
+  OperationKind kind;
   std::uint16_t member;  // the sender's place in the group
   std::uint32_t group;
   std::uint32_t tensor;

@@ -24,13 +24,16 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       request(what),
       round(of_round),
       sequence(order),
-      deadline(Deadline::after(what.timeout_s)) {
-  const bool sharded = what.kind == Kind::kReduceScatter || what.kind == Kind::kAllGather;
-  const auto& plan = sharded ? tensor->sharded_plan : tensor->whole_plan;
+      deadline(Deadline::after(what.timeout_s)),
+      placement{what.kind, what.pushes, tensor->member, what.root},
+      cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole) {
+  const auto& plan = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
   cursors.resize(worker_loops * servers);
   std::uint64_t partitions = 0;
   for (std::size_t i = 0; i < cursors.size(); ++i) {
-    cursors[i] = {this, 0, &plan[i]};
+    cursors[i].operation = this;
+    cursors[i].partitions = &plan[i];
+    cursors[i].unfinished = plan[i].size();
     partitions += plan[i].size();
   }
   // Each worker_loop finishes one more when it has taken the operation in: so it cannot complete while a worker_loop
@@ -104,6 +107,27 @@ void Operation::fail(ErrorCode code, const std::string& what, const std::string&
 
 void Operation::rethrow() const {
   if (state_.load(std::memory_order_acquire) == kFailed) throw Error(*error_);
+}
+
+void finish(Operation& operation, std::uint64_t count, Counters& counters) {
+  if (!operation.finish(count)) return;
+  // Counted before anybody can see that it is over: a caller that has waited for it finds it in the counters.
+  if (operation.done()) {
+    counters.failed.add();
+  } else {
+    counters.operations.add();
+    counters.operation_bytes.add(operation.bytes());
+  }
+  operation.end();
+}
+
+void finish(Operation::Cursor& cursor, std::size_t count, Counters& counters) {
+  cursor.unfinished -= count;
+  if (cursor.unfinished == 0) {  // here, on the loop's thread, which registered them
+    cursor.input.reset();
+    cursor.output.reset();
+  }
+  finish(*cursor.operation, count, counters);
 }
 
 std::string Operation::describe() const {

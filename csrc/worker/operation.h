@@ -15,17 +15,16 @@
 #include "core/clock.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/metrics.h"
+#include "tensor/placement.h"
 #include "transport/progress.h"
 #include "transport/region_cache.h"
 #include "worker/tensor.h"
 
 namespace bps::worker {
 
-// What the user called. The numbers are part of the protocol.
-enum class Kind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBroadcast, kSplit };
-
 struct Request {
-  Kind kind = Kind::kPushPull;
+  tensor::OperationKind kind = tensor::OperationKind::kPushPull;
   ReduceOp op = ReduceOp::kSum;
   bool pushes = true;  // kSplit: push() and pull() are two requests of one round
   bool pulls = true;
@@ -43,11 +42,19 @@ class Operation {
  public:
   enum State : std::uint32_t { kPending = 0, kDone = 1, kFailed = 2 };
 
-  // A place in the walk through one tensor's partitions on one server.
+  // How far one loop has got with the partitions that one server sums. Belongs to that loop.
   struct Cursor {
     Operation* operation = nullptr;
-    std::size_t next = 0;
     const std::vector<std::uint32_t>* partitions = nullptr;
+    std::size_t next = 0;        // the first one that was not sent
+    std::size_t unfinished = 0;  // were not sent, or not answered
+    // The blocks around the caller's memory, registered with the server's transport before the operation enters the
+    // send queue, and held until the last answer.
+    transport::RegionPtr input{};
+    transport::RegionPtr output{};
+    bool staged = false;  // the server cannot reach that memory: partitions travel through staging buffers
+
+    std::size_t unsent() const { return partitions->size() - next; }
   };
 
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
@@ -83,6 +90,8 @@ class Operation {
   const std::uint64_t sequence;  // order of the calls, for equal priorities
   const Deadline deadline;
   std::shared_ptr<transport::ProgressLock> progress;  // of the one loop that works on it; null when there are several
+  const tensor::PlacementRequest placement;
+  const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
   std::vector<Cursor> cursors;     // [worker_loop * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
@@ -91,6 +100,8 @@ class Operation {
  private:
   void settle(State state);
 
+  const tensor::Partitioning* cut_;
+
   std::atomic<std::uint32_t> state_{kPending};
   std::atomic<bool> over_{false};  // the last thing that is written here
   mutable std::atomic<std::uint32_t> sleepers_{0};
@@ -98,5 +109,11 @@ class Operation {
   std::unique_ptr<Error> error_;
   std::atomic<int> completion_fd_{-1};
 };
+
+// `count` partitions of a cursor are over, answered or not. On the thread of the cursor's loop; with the last one of
+// the operation it counts and ends it, after which the operation may vanish at any moment.
+void finish(Operation::Cursor& cursor, std::size_t count, Counters& counters);
+// The same for what a loop owes an operation besides partitions: having admitted it.
+void finish(Operation& operation, std::uint64_t count, Counters& counters);
 
 }  // namespace bps::worker

@@ -160,11 +160,11 @@ void Worker::check_alive(const Tensor& tensor) const {
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
   check_alive(*tensor);
   std::uint32_t round;
-  if (request.kind == Kind::kSplit && request.pulls) {
+  if (request.kind == tensor::OperationKind::kSplit && request.pulls) {
     round = tensor->next_pull.fetch_add(1);
   } else {
     round = tensor->next_round.fetch_add(1);
-    if (request.kind != Kind::kSplit) tensor->next_pull.store(round + 1);
+    if (request.kind != tensor::OperationKind::kSplit) tensor->next_pull.store(round + 1);
   }
   const std::uint64_t sequence = sequence_.fetch_add(1);
   auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),

@@ -1,59 +1,62 @@
-// The control side of a worker_loop: servers, submissions, deadlines, failures. The hot part is lane_data_path.cc.
 #include "worker/worker_loop.h"
 
 #include <algorithm>
-#include <utility>
-
-#include "core/log.h"
+#include <cstring>
+#include <thread>
 
 namespace bps::worker {
 namespace {
 
-constexpr const char* kRestart = "restart the job from its last checkpoint";
-constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a worker_loop; callers wait beyond
-constexpr std::size_t kCachedRegions = 4096;   // per transport; an entry is a table row except on a NIC
+constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a loop; callers wait beyond
 constexpr double kDeadlineCheck_s = 0.25;
-constexpr double kAnswerGrace_s = 1.0;  // for the server to say who is missing
 
 }  // namespace
 
 WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
-    : options_(options), counters_(reactor.counters()), submissions_(kSubmissions), servers_(options.servers) {
+    : options_(options),
+      counters_(reactor.counters()),
+      submissions_(kSubmissions),
+      servers_(options.servers),
+      sender_(in_flight_, counters_) {
   deadline_check_ = reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
-// Whoever still waits learns that nobody will complete it.
+// Callers that still wait learn that nobody will complete their operations.
 WorkerLoop::~WorkerLoop() {
   fail_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
                   "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
 }
 
-void ServerConnection::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
-  loop.on_message(*this, message);
-}
-void ServerConnection::on_lost(transport::Endpoint&, const std::string& why) {
-  loop.on_lost(*this, why);
-}
+// ---- Set-up
 
 ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string name,
-                                         transport::Transport* transport) {
-  const auto known = std::ranges::find(cached_transports_, transport);
-  const auto cache = static_cast<std::size_t>(known - cached_transports_.begin());
-  if (known == cached_transports_.end()) {
-    cached_transports_.push_back(transport);
-    caches_.push_back(std::make_unique<transport::RegionCache>(*transport, kCachedRegions));
+                                         transport::Transport& transport) {
+  auto known = std::ranges::find_if(memory_, [&](const auto& one) { return &one->transport() == &transport; });
+  if (known == memory_.end()) {
+    known = memory_.insert(
+        known, std::make_unique<TransportMemory>(transport, options_.largest_partition, options_.staging_bytes));
   }
-  servers_[place] = std::make_unique<ServerConnection>(*this, rank, std::move(name), transport, caches_[cache].get());
+  servers_[place] = std::make_unique<ServerConnection>(*this, rank, std::move(name), **known);
   return *servers_[place];
 }
 
-void WorkerLoop::open(ServerConnection& server) {
-  const bool needs_slots = server.data.front()->direct() == nullptr;
-  const auto count = static_cast<std::uint8_t>(server.data.size());  // BPS_TCP_STREAMS and the like: 64 at most
-  (void)server.control->send(encode(tensor::Attach{options_.largest_partition, needs_slots, count}));
-  const auto met = std::ranges::count_if(servers_, [](const auto& one) { return one != nullptr; });
-  credit_ = (options_.scheduling_credit + static_cast<std::uint64_t>(met) - 1) / static_cast<std::uint64_t>(met);
+void WorkerLoop::open(ServerConnection& server, transport::ControlEndpoint* control,
+                      std::vector<transport::DataEndpoint*> data) {
+  server.open(control, std::move(data));
+  const auto count = static_cast<std::uint8_t>(server.data_endpoints());  // BPS_TCP_STREAMS and the like: at most 64
+  (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count});
+  // Each server gets an equal share of the scheduling credit, so that what is less urgent on one server never takes the
+  // credit of what is more urgent on another.
+  const auto met =
+      static_cast<std::uint64_t>(std::ranges::count_if(servers_, [](const auto& one) { return one != nullptr; }));
+  sender_.set_credit((options_.scheduling_credit + met - 1) / met);
 }
+
+void WorkerLoop::forget_memory(std::uint64_t identity) {
+  for (const auto& memory : memory_) memory->regions.forget(identity);
+}
+
+// ---- Operations come in
 
 void WorkerLoop::submit(const std::shared_ptr<Operation>& operation, bool watches_deadline) {
   Submission submission{operation, watches_deadline};
@@ -72,145 +75,107 @@ bool WorkerLoop::take_submissions() {
   while (submissions_.pop(submission)) {
     found = true;
     Operation& operation = *submission.operation;
-    std::uint64_t nothing_to_do = 1;  // the worker_loop's own share: it has taken the operation in
     for (std::size_t place = 0; place < servers_.size(); ++place) {
       Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
       if (cursor.partitions->empty()) continue;
-      ServerConnection* server = servers_[place].get();
-      if (!server->why_lost.empty()) {
-        operation.fail(ErrorCode::kPeerLost, server->why_lost, kRestart);
-      }
-      if (operation.done()) {
-        nothing_to_do += cursor.partitions->size();
-        continue;
-      }
-      server->queue.add(&cursor);
-      has_work_ = true;
+      if (!admit(cursor, *servers_[place])) finish(cursor, cursor.unfinished, counters_);
     }
-    if (submission.watches_deadline) watched_.push_back(submission.operation);
-    finish(operation, nothing_to_do);
+    if (submission.watches_deadline) watched_.add(submission.operation);
+    finish(operation, 1, counters_);  // the loop's own share: it has admitted the operation
   }
-  if (watched_.size() >= purge_at_) purge();
   return found;
 }
 
-// Drops what is over. Amortised: the list is walked when it has doubled, and by the timer.
-void WorkerLoop::purge() {
-  std::erase_if(watched_, [](const auto& operation) { return operation->over(); });
-  purge_at_ = std::max<std::size_t>(64, 2 * watched_.size());
+// Everything that can fail happens here, before the operation enters the send queue; false when it did.
+bool WorkerLoop::admit(Operation::Cursor& cursor, ServerConnection& server) {
+  Operation& operation = *cursor.operation;
+  if (!server.why_lost().empty()) {
+    operation.fail(ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
+  }
+  if (operation.done()) return false;
+  try {
+    register_memory(cursor, server);
+  } catch (const Error& error) {
+    operation.fail(error.code(), error.what(), error.hint());
+    return false;
+  }
+  server.queue.add(&cursor);
+  has_work_ = true;
+  return true;
 }
 
-void WorkerLoop::check_deadlines() {
-  purge();
-  for (const auto& operation : watched_) {
-    if (operation->done() || !operation->deadline.passed()) continue;
-    const auto late = Clock::now() - operation->deadline.at();
-    if (!operation->asked.exchange(true)) {
-      // Ask a server that still owes an answer who is missing; its reply fails the operation with their names.
-      for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
-        const InFlight& entry = in_flight_[i];
-        if (entry.operation != operation.get() || entry.server->lost) continue;
-        const std::uint32_t immediate = i | std::uint32_t{entry.generation} << 24;
-        (void)entry.server->control->send(
-            encode(tensor::WhoIsMissing{immediate, operation->tensor->id, entry.partition, operation->round}));
-        break;
-      }
-    } else if (late > std::chrono::duration<double>(kAnswerGrace_s)) {
-      operation->fail(ErrorCode::kTimeout, "not complete within " + std::to_string(operation->request.timeout_s) + " s",
-                      "check that every rank of the group calls it, or raise BPS_TIMEOUT");
+void WorkerLoop::register_memory(Operation::Cursor& cursor, ServerConnection& server) {
+  const Request& request = cursor.operation->request;
+  // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
+  // uses has no bytes.
+  if (!request.input_allocation.bytes.empty()) cursor.input = server.memory.regions.find(request.input_allocation);
+  if (!request.output_allocation.bytes.empty()) cursor.output = server.memory.regions.find(request.output_allocation);
+  const transport::DirectAccess* direct = server.direct();
+  if (direct == nullptr) return;
+  const auto reaches = [&](const transport::RegionPtr& region) { return !region || direct->peer_reaches(*region); };
+  cursor.staged = !reaches(cursor.input) || !reaches(cursor.output);
+  if (cursor.staged) server.memory.reserve(cursor.partitions->size());
+}
+
+// A server's queue waits for a staging buffer beyond the budget.
+void WorkerLoop::add_buffer(ServerConnection& server) {
+  try {
+    server.memory.add_buffer();
+  } catch (const Error& error) {
+    server.needs_buffer = false;
+    server.queue.top()->operation->fail(error.code(), error.what(), error.hint());
+  }
+  has_work_ = true;
+}
+
+// ---- Partitions go out
+
+bool WorkerLoop::step() {
+  bool found = take_submissions();
+  if (!has_work_) return found;
+  has_work_ = false;
+  blocked_ = false;
+  for (const auto& server : servers_) {
+    if (!server || server->is_lost() || server->queue.empty()) continue;
+    found |= sender_.push(*server);
+    if (server->queue.empty()) continue;
+    blocked_ = has_work_ = true;
+    if (server->needs_buffer) add_buffer(*server);
+  }
+  return found;
+}
+
+// ---- Answers come back: the bytes are in place already, unless they were staged
+
+InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& server) {
+  InFlight* entry = in_flight_.find(immediate, server);
+  if (entry == nullptr) counters_.stale.add();
+  return entry;
+}
+
+void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
+  const InFlight* entry = find(immediate, server);
+  if (entry == nullptr) return;
+  const Operation& operation = *entry->cursor->operation;
+  if (entry->staged != nullptr && !operation.done()) {
+    const tensor::Placement placement = tensor::place(operation.placement, operation.cut(), entry->partition);
+    if (placement.wants_data()) {
+      std::memcpy(operation.request.output + placement.output_offset, entry->staged->bytes(), placement.length);
+      counters_.copies.add();
+      counters_.copied_bytes.add(placement.length);
     }
   }
+  counters_.partitions.add();
+  complete(InFlightTable::index_of(immediate));
 }
 
-void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte> message) {
-  const auto decoded = tensor::decode_control_message(message);
-  if (!decoded) {
-    counters_.stale.add();
-    return;
-  }
-  if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
-    for (const tensor::SlotCredit& slot : credits->slots) server.take(slot);
-    has_work_ = true;
-  } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
-    if (failed->immediate == tensor::kWholeSession) return on_lost(server, failed->what + " (" + failed->hint + ")");
-    InFlight* entry = find(failed->immediate, &server);
-    if (entry == nullptr) return;
-    const auto code = failed->code <= static_cast<std::uint8_t>(ErrorCode::kInternal)
-                          ? static_cast<ErrorCode>(failed->code)
-                          : ErrorCode::kInternal;
-    entry->operation->fail(code, failed->what, failed->hint);
-    complete(failed->immediate & 0xffffff);
-  } else if (const auto* missing = std::get_if<tensor::Missing>(&*decoded)) {
-    InFlight* entry = find(missing->immediate, &server);
-    if (entry == nullptr) return;
-    std::string ranks;
-    for (const std::uint32_t rank : missing->ranks) ranks += (ranks.empty() ? " " : ", ") + std::to_string(rank);
-    entry->operation->fail(ErrorCode::kTimeout,
-                           "after " + std::to_string(static_cast<int>(entry->operation->request.timeout_s)) + " s " +
-                               server.name + " still waits for rank" +
-                               (ranks.empty() ? "s it knows nothing of" : ranks),
-                           "check that those ranks are alive and call the same operation, or raise BPS_TIMEOUT");
-  }
-}
-
-void WorkerLoop::fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
-                                 const std::string& what, const std::string& hint) {
-  take_submissions();
-  for (const auto& operation : watched_) {
-    if (!operation->done() && concerns(*operation)) operation->fail(code, what, hint);
-  }
-}
-
-void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
-  for (const auto& server : servers_) {
-    if (server && server->rank == rank && server->why_lost.empty()) lose(*server, why);
-  }
-}
-
-// From the return on the server cannot write into our memory any more, even if it still runs.
-void WorkerLoop::sever(ServerConnection& server) {
-  if (std::exchange(server.lost, true)) return;
-  for (transport::DataEndpoint* endpoint : server.data) endpoint->abandon();
-  server.control->abandon();
-}
-
-void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
-  sever(server);
-  server.why_lost = why;
-  const auto fail = [&](Operation& operation) { operation.fail(ErrorCode::kPeerLost, why, kRestart); };
-  for (Operation::Cursor* cursor : server.queue.take_all()) {
-    fail(*cursor->operation);
-    finish(*cursor->operation, cursor->partitions->size() - cursor->next);
-  }
-  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
-    if (in_flight_[i].operation == nullptr || in_flight_[i].server != &server) continue;
-    fail(*in_flight_[i].operation);
-    complete(i);
-  }
-}
-
-void WorkerLoop::finish(Operation& operation, std::uint64_t partitions) {
-  if (!operation.finish(partitions)) return;
-  // Counted before anybody can see that it is over: who has waited for it finds it in the counters.
-  if (operation.done()) {
-    counters_.failed.add();
-  } else {
-    counters_.operations.add();
-    counters_.operation_bytes.add(operation.bytes());
-  }
-  operation.end();
-}
-
-void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
-  if (server.lost) return;
-  if (!when_lost) return lose(server, server.name + " is lost: " + why);
-  // Operations wait until lose_server() tells the cause, which may be the loss of another member.
-  sever(server);
-  when_lost(server.rank, why);
-}
-
-void WorkerLoop::forget_memory(std::uint64_t identity) {
-  for (const auto& cache : caches_) cache->forget(identity);
+void WorkerLoop::complete(std::uint32_t index) {
+  const InFlight entry = in_flight_[index];
+  entry.server->count_answered(entry.length);
+  if (entry.staged != nullptr) entry.server->memory.give_back(entry.staged);
+  in_flight_.free(index);
+  if (blocked_) has_work_ = true;
+  finish(*entry.cursor, 1, counters_);
 }
 
 }  // namespace bps::worker

@@ -1,4 +1,4 @@
-"""Saves a training and goes on with it in another job, by Megatron's own means; for dense models."""
+"""Saves a training and resumes it in another job, by Megatron's own functions; for dense models."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _LAST = "last"
 
 
 def save(training: Training, folder: Path) -> None:
-    """All ranks call it, between two steps. The checkpoint before goes when this one is complete."""
+    """Save a checkpoint between two steps; a collective call. Removes the previous one when this one is complete."""
     from megatron.core import parallel_state
 
     training.gather()
     new = folder / f"step-{training.steps}"
     new.mkdir(parents=True, exist_ok=True)
-    if parallel_state.get_data_parallel_rank() == 0:  # the others have the same
+    if parallel_state.get_data_parallel_rank() == 0:  # the other ranks have the same state
         state = {
             "steps": training.steps,
             "model": [chunk.module.state_dict() for chunk in training.model],
             "optimizer": training.optimizer.state_dict(),
         }
         torch.save(state, new / f"{_part()}.pt")
-    if training.setup.distributed_optimizer:  # every rank has a part of it; the first one gets all and writes them
+    if training.setup.distributed_optimizer:  # every rank has a part; rank 0 gathers and writes all parts
         training.optimizer.save_parameter_state(str(new / f"{_part()}-optimizer.pt"))
     dist.barrier()
     if dist.get_rank() == 0:
@@ -39,7 +39,7 @@ def save(training: Training, folder: Path) -> None:
 
 
 def load(training: Training, folder: Path) -> int:
-    """All ranks call it, before the first step. Steps that have been taken; 0 when there is no checkpoint."""
+    """Load the last checkpoint before the first step; a collective call. Returns its number of steps, or 0."""
     if not (folder / _LAST).is_file():
         return 0
     last = folder / (folder / _LAST).read_text(encoding="ascii")
@@ -54,19 +54,19 @@ def load(training: Training, folder: Path) -> int:
 
 
 def _load_shards(training: Training, file: str) -> None:
-    # The file has no step counters, which torch's Adam keeps for each parameter. load_state_dict() has brought them,
-    # but one tensor for all parameters, which each of them would count up.
+    # The file lacks the step counters that torch's Adam keeps for each parameter. load_state_dict() has loaded them as
+    # one tensor that all parameters share, and each parameter would increment it.
     one = training.optimizer
     states = [state for inner in getattr(one, "chained_optimizers", [one]) for state in inner.optimizer.state.values()]
     counters = [state.pop("step") for state in states]
-    with torch.no_grad():  # float32 parameters are the optimizer's own
+    with torch.no_grad():  # float32 parameters are those of the optimizer
         one.load_parameter_state(file)
     for state, counter in zip(states, counters, strict=True):
         state["step"] = counter.clone()
 
 
 def _part() -> str:
-    """Of the model, what this rank has."""
+    """Name of the part of the model that this rank has."""
     from megatron.core import parallel_state
 
     tensor = parallel_state.get_tensor_model_parallel_rank()

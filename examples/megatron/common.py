@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the options of model and parallelism, start and end, quiet warnings."""
+"""Shared by the scripts of this folder: options of the model and of parallelism, set-up, and suppressed warnings."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SIZES = (
     ("layers", 6, "layers of the model"),
     ("heads", 8, "attention heads"),
     ("words", 16384, "size of the vocabulary"),
-    ("length", 64, "words of a sample"),
-    ("samples", 1, "samples of a microbatch"),
-    ("microbatches", 1, "microbatches of a step"),
-    ("bucket", 2_000_000, "elements of a bucket of gradients, with --overlap"),
+    ("length", 64, "tokens per sample"),
+    ("samples", 1, "samples per microbatch"),
+    ("microbatches", 1, "microbatches per step"),
+    ("bucket", 2_000_000, "elements per bucket of gradients, with --overlap"),
     ("tp", 1, "ranks of tensor parallelism"),
-    ("pp", 1, "stages of the pipeline"),
+    ("pp", 1, "pipeline stages"),
 )
-# What Megatron says in every process when it runs without a GPU and the libraries for it, or with a newer torch.
+# Warnings of Megatron in every process without a GPU, without its optional libraries, or with a newer torch.
 _EXPECTED = (
     r"Transformer Engine and Apex are not installed",
     r"Apex is not installed",
@@ -44,12 +44,12 @@ _EXPECTED = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Sizes of the model, and how it is trained in parallel."""
+    """Add the options for the sizes of the model and for parallelism."""
     for name, default, text in _SIZES:
         parser.add_argument(f"--{name}", type=_positive, default=default, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--overlap", action="store_true", help="communicate during backward, and forward")
+    parser.add_argument("--overlap", action="store_true", help="communicate during backward and forward")
     parser.add_argument("--distributed-optimizer", action="store_true", help="shard the optimizer's state")
-    parser.add_argument("--threads", type=_positive, default=1, help="threads of torch in a rank (default: 1)")
+    parser.add_argument("--threads", type=_positive, default=1, help="threads of torch per rank (default: 1)")
 
 
 def _positive(text: str) -> int:
@@ -60,10 +60,10 @@ def _positive(text: str) -> int:
 
 
 def setup_of(options: argparse.Namespace) -> Setup:
-    """The configuration that the options ask for.
+    """The configuration of the options.
 
     Raises:
-        InvalidArgumentError: the model or the ranks cannot be divided like that.
+        InvalidArgumentError: the model or the ranks cannot be divided in this way.
     """
     ranks, parts = dist.get_world_size(), options.tp * options.pp
     for what, whole, part, name in (
@@ -88,12 +88,12 @@ def setup_of(options: argparse.Namespace) -> Setup:
 
 @contextlib.contextmanager
 def ranks(options: argparse.Namespace) -> Iterator[None]:
-    """What is done in here is done by all ranks; a user's mistake ends the process without a traceback."""
+    """Set up and end the process groups of all ranks; a user's mistake ends the process without a traceback."""
     try:
         if not os.environ.get("RANK"):
             raise InvalidArgumentError(
-                "this is no rank of a job: RANK is not set",
-                f"start it as `torchrun --nproc-per-node 2 {sys.argv[0]}` with its options behind that",
+                "this process is not a rank of a job: RANK is not set",
+                f"start it with torchrun: `torchrun --nproc-per-node 2 {sys.argv[0]} ...`",
             )
         for text in _EXPECTED:
             warnings.filterwarnings("ignore", message=text)
@@ -102,23 +102,23 @@ def ranks(options: argparse.Namespace) -> Iterator[None]:
         else:
             cpu.install()
         torch.set_num_threads(options.threads)
-        if _alone():  # gloo otherwise looks up this host's name, which may have none
+        if _alone():  # otherwise gloo resolves the host name, which may fail
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo")
         yield
         bps_rdma.shutdown()
         dist.destroy_process_group()
     except BpsError as error:
-        # A wrong command line is the same on all ranks; other errors tell of peers, and differ.
+        # A wrong command line is the same on all ranks. Other errors name peers, and differ.
         if isinstance(error, InvalidArgumentError) and os.environ.get("RANK", "0") != "0":
-            time.sleep(1)  # torchrun ends all when one has failed; the one that says why goes first
+            time.sleep(1)  # torchrun stops all ranks when one fails; rank 0 has to print its error first
         else:
             print_error(error.message, error.hint)
         sys.exit(1)
 
 
 def _use_gpu() -> None:
-    """Ranks may share a GPU: all groups are gloo's, since NCCL takes one rank per GPU."""
+    """Choose a GPU. Ranks may share it, because all groups use gloo; NCCL needs one GPU per rank."""
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
@@ -128,23 +128,23 @@ def _alone() -> bool:
 
 
 def of_all_ranks(value: Any) -> list[Any]:
-    """Every rank's value, by rank."""
+    """The values of all ranks, in rank order."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
 
 
 def of_the_last(values: list[float]) -> list[float]:
-    """The values of the last rank that has some: losses are known to the last stage of the pipeline only."""
+    """The values of the last rank that has some: only the last pipeline stage knows the losses."""
     return next((found for found in reversed(of_all_ranks(values)) if found), [])
 
 
 def slowest(seconds: list[float]) -> list[float]:
-    """Of each step what the slowest rank took."""
+    """For each step, the time of the slowest rank."""
     return [max(step) for step in zip(*of_all_ranks(seconds), strict=True)]
 
 
 def say(text: str) -> None:
-    """Prints it once, not once per rank."""
+    """Print once, on rank 0."""
     if dist.get_rank() == 0:
         print(text, flush=True)

@@ -1,10 +1,10 @@
-"""Stock Megatron and bps_rdma side by side: one model, trained both ways in turns, and without communication.
+"""Compares stock Megatron with bps_rdma: trains one model with each in turns, and without sending gradients.
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 examples/megatron/compare.py
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 8 examples/megatron/compare.py --tp 2 --pp 2 --overlap --plot steps.png
 
-All ways start from the same weights and take the same steps. In every round each has its turn, the first step of which
-is not counted. "alone" never sends a gradient: by how much the others take longer is what communication exposes.
+All kinds start from the same weights and take the same steps. In every round each kind takes a turn, whose first step
+is not counted. The kind "alone" never sends a gradient; the others take longer by the exposed communication.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ KINDS = {  # name -> flags
     "dpu-reduce": {"use_dpu_reduce": True},
     "dpu-reduce+tp": {"use_dpu_reduce": True, "use_dpu_tp_reduce": True},
 }
-_UNCOUNTED = 1  # steps at the beginning of a turn; the caches are another kind's
-_FIRST = 3  # uncounted steps in the first round: bucket groups learn their order, memory is met for the first time
+_UNCOUNTED = 1  # steps at the start of a turn, when the caches hold data of another kind
+_FIRST = 3  # in the first round, when bucket groups learn their order and memory is new
 
 
 def main() -> None:
@@ -43,17 +43,17 @@ def main() -> None:
     parser.add_argument(
         "--kinds",
         default=f"{STOCK},dpu-reduce",
-        help=f"of {','.join(KINDS)}, separated by commas (default: %(default)s)",
+        help=f"comma-separated, of {','.join(KINDS)} (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns of every kind (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="counted steps of a turn (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures to this file; - for stdout")
-    parser.add_argument("--plot", metavar="FILE", help="draw the steps into this file (png, svg, pdf)")
+    parser.add_argument("--steps", type=int, default=5, help="counted steps per turn (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file; - for stdout")
+    parser.add_argument("--plot", metavar="FILE", help="plot the times of steps into this file (png, svg, pdf)")
     options = parser.parse_args()
     with ranks(options):
         kinds = _kinds_of(options)
         setup = setup_of(options)
-        with contextlib.redirect_stdout(sys.stderr):  # Megatron prints, and stdout may be for JSON alone
+        with contextlib.redirect_stdout(sys.stderr):  # Megatron prints to stdout, which may have to hold only JSON
             outcome = compare(setup, kinds, options.rounds, options.steps)
         if dist.get_rank() == 0:
             _report(outcome, options.json, options.plot)
@@ -63,23 +63,23 @@ def _kinds_of(options: argparse.Namespace) -> list[str]:
     kinds: list[str] = list(dict.fromkeys(options.kinds.split(",")))
     for kind in kinds:
         if kind not in KINDS:
-            raise InvalidArgumentError(f"kind {kind!r} is not known", f"use some of {', '.join(KINDS)}")
+            raise InvalidArgumentError(f"unknown kind {kind!r}", f"use some of {', '.join(KINDS)}")
     if STOCK not in kinds:
-        raise InvalidArgumentError(f"--kinds {options.kinds} lacks {STOCK!r}", "all others are compared with that")
+        raise InvalidArgumentError(f"--kinds {options.kinds} lacks {STOCK!r}", "add it as the baseline")
     if options.rounds < 1 or options.steps < 1:
-        raise InvalidArgumentError("without a round and a step there is nothing to compare", "give at least 1")
+        raise InvalidArgumentError("--rounds and --steps must be positive", "give at least 1")
     if dist.get_world_size() == options.tp * options.pp:
         raise InvalidArgumentError(
-            "there is one rank of data parallelism, so no gradient is sent",
-            f"start {2 * options.tp * options.pp} ranks, or make --tp or --pp smaller",
+            "the data-parallel size is 1, so no gradient is sent",
+            f"start {2 * options.tp * options.pp} ranks, or reduce --tp or --pp",
         )
     check_folders(*(Path(file) for file in (options.json, options.plot) if file and file != "-"))
     if options.plot and Path(options.plot).suffix not in (".png", ".svg", ".pdf"):
         raise InvalidArgumentError(
-            f"--plot {options.plot} is no picture", "name a file that ends in .png, .svg or .pdf"
+            f"--plot {options.plot} has an unknown format", "name a file that ends in .png, .svg or .pdf"
         )
     if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgumentError("--plot needs matplotlib", "pip install 'bps_rdma[plot]'")
+        raise InvalidArgumentError("matplotlib, which --plot needs, is not installed", "pip install 'bps_rdma[plot]'")
     return kinds
 
 
@@ -96,7 +96,7 @@ def _report(outcome: Outcome, json_file: str | None, plot: str | None) -> None:
 
 
 def compare(setup: Setup, kinds: list[str], rounds: int, steps: int) -> Outcome:
-    """All rounds; each begins with another kind, so that nobody always follows the same one."""
+    """Run all rounds. Each starts with another kind, so that no kind always follows the same one."""
     trainings = {kind: _training(setup, kind) for kind in [ALONE, *kinds]}
     order = list(trainings)
     turns: dict[str, list[list[float]]] = {kind: [] for kind in order}
@@ -145,8 +145,8 @@ def _outcome(setup: Setup, trainings: dict[str, Training], turns: dict[str, list
     return Outcome(setup, dist.get_world_size(), parameters, turns, losses, norms, same)
 
 
-class _Nobody:
-    """Stands in for a communication group: what is called is over at once, and nothing has been sent."""
+class _SilentGroup:
+    """Replaces a communication group: its collectives complete at once and send nothing."""
 
     def __init__(self, stock: Any) -> None:
         self.rank, self.size, self.name = stock.rank, stock.size, stock.name
@@ -162,12 +162,12 @@ class _Nobody:
 
 
 def _silence(training: Training) -> None:
-    """Gradients stay where they are. Ranks keep in step: those that drift apart contend less, and are faster."""
+    """Send no gradients, but keep the ranks in step: ranks that drift apart compete less for memory and are faster."""
     for chunk in training.model:
         for bucket_group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
             for name, value in list(vars(bucket_group).items()):
                 if isinstance(value, dist.ProcessGroup):
-                    setattr(bucket_group, name, _Nobody(value))
+                    setattr(bucket_group, name, _SilentGroup(value))
     finish = training.config.finalize_model_grads_func
 
     def wait_and_finish(*args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lets megatron-core run without a GPU: where it names CUDA, the CPU does the work. Nothing of its logic changes."""
+"""Lets megatron-core run without a GPU by redirecting its CUDA calls to the CPU. Its logic does not change."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 import typing_extensions
 from torch.overrides import TorchFunctionMode
 
-if not hasattr(typing, "override"):  # of Python 3.12; megatron-core 0.18 and later import it
+if not hasattr(typing, "override"):  # added in Python 3.12; megatron-core 0.18 and later import it
     typing.override = typing_extensions.override  # type: ignore[attr-defined]
 
 
 class _OnCpu(TorchFunctionMode):
-    """Tensors that are to be made on "cuda" are made on the CPU, and say of their type what they would say there."""
+    """Creates tensors for "cuda" on the CPU, and reports the types that they would have on a GPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -33,7 +33,7 @@ class _OnCpu(TorchFunctionMode):
 
 
 class _Stream:
-    """A stream of operations that are over at once."""
+    """A stream whose operations complete at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -45,7 +45,7 @@ class _Stream:
 
 
 class _Event:
-    """A time."""
+    """An event that records a time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.seconds = 0.0
@@ -67,7 +67,7 @@ class _Event:
 
 
 def install() -> None:
-    """For the rest of this process."""
+    """Redirect CUDA calls for the rest of this process."""
     cuda: Any = torch.cuda
     cuda.current_device = lambda: "cpu"
     cuda.synchronize = cuda.empty_cache = lambda *_, **__: None
@@ -83,14 +83,14 @@ def install() -> None:
 
     megatron_random._get_cuda_rng_state = cuda.get_rng_state
     megatron_random._set_cuda_rng_state = cuda.set_rng_state
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 names it without Transformer Engine too
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 uses it without Transformer Engine, too
         moe_utils.te_general_gemm = None
     torch_norm.WrappedTorchNorm.__new__ = _norm
     _OnCpu().__enter__()
 
 
 def pretend_a_gpu() -> None:
-    """What Megatron's own scripts ask for beyond install(): that there is a GPU, of whatever kind, with memory."""
+    """Report a GPU with memory, which Megatron's own scripts require in addition to install()."""
     cuda: Any = torch.cuda
     memory = 1 << 34  # bytes
     cuda.is_available = lambda: True
@@ -107,14 +107,14 @@ def pretend_a_gpu() -> None:
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     cuda.Event = _Event
-    with contextlib.suppress(ImportError):  # until 0.16: builds kernels
+    with contextlib.suppress(ImportError):  # up to 0.16; builds kernels
         from megatron.legacy import fused_kernels
 
         fused_kernels.load = lambda *_: None
 
 
 def _norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
-    """Megatron's own refuses sequence parallelism; its gradients are then summed by this mark."""
+    """A LayerNorm for sequence parallelism, which Megatron's own refuses; the attribute marks its gradients."""
     norm = torch.nn.LayerNorm(hidden_size, eps=eps)
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

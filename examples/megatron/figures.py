@@ -1,4 +1,4 @@
-"""From times to figures, a table and a picture."""
+"""Computes statistics from times, and shows a table and a plot."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OURS, _THEIRS, _BASE = "#0b5394", "#e69138", "#bbbbbb"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, and what was trained.
+    """The measurements, and the results of training.
 
     Attributes:
-        seconds: [kind][round] the counted steps of a turn, the slowest rank's each.
-        losses: [kind] of all steps, those that are not counted too.
-        norms: [kind] of all steps' gradients.
-        same: [kind] whether losses, norms and weights are stock's, bit for bit, on every rank.
+        seconds: [kind][round] the counted steps of a turn, each with the time of the slowest rank.
+        losses: [kind] of all steps, including those that are not counted.
+        norms: [kind] of the gradients of all steps.
+        same: [kind] whether losses, norms and weights equal those of stock Megatron bit for bit on every rank.
     """
 
     setup: Setup
@@ -37,13 +37,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Figure:
-    """One kind. Times in ms, medians over rounds of what was measured in the same round; a turn is its median step.
+    """The results of one kind. Times are in ms, medians over rounds; the time of a turn is that of its median step.
 
     Attributes:
-        step, lower, upper: of a whole step, and its quartiles.
-        exposed: by how much a step is longer than one that sends nothing.
+        step, lower, upper: time of a whole step, and its quartiles.
+        exposed: how much longer a step takes than a step that sends nothing.
         ratio, ratio_lower, ratio_upper: step / stock's step, and its quartiles; below 1 is faster than stock.
-        exposed_ratio: exposed / stock's exposed; None where stock exposes nothing.
+        exposed_ratio: exposed / stock's exposed; None if stock exposes nothing.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Figure:
 
 
 def figures_of(outcome: Outcome) -> tuple[float, list[Figure]]:
-    """(ms of a step alone, the kinds' figures, stock first)."""
+    """(ms of a step without sending, the results of each kind, stock first)."""
     per_round = {kind: [1e3 * statistics.median(turn) for turn in turns] for kind, turns in outcome.seconds.items()}
     alone, stock = per_round[ALONE], per_round[STOCK]
     stock_exposed = _exposed(stock, alone)
@@ -81,7 +81,7 @@ def _exposed(steps: list[float], alone: list[float]) -> float:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Everything: the configuration, the figures, all losses and norms, and all times in seconds."""
+    """The configuration, the results, all losses and norms, and all times in seconds."""
     alone, found = figures_of(outcome)
     return {"schema": 1, **asdict(outcome), "alone_ms": alone, "kinds": [asdict(one) for one in found]}
 
@@ -92,13 +92,13 @@ def _title(outcome: Outcome) -> str:
     how += [f"{name} {size}" for name, size in (("tp", setup.tp), ("pp", setup.pp)) if size > 1]
     how += ["distributed optimizer"] if setup.distributed_optimizer else []
     how += ["overlap"] if setup.overlap else []
-    batch = f"{setup.microbatches * setup.samples} x {setup.length} words each"
+    batch = f"{setup.microbatches * setup.samples} x {setup.length} tokens each"
     rounds = f"{len(turns)} rounds of {len(turns[0])} steps"
     return f"GPT, {outcome.parameters / 1e6:.1f} M parameters, {', '.join(how)}, {batch}, {rounds}"
 
 
 def show(outcome: Outcome) -> None:
-    """Prints losses side by side, the figures, and whether the results are the same."""
+    """Print losses side by side, the times, and whether the results are equal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -106,7 +106,7 @@ def show(outcome: Outcome) -> None:
     alone, found = figures_of(outcome)
     kinds = list(outcome.losses)
     losses = Table(title="Losses", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    figures = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # a title would be folded to its width
+    figures = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # no title: it would be wrapped to the width of the table
     for heading in ("step", *kinds):
         losses.add_column(heading, justify="right", no_wrap=True)
     for step, values in enumerate(zip(*outcome.losses.values(), strict=True)):
@@ -123,21 +123,21 @@ def show(outcome: Outcome) -> None:
     console.print(losses)
     console.print(_title(outcome), highlight=False)
     console.print(figures)
-    console.print(f"A step that sends no gradient: {alone:.1f} ms. exposed: what a step takes longer.", highlight=False)
+    console.print(f"A step without sending: {alone:.1f} ms. exposed: how much longer a step takes.", highlight=False)
     for kind, same in outcome.same.items():
         console.print(f"{kind}: {_verdict(outcome, kind, same)}", highlight=False)
 
 
 def _verdict(outcome: Outcome, kind: str, same: bool) -> str:
     if same:
-        return "losses, norms and weights are stock's, bit for bit"
+        return "losses, norms and weights equal those of stock Megatron bit for bit"
     pairs = zip(outcome.losses[kind] + outcome.norms[kind], outcome.losses[STOCK] + outcome.norms[STOCK], strict=True)
     worst = max(abs(a - b) / abs(b) for a, b in pairs)
-    return f"losses and norms differ from stock's by {worst:.1e} of their value at most"
+    return f"the relative difference of losses and norms from stock Megatron is at most {worst:.1e}"
 
 
 def save_plot(outcome: Outcome, path: str) -> None:
-    """Draws a bar per kind: what a step costs by itself, and what is exposed; quartiles of the step."""
+    """Draw a bar per kind: the cost of a step by itself, the exposed time, and the quartiles of the step."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
@@ -157,7 +157,7 @@ def save_plot(outcome: Outcome, path: str) -> None:
         axis.annotate(f"  {one.step:.0f} ms", (max(one.upper, alone), row), va="center", fontsize=8)
     axis.set_yticks(list(rows), [one.kind for one in found])
     axis.set_xlim(0, max(alone, *(one.upper for one in found)) * 1.12)
-    axis.set_xlabel("ms per step; dashed: one that sends no gradient; coloured: exposed (orange: stock)")
+    axis.set_xlabel("ms per step; dashed: a step that sends no gradient; coloured: exposed (orange: stock)")
     axis.set_title(_title(outcome), fontsize=9)
     axis.grid(visible=True, axis="x", alpha=0.3)
     axis.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Trains a small GPT of Megatron's on its own schedules, and says what came of it: losses, norms, weights, times."""
+"""Trains a small GPT of Megatron on its own schedules, and returns losses, norms, weights and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Setup:
-    """One configuration: sizes of model and parallel groups, and what is switched on."""
+    """One configuration: the sizes of the model and of parallel groups, and the options in use."""
 
     hidden: int = 32
     layers: int = 4
@@ -47,17 +47,17 @@ class Setup:
 
 @dataclass
 class Trained:
-    """What can be compared: two trainings are the same when these are equal."""
+    """The result of a training. Two trainings are equal if these are equal."""
 
     losses: list[float]
     norms: list[float]
     weights: str
-    bucket_groups: int  # that have somebody to communicate with
+    bucket_groups: int  # with more than one rank
     seconds: list[float] = field(compare=False)  # of each step on this rank
 
 
 def train(setup: Setup) -> Trained:
-    """Takes `setup.steps` steps. Every rank of the torch.distributed default group calls it."""
+    """Take `setup.steps` steps. Every rank of the torch.distributed default group calls this."""
     training = Training(setup)
     for _ in range(setup.steps):
         training.step()
@@ -67,26 +67,26 @@ def train(setup: Setup) -> Trained:
 
 
 class Training:
-    """A model with its optimizer, which takes a step when it is told to.
+    """A model with its optimizer.
 
-    Several may live in one process, each with parallel groups of its own; they take turns by activate(). Every rank of
-    the torch.distributed default group makes the same calls.
+    Several trainings can exist in one process, each with its own parallel groups; activate() switches between them.
+    Every rank of the torch.distributed default group makes the same calls.
 
     Attributes:
-        losses: of the steps, where the last stage of the pipeline is; empty elsewhere.
+        losses: of the steps, on the last pipeline stage; empty on the others.
         norms: of the steps' gradients.
         seconds: of the steps, on this rank.
-        steps: how many have been taken, elsewhere before a checkpoint too.
+        steps: number of steps, including those before a checkpoint.
     """
 
     def __init__(self, setup: Setup, prepare: Callable[[torch.nn.Module], None] | None = None) -> None:
-        """`prepare` changes a chunk of the model before it is wrapped."""
+        """`prepare` may change each chunk of the model before it is wrapped."""
         from megatron.core import parallel_state, tensor_parallel
         from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        parallel_state.destroy_model_parallel()  # forgets the groups of another training, which keeps them
+        parallel_state.destroy_model_parallel()  # of another training, which keeps its references
         parallel_state.initialize_model_parallel(
             setup.tp, setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
             expert_model_parallel_size=setup.ep, num_distributed_optimizer_instances=setup.instances,
@@ -99,7 +99,7 @@ class Training:
         for chunk in chunks:
             if prepare:
                 prepare(chunk)
-            chunk.to(torch.cuda.current_device())  # which is the CPU where cpu.py has been installed
+            chunk.to(torch.cuda.current_device())  # the CPU after cpu.install()
         self.model = [
             DistributedDataParallel(self.config, _ddp_config(setup), chunk, disable_bucketing=number > 0)
             for number, chunk in enumerate(chunks)
@@ -128,13 +128,13 @@ class Training:
         self._groups = _parallel_groups()
 
     def activate(self) -> None:
-        """Megatron's functions use this training's groups from now on."""
+        """Let Megatron's functions use the groups of this training."""
         from megatron.core import parallel_state
 
         vars(parallel_state).update(self._groups)
 
     def step(self) -> None:
-        """One step of training."""
+        """Take one training step."""
         begin = time.perf_counter()
         for chunk in self.model:
             chunk.zero_grad_buffer()
@@ -147,7 +147,7 @@ class Training:
         self.losses += [sum(map(_loss, found)) / len(found)] if found else []
 
     def run(self, forward_only: bool) -> list[Any]:
-        """All microbatches forward, and backward too; what the loss function said of each, on the last stage."""
+        """Run all microbatches; returns what the loss function returned for each, on the last stage."""
         setup = self.setup
         return self._run(  # type: ignore[no-any-return]
             forward_step_func=_forward_step(setup), data_iterator=self._data if setup.vpp else self._data[0],
@@ -156,21 +156,21 @@ class Training:
         )  # fmt: skip
 
     def gather(self) -> None:
-        """Parameters are complete on every rank; otherwise they are when the next forward needs them."""
+        """Gather all parameters now, not when the next forward pass needs them."""
         if self.setup.overlap_gather:
             for chunk in self.model:
                 chunk.disable_forward_pre_hook()
                 chunk.enable_forward_pre_hook()
 
     def skip(self, steps: int) -> None:
-        """As many steps have been taken before, elsewhere: their data is left out."""
+        """Skip the data of steps that were taken before a checkpoint."""
         self.steps = steps
         for data in self._data:
             for _ in range(steps * self.setup.microbatches):
                 next(data)
 
     def result(self) -> Trained:
-        """Of all steps so far."""
+        """The result of all steps so far."""
         self.gather()
         digest = hashlib.sha256()
         for chunk in self.model:
@@ -184,7 +184,7 @@ class Training:
         return Trained(list(self.losses), list(self.norms), digest.hexdigest(), groups, list(self.seconds))
 
     def close(self) -> None:
-        """Ends what the ranks share."""
+        """Destroy the parallel groups."""
         from megatron.core import parallel_state
 
         if self.setup.overlap_gather:
@@ -196,7 +196,7 @@ class Training:
 
 
 def _parallel_groups() -> dict[str, Any]:
-    """What Megatron keeps in variables of a module, and so for one model of a process."""
+    """The groups, which Megatron keeps in module variables, so that a process has one set of them."""
     from megatron.core import parallel_state
 
     return {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}

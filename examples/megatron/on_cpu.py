@@ -1,8 +1,8 @@
-"""Runs a script of a Megatron-LM checkout without a GPU, by `-m bps_rdma.megatron`, so with its flags.
+"""Runs a script of a Megatron-LM checkout without a GPU, through `bps_rdma.megatron`, and so with its flags.
 
     torchrun --nproc-per-node 2 examples/megatron/on_cpu.py Megatron-LM/pretrain_gpt.py [its arguments] --use-dpu-reduce
 
-Arguments that a CPU asks for (gloo, nothing fused) are added. Without a flag of bps_rdma's this is stock Megatron.
+Adds the arguments that a CPU requires (gloo, no fused kernels). Without a flag of bps_rdma this is stock Megatron.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # it would ask for properties of the GPU
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron insists, with tensor parallelism
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # it would query the GPU
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron requires it with tensor parallelism
 
 ARGUMENTS = [
     "--distributed-backend", "gloo", "--use-cpu-initialization", "--transformer-impl", "local",
@@ -25,7 +25,7 @@ def main() -> None:
     """Entry point."""
     arguments = sys.argv[1:]
     if arguments and Path(arguments[0]).is_file():
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))  # its Megatron, not one that is installed
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))  # use the Megatron of the checkout
         import cpu
 
         cpu.install()

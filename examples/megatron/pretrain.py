@@ -1,10 +1,10 @@
-"""Pretrains a small GPT on Megatron's own loop, without a GPU, on words that are made here.
+"""Pretrains a small GPT on Megatron's own training loop, without a GPU, on generated data.
 
     torchrun --nproc-per-node 2 examples/megatron/pretrain.py --use-dpu-reduce
     torchrun --nproc-per-node 8 examples/megatron/pretrain.py --tp 2 --pp 2 --use-dpu-reduce
 
-With --checkpoints, the same command goes on where training was ended.
-Without a flag of bps_rdma's this is stock Megatron, over gloo. compare.py trains both ways, side by side.
+With --checkpoints, the same command resumes an interrupted training. Without a flag of bps_rdma this is stock Megatron
+over gloo. compare.py compares both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--steps", type=int, default=10, help="steps of training (default: %(default)s)")
     parser.add_argument(
-        "--checkpoints", type=Path, metavar="FOLDER", help="save every step there, and go on where the last one is"
+        "--checkpoints",
+        type=Path,
+        metavar="FOLDER",
+        help="save every step there, and resume from the last one",
     )
     options = megatron.add_flags(parser).parse_args()
     with ranks(options):
@@ -41,7 +44,7 @@ def main() -> None:
             (loss,) = of_the_last(training.losses[-1:])
             say(f"step {number + 1}: loss {loss:.5f}, norm {training.norms[-1]:.4f}")
         if counted := slowest(training.seconds[2:]):
-            say(f"{1e3 * statistics.median(counted):.1f} ms per step, the first two left out")
+            say(f"{1e3 * statistics.median(counted):.1f} ms per step, without the first two")
         say(f"{sum(counts.values())} buckets over bps_rdma")
         training.close()
 

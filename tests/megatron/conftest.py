@@ -37,10 +37,6 @@ if not torch.cuda.is_available():
     collect_ignore.append("test_gpu.py")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "core: CI runs it on the newest megatron-core, too")
-
-
 def pytest_report_header():
     gpu = "a GPU" if torch.cuda.is_available() else "no GPU: test_gpu.py is left out"
     return f"megatron-core {megatron.core.__version__} from {Path(megatron.core.__file__).parents[2]}, {gpu}"

@@ -68,7 +68,7 @@ def test_side_by_side(tmp_path):
 def test_what_cannot_be_compared_is_said(tmp_path):
     done = run(tmp_path, sys.executable, COMPARE)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: this is no rank of a job")
+    assert done.stderr.startswith("error: this process is not a rank of a job")
     assert "torchrun" in done.stderr
     done = torchrun(tmp_path, COMPARE, "--tp", "3")
     assert done.returncode != 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import cluster
@@ -9,9 +11,9 @@ import cpu
 import gpt
 import pytest
 import torch.distributed as dist
-from gpt import Setup
+from gpt import Setup, Training
 
-TWO_RANKS = {
+CONFIGURATIONS = {
     "plain": Setup(),
     "one microbatch": Setup(microbatches=1),
     "average": Setup(average=True),
@@ -30,6 +32,11 @@ TWO_RANKS = {
     "experts": Setup(experts=4, ep=2),
     "experts, overlap": Setup(experts=4, ep=2, overlap=True),
     "experts, distributed optimizer": Setup(experts=4, distributed_optimizer=True, overlap=True),
+}
+
+# A difference shows in the weights of the next step. `ci/test --all` takes as many steps as the example.
+TWO_RANKS = {
+    name: setup if os.environ.get("BPS_TEST_ALL") else replace(setup, steps=8) for name, setup in CONFIGURATIONS.items()
 }
 
 BOTH_OVERLAPS = {"distributed_optimizer": True, "overlap": True, "overlap_gather": True}
@@ -116,6 +123,65 @@ def check(found: list[dict[str, Any]], setup: Setup) -> None:
     assert any(one["stock"].losses for one in found)
     if setup.overlap and setup.pp == setup.ep == 1:
         assert max(one["ours"].bucket_groups for one in found) > 1, "there was nothing to overlap"
+
+
+def started_before_the_last_gradient(bps: Any, setup: Setup) -> int:
+    """How many buckets were on their way when the last gradient of a step came: the embedding's, the first layer's."""
+    from bps_rdma import megatron
+    from bps_rdma.megatron.communicator import counts
+
+    cpu.install()
+    dist.init_process_group("gloo")
+    with megatron.enabled():
+        training = Training(setup)
+        training.step()
+        before, seen = dict(counts), []
+        embedding = next(training.model[0].parameters())
+        embedding.register_hook(lambda _: seen.append(dict(counts)))
+        training.step()
+        training.close()
+    assert len(seen) == setup.microbatches
+    dist.destroy_process_group()
+    bps.shutdown()
+    return sum(seen[-1][kind] - before[kind] for kind in ("all_reduce", "reduce_scatter"))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("distributed", [False, True], ids=["all-reduce", "reduce-scatter"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+def test_buckets_travel_while_the_backward_pass_goes_on(overlap, distributed):
+    setup = Setup(overlap=overlap, distributed_optimizer=distributed)
+    for started in cluster.run(started_before_the_last_gradient, setup, workers=2, init=False):
+        assert started > 1 if overlap else started == 0
+
+
+def with_a_nan(bps: Any, check: bool) -> str:
+    """Rank 1 has a gradient that is not a number; what it hears of that."""
+    from bps_rdma import megatron
+
+    cpu.install()
+    dist.init_process_group("gloo")
+    with megatron.enabled():
+        training = Training(Setup(overlap=True, average=True, check_nan=check))
+        training.step()
+        if dist.get_rank() == 1:
+            next(training.model[0].parameters()).register_hook(lambda gradient: gradient * float("nan"))
+        try:
+            training.step()
+        except Exception as error:
+            return str(error)
+    assert training.norms[-1] != training.norms[-1], "the NaN did not get into the sum"
+    return "nothing"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "not checked"])
+def test_a_nan_is_found_before_it_is_sent(check):
+    env = {"BPS_TIMEOUT": "20", "BPS_SHUTDOWN_TIMEOUT": "1"}
+    with cluster.start(with_a_nan, check, workers=2, init=False, env=env) as job:
+        found = job.outcomes()[1]
+    assert not found.error, found.error
+    assert ("found NaN in local grad norm" in found.value) == check, found.value
 
 
 @pytest.mark.parametrize("name", cases(TWO_RANKS))

@@ -12,11 +12,6 @@ import pytest
 import bps_rdma
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marks."""
-    config.addinivalue_line("markers", "slow: takes more than 20 s on a quiet machine")
-
-
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees what a launcher, or another test, has set."""

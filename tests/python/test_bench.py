@@ -12,9 +12,9 @@ import cluster
 import pytest
 
 from bps_rdma.bench import memory
-from bps_rdma.bench.contenders import Ours
+from bps_rdma.bench.baselines import PushPull
 from bps_rdma.bench.peers import environments
-from bps_rdma.bench.plan import MPI_PEERS, Case, make_cases
+from bps_rdma.bench.plan import MPI_BASELINES, Case, make_cases
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
 BENCH = [sys.executable, "-c", "from bps_rdma.bench import main; main()"]
@@ -72,7 +72,7 @@ def test_gloo_beside_us_on_a_busy_machine():
     assert speedup["lower"] <= speedup["median"] <= speedup["upper"]
 
 
-@pytest.mark.parametrize("peer", MPI_PEERS)
+@pytest.mark.parametrize("peer", MPI_BASELINES)
 def test_an_mpi_library_beside_us(peer):
     if not (environments.folder(peer) / "bin" / "mpiexec").exists():
         pytest.skip(f"python -m bps_rdma.bench.peers {peer} has not been run")
@@ -114,14 +114,14 @@ def test_how_many_calls_make_a_round():
 
 
 def spoils_a_result(bps):
-    contender = Ours()
-    contender.start(Case("push_pull", "float32", 4096, 1, 2), "plain")
-    contender.prepare(0)
-    contender.run()
-    contender.check(0)
-    contender._arrays[1][77] += 1
+    implementation = PushPull()
+    implementation.start(Case("push_pull", "float32", 4096, 1, 2), "plain")
+    implementation.prepare(0)
+    implementation.run()
+    implementation.check(0)
+    implementation._arrays[1][77] += 1
     try:
-        contender.check(0)
+        implementation.check(0)
     except bps.BpsError as error:
         return str(error)
     return "not noticed"
@@ -171,7 +171,7 @@ def test_a_sweep_says_what_does_not_fit(tmp_path):
     options = ["--sizes", "64K,512M", "--ranks", "2", "--backends", "bps", "--iters", "5", "--memory-limit", "1"]
     done = sweep(*options, "--json", str(kept))
     assert done.returncode == 0, done.stderr
-    assert "left out: 512 MiB with 2 ranks" in done.stdout
+    assert "skipped: 512 MiB with 2 ranks" in done.stdout
     assert "bus bandwidth" in done.stdout
     assert "2 ranks" in done.stdout
     found = json.loads(kept.read_text())
@@ -182,7 +182,7 @@ def test_a_sweep_says_what_does_not_fit(tmp_path):
 def test_a_sweep_in_which_nothing_fits_is_told_and_is_no_error():
     done = sweep("--sizes", "1G", "--backends", "bps", "--memory-limit", "0.5")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("left out: 1 GiB") == 3
+    assert done.stdout.count("skipped: 1 GiB") == 3
     assert "0 results checked" in done.stdout
 
 

@@ -65,7 +65,7 @@ def two_doctors_sum_together(transport, **more):
         out, _ = first.communicate(timeout=60 * cluster.PATIENCE)
     assert first.returncode == 0, out
     for peer in (checks["peer"], {c["name"]: c for c in json.loads(out)["checks"]}["peer"]):
-        assert re.search(rf"64 MiB summed with it over {transport} and compared: [0-9.]+ GB/s", peer["fact"])
+        assert re.search(rf"64 MiB summed with it over {transport} and verified: [0-9.]+ GB/s", peer["fact"])
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

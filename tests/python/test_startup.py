@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cluster
+import numpy as np
 import pytest
 
 import bps_rdma
@@ -24,6 +25,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.alone
 def test_import_is_light_and_starts_nothing():
     done = python(
         """
@@ -44,9 +46,21 @@ def test_import_is_light_and_starts_nothing():
 
 def test_alone_needs_nothing(alone):
     assert (alone.rank(), alone.size(), alone.local_rank(), alone.local_size()) == (0, 1, 0, 1)
+
+
+def test_the_speed_is_that_of_what_was_finished_since_the_last_call(alone):
+    array = np.ones(1_000_000, np.float32)
+    alone.get_pushpull_speed()
+    begin = time.monotonic()
+    for _ in range(5):
+        alone.push_pull_inplace(array, name="x")
+    time.sleep(0.2)
+    shortest = time.monotonic() - begin
     milliseconds, speed = alone.get_pushpull_speed()
+    longest = time.monotonic() - begin + 0.1  # the first call, whose end is not seen here, took less than that
     assert abs(milliseconds / 1000 - time.time()) < 5
-    assert speed >= 0
+    assert 5 * array.nbytes / longest <= speed * 1e6 <= 5 * array.nbytes / shortest
+    assert alone.get_pushpull_speed()[1] == 0, "counted twice"
 
 
 def test_arguments_win_and_sources_are_told(monkeypatch):
@@ -93,6 +107,7 @@ def cpu_while_idle(bps: Any, seconds: float) -> float:
     return used / seconds
 
 
+@pytest.mark.alone
 def test_idle_costs_nothing():
     for share in cluster.run(cpu_while_idle, 5.0, workers=2):
         assert share <= 0.02

@@ -138,17 +138,29 @@ def works_until_an_error(bps: Any) -> tuple[str, str, str, float]:
 
 @pytest.mark.vm
 def test_a_cable_that_is_pulled(cable):
-    """All packets are lost from now on; over TCP (the scheduler, on lo) everybody is alive."""
-    env = {"BPS_TRANSPORT": "rdma", "BPS_TIMEOUT": "30"}
+    """All packets are lost from now on; over TCP (the scheduler, on lo) everybody is alive.
+
+    A device that gives up after its retries names the peer; rxe tries on, and then it is the operation's deadline that
+    ends the wait, and not a heartbeat.
+    """
+    limit = 5 * cluster.PATIENCE
+    env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60", "BPS_TIMEOUT": str(limit)}
     with cluster.start(works_until_an_error, workers=2, env=env, rank_env=over(cable)) as job:
         job.await_marks("working")
         cable.disturb("loss", "100%")
         pulled = time.monotonic()
-        for outcome in job.outcomes(timeout=60):
-            kind, text, hint, came = outcome.value
-            assert kind in ("PeerLostError", "DeadlineError"), text
-            assert hint
-            assert came - pulled < 45 * cluster.PATIENCE
+        found = [outcome.value for outcome in job.outcomes(timeout=60)]
+    first = min(came for _, _, _, came in found)
+    for rank, (kind, text, hint, came) in enumerate(found):
+        if kind == "DeadlineError":
+            assert "'x'" in text, text
+            assert came - pulled > limit / 2, text
+        else:  # of the device, or because the other one has left after its own error
+            assert kind == "PeerLostError", text
+            assert f"worker {1 - rank}" in text or f"server {1 - rank}" in text, text
+        assert hint
+        assert came - first < 5 * cluster.PATIENCE
+    assert first - pulled < limit + 3 * cluster.PATIENCE
 
 
 # ---- The device

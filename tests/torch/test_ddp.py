@@ -38,7 +38,7 @@ def train(ddp: Any, optimizer: Any, bps: Any, steps: int, set_to_none: bool = Tr
 # ---- Parity
 
 
-def parity(bps: Any, strategy: str, dtype: Any) -> float:
+def parity(bps: Any, strategy: str) -> float:
     from bps_rdma.torch import DistributedDataParallel
 
     worst = 0.0
@@ -46,18 +46,18 @@ def parity(bps: Any, strategy: str, dtype: Any) -> float:
         if make is training.Images and bps.size() > 1:
             continue  # batch normalisation sees other batches than a single process does
         for set_to_none in (True, False):
-            alone, model = training.seeded(make).to(dtype), training.seeded(make, bps.rank()).to(dtype)
+            alone, model = training.seeded(make), training.seeded(make, bps.rank())
             ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
             adam = torch.optim.AdamW(alone.parameters(), lr=0.01)
             for step in range(8):
                 adam.zero_grad()
-                training.loss_of(alone(training.batch(step).to(dtype))).backward()
+                training.loss_of(alone(training.batch(step))).backward()
                 adam.step()
             begin, end = training.share(bps.rank(), bps.size())
             adam = torch.optim.AdamW(ddp.parameters(), lr=0.01)
             for step in range(8):
                 adam.zero_grad(set_to_none=set_to_none)
-                training.loss_of(ddp(training.batch(step, begin, end).to(dtype))).backward()
+                training.loss_of(ddp(training.batch(step, begin, end))).backward()
                 adam.step()
             assert training.same_everywhere(bps, model)
             worst = max(worst, training.distance(alone, model))
@@ -66,13 +66,39 @@ def parity(bps: Any, strategy: str, dtype: Any) -> float:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_weights_are_those_of_one_process(workers):
-    for worst in cluster.run(with_every_strategy, parity, torch.float32, workers=workers):
+    for worst in cluster.run(with_every_strategy, parity, workers=workers):
         assert max(worst) < 1e-6
 
 
+def bf16(bps: Any, strategy: str) -> tuple[float, float]:
+    """How far the weights end from those of one process, and how far they have come.
+
+    Plain descent in large steps: one of AdamW's is as long for a wrong gradient, and hardly longer than a rounding.
+    """
+    from bps_rdma.torch import DistributedDataParallel
+
+    start, alone, model = (training.seeded(training.Plain).to(torch.bfloat16) for _ in range(3))
+    descent = torch.optim.SGD(alone.parameters(), lr=0.3)
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
+    sgd = torch.optim.SGD(ddp.parameters(), lr=0.3)
+    begin, end = training.share(bps.rank(), bps.size())
+    for step in range(8):
+        for wrapped, optimizer, batch in (
+            (alone, descent, training.batch(step)), (ddp, sgd, training.batch(step, begin, end)),
+        ):  # fmt: skip
+            optimizer.zero_grad()
+            training.loss_of(wrapped(batch.to(torch.bfloat16))).backward()
+            optimizer.step()
+    assert training.same_everywhere(bps, model)
+    return training.distance(alone, model), training.distance(alone, start)
+
+
 def test_bf16_weights_are_those_of_one_process_within_their_precision():
-    for worst in cluster.run(with_every_strategy, parity, torch.bfloat16, workers=2):
-        assert max(worst) < 0.05
+    """A hundredth or so of the way; without synchronisation it is a third."""
+    for found in cluster.run(with_every_strategy, bf16, workers=2):
+        for apart, moved in found:
+            assert moved > 0.3
+            assert apart < moved / 20
 
 
 def exact(bps: Any, strategy: str) -> None:

@@ -1,4 +1,4 @@
-"""Leaves out the tests that lane.py names in BPS_SUITE_LEAVE; pytest's own --deselect takes beginnings of names."""
+"""Leaves out the tests that run.py names in BPS_SUITE_LEAVE; pytest's own --deselect takes beginnings of names."""
 
 import os
 

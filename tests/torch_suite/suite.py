@@ -1,4 +1,4 @@
-"""torch's own suite for torch.distributed, once: collected by pytest in the process that lane.py starts.
+"""torch's own suite for torch.distributed, once: collected by pytest in the process that run.py starts.
 
 BPS_SUITE says as what: `gloo` is torch's own backend, for comparison; `bps` names ours openly, so that tests which are
 written for gloo or NCCL alone skip it; `bps-as-gloo` presents ours under gloo's name, so that gloo's tests run on it.

@@ -1,19 +1,19 @@
-"""Makes the environments of MPI peers; see environments.py."""
+"""Creates the environments of the MPI baselines; see environments.py."""
 
 from __future__ import annotations
 
 import sys
 
 from bps_rdma.bench.peers import environments
-from bps_rdma.bench.plan import MPI_PEERS, parse_choices
+from bps_rdma.bench.plan import MPI_BASELINES, parse_choices
 from bps_rdma.errors import BpsError
 from bps_rdma.terminal import print_error
 
 
 def main() -> int:
-    """Entry; the status for the shell."""
+    """Entry point; returns the exit status."""
     try:
-        for name in parse_choices(",".join(sys.argv[1:]) or ",".join(MPI_PEERS), MPI_PEERS, "MPI peer"):
+        for name in parse_choices(",".join(sys.argv[1:]) or ",".join(MPI_BASELINES), MPI_BASELINES, "MPI library"):
             print(f"{name}: {environments.make(name)}", flush=True)
     except BpsError as error:
         print_error(error.message, error.hint)

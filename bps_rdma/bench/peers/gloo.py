@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from bps_rdma.bench.contenders import allocate, as_operand
+from bps_rdma.bench.baselines import allocate, as_operand
 from bps_rdma.bench.pattern import Pattern
 from bps_rdma.bench.plan import Case
 
 
 class Gloo:
-    """A contender for push_pull; sums in place, as push_pull_inplace(average=False) does."""
+    """A baseline for push_pull; sums in place, as push_pull_inplace(average=False) does."""
 
     name = "gloo"
 
@@ -20,11 +20,11 @@ class Gloo:
         self._rank = dist.get_rank()
 
     def supports(self, case: Case) -> bool:
-        """Sums only: all_reduce is the one that training uses over gloo."""
+        """Only sums: training uses all_reduce."""
         return case.op == "push_pull"
 
     def start(self, case: Case, memory: str) -> None:
-        """Tensors of its own; gloo copies them in any case, so `memory` makes no difference to it."""
+        """Allocate tensors; gloo copies them anyway, so `memory` makes no difference."""
         self._group = case.tensors
         self._pattern = Pattern(case.dtype, dist.get_world_size())
         self._arrays = [allocate(case.elements, case.dtype, "plain") for _ in range(case.arrays)]
@@ -32,16 +32,16 @@ class Gloo:
         self._tensors = [o if isinstance(o, torch.Tensor) else torch.from_numpy(o) for o in operands]
 
     def prepare(self, round_: int) -> None:
-        """Own values everywhere."""
+        """Fill in this rank's values."""
         for array in self._arrays:
             self._pattern.fill(array, self._rank, round_)
 
     def barrier(self) -> None:
-        """That of gloo."""
+        """The barrier of gloo."""
         dist.barrier()
 
     def run(self) -> None:
-        """The tensors of a call in one go, as Ours does."""
+        """Run all calls; several tensors of one call are started together."""
         if self._group == 1:
             for tensor in self._tensors:
                 dist.all_reduce(tensor)
@@ -51,7 +51,7 @@ class Gloo:
                 work.wait()
 
     def check(self, round_: int) -> int:
-        """Every element of every result."""
+        """Check every element of every result."""
         for array in self._arrays:
             self._pattern.check_sum(array, round_)
         return len(self._arrays)

@@ -1,8 +1,8 @@
-"""`ddp_bench`: one model, trained with each strategy of ours and with torch's DDP, side by side.
+"""`ddp_bench`: trains one model with each strategy of bps_rdma and with torch's DDP, side by side.
 
-How it is put together: cli.py reads the options; launch.py starts the ranks and drives them turn by turn, so that all
-contenders (contenders.py) meet the same machine; member.py is a rank; models.py has the models; figures.py turns times
-into figures, and report.py shows them.
+Structure: cli.py reads the options. launch.py starts the ranks and lets all methods (baselines.py) take turns, so that
+they run under the same conditions. member.py is a rank, models.py has the models. figures.py computes the statistics,
+and report.py shows them.
 """
 
 

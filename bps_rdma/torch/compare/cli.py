@@ -14,7 +14,7 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.run import Interrupted, signals_raise
 from bps_rdma.terminal import wide_console
-from bps_rdma.torch.compare.contenders import KINDS, contenders_of
+from bps_rdma.torch.compare.baselines import KINDS, methods_of
 from bps_rdma.torch.compare.figures import to_json
 from bps_rdma.torch.compare.launch import Plan, Times, run_comparison
 from bps_rdma.torch.compare.models import MODELS
@@ -26,33 +26,34 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command()
 def compare(
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "gpt-25m",
-    strategies: Annotated[str, typer.Option(help=f"Of {','.join(KINDS)}.")] = ",".join(KINDS),
-    buckets: Annotated[str, typer.Option(help="Sizes of buckets in MB, for those that have them.")] = "1,10,100,1000",
-    ranks: Annotated[int, typer.Option(min=1, help="Worker processes to start.")] = 2,
+    strategies: Annotated[str, typer.Option(help=f"Comma-separated, of {','.join(KINDS)}.")] = ",".join(KINDS),
+    buckets: Annotated[str, typer.Option(help="Comma-separated bucket sizes in MB.")] = "1,10,100,1000",
+    ranks: Annotated[int, typer.Option(min=1, help="Number of worker processes to start.")] = 2,
     servers: Annotated[
-        int | None, typer.Option(min=1, help="Dedicated server processes. Default: the workers serve.")
+        int | None,
+        typer.Option(min=1, help="Dedicated server processes. Default: servers inside the workers."),
     ] = None,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples in the batch of a rank.")] = 1,
-    length: Annotated[int, typer.Option(min=2, help="Words of a sample.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of every contender.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, after three that do not count.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch in each rank.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per rank in a batch.")] = 1,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every method.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps per turn, after three warm-up steps.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch per rank.")] = 1,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file; - for stdout.")
+        Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the steps into this file (png, svg, pdf).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the times of steps into this file (png, svg, pdf).")] = None,
 ) -> None:
-    """Train one model with each strategy, turn by turn, and show what a step takes and how much of it is waiting.
+    """Train one model with each method in turns, and show the time of a step and how much of it is spent waiting.
 
-    All contenders start from the same weights and must come to the same ones.
+    All methods start from the same weights and must reach the same weights.
     """
     if model not in MODELS:
-        raise InvalidArgumentError(f"model {model!r} is not known", f"use one of {', '.join(MODELS)}")
+        raise InvalidArgumentError(f"unknown model {model!r}", f"use one of {', '.join(MODELS)}")
     check_folders(json_file if json_file != Path("-") else None, plot)
     kinds = parse_choices(strategies, KINDS, "strategy")
     sizes = _sizes(buckets)
-    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(contenders_of(kinds, sizes)), kinds)
+    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds)
     try:
         with signals_raise():
             times = _run(plan, LocalJob(ranks, servers, transport))
@@ -74,7 +75,7 @@ def _sizes(text: str) -> tuple[float, ...]:
     except ValueError:
         sizes = (0.0,)
     if min(sizes) <= 0:
-        raise InvalidArgumentError(f"bucket sizes {text!r} are not numbers above 0", "write them as in 1,10,100")
+        raise InvalidArgumentError(f"--buckets {text!r} is not a list of positive numbers", "write it as 1,10,100")
     return sizes
 
 

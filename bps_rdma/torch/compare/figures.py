@@ -1,4 +1,4 @@
-"""From times to figures."""
+"""Computes statistics from times."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from bps_rdma.bench.stats import quantile
-from bps_rdma.torch.compare.contenders import ALONE, SYNCS, Contender
+from bps_rdma.torch.compare.baselines import ALONE, SYNCS, Method
 from bps_rdma.torch.compare.launch import Times
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One contender. Times in ms; all are medians over rounds of what was measured in the same round.
+    """The results of one method. Times are in ms; all values are medians over rounds of what one round measured.
 
     Attributes:
-        step: of a whole step; lower and upper are its quartiles.
-        exposed: by how much a step is longer than one that sends nothing.
+        step: time of a whole step; lower and upper are its quartiles.
+        exposed: how much longer a step takes than a step that sends nothing.
         share: exposed / step.
-        hidden: how much of a bare transfer of the same bytes by the same backend is not exposed; below 0 when more
-            time is lost than that transfer takes.
-        speedup: of torch's DDP on gloo with buckets of the same size over this, else of the first such; None
-            without one.
-        exposed_ratio: exposed over that of the same one; None where that one exposes nothing.
+        hidden: the share of a plain transfer of the same bytes over the same backend that is not exposed; below 0
+            when more time is lost than that transfer takes.
+        speedup: over the baseline, which is torch's DDP on gloo with the same bucket size, or with the first size;
+            None without a baseline.
+        exposed_ratio: exposed / the baseline's exposed; None if the baseline exposes nothing.
     """
 
-    contender: Contender
+    method: Method
     step: float
     lower: float
     upper: float
@@ -38,13 +38,13 @@ class Figure:
 
 
 def figures_of(times: Times) -> tuple[float, dict[str, float], list[Figure]]:
-    """(ms of a step alone, ms of the bare transfer per backend, the contenders' figures)."""
+    """(ms of a step without sending, ms of the plain transfer per backend, the results of each method)."""
     per_round = {one: [1e3 * statistics.median(turn) for turn in turns] for one, turns in times.seconds.items()}
-    alone = per_round[Contender(ALONE)]
+    alone = per_round[Method(ALONE)]
     transfers = {
-        backend: statistics.median(per_round[Contender(kind)])
+        backend: statistics.median(per_round[Method(kind)])
         for backend, kind in SYNCS.items()
-        if Contender(kind) in per_round
+        if Method(kind) in per_round
     }
     found = []
     for one, steps in per_round.items():
@@ -69,14 +69,14 @@ def _exposed(steps: list[float], alone: list[float]) -> float:
     return statistics.median(a - b for a, b in zip(steps, alone, strict=True))
 
 
-def _reference(one: Contender, per_round: dict[Contender, list[float]]) -> Contender | None:
+def _reference(one: Method, per_round: dict[Method, list[float]]) -> Method | None:
     peers = [other for other in per_round if other.kind == "ddp-gloo"]
     same = [other for other in peers if other.bucket_mb == one.bucket_mb]
     return next(iter(same or peers), None)
 
 
 def to_json(times: Times) -> dict[str, Any]:
-    """Everything: the plan, the figures and all times, in seconds."""
+    """The plan, the results, and all times in seconds."""
     alone, transfers, found = figures_of(times)
     plan = times.plan
     return {
@@ -92,9 +92,9 @@ def to_json(times: Times) -> dict[str, Any]:
         "transfer_ms": transfers,
         "contenders": [
             {
-                "kind": one.contender.kind,
-                "bucket_mb": one.contender.bucket_mb,
-                **{name: getattr(one, name) for name in Figure.__dataclass_fields__ if name != "contender"},
+                "kind": one.method.kind,
+                "bucket_mb": one.method.bucket_mb,
+                **{name: getattr(one, name) for name in Figure.__dataclass_fields__ if name != "method"},
             }
             for one in found
         ],

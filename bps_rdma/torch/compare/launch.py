@@ -1,4 +1,4 @@
-"""Starts the ranks of a comparison and drives them, turn by turn."""
+"""Starts the ranks of a comparison and lets the methods take turns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
 from bps_rdma.torch.compare import member
-from bps_rdma.torch.compare.contenders import ALONE, SYNCS, Contender
+from bps_rdma.torch.compare.baselines import ALONE, SYNCS, Method
 
 _ANSWER_SECONDS = 600.0
-_WARMUP = 3  # steps: the first meets new memory, the second rebuilds buckets
-# Sums of the same numbers in another order; only with more than two ranks do the contenders differ in that.
+_WARMUP = 3  # steps: the first one touches new memory, the second one rebuilds buckets
+# With more than two ranks, methods add the same numbers in different orders.
 _TOLERANCE = 1e-4
 
 
@@ -30,9 +30,9 @@ class Plan:
 
     Attributes:
         model: one of models.MODELS.
-        samples, length: of a rank's batch: samples of so many words.
-        rounds: how often every contender has its turn.
-        steps: of training in one turn, timed.
+        samples, length: of a rank's batch: number of samples, and tokens per sample.
+        rounds: number of turns of every method.
+        steps: timed training steps in one turn.
         threads: of torch in each rank.
     """
 
@@ -43,46 +43,46 @@ class Plan:
     rounds: int
     steps: int
     threads: int
-    contenders: tuple[Contender, ...]
+    methods: tuple[Method, ...]
     kinds: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured: seconds[contender][round] are the steps of a turn, the slowest rank's each."""
+    """Measurements: seconds[method][round] lists the steps of a turn, each with the time of the slowest rank."""
 
     plan: Plan
     parameters: int
-    seconds: dict[Contender, list[list[float]]]
+    seconds: dict[Method, list[list[float]]]
 
 
 def run_comparison(plan: Plan, job: LocalJob, listener: Callable[[str, float], None]) -> Times:
-    """All rounds; each begins with another contender, so that nobody always follows the same one.
+    """Run all rounds. Each starts with another method, so that no method always follows the same one.
 
-    Raises BpsError when a rank fails, or the weights of two contenders differ.
+    Raises BpsError when a rank fails, or the weights of two methods differ.
     """
-    seconds: dict[Contender, list[list[float]]] = {one: [] for one in plan.contenders}
-    digests: dict[Contender, list[float]] = {}
+    seconds: dict[Method, list[list[float]]] = {one: [] for one in plan.methods}
+    digests: dict[Method, list[float]] = {}
     with Children() as children:
         spawn_helpers(children, job)
         ranks = _start(children, plan, job)
-        parameters = ranks.hear()[0]["parameters"]
-        done, total = 0, plan.rounds * len(plan.contenders)
+        parameters = ranks.gather()[0]["parameters"]
+        done, total = 0, plan.rounds * len(plan.methods)
         for number in range(plan.rounds):
-            turn = number % len(plan.contenders)
-            for contender in plan.contenders[turn:] + plan.contenders[:turn]:
-                listener(f"round {number + 1} of {plan.rounds}: {contender.label}", done / total)
-                answers = ranks.ask(do="turn", steps=plan.steps, warmup=_WARMUP, **asdict(contender))
-                seconds[contender].append([max(of) for of in zip(*(a["seconds"] for a in answers), strict=True)])
-                if contender.kind not in (ALONE, *SYNCS.values()):
+            turn = number % len(plan.methods)
+            for method in plan.methods[turn:] + plan.methods[:turn]:
+                listener(f"round {number + 1} of {plan.rounds}: {method.label}", done / total)
+                answers = ranks.request(do="turn", steps=plan.steps, warmup=_WARMUP, **asdict(method))
+                seconds[method].append([max(of) for of in zip(*(a["seconds"] for a in answers), strict=True)])
+                if method.kind not in (ALONE, *SYNCS.values()):
                     for rank, answer in enumerate(answers):
-                        _check(contender, rank, answer["digest"], digests)
+                        _check(method, rank, answer["digest"], digests)
                 done += 1
-        ranks.ask(do="end")
+        ranks.request(do="end")
         while children.running and (ended := children.wait(60.0)):
             for child in ended:
                 if child.status:
-                    raise BpsError(child.describe_end(), "what it wrote before is above")
+                    raise BpsError(child.describe_end(), "see its output above")
     return Times(plan, parameters, seconds)
 
 
@@ -93,7 +93,7 @@ def _start(children: Children, plan: Plan, job: LocalJob) -> Ranks:
         ours, theirs = socket.socketpair()
         env = job.worker(rank) | {member.CHANNEL: str(theirs.fileno()), member.PLAN: said}
         env |= {"OMP_NUM_THREADS": str(plan.threads)}
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo otherwise looks up this host's name, which may have none
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo resolves the host name, which may fail
         root = str(Path(bps_rdma.__file__).parent.parent)
         code = (
             f"import sys; sys.path = [p for p in sys.path if p] + [{root!r}]; "
@@ -104,13 +104,13 @@ def _start(children: Children, plan: Plan, job: LocalJob) -> Ranks:
     return ranks
 
 
-def _check(contender: Contender, rank: int, digest: list[float], digests: dict[Contender, list[float]]) -> None:
-    """All contenders, and all ranks, must have come to the same weights."""
+def _check(method: Method, rank: int, digest: list[float], digests: dict[Method, list[float]]) -> None:
+    """Check that all methods, on all ranks, have reached the same weights."""
     for other, expected in digests.items():
         worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(digest, expected, strict=True))
         if worst > _TOLERANCE:
             raise BpsError(
-                f"weights of {contender.label!r} on rank {rank} are {worst:.2g} off those of {other.label!r}",
-                "one of the two does not average gradients as it should: please report it",
+                f"the weights of {method.label!r} on rank {rank} differ from those of {other.label!r} by {worst:.2g}",
+                "one of the two does not average gradients correctly; please report it",
             )
-    digests.setdefault(contender, digest)
+    digests.setdefault(method, digest)

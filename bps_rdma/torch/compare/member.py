@@ -1,4 +1,4 @@
-"""One rank of a comparison, as a process of its own; takes its turns as launch.py asks it to."""
+"""One rank of a comparison, as a separate process that serves the requests of launch.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import bps_rdma.torch as bps
 from bps_rdma.errors import BpsError
-from bps_rdma.torch.compare.contenders import SYNCS, Contender, step_of
+from bps_rdma.torch.compare.baselines import SYNCS, Method, step_of
 from bps_rdma.torch.compare.models import make_batch, make_model
 
 CHANNEL = "BPS_COMPARE_CHANNEL"  # descriptor of the socket to the launcher
@@ -23,7 +23,7 @@ PLAN = "BPS_COMPARE_PLAN"  # as JSON: model, samples, length, backends
 
 
 class Member:
-    """Model, data and groups of one rank."""
+    """The model, data and groups of one rank."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         torch.set_num_threads(int(plan["threads"]))
@@ -37,17 +37,17 @@ class Member:
         self._start = [p.detach().clone() for p in self._model.parameters()]
         self.parameters = sum(p.numel() for p in self._model.parameters())
 
-    def turn(self, contender: Contender, steps: int, warmup: int) -> dict[str, Any]:
-        """Trains from the start: some steps that do not count, then `steps` that do.
+    def turn(self, method: Method, steps: int, warmup: int) -> dict[str, Any]:
+        """Train from the initial weights: `warmup` steps, then `steps` timed ones.
 
         Returns:
-            seconds: of each step on this rank; digest: of the weights afterwards.
+            seconds: time of each step on this rank. digest: sums and norms of the weights afterwards.
         """
         with torch.no_grad():
             for parameter, start in zip(self._model.parameters(), self._start, strict=True):
                 parameter.copy_(start)
                 parameter.grad = None
-        step = step_of(contender, self._model, self._batch, self._groups)
+        step = step_of(method, self._model, self._batch, self._groups)
         for _ in range(warmup):
             step()
         dist.barrier()
@@ -57,8 +57,8 @@ class Member:
             step()
             seconds.append(time.perf_counter() - begin)
         del step
-        gc.collect()  # wrappers and modules refer to each other
-        digest = [] if contender.kind in SYNCS.values() else self._digest()
+        gc.collect()  # wrappers and modules form reference cycles
+        digest = [] if method.kind in SYNCS.values() else self._digest()
         return {"seconds": seconds, "digest": digest}
 
     def _digest(self) -> list[float]:
@@ -67,7 +67,7 @@ class Member:
 
 
 def main() -> None:
-    """Serve the launcher until it says `end` or is gone."""
+    """Serve the launcher until it sends `end` or has gone."""
     channel = socket.socket(fileno=int(os.environ[CHANNEL]))
     with channel, channel.makefile("r") as requests, channel.makefile("w") as answers:
         try:
@@ -87,8 +87,8 @@ def _serve(plan: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
         request = json.loads(line)
         if request["do"] == "end":
             break
-        contender = Contender(request["kind"], request["bucket_mb"])
-        _answer(answers, **member.turn(contender, request["steps"], request["warmup"]))
+        method = Method(request["kind"], request["bucket_mb"])
+        _answer(answers, **member.turn(method, request["steps"], request["warmup"]))
     dist.destroy_process_group()
     bps.shutdown()
     _answer(answers, ended=True)

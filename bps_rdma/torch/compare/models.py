@@ -1,4 +1,4 @@
-"""What is trained: a perceptron, and GPT-like transformers of several sizes."""
+"""The models to train: a perceptron, and GPT-like transformers of several sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a transformer: width, layers, heads and words; parameters are about 12 width^2 layers + width words."""
+    """The shape of a transformer, which has about 12 * width^2 * layers + width * words parameters."""
 
     width: int
     layers: int
@@ -29,7 +29,7 @@ MODELS = ("mlp", *SHAPES)
 
 
 class Perceptron(nn.Module):
-    """Three hidden layers of 512."""
+    """A perceptron with three hidden layers of 512."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Perceptron(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of (n, 512) makes the loss."""
+        """The loss of a batch of shape (n, 512)."""
         out: torch.Tensor = (self.layers(x) - 1).pow(2).mean()
         return out
 
 
 class Transformer(nn.Module):
-    """A decoder whose word table is also its last layer."""
+    """A decoder that shares its embedding with the output layer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of (batch, length) makes the loss of guessing each next word."""
+        """The loss of predicting each next token of a batch of shape (batch, length)."""
         x = self.words(tokens)
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length)
@@ -71,13 +71,13 @@ class Transformer(nn.Module):
 
 
 def make_model(name: str) -> nn.Module:
-    """The model of this name, the same on all ranks."""
+    """The model of this name, with the same weights on all ranks."""
     torch.manual_seed(1)
     return Perceptron() if name == "mlp" else Transformer(SHAPES[name])
 
 
 def make_batch(name: str, samples: int, length: int, rank: int) -> torch.Tensor:
-    """What a rank trains on: samples of `length` words, or of 512 numbers for the perceptron."""
+    """The batch of a rank: samples of `length` tokens, or of 512 numbers for the perceptron."""
     generator = torch.Generator().manual_seed(1000 + rank)
     if name == "mlp":
         return torch.randn(samples, 512, generator=generator)

@@ -1,4 +1,4 @@
-"""The table and the picture of a comparison."""
+"""The table and the plot of a comparison."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _title(times: Times) -> str:
     plan = times.plan
     return (
         f"{plan.model}, {times.parameters / 1e6:.1f} M parameters, {plan.ranks} ranks, "
-        f"{plan.samples} x {plan.length} words each, {plan.rounds} rounds of {plan.steps} steps"
+        f"{plan.samples} x {plan.length} tokens each, {plan.rounds} rounds of {plan.steps} steps"
     )
 
 
 def print_report(times: Times, console: Console) -> None:
-    """Prints what was compared, and the figures."""
+    """Print what was compared, and the results."""
     alone, transfers, found = figures_of(times)
     table = Table(title=_title(times), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -32,16 +32,16 @@ def print_report(times: Times, console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
         table.add_row(
-            one.contender.label, f"{one.step:.1f}", f"{one.lower:.1f}-{one.upper:.1f}", f"{one.exposed:.1f}",
+            one.method.label, f"{one.step:.1f}", f"{one.lower:.1f}-{one.upper:.1f}", f"{one.exposed:.1f}",
             f"{one.share:.0%}", f"{one.hidden:.0%}", _or_dash(one.speedup), _or_dash(one.exposed_ratio),
         )  # fmt: skip
     console.print(table)
     bare = ", ".join(f"{backend} {ms:.1f} ms" for backend, ms in transfers.items())
     console.print(
-        f"A step that sends nothing: {alone:.1f} ms. A bare transfer of all gradients: {bare}.\n"
-        "exposed: what a step takes longer than one that sends nothing. times faster, exposed ratio: against torch's "
-        "DDP on gloo with\nbuckets of the same size, else of the first size. All contenders came to the same weights "
-        "on all ranks.",
+        f"A step that sends nothing: {alone:.1f} ms. A plain transfer of all gradients: {bare}.\n"
+        "exposed: how much longer a step takes than a step that sends nothing. times faster, exposed ratio: compared "
+        "with torch's DDP\non gloo with the same bucket size, or with the first size. All methods reached the same "
+        "weights on all ranks.",
         highlight=False,
     )
 
@@ -51,7 +51,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def save_plot(times: Times, path: Path) -> None:
-    """Draws a bar per contender: what a step costs by itself, and what is exposed; quartiles of the step."""
+    """Draw a bar per method: the cost of a step by itself, the exposed time, and the quartiles of the step."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
@@ -61,7 +61,7 @@ def save_plot(times: Times, path: Path) -> None:
     canvas = Canvas(figsize=(8, 1.6 + 0.34 * len(ordered)), layout="constrained")
     axis = canvas.subplots()
     rows = range(len(ordered))
-    colours = [_THEIRS if one.contender.kind == "ddp-gloo" else _OURS for one in ordered]
+    colours = [_THEIRS if one.method.kind == "ddp-gloo" else _OURS for one in ordered]
     axis.barh(rows, [min(alone, one.step) for one in ordered], color=_BASE, height=0.7)
     axis.axvline(alone, color="#888888", linewidth=1, linestyle="--")
     errors = [[one.step - one.lower for one in ordered], [one.upper - one.step for one in ordered]]
@@ -71,9 +71,9 @@ def save_plot(times: Times, path: Path) -> None:
     )
     for row, one in zip(rows, ordered, strict=True):
         axis.annotate(f" {one.step:.0f} ms", (one.upper, row), va="center", fontsize=8)
-    axis.set_yticks(list(rows), [one.contender.label for one in ordered])
+    axis.set_yticks(list(rows), [one.method.label for one in ordered])
     axis.set_xlim(0, max(one.upper for one in ordered) * 1.12)
-    axis.set_xlabel("ms per step; dashed: one that sends nothing; coloured: exposed (orange: torch DDP on gloo)")
+    axis.set_xlabel("ms per step; dashed: a step that sends nothing; coloured: exposed (orange: torch DDP on gloo)")
     axis.set_title(_title(times), fontsize=10)
     axis.grid(visible=True, axis="x", alpha=0.3)
     axis.set_axisbelow(True)

@@ -38,12 +38,12 @@ class WorkerLoopTest : public ::testing::Test {
       server_loops.back()->add_group(*group);
       const transport::ConnectRequest request{
           .address = {}, .hello = {.node = 1}, .deadline = Deadline::after(10), .whom = "server"};
-      ServerConnection& server = worker_loop.add_server(i, static_cast<std::uint32_t>(i), "server", &transport);
-      server.control = transport.attach(transport.connect_control(request), server);
+      ServerConnection& server = worker_loop.add_server(i, static_cast<std::uint32_t>(i), "server", transport);
+      transport::ControlEndpoint* control = transport.attach(transport.connect_control(request), server);
       server_loops.back()->accept(transport.incoming(), &transport);
-      server.data = {transport.attach(transport.connect_data(request), server)};
+      transport::DataEndpoint* data = transport.attach(transport.connect_data(request), server);
       server_loops.back()->accept(transport.incoming(), &transport);
-      worker_loop.open(server);
+      worker_loop.open(server, control, {data});
     }
     for (int i = 0; i < 4; ++i) deliver();
   }

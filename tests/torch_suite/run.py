@@ -1,6 +1,6 @@
 """Runs torch's own suite for torch.distributed on the backend bps, and compares with gloo and with expected.txt.
 
-    .venv/bin/python tests/torch_suite/lane.py [file for the closing line]
+    .venv/bin/python tests/torch_suite/run.py [file for the closing line]
 
 Fails if a test fails, if a test is skipped that gloo passes and expected.txt does not name, or if nothing ran.
 """

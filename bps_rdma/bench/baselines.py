@@ -1,7 +1,7 @@
-"""Those whose rounds are timed: bps_rdma itself here; gloo in peers/gloo.py, the machine's bound in bound.py.
+"""What is measured: bps_rdma itself, here, and its baselines: gloo and MPI in peers/, the upper bound in bound.py.
 
-A contender gets its arrays once per case. A round is then: prepare (not timed), its own barrier, run (timed), check
-(not timed). All contenders of a run live in the same processes and are called in turn.
+Each implementation allocates its arrays once per case. A round consists of prepare (not timed), a barrier, run (timed)
+and check (not timed). Implementations that share the ranks' processes take turns.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bps_rdma.bench.pattern import Array, Pattern, itemsize, numpy_dtype
 from bps_rdma.bench.plan import Case
 
 
-class Contender(Protocol):
-    """One way to do a case, on one rank."""
+class Implementation(Protocol):
+    """One implementation of a case, on one rank: bps_rdma, or a baseline."""
 
     name: str
 
     def supports(self, case: Case) -> bool:
-        """Whether it can do `case` at all; the same answer on every rank."""
+        """Whether it can run `case`; the same answer on every rank."""
 
     def start(self, case: Case, memory: str) -> None:
         """Allocate for `case`; collective."""
@@ -36,10 +36,10 @@ class Contender(Protocol):
         """The round itself."""
 
     def check(self, round_: int) -> int:
-        """Compare all results of `round_`; how many tensors those were. Raises WrongResultError."""
+        """Check all results of `round_`; returns the number of tensors. Raises WrongResultError."""
 
 
-class Ours:
+class PushPull:
     """bps_rdma."""
 
     name = "bps_rdma"
@@ -49,7 +49,7 @@ class Ours:
         self._world = bps_rdma.size()
 
     def supports(self, case: Case) -> bool:
-        """Everything that can be planned."""
+        """Every case."""
         return True
 
     def start(self, case: Case, memory: str) -> None:
@@ -68,7 +68,7 @@ class Ours:
         self._names = [case.name(index) for index in range(case.arrays)]
 
     def prepare(self, round_: int) -> None:
-        """Own values everywhere; in an all_gather in the own part only, so that a missing part is seen."""
+        """Fill in this rank's values; for an all_gather only its own part, so that a missing part is noticed."""
         for index, whole in enumerate(self._wholes):
             if self._case.op == "all_gather":
                 whole.fill(0)
@@ -77,11 +77,11 @@ class Ours:
                 self._pattern.fill(whole, self._rank, round_)
 
     def barrier(self) -> None:
-        """That of bps_rdma."""
+        """The barrier of bps_rdma."""
         bps_rdma.barrier()
 
     def run(self) -> None:
-        """The tensors of a call in one go when there are several and the operation has an asynchronous form."""
+        """Run all calls. Several push_pull tensors of one call are started together, asynchronously."""
         op, group = self._case.op, self._case.tensors
         if op == "push_pull" and group > 1:
             start = bps_rdma.push_pull_async_inplace
@@ -101,7 +101,7 @@ class Ours:
                 bps_rdma.broadcast(array, root=0, name=name)
 
     def check(self, round_: int) -> int:
-        """Every element of every result."""
+        """Check every element of every result."""
         for index, whole in enumerate(self._wholes):
             if self._case.op == "push_pull":
                 self._pattern.check_sum(whole, round_)
@@ -124,7 +124,7 @@ def allocate(elements: int, dtype: str, memory: str) -> Array:
 
 
 def as_operand(array: Array, dtype: str) -> Any:
-    """`array` as an operation takes it: itself, or a torch tensor over the same memory for bfloat16."""
+    """`array` in the form that operations accept: bfloat16 becomes a torch tensor over the same memory."""
     if dtype != "bfloat16":
         return array
     import torch

@@ -1,0 +1,99 @@
+"""The methods that are compared: strategies of bps_rdma, and torch's DDP as baseline. Each wraps the same module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import bps_rdma
+from bps_rdma.torch.ddp import DistributedDataParallel
+from bps_rdma.torch.plan import STRATEGIES
+from bps_rdma.torch.units import shared_tensor
+
+ALONE = "alone"  # backward and step without sending gradients: the cost of a step by itself
+KINDS = (*STRATEGIES, "ddp-gloo", "ddp-bps")
+BUCKETED = ("bucketed", "ddp-gloo", "ddp-bps")  # take a bucket size
+SYNCS = {"gloo": "sync-gloo", "bps": "sync-bps"}  # only sends as many bytes as all gradients have, in one call
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train.
+
+    Attributes:
+        kind: ALONE, one of KINDS, or one of SYNCS.
+        bucket_mb: bucket size in units of 2^20 bytes; 0 for methods without buckets.
+    """
+
+    kind: str
+    bucket_mb: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """For tables and plots."""
+        return f"{self.kind} {self.bucket_mb:g} MB" if self.bucket_mb else self.kind
+
+    @property
+    def backend(self) -> str:
+        """The library that carries the gradients."""
+        return "gloo" if self.kind.endswith("gloo") else "bps"
+
+
+def methods_of(kinds: tuple[str, ...], buckets: tuple[float, ...]) -> list[Method]:
+    """ALONE first, then each kind (kinds with buckets once per size), then the plain transfers."""
+    found = [Method(ALONE)]
+    for kind in kinds:
+        found += [Method(kind, size) for size in buckets] if kind in BUCKETED else [Method(kind)]
+    return found + [Method(SYNCS[backend]) for backend in sorted({one.backend for one in found[1:]})]
+
+
+def step_of(method: Method, model: nn.Module, batch: torch.Tensor, groups: dict[str, Any]) -> Callable[[], None]:
+    """A function that takes one training step, or only sends as many bytes as one step."""
+    if method.kind in SYNCS.values():
+        return _transfer(method, model, groups)
+    wrapped = _wrap(method, model, groups)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    alone = method.kind == ALONE
+
+    def step() -> None:
+        optimizer.zero_grad()
+        wrapped(batch).backward()
+        if alone:
+            # Ranks that wait for each other compute at the same time and compete for memory. Without a barrier they
+            # would drift apart and be faster.
+            dist.barrier()
+        optimizer.step()
+
+    return step
+
+
+def _wrap(method: Method, model: nn.Module, groups: dict[str, Any]) -> nn.Module:
+    if method.kind == ALONE:
+        return model
+    if method.kind in STRATEGIES:
+        return DistributedDataParallel(model, strategy=method.kind, bucket_mb=method.bucket_mb or 25.0)
+    return nn.parallel.DistributedDataParallel(
+        model,
+        process_group=groups[method.backend],
+        bucket_cap_mb=method.bucket_mb,
+        gradient_as_bucket_view=True,
+    )
+
+
+def _transfer(method: Method, model: nn.Module, groups: dict[str, Any]) -> Callable[[], None]:
+    count = sum(p.numel() for p in model.parameters())
+    if method.backend == "gloo":
+        plain = torch.zeros(count)
+        return lambda: dist.all_reduce(plain, group=groups["gloo"])
+    shared = shared_tensor(count, torch.float32)
+
+    def push_pull() -> None:
+        bps_rdma.push_pull_inplace(shared, name="compare.transfer")
+
+    return push_pull

@@ -1,0 +1,62 @@
+// Which bytes of a partition travel, and where they belong: a pure function that the way out and the way back share.
+//
+// Five kinds of operation differ only in this. For each partition of the cut, a member of the group may contribute
+// bytes from its input, may want bytes in its output, or both. Offsets count from the start of the memory that the
+// caller passed, which is the whole tensor or the member's own shard.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/partition.h"
+#include "tensor/push_header.h"
+
+namespace bps::tensor {
+
+// What one member calls.
+struct PlacementRequest {
+  OperationKind kind = OperationKind::kPushPull;
+  bool pushes = true;        // kSplit: push() and pull() are two requests of one round
+  std::uint32_t member = 0;  // the caller's place in the group
+  std::uint32_t root = 0;    // kBroadcast: the member whose bytes everybody gets
+};
+
+struct Placement {
+  std::uint64_t input_offset = 0;   // where the contribution lies, if has_payload()
+  std::uint64_t output_offset = 0;  // where the result belongs, if wants_data()
+  std::uint64_t length = 0;         // bytes of the partition
+  std::uint8_t flags = 0;           // PushFlags
+
+  bool has_payload() const { return (flags & kHasPayload) != 0; }
+  bool wants_data() const { return (flags & kWantsData) != 0; }
+};
+
+// Whether an operation of this kind is cut into one shard per member.
+constexpr bool is_sharded(OperationKind kind) {
+  return kind == OperationKind::kReduceScatter || kind == OperationKind::kAllGather;
+}
+
+// The flags of one partition that lies in `shard`.
+constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t shard) {
+  constexpr std::uint8_t kBoth = kIsPush | kIsPull;
+  const bool own = shard == request.member;
+  switch (request.kind) {
+    case OperationKind::kPushPull: return kBoth | kHasPayload | kWantsData;
+    case OperationKind::kReduceScatter: return kBoth | kHasPayload | (own ? kWantsData : 0);
+    case OperationKind::kAllGather: return kBoth | (own ? kHasPayload : kWantsData);
+    case OperationKind::kBroadcast: return kBoth | (request.root == request.member ? kHasPayload : kWantsData);
+    case OperationKind::kSplit: return request.pushes ? kIsPush | kHasPayload : kIsPull | kWantsData;
+  }
+  return 0;
+}
+
+// `cut` has one shard per member where is_sharded(), and one shard otherwise; `partition` < cut.count().
+inline Placement place(const PlacementRequest& request, const Partitioning& cut, std::uint64_t partition) {
+  const Partitioning::Piece piece = cut.piece(partition);
+  Placement placement{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard)};
+  // The caller's memory on one side is the own shard alone, whose bytes count from zero.
+  if (request.kind == OperationKind::kAllGather) placement.input_offset -= cut.shard_offset(request.member);
+  if (request.kind == OperationKind::kReduceScatter) placement.output_offset -= cut.shard_offset(request.member);
+  return placement;
+}
+
+}  // namespace bps::tensor

@@ -1,0 +1,71 @@
+// The partitions of a worker loop that are on their way, from the push until the answer.
+//
+// A partition's index in the table, with a generation that changes each time the entry is used again, is the immediate
+// of the answer: a late or repeated answer finds nothing. Threading: one thread. Memory grows to the largest number in
+// flight at one time and stays.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/operation.h"
+#include "worker/transport_memory.h"
+
+namespace bps::worker {
+
+class ServerConnection;
+
+struct InFlight {
+  Operation::Cursor* cursor = nullptr;  // null: the entry is free
+  ServerConnection* server = nullptr;
+  std::uint32_t partition = 0;
+  std::uint8_t generation = 0;
+  std::uint64_t length = 0;
+  StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
+};
+
+class InFlightTable {
+ public:
+  std::uint32_t allocate() {
+    if (free_.empty()) {
+      entries_.emplace_back();
+      return static_cast<std::uint32_t>(entries_.size() - 1);
+    }
+    const std::uint32_t index = free_.back();
+    free_.pop_back();
+    return index;
+  }
+  // An entry whose partition was never sent keeps its generation.
+  void free_unsent(std::uint32_t index) {
+    entries_[index] = InFlight{.generation = entries_[index].generation};
+    free_.push_back(index);
+  }
+  void free(std::uint32_t index) {
+    entries_[index] = InFlight{.generation = static_cast<std::uint8_t>(entries_[index].generation + 1)};
+    free_.push_back(index);
+  }
+
+  std::uint32_t size() const { return static_cast<std::uint32_t>(entries_.size()); }
+  InFlight& operator[](std::uint32_t index) { return entries_[index]; }
+
+  std::uint32_t immediate_of(std::uint32_t index) const {
+    return index | std::uint32_t{entries_[index].generation} << kIndexBits;
+  }
+  static std::uint32_t index_of(std::uint32_t immediate) { return immediate & kIndexMask; }
+  // The partition that an immediate from `server` names, or nullptr.
+  InFlight* find(std::uint32_t immediate, const ServerConnection& server) {
+    const std::uint32_t index = index_of(immediate);
+    if (index >= entries_.size()) return nullptr;
+    InFlight& entry = entries_[index];
+    const bool same = entry.cursor != nullptr && entry.server == &server && entry.generation == immediate >> kIndexBits;
+    return same ? &entry : nullptr;
+  }
+
+ private:
+  static constexpr int kIndexBits = 24;
+  static constexpr std::uint32_t kIndexMask = (1U << kIndexBits) - 1;
+  std::vector<InFlight> entries_;
+  std::vector<std::uint32_t> free_;
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,52 @@
+// The way out of a worker loop: takes the most urgent partition for a server that has room, and writes it into a
+// landing slot, or posts a descriptor to a server on the same host that reads it in place.
+//
+// Partitions go out in batches that cost one doorbell. Everything that could fail was set up before an operation
+// entered the send queue, so that nothing here allocates, registers or throws. Threading: the loop's.
+#pragma once
+
+#include <array>
+
+#include "core/metrics.h"
+#include "tensor/control_messages.h"
+#include "tensor/placement.h"
+#include "worker/in_flight.h"
+#include "worker/server_connection.h"
+
+namespace bps::worker {
+
+class Sender {
+ public:
+  Sender(InFlightTable& in_flight, Counters& counters) : in_flight_(in_flight), counters_(counters) {}
+
+  // Bytes that may be under way to one server; 0: no limit.
+  void set_credit(std::uint64_t bytes) { credit_ = bytes; }
+  // Sends to `server` what there is room for; true when anything went out. What is left stays in the server's queue.
+  bool push(ServerConnection& server);
+
+ private:
+  struct Batch {
+    static constexpr std::size_t kMost = 16;
+    std::array<tensor::PushHeader, kMost> headers;
+    std::array<transport::WriteOp, kMost> writes;
+    std::array<transport::Descriptor, kMost> descriptors;
+    std::array<tensor::SlotCredit, kMost> slots;
+    std::array<std::uint32_t, kMost> entries;
+    std::size_t size = 0;
+  };
+
+  bool fill(ServerConnection& server);
+  bool add(ServerConnection& server, Operation::Cursor& cursor);
+  bool is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const;
+  bool stage(ServerConnection& server, InFlight& entry, const tensor::Placement& placement, bool& yields);
+  void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement);
+  std::size_t post(ServerConnection& server);
+  void take_back(ServerConnection& server, std::size_t from);
+
+  InFlightTable& in_flight_;
+  Counters& counters_;
+  std::uint64_t credit_ = 0;
+  Batch batch_;  // a member, because emptying 4 KiB for each call would cost as much as a push
+};
+
+}  // namespace bps::worker

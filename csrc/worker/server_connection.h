@@ -1,0 +1,97 @@
+// The connection of a worker loop to one loop of one server: its endpoints, the landing slots that the server has
+// granted, and what waits to be sent. It is the sink of its endpoints.
+//
+// Every server has a queue and credits of its own, so that a server that is busy never holds up another one.
+// Threading: the loop's.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor/control_messages.h"
+#include "transport/transport.h"
+#include "worker/send_queue.h"
+#include "worker/transport_memory.h"
+
+namespace bps::worker {
+
+class WorkerLoop;
+
+class ServerConnection final : public transport::ControlSink, public transport::DataSink {
+ public:
+  ServerConnection(WorkerLoop& loop, std::uint32_t server_rank, std::string server_name, TransportMemory& registered)
+      : rank(server_rank), name(std::move(server_name)), memory(registered), loop_(loop) {}
+
+  // Set-up: the endpoints, once they are attached with this as their sink.
+  void open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
+    control_ = control;
+    data_ = std::move(data);
+    needs_slots_ = data_.front()->direct() == nullptr;
+  }
+  bool send(const tensor::ControlMessage& message) { return control_->send(encode(message)) == Status::kOk; }
+  std::size_t data_endpoints() const { return data_.size(); }
+  // Same-host servers read partitions in place; others need landing slots to write into.
+  bool needs_slots() const { return needs_slots_; }
+  transport::DirectAccess* direct() const { return data_.front()->direct(); }
+  // The endpoint that the next batch goes out by: round robin.
+  transport::DataEndpoint& next_endpoint() {
+    transport::DataEndpoint& next = *data_[next_data_];
+    next_data_ = (next_data_ + 1) % data_.size();
+    return next;
+  }
+  // From the return on the server cannot write into this process's memory any more, even if it still runs.
+  void abandon();
+  bool is_lost() const { return lost_; }
+  // A sentence that names the cause; empty until lose() was told it.
+  void lose(const std::string& why);
+  const std::string& why_lost() const { return why_lost_; }
+
+  // Landing slots. take_slot() answers false while no slot of a size that `bytes` needs is free.
+  void add_slot(const tensor::SlotCredit& slot) {
+    (tensor::is_small_slot(slot.capacity) ? small_slots_ : large_slots_).push_back(slot);
+  }
+  bool take_slot(std::uint64_t bytes, tensor::SlotCredit& slot);
+
+  // Bytes under way to the server.
+  std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
+  void count_sent(std::uint64_t bytes) { bytes_in_flight_ += bytes; }
+  void count_unsent(std::uint64_t bytes) { bytes_in_flight_ -= bytes; }
+  void count_answered(std::uint64_t bytes) {
+    bytes_in_flight_ -= bytes;
+    answered_ = true;
+  }
+  // Whether nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
+  bool is_stuck();
+  void restart_stuck_timer() { answered_ = true; }
+
+  void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
+  void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
+                     const transport::RemoteSpan& span) override;
+  void on_written(transport::DataEndpoint&, std::uint64_t) override {}
+  void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
+  void on_lost(transport::Endpoint& peer, const std::string& why) override;
+
+  const std::uint32_t rank;
+  const std::string name;  // for errors
+  TransportMemory& memory;
+  SendQueue queue;
+  bool needs_buffer = false;  // waits for a staging buffer beyond the budget, which the next step() adds
+
+ private:
+  WorkerLoop& loop_;
+  transport::ControlEndpoint* control_ = nullptr;
+  std::vector<transport::DataEndpoint*> data_;
+  std::size_t next_data_ = 0;
+  bool needs_slots_ = false;
+  std::vector<tensor::SlotCredit> small_slots_;
+  std::vector<tensor::SlotCredit> large_slots_;
+  std::uint64_t bytes_in_flight_ = 0;
+  bool answered_ = true;  // something, since is_stuck() was asked last
+  Clock::time_point last_answer_{};
+  bool lost_ = false;
+  std::string why_lost_;
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,70 @@
+// What a worker loop has registered with one transport: the callers' blocks, and staging buffers for tensors that the
+// servers behind that transport cannot reach.
+//
+// Staging: plain memory where the kernel forbids copies between processes. A partition is copied into a buffer before
+// the push and out of it after the answer. Buffers are made, and registered, during set-up: reserve() when an operation
+// is admitted, up to the budget; add_buffer() beyond it, when waiting for a free one could last for ever because ranks
+// push in different orders. They are never given back. Threading: one thread.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "transport/region_cache.h"
+#include "transport/shm/shared_memory.h"
+
+namespace bps::worker {
+
+struct StagingBuffer {
+  std::shared_ptr<transport::shm::SharedMemory> memory;
+  transport::RegionPtr region;
+  std::byte* bytes() const { return memory->bytes().data(); }
+};
+
+class TransportMemory {
+ public:
+  TransportMemory(transport::Transport& transport, std::size_t buffer_bytes, std::size_t staging_budget)
+      : regions(transport, kCachedRegions),
+        transport_(transport),
+        buffer_bytes_(buffer_bytes),
+        most_buffers_(std::max<std::size_t>(2, buffer_bytes == 0 ? 0 : staging_budget / buffer_bytes)) {}
+
+  const transport::Transport& transport() const { return transport_; }
+
+  // Set-up; these throw what registering memory throws.
+  void reserve(std::size_t buffers) {
+    while (buffers_.size() < std::min(buffers, most_buffers_)) add_buffer();
+  }
+  void add_buffer() {
+    StagingBuffer made{transport::shm::SharedMemory::create(buffer_bytes_), nullptr};
+    made.region = transport_.register_memory(made.memory->bytes());
+    free_.reserve(buffers_.size() + 1);
+    buffers_.push_back(std::move(made));
+    free_.push_back(&buffers_.back());
+  }
+
+  // nullptr when all are in use.
+  StagingBuffer* take() {
+    if (free_.empty()) return nullptr;
+    StagingBuffer* buffer = free_.back();
+    free_.pop_back();
+    return buffer;
+  }
+  void give_back(StagingBuffer* buffer) { free_.push_back(buffer); }
+
+  transport::RegionCache regions;
+
+ private:
+  static constexpr std::size_t kCachedRegions = 4096;  // an entry is a table row, except on a NIC
+
+  transport::Transport& transport_;
+  const std::size_t buffer_bytes_;
+  const std::size_t most_buffers_;
+  std::deque<StagingBuffer> buffers_;  // a deque: addresses stay
+  std::vector<StagingBuffer*> free_;
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,31 @@
+// The operations whose deadline a loop watches. They stay alive for as long as the loops may touch them.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "worker/operation.h"
+
+namespace bps::worker {
+
+class WatchedOperations {
+ public:
+  // Amortised: the list is walked when it has doubled, and by the deadlines' timer.
+  void add(std::shared_ptr<Operation> operation) {
+    operations_.push_back(std::move(operation));
+    if (operations_.size() >= purge_at_) purge();
+  }
+  void purge() {
+    std::erase_if(operations_, [](const auto& operation) { return operation->over(); });
+    purge_at_ = std::max<std::size_t>(64, 2 * operations_.size());
+  }
+  auto begin() const { return operations_.begin(); }
+  auto end() const { return operations_.end(); }
+
+ private:
+  std::vector<std::shared_ptr<Operation>> operations_;
+  std::size_t purge_at_ = 64;
+};
+
+}  // namespace bps::worker
