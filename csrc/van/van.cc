@@ -90,7 +90,8 @@ class Van::Impl {
       PendingCalls::Call call(session_.calls());
       session_.post(Leave{call.number(), lost_node, std::move(reason)});
       // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
-      (void)call.wait(deadline);
+      const Deadline now = Deadline::after(0);
+      if (session_.wait_for_end(&now) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
     }
     const SchedulerSession::End end = session_.wait_for_end(&deadline);
     if (end == SchedulerSession::End::kSchedulerLost) {
