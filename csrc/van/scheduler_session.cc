@@ -133,7 +133,9 @@ void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
 }
 
 void SchedulerSession::lose_scheduler(const std::string& why) {
-  const std::string text = "the scheduler at " + where_ + " was lost: " + why;
+  std::string text = "the scheduler at " + where_ + " was lost: " + why;
+  // The process that hosts it may have left because of an earlier loss.
+  if (const std::string first = first_loss().second; !first.empty()) text = first + "; after that, " + text;
   connection_.reset();
   if (!joined_) return calls_.break_all(text);
   const Deadline now = Deadline::after(0);
