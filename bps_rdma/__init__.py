@@ -31,9 +31,9 @@ from bps_rdma.errors import (
     UnreachableError,
     VersionError,
 )
+from bps_rdma.group import Group
 from bps_rdma.handle import Handle
 from bps_rdma.job import (
-    Group,
     SettingValue,
     barrier,
     config,

@@ -1,4 +1,4 @@
-"""What the core needs to know of an array: where it lies, how long it is, and its dtype.
+"""The address, size and dtype of an array, as the core needs them.
 
 Accepted: numpy arrays, CPU torch tensors (when torch is imported), anything with DLPack on the CPU or with the buffer
 protocol. Nothing is copied.
@@ -32,12 +32,17 @@ NUMPY_DTYPES: dict[str, Any] = {
 
 
 def describe(array: Any, writable: bool) -> Memory:
-    """Looks at an array without copying it.
+    """Describes the memory of an array without copying it.
+
+    Args:
+        array: see above.
+        writable: whether the core will write to it.
 
     Raises:
-        InvalidTensorError: unsupported type, dtype or device; not contiguous; read-only although `writable` is wanted.
+        InvalidTensorError: its type, dtype or device is not supported; it is not contiguous; it is read-only, and
+            `writable` is True.
     """
-    memory = _core.describe_array(array, writable)  # the way of numpy arrays
+    memory = _core.describe_array(array, writable)  # numpy arrays need no more
     if memory is not None:
         return memory
     torch = sys.modules.get("torch")
@@ -46,7 +51,7 @@ def describe(array: Any, writable: bool) -> Memory:
     return _describe_numpy(_as_numpy(array), writable)
 
 
-@functools.cache  # numpy makes the name anew each time, for 20 µs
+@functools.cache  # numpy builds the name on every access, which takes 20 µs
 def _core_dtype(dtype: Any) -> Any:
     name = dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
     found = NUMPY_DTYPES.get(name)
@@ -83,10 +88,10 @@ def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError) as error:
             raise InvalidTensorError(
-                f"this {type(array).__name__} cannot be shared: {error}", "move it to the CPU first"
+                f"the memory of this {type(array).__name__} cannot be accessed: {error}", "move it to the CPU first"
             ) from error
     raise InvalidTensorError(
-        f"a {type(array).__name__} is not an array",
+        f"an object of type {type(array).__name__} is not an array",
         "pass a numpy array, a CPU torch tensor, or an object with DLPack or the buffer protocol",
     )
 

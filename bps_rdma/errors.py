@@ -1,4 +1,4 @@
-"""The exceptions of bps_rdma: one small hierarchy, each with a hint that is an action."""
+"""The exceptions of bps_rdma: one small hierarchy, each with a hint that tells what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class BpsError(RuntimeError):
     """Base of all errors raised by bps_rdma.
 
     Attributes:
-        hint: what to do about it, one sentence; may be empty.
+        hint: what to do about it, in one sentence; may be empty.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -17,7 +17,7 @@ class BpsError(RuntimeError):
 
 
 class InvalidArgumentError(BpsError, ValueError):
-    """An argument or a setting has a value that cannot be used."""
+    """The value of an argument or a setting cannot be used."""
 
 
 class InvalidTensorError(InvalidArgumentError, TypeError):
@@ -25,29 +25,29 @@ class InvalidTensorError(InvalidArgumentError, TypeError):
 
 
 class MismatchError(BpsError):
-    """Ranks, or two uses of one name, disagree about a tensor, an operation or the job."""
+    """Two ranks, or two uses of one name, differ in a tensor, an operation or the job."""
 
 
 class NotInitializedError(BpsError):
-    """bps_rdma is used before init() or after shutdown()."""
+    """bps_rdma was used before init() or after shutdown()."""
 
 
 class UnknownHandleError(BpsError, KeyError):
-    """A handle is not one of this job's, or its result has already been taken."""
+    """A handle does not belong to this job, or its result has already been taken."""
 
     __str__ = BpsError.__str__
 
 
 class PortTakenError(BpsError, OSError):
-    """Another program listens on the port of the scheduler."""
+    """Another program is listening on the port of the scheduler."""
 
 
 class AuthenticationError(BpsError):
-    """The other side has another secret or belongs to another job."""
+    """A peer has another secret or belongs to another job."""
 
 
 class VersionError(BpsError):
-    """The other side speaks another version of the protocol."""
+    """A peer uses another version of the protocol."""
 
 
 class UnreachableError(BpsError, ConnectionError):
@@ -55,16 +55,16 @@ class UnreachableError(BpsError, ConnectionError):
 
 
 class PeerLostError(BpsError, ConnectionError):
-    """A worker, server or scheduler died or went silent; the message names it."""
+    """A worker, server or scheduler died or stopped responding; the message names it."""
 
 
 class DeadlineError(BpsError, TimeoutError):
-    """Something did not happen within its deadline; the message says what, and who is missing."""
+    """An operation did not complete in time; the message names it and the ranks that are missing."""
 
 
 class TransportError(BpsError, OSError):
-    """The operating system or a peer refused something that the transport needs."""
+    """The operating system or a peer refused a resource that the transport needs."""
 
 
 class InternalError(BpsError):
-    """A state that should be impossible; please report it."""
+    """bps_rdma reached a state that should be impossible; please report it."""

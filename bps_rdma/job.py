@@ -1,4 +1,4 @@
-"""The job that this process is in: joining and leaving it, its groups, its memory, its counters."""
+"""The job of this process: joining and leaving it, its groups, its memory, its counters."""
 
 from __future__ import annotations
 
@@ -6,32 +6,17 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bps_rdma import _core, startup
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
+from bps_rdma.group import Group
 
-
-@dataclass(frozen=True)
-class Group:
-    """Worker ranks that synchronise among themselves.
-
-    Attributes:
-        id: the number under which all members know it; 0 is the world.
-        ranks: worker ranks, ascending.
-    """
-
-    id: int
-    ranks: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,9 +32,15 @@ class SettingValue:
 
 
 class Job:
-    """Everything that lives from init() to shutdown()."""
+    """Everything that lives from init() to shutdown().
 
-    def __init__(self, process: Any, config: Any, world: Group) -> None:
+    Args:
+        process: this process in the core.
+        config: the settings that init() used.
+        world: the group of all workers.
+    """
+
+    def __init__(self, process: _core.Process, config: _core.Config, world: Group) -> None:
         self.process = process
         self.config = config
         self.world = world
@@ -57,7 +48,31 @@ class Job:
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.window_start = time.monotonic()
         self.window_bytes = 0
-        self.at_end: list[Callable[[], None]] = []  # once all its operations are over
+        self._parts: dict[type[Any], Any] = {}
+        self._making = threading.RLock()
+
+    def part(self, kind: type[T]) -> T:
+        """The one object of this class that belongs to the job: made at first use, and closed when the job ends.
+
+        Faces keep their state here instead of in module globals, so that two jobs of one process share nothing.
+
+        Args:
+            kind: called without arguments; if its objects have a method close(), it is called after shutdown().
+        """
+        found: T | None = self._parts.get(kind)
+        if found is None:
+            with self._making:
+                found = self._parts.get(kind)
+                if found is None:
+                    found = self._parts[kind] = kind()
+        return found
+
+    def close(self) -> None:
+        """Ends all parts; called when none of the job's operations is in progress any more."""
+        while self._parts:
+            _, part = self._parts.popitem()
+            if hasattr(part, "close"):
+                part.close()
 
 
 _job: Job | None = None
@@ -75,7 +90,7 @@ def current() -> Job:
 
 
 def init(**settings: object) -> None:
-    """Joins the job; starts whatever is not running yet. Calling it again while it runs does nothing.
+    """Joins the job; starts the members that are not running yet. Further calls have no effect while the job runs.
 
     Args:
         settings: values that override the environment, named without BPS_ and in lower case, for example
@@ -83,23 +98,22 @@ def init(**settings: object) -> None:
 
     Raises:
         InvalidArgumentError: a setting or launcher variable cannot be used.
-        UnreachableError, AuthenticationError, VersionError, PortTakenError: the scheduler or a server cannot be
-            joined.
-        DeadlineError: not all members came within BPS_JOIN_TIMEOUT seconds.
+        UnreachableError, AuthenticationError, VersionError, PortTakenError: the connection to the scheduler or a server
+            failed.
+        DeadlineError: not all members joined within BPS_JOIN_TIMEOUT seconds.
     """
     global _job
     with _lock:
         if _job is not None:
             return
         config = config_with(settings)
-        who = startup.from_config(config)
-        process = _core.Process.start(config, who)
+        process = _core.Process.start(config, startup.from_config(config))
         _job = Job(process, config, Group(0, tuple(range(process.workers))))
         atexit.register(shutdown)
 
 
 def shutdown() -> None:
-    """Leaves the job; waits, up to BPS_SHUTDOWN_TIMEOUT seconds, until all workers do. Without init() does nothing."""
+    """Leaves the job once all workers do, or after BPS_SHUTDOWN_TIMEOUT seconds. Without a job it has no effect."""
     global _job
     with _lock:
         if _job is None:
@@ -109,9 +123,8 @@ def shutdown() -> None:
         try:
             job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
         finally:
-            for end in job.at_end:
-                end()
-        _core.release_orphans(all=True)  # nothing can be written into them any more
+            job.close()
+        _core.release_orphans(all=True)  # no peer can write into them any more
 
 
 def is_initialized() -> bool:
@@ -121,7 +134,7 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """Rank of this worker, from 0."""
-    return current().process.rank  # type: ignore[no-any-return]
+    return current().process.rank
 
 
 def size() -> int:
@@ -130,17 +143,21 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Rank of this worker on its host, as the launcher said; 0 without one."""
-    return int(current().config.text("BPS_LOCAL_RANK") or 0)
+    """Rank of this worker on its host, as set by the launcher; 0 without a launcher. Can be called without a job."""
+    return int(_settings().text("BPS_LOCAL_RANK") or 0)
 
 
 def local_size() -> int:
-    """Workers on this host, as the launcher said; 1 without one."""
-    return int(current().config.text("BPS_LOCAL_SIZE") or 1)
+    """Number of workers on this host, as set by the launcher; 1 without a launcher. Can be called without a job."""
+    return int(_settings().text("BPS_LOCAL_SIZE") or 1)
+
+
+def _settings() -> _core.Config:
+    return _job.config if _job is not None else _core.Config()
 
 
 def config_with(settings: Mapping[str, object]) -> Any:
-    """The settings that init() would use with these arguments."""
+    """The settings that init() uses with these arguments."""
     config = _core.Config()
     for name, value in settings.items():
         text = ("1" if value else "0") if isinstance(value, bool) else str(value)
@@ -149,11 +166,11 @@ def config_with(settings: Mapping[str, object]) -> Any:
 
 
 def config() -> list[SettingValue]:
-    """Every setting with its value and where that came from. Works before init() too.
+    """Every setting with its value and the source of the value. Can be called before init().
 
     The value of a secret is only "set" or "unset".
     """
-    values = _job.config if _job is not None else _core.Config()
+    values = _settings()
     return [
         SettingValue(name, _shown(values, name, secret), values.source(name), default, tuple(aliases.split()), text)
         for name, aliases, default, text, secret in _core.Config.table()
@@ -169,15 +186,15 @@ def _shown(values: Any, name: str, secret: bool) -> str:
 
 
 def new_group(ranks: Iterable[int], name: str = "") -> Group:
-    """Makes (or finds) the group of some worker ranks. Every rank of the group calls it, others need not.
+    """Creates the group of some worker ranks, or finds it. Only the ranks of the group call this.
 
     Args:
         ranks: worker ranks, in any order.
-        name: tells groups of the same ranks apart.
+        name: distinguishes groups of the same ranks.
 
     Raises:
-        InvalidArgumentError: a rank twice or out of range, or this rank not among them.
-        DeadlineError, PeerLostError: a member did not call it in time, or is gone.
+        InvalidArgumentError: a rank occurs twice or is out of range, or this rank is not among them.
+        DeadlineError: a member did not call it in time. PeerLostError: a member was lost.
     """
     job = current()
     members = sorted(ranks)
@@ -200,14 +217,14 @@ def barrier(group: Group | None = None, timeout: float | None = None) -> None:
 
     Raises:
         DeadlineError: after `timeout` seconds (default: BPS_TIMEOUT); names the missing ranks.
-        PeerLostError: a rank of the group is gone.
+        PeerLostError: a rank of the group was lost.
     """
     job = current()
     job.process.barrier(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
 
 
 def group_of(job: Job, group: Group | None) -> Group:
-    """The group that an argument means: by default all workers."""
+    """The group that is passed as an argument; None: all workers."""
     if group is None:
         return job.world
     if job.groups.get(group.id) != group:
@@ -219,14 +236,14 @@ def group_of(job: Job, group: Group | None) -> Group:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
-    """A zeroed numpy array that the other processes of this host can map: synchronising it copies nothing.
+    """A zeroed numpy array that the other processes of this host can map, so that it is synchronised without copies.
 
     Args:
         shape: as for numpy.empty.
         dtype: as for numpy.empty; any that push_pull takes.
 
     Raises:
-        TransportError: memory is short.
+        TransportError: there is not enough shared memory.
     """
     wanted = np.dtype(dtype)
     extent = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -237,22 +254,13 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     return array.reshape(extent)
 
 
-def _forget(identity: int) -> None:
-    job = _job
-    if job is not None:
-        job.process.forget_memory(identity)
-
-
-_core.when_block_gone(_forget)
-
-
-# ---- Seeing
+# ---- Counters
 
 
 def metrics() -> dict[str, Any]:
     """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
 
-    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h says what each one means.
+    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h explains each one.
     """
     process = current().process
     return {"total": dict(process.metrics()), "transports": list(process.routes)}

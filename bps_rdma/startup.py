@@ -1,4 +1,4 @@
-"""Who is this process? Turns the variables that launchers set into a `_core.Startup`.
+"""The role of this process in the job: turns the variables that launchers set into a `_core.Startup`.
 
 Three ways to start (architecture: Start-up):
 
@@ -24,12 +24,12 @@ def from_config(config: Any) -> Any:
     """The Startup of this process.
 
     Raises:
-        InvalidArgumentError: variables contradict each other or are missing; says which.
+        InvalidArgumentError: variables contradict each other or are missing; names them.
     """
     role = config.text("BPS_ROLE") or "joint"
     if role not in ("worker", "joint"):
         raise InvalidArgumentError(
-            f"init() is for workers, and BPS_ROLE (or DMLC_ROLE) is {role!r}",
+            f"init() starts workers, but BPS_ROLE (or DMLC_ROLE) is {role!r}",
             "start servers with bps-server and the scheduler with bps-scheduler (or bpslaunch)",
         )
     startup = _core.Startup()
@@ -57,7 +57,7 @@ def _rank_and_world(config: Any) -> tuple[int, int]:
     local_size = _integer(config, "BPS_LOCAL_SIZE", default=1)
     local_rank = _integer(config, "BPS_LOCAL_RANK", default=0)
     if config.text("BPS_ROLE") and config.text("BPS_NUM_WORKERS"):
-        # BytePS counts machines; every local process of a machine is a worker.
+        # BytePS counts machines, and every local process of a machine is a worker.
         world = _integer(config, "BPS_NUM_WORKERS", default=1) * local_size
         by_machine = _integer(config, "BPS_WORKER_ID", default=0) * local_size + local_rank
         named = config.source("BPS_RANK") in ("argument", "BPS_RANK", "BYTEPS_GLOBAL_RANK")
@@ -92,10 +92,10 @@ def _embedded(config: Any, startup: Any) -> None:
         startup.scheduler_host = "127.0.0.1"
         startup.scheduler_ports = [0]
         return
-    # All ranks see the same variables, so all derive the same job, secret and ports. A secret of one's own
-    # (BPS_SECRET) is what keeps other users of the hosts out; `bps run` makes one.
+    # All ranks have the same variables, so all derive the same job, secret and ports. Only a random secret (BPS_SECRET)
+    # keeps other users of the hosts out; `bps run` makes one.
     parts = [config.text("BPS_JOB_ID")]
-    if config.source("BPS_JOB_ID") != "argument":  # an argument says it all; see torch/start.py
+    if config.source("BPS_JOB_ID") != "argument":  # an argument identifies the job by itself; see torch/start.py
         parts += [
             config.text("BPS_ROOT_URI"),
             os.environ.get("MASTER_PORT", ""),
@@ -107,8 +107,8 @@ def _embedded(config: Any, startup: Any) -> None:
     if config.text("BPS_ROOT_PORT"):
         startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
         return
-    # Below the range from which the system hands out ports (32768 and up). Rank 0 takes the first free one; the
-    # others find it because only the scheduler of this job lets them in.
+    # Below the range of the system's ephemeral ports (32768 and up). Rank 0 takes the first free one; the other ranks
+    # find it because only the scheduler of this job accepts them.
     pool = hashlib.sha256(digest).digest()
     startup.scheduler_ports = [
         12000 + int.from_bytes(pool[2 * i : 2 * i + 2], "big") % 20000 for i in range(_PORT_CANDIDATES)

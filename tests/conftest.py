@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all suites have in common: which tests run only on request, and which want the machine for themselves."""
 
 from __future__ import annotations
@@ -5,6 +6,16 @@ from __future__ import annotations
 import os
 
 import pytest
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes a `transport` runs over each of TRANSPORTS of the module that it is collected in.
+
+    tests/rdma imports such tests from tests/python, and says TRANSPORTS = ["rdma"].
+    """
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "transport" in metafunc.fixturenames and not any("transport" in str(mark.args[0]) for mark in marks):
+        metafunc.parametrize("transport", getattr(metafunc.module, "TRANSPORTS", ["shm", "tcp"]))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,10 +1,10 @@
-"""bps_rdma under Megatron-LM, from megatron-core 0.14 on, without an edit of it.
+"""bps_rdma for Megatron-LM (megatron-core 0.14 or later), without changes to its files.
 
 import bps_rdma.megatron
 
 bps_rdma.megatron.enable()  # once, before the model is built
 
-or, for a script that stays as it is: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`.
+or, for an unchanged script: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`.
 """
 
 from bps_rdma.megatron.adapter import attach, disable, enable, enabled

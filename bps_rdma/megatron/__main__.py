@@ -1,7 +1,7 @@
-"""`python -m bps_rdma.megatron pretrain_gpt.py ...`: a script of Megatron's, unchanged, with flags of ours.
+"""`python -m bps_rdma.megatron pretrain_gpt.py ...` runs an unchanged script of Megatron's with the flags of bps_rdma.
 
-Start it as that script is started: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`. Without a
-flag of ours nothing of Megatron is touched.
+Start it as that script is started: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`. Without
+one of the flags Megatron is not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main(arguments: list[str] | None = None) -> None:
             )
         script = Path(arguments[0])
         if not script.is_file():
-            raise InvalidArgumentError(f"there is no script {script}", "name Megatron's pretrain_gpt.py, or yours")
+            raise InvalidArgumentError(
+                f"the script {script} does not exist", "name Megatron's pretrain_gpt.py, or your own"
+            )
         sys.argv = arguments
         sys.path.insert(0, str(script.resolve().parent))
         _switch_on(arguments)
@@ -37,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _switch_on(arguments: list[str]) -> None:
-    """At once, for scripts that parse by themselves; what Megatron's own parser finds is looked at then."""
+    """Enables at once, for scripts with a parser of their own, and again with what Megatron's own parser finds."""
     wanted = {name_of(flag): True for flag in FLAGS if flag in arguments}
 
     def look(options: Any) -> None:

@@ -1,15 +1,14 @@
-"""Puts push/pull under Megatron's DistributedDataParallel, without an edit of Megatron and without its code.
+"""Makes Megatron's DistributedDataParallel use push/pull, without changing Megatron's files or copying its code.
 
-After a DistributedDataParallel has been made, the group on which each of its bucket groups communicates is replaced by
-a Communicator. These attributes are read only inside the bucket groups' own methods, which have changed in every
-release while the attributes have not (0.14 to 0.19): replacing them needs nothing of those methods' bodies.
+After a DistributedDataParallel has been made, the communication group of each of its bucket groups is replaced by a
+Communicator. These attributes are read only inside the bucket groups' own methods. The methods have changed in every
+release while the attributes have not (0.14 to 0.19), so replacing them depends on no method's body.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,28 +20,27 @@ from bps_rdma.megatron.order import watch_order
 from bps_rdma.megatron.support import check_options, check_version
 from bps_rdma.torch import start
 from bps_rdma.torch.backend import Options
+from bps_rdma.torch.names import unique
 
 _GROUPS = (
     "data_parallel_group",
     "intra_distributed_optimizer_instance_group",
     "inter_distributed_optimizer_instance_group",
 )
-_numbers = itertools.count()  # of model chunks: ranks of a data-parallel group make theirs in the same order
-_undo: list[Callable[[], None]] = []
+_undo: list[Callable[[], None]] = []  # how to restore the classes of Megatron that are patched in this process
 
 
 def enable(config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp_reduce: bool | None = None) -> bool:
-    """From now on gradients of every Megatron DistributedDataParallel that is made go through push/pull.
+    """Makes every Megatron DistributedDataParallel that is constructed from now on use push/pull for its gradients.
 
-    Call it once at start-up, before the model is built. Without the flags nothing is touched: Megatron is then as it
-    was, function for function.
+    Call it once at start-up, before the model is built. Without the flags Megatron is not changed at all.
 
     Args:
-        config: Megatron's arguments or a DistributedDataParallelConfig; its `use_dpu_reduce` and `use_dpu_tp_reduce`
-            say what is wanted, where they are there. None: gradients are.
-        use_dpu_reduce: gradients and the distributed optimizer's parameters; overrides `config`.
-        use_dpu_tp_reduce: collectives of tensor parallelism too, by a group that bps_rdma's torch.distributed backend
-            serves; overrides `config`.
+        config: Megatron's arguments or a DistributedDataParallelConfig, from which `use_dpu_reduce` and
+            `use_dpu_tp_reduce` are read where it has them. None: use_dpu_reduce alone.
+        use_dpu_reduce: synchronise gradients and the distributed optimizer's parameters; overrides `config`.
+        use_dpu_tp_reduce: also the collectives of tensor parallelism, through a group of bps_rdma's torch.distributed
+            backend; overrides `config`.
 
     Returns:
         Whether anything is enabled.
@@ -72,14 +70,14 @@ def enable(config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp
 
 
 def disable() -> None:
-    """Megatron is as it was. Models that have been made keep what they have."""
+    """Undoes enable(). Models that have been made keep using push/pull."""
     while _undo:
         _undo.pop()()
 
 
 @contextlib.contextmanager
 def enabled(config: Any = None, **flags: bool) -> Iterator[bool]:
-    """enable() for a while: models that are made in here."""
+    """enable() for the models that are made within this context."""
     try:
         yield enable(config, **flags)
     finally:
@@ -103,24 +101,24 @@ def _then_attach(initialise: Any) -> Any:
 
 
 def attach(ddp: Any) -> int:
-    """Puts push/pull under one DistributedDataParallel of Megatron's; every rank of its data-parallel groups calls it.
+    """Makes one DistributedDataParallel of Megatron's use push/pull; every rank of its data-parallel groups calls it.
 
-    Joins the job first, over torch.distributed's default group, if that has not been done.
+    Joins the job first, with the ranks of torch.distributed's default group, if this process has not joined it.
 
     Returns:
         How many groups of bucket groups have been replaced; 0 where a data-parallel group has one rank only.
 
     Raises:
-        InvalidArgumentError: an option of `ddp` is not supported, or it is not what this was made for.
+        InvalidArgumentError: an option of `ddp`, or its version, is not supported.
     """
     check_options(ddp.ddp_config)
     start.init()
-    chunk = next(_numbers)
+    chunk = unique("megatron")  # ranks of a data-parallel group make their model chunks in the same order
     replaced = 0
     for kind in ("bucket_groups", "expert_parallel_bucket_groups"):
         groups = getattr(ddp, kind)
         for number, bucket_group in enumerate(groups):
-            name = f"megatron {chunk} {kind.removesuffix('bucket_groups')}{number}"
+            name = f"{chunk} {kind.removesuffix('bucket_groups')}{number}"
             # The last bucket group is sent last, and its parameters are what the next forward needs first.
             replaced += _attach_to(bucket_group, name, priority=number)
     follow_moves(ddp)
@@ -142,7 +140,7 @@ def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
             replaced += 1
     if not known:
         raise InvalidArgumentError(
-            f"this {type(bucket_group).__name__} has no communication group that is known: {', '.join(_GROUPS)}",
+            f"this {type(bucket_group).__name__} has none of the known communication groups: {', '.join(_GROUPS)}",
             "this version of Megatron is not supported yet: please report it",
         )
     return replaced
@@ -158,7 +156,7 @@ def _then_replace_tensor_group(initialise: Any) -> Any:
 
 
 def replace_tensor_group() -> None:
-    """Tensor parallelism communicates by bps_rdma from now on; every rank calls it, before models are built."""
+    """Makes tensor parallelism communicate through bps_rdma; every rank calls it, before models are built."""
     import torch.distributed as dist
     from megatron.core import parallel_state
 

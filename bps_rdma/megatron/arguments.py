@@ -8,12 +8,12 @@ from typing import Any
 
 FLAGS = {
     "--use-dpu-reduce": "synchronise gradients by push/pull (bps_rdma)",
-    "--use-dpu-tp-reduce": "tensor parallelism's collectives by bps_rdma, too",
+    "--use-dpu-tp-reduce": "run the collectives of tensor parallelism through bps_rdma, too",
 }
 
 
 def add_flags(parser: Any) -> Any:
-    """Adds the flags to a parser of Megatron's; also fits `extra_args_provider`, for versions before 0.17."""
+    """Adds the flags to a parser of Megatron's; can be passed as `extra_args_provider` to versions before 0.17."""
     group = parser.add_argument_group(title="bps_rdma")
     for flag, text in FLAGS.items():
         if flag in parser._option_string_actions:
@@ -23,15 +23,15 @@ def add_flags(parser: Any) -> Any:
 
 
 def name_of(flag: str) -> str:
-    """Of the attribute that a flag becomes."""
+    """The name of the attribute that holds a flag."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 def extend_parser(then: Callable[[Any], None]) -> bool:
-    """Makes Megatron's parser know the flags, and calls `then` with what has been parsed, before Megatron sees it.
+    """Adds the flags to Megatron's parser, and calls `then` with the parsed arguments before Megatron uses them.
 
     Returns:
-        False where there is no such parser: megatron.training is missing, or cannot be imported.
+        False if there is no such parser: megatron.training is missing, or cannot be imported.
     """
     try:
         from megatron.training import arguments
@@ -57,7 +57,7 @@ def extend_parser(then: Callable[[Any], None]) -> bool:
 
 
 def extend_yaml(then: Callable[[Any], None]) -> None:
-    """The same for `--yaml-cfg`: what Megatron finds in that file replaces the whole command line."""
+    """The same for `--yaml-cfg`: the contents of that file replace the whole command line."""
     from megatron.training import yaml_arguments
 
     load = yaml_arguments.load_yaml

@@ -1,31 +1,55 @@
-"""What stands in the place of a bucket group's communication group: its collectives are push/pull operations of ours.
+"""The replacement of a bucket group's communication group: its collectives are push/pull operations of bps_rdma.
 
-Megatron calls three of them, through torch's coalescing manager, and keeps everything else (broadcasts of parameters,
-norms, checkpoints) on groups of its own. Gradients and parameters are used where they lie in Megatron's buffers,
-or staged from there where that is a GPU.
+Megatron calls three of them, through torch's coalescing manager, and uses groups of its own for everything else
+(broadcasts of parameters, norms, checkpoints). Gradients and parameters are used in place in Megatron's buffers, or
+staged from there where those are on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from bps_rdma import Group, Handle
+from bps_rdma import Group, job
 from bps_rdma.errors import InvalidTensorError
-from bps_rdma.torch.backend.dense import operation
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.staging import StagedOperation, all_gather, all_reduce, reduce_scatter
+from bps_rdma.torch.transfer import AnyHandle, all_gather, all_reduce, reduce_scatter
 
-counts = {"all_reduce": 0, "reduce_scatter": 0, "all_gather": 0}  # tensors of this process; for tests and the curious
+_KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+class _Counted:
+    """The tensors that went through bps_rdma in one job, by kind of collective."""
+
+    def __init__(self) -> None:
+        self.tensors = dict.fromkeys(_KINDS, 0)
+
+
+class _Counts(Mapping[str, int]):
+    """Kind of collective -> tensors of this process that went through bps_rdma in the running job; 0 without a job."""
+
+    def __getitem__(self, kind: str) -> int:
+        return job.current().part(_Counted).tensors[kind] if job.is_initialized() else dict.fromkeys(_KINDS, 0)[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_KINDS)
+
+    def __len__(self) -> int:
+        return len(_KINDS)
+
+
+counts = _Counts()
 
 
 class Communicator:
     """The collectives of one bucket group.
 
     Args:
-        stock: the group that Megatron would use; who takes part is asked of it.
+        stock: the group that Megatron would use; it has the ranks.
         group: ours of the same ranks; None: all workers.
         name: of this bucket group among all of this process; the same on all ranks of the group.
         priority: higher goes first.
@@ -52,24 +76,21 @@ class Communicator:
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> BpsWork:
         """Every rank's tensors become the sums (or means) of all, in place."""
         op = _operation(opts)
-        counts["all_reduce"] += len(tensors)
+        _count("all_reduce", tensors)
         return _work(
-            [
-                all_reduce(tensor, self._key("sum", place), op, self._priority, self._group)
-                for place, tensor in enumerate(tensors)
-            ],
+            [all_reduce(tensor, self._options("sum", place, op)) for place, tensor in enumerate(tensors)],
             tensors,
         )
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
     ) -> BpsWork:
-        """All is pushed, only the own shard is pulled: `outputs` are this rank's shards, views of `inputs` or not."""
+        """Pushes all and pulls only the own shard: `outputs` are this rank's shards, which may be views of `inputs`."""
         op = _operation(opts)
-        counts["reduce_scatter"] += len(outputs)
+        _count("reduce_scatter", outputs)
         return _work(
             [
-                reduce_scatter(part, whole, self._key("shard", place), op, self._priority, self._group)
+                reduce_scatter(part, whole, self._options("shard", place, op))
                 for place, (part, whole) in enumerate(zip(outputs, inputs, strict=True))
             ],
             outputs,
@@ -78,11 +99,11 @@ class Communicator:
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BpsWork:
-        """Only the own shard is pushed, all is pulled."""
-        counts["all_gather"] += len(outputs)
+        """Pushes only the own shard and pulls all."""
+        _count("all_gather", outputs)
         return _work(
             [
-                all_gather(whole, part, self._key("gather", place), self._priority, self._group)
+                all_gather(whole, part, self._options("gather", place))
                 for place, (whole, part) in enumerate(zip(outputs, inputs, strict=True))
             ],
             outputs,
@@ -92,16 +113,20 @@ class Communicator:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _key(self, kind: str, place: int) -> str:
-        return f"{self._name} {kind} {place}"
+    def _options(self, kind: str, place: int, op: ReduceOp = ReduceOp.sum) -> Options:
+        return Options(op, f"{self._name} {kind} {place}", self._priority, self._group)
 
 
-def _work(handles: Sequence[Handle | StagedOperation], tensors: list[torch.Tensor]) -> BpsWork:
+def _count(kind: str, tensors: Sequence[torch.Tensor]) -> None:
+    job.current().part(_Counted).tensors[kind] += len(tensors)
+
+
+def _work(handles: Sequence[AnyHandle], tensors: list[torch.Tensor]) -> BpsWork:
     return BpsWork("push_pull", handles, (), tensors, tensors)
 
 
-def _operation(opts: Any) -> str:
+def _operation(opts: Any) -> ReduceOp:
     found = operation(opts.reduceOp)
     if found is None:
         raise InvalidTensorError(f"servers cannot reduce by {opts.reduceOp}", "leave out --use-dpu-reduce")
-    return str(found.name)
+    return found

@@ -1,8 +1,8 @@
-"""Adapters (LoRA) that silently never train, and the cure.
+"""Finds and cures adapters (LoRA) that get no gradients.
 
 Full recomputation checkpoints a layer by an autograd function whose output needs a gradient only if a tensor input
-does. With a frozen embedding the first stage's input does not, so the layer's trained parameters get no gradient, and
-nobody says so; at any pipeline size, for the first stage.
+does. With a frozen embedding the input of the first stage does not, so the trained parameters of that stage get no
+gradient, without an error, at any pipeline size.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 
 def let_embeddings_pass_gradients(model: torch.nn.Module) -> int:
-    """The cure: makes the outputs of frozen embeddings need a gradient while training.
+    """Makes the outputs of frozen embeddings require a gradient during training, so that adapters get theirs.
 
     Args:
         model: a model or chunk of Megatron's, wrapped or not.
 
     Returns:
-        How many embeddings have been changed.
+        The number of embeddings that have been changed.
     """
 
     def need_gradient(module: torch.nn.Module, _: Any, output: Any) -> Any:
@@ -40,10 +40,10 @@ def let_embeddings_pass_gradients(model: torch.nn.Module) -> int:
 
 
 def watch_first_step(ddp: Any) -> None:
-    """Warns at the end of the first backward of trained parameters that it did not reach; then watches no more.
+    """Warns after the first backward of trained parameters that it did not reach. Later steps are not checked.
 
-    Nothing is read from a GPU for that: autograd says whom it reaches. A gradient of zeros, as the A matrices of LoRA
-    have at first, is a gradient.
+    This uses hooks of autograd and reads nothing from a GPU. A gradient of zeros, as the A matrices of LoRA have at
+    first, counts as a gradient.
 
     Args:
         ddp: a DistributedDataParallel of Megatron's.
@@ -51,7 +51,7 @@ def watch_first_step(ddp: Any) -> None:
     waiting: dict[str, Any] = {}  # name -> the handle of its hook
     delayed = getattr(ddp.ddp_config, "delay_wgrad_compute", False)
     for name, parameter in ddp.module.named_parameters():
-        # Some gradients are made after backward, by other means.
+        # Some gradients are computed after backward, without hooks.
         if parameter.requires_grad and not (delayed and getattr(parameter, "skip_backward_post_hook", False)):
             waiting[name] = parameter.register_hook(_reached(waiting, name))
     finish = ddp.finish_grad_sync
@@ -80,10 +80,10 @@ def _reached(waiting: dict[str, Any], name: str) -> Any:
 
 
 def warn_of_untrained(models: Iterable[torch.nn.Module]) -> list[str]:
-    """Looks at the gradients of a step, before the optimizer uses them; warns of trained parameters that got none.
+    """Warns of trained parameters without a gradient. Call it after backward, before the optimizer uses the gradients.
 
-    What is made with bps_rdma.megatron enabled is watched in its first step anyway. This looks at any later step, at
-    values: the A matrices of LoRA have a gradient of zeros as long as the B matrices are zero.
+    Models that are made with bps_rdma.megatron enabled are checked in their first step anyway. This function checks the
+    values in any step: the A matrices of LoRA have a gradient of zeros as long as the B matrices are zero.
 
     Args:
         models: model chunks, as train_step() has them.
@@ -98,7 +98,7 @@ def warn_of_untrained(models: Iterable[torch.nn.Module]) -> list[str]:
         if parameter.requires_grad
     ]
     found = [gradient.any() for _, gradient in trained if gradient is not None]
-    flags = iter(torch.stack(found).tolist() if found else [])  # a GPU is waited for once
+    flags = iter(torch.stack(found).tolist() if found else [])  # waits for a GPU only once
     missing = [name for name, gradient in trained if gradient is None or not next(flags)]
     if missing:
         _warn(missing)
@@ -113,7 +113,7 @@ def _gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
 def _warn(missing: list[str]) -> None:
     warnings.warn(
         f"{len(missing)} trained parameters got no gradient in this step, {missing[0]} among them. With full "
-        "recomputation and a frozen embedding they never will: call "
+        "recomputation and a frozen embedding they never get one: call "
         "bps_rdma.megatron.let_embeddings_pass_gradients(model), or recompute selectively.",
         stacklevel=3,
     )

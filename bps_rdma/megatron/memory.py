@@ -1,4 +1,4 @@
-"""Where Megatron's buffers lie: memory that the host's other processes map, and what happens when it moves."""
+"""Where Megatron's buffers lie: in memory that the host's other processes can map; and what happens when they move."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import bps_rdma
-from bps_rdma.torch.units import shared_tensor
+from bps_rdma.torch.transfer import mapped
 
 _SMALLEST = 1 << 16  # bytes; a mapping costs some system calls, a copy of less costs no more
 
 
 class MappedBuffers(TorchFunctionMode):
-    """While a DistributedDataParallel is made, flat tensors of zeros on the CPU lie in memory that processes share.
+    """While a DistributedDataParallel is made, flat tensors of zeros on the CPU are made in memory that others can map.
 
-    Its buffers are such tensors, all gradients and parameters are views of them: synchronising them then copies
+    Its buffers are such tensors, and all gradients and parameters are views of them: synchronising them then copies
     nothing. Buffers on a GPU stay where they are.
     """
 
@@ -25,7 +25,7 @@ class MappedBuffers(TorchFunctionMode):
         """Makes the tensor, or one like it."""
         made = function(*args, **(kwargs or {}))
         if function is torch.zeros and made.is_cpu and made.dim() == 1 and made.nbytes >= _SMALLEST:
-            return shared_tensor(made.numel(), made.dtype)
+            return mapped(made.numel(), made.dtype)
         return made
 
 
@@ -40,15 +40,15 @@ def follow_moves(ddp: Any) -> None:
     def restore_and_forget(*args: Any, **options: Any) -> Any:
         result = restore(*args, **options)
         for gradient in gradients:
-            if gradient.is_cpu:  # nobody knows a GPU's memory: what it holds is staged
+            if gradient.is_cpu:  # a GPU's memory is staged, and never registered
                 bps_rdma.forget(gradient)
         return result
 
     def keep(*_: Any, **__: Any) -> None:
-        """What lies in shared memory stays there: freeing is meant for a GPU's memory."""
+        """Memory that other processes map is kept: freeing is meant for a GPU's memory."""
 
     def zero(*_: Any, **__: Any) -> None:
-        """As restored buffers are."""
+        """Zeroes the gradients, as restoring them does."""
         for gradient in gradients:
             gradient.zero_()
 

@@ -1,8 +1,8 @@
-"""Whether parameters are registered in the order in which forward uses them, as overlapped gathers assume.
+"""Checks that parameters are registered in the order in which forward uses them, as overlapped gathers assume.
 
 With `overlap_param_gather`, Megatron gathers one bucket group of parameters after the other, and begins with the next
-one when forward needs the one before. Where a module is registered after one that forward uses later, its bucket group
-is late: its gather begins when forward waits for it already, and hides behind nothing.
+one when forward needs the one before. If a module is registered after one that forward uses later, the gather of its
+bucket group begins only when forward already waits for it, and does not overlap with computation.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def watch_order(ddp: Any) -> None:
-    """Warns if the first forward needs bucket groups in another order than they are gathered in; then watches no more.
+    """Warns if the first forward needs bucket groups in another order than that of their gathers; checks only that one.
 
     Args:
-        ddp: a DistributedDataParallel of Megatron's; only one that gathers parameters during forward is watched.
+        ddp: a DistributedDataParallel of Megatron's; checked only if it gathers parameters during forward.
     """
     config = ddp.ddp_config
     if not (config.use_distributed_optimizer and config.overlap_param_gather):
@@ -40,7 +40,7 @@ def watch_order(ddp: Any) -> None:
 
 
 def _gather_order(groups: list[Any]) -> dict[Any, tuple[int, int]]:
-    """Each bucket group -> (which chain, its place): whoever is nobody's next is gathered first."""
+    """Each bucket group -> (its chain, its place there). The first of a chain follows no other one."""
     following = {group: group.next_param_gather_bucket_group for group in groups}
     places: dict[Any, tuple[int, int]] = {}
     for first in following.keys() - set(following.values()):
@@ -52,7 +52,7 @@ def _gather_order(groups: list[Any]) -> dict[Any, tuple[int, int]]:
 
 
 class _Watch:
-    """Which modules needed a bucket group first, as long as that was in order."""
+    """Records which module first needed each bucket group, until one is out of order."""
 
     def __init__(self) -> None:
         self.message = ""
@@ -69,8 +69,8 @@ class _Watch:
                     early = self._met[chain, last]
                     self.message = (
                         f"forward uses {early} before {name}, but {name} was registered first, and its parameters are "
-                        f"gathered first: the gather for {early} begins when forward waits for it, and is not hidden. "
-                        f"Register {early} before {name}, or make buckets larger, so that one has both"
+                        f"gathered first: the gather for {early} begins when forward waits for it, too late. "
+                        f"Register {early} before {name}, or make buckets larger, so that one bucket has both"
                     )
                 self._met[chain, place] = name
                 self._last[chain] = max(last, place)

@@ -1,4 +1,4 @@
-"""Which Megatron, and which of its options, push/pull can stand in for. Others are refused, never sent elsewhere."""
+"""The versions and options of Megatron that push/pull supports. Others are refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bps_rdma.errors import InvalidArgumentError
 
 OLDEST = (0, 14)
 
-_ALL_TO_ALL = "it sends gradients by all_to_all; servers add up in float32 anyway"
+_ALL_TO_ALL = "it sends gradients by all_to_all; servers sum in float32 in any case"
 
-# Options of DistributedDataParallelConfig or of the command line -> why not.
+# Options of DistributedDataParallelConfig or of the command line -> why they are refused.
 _REFUSED = {
     "use_megatron_fsdp": "Megatron-FSDP has a gradient path of its own",
     "use_custom_fsdp": "Megatron-FSDP has a gradient path of its own",
@@ -21,10 +21,10 @@ _REFUSED = {
 
 
 def check_version(version: str) -> None:
-    """Refuses a Megatron that is older than any that this was tried with.
+    """Refuses a version of Megatron that is older than the oldest supported one.
 
     Raises:
-        InvalidArgumentError: it is.
+        InvalidArgumentError: the version is too old.
     """
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
@@ -34,23 +34,25 @@ def check_version(version: str) -> None:
 
 
 def check_options(options: Any) -> None:
-    """Refuses options whose gradients would not go through push/pull.
+    """Refuses options with which gradients would not use push/pull.
 
     Args:
         options: Megatron's arguments, or a DistributedDataParallelConfig.
 
     Raises:
-        InvalidArgumentError: names the option, and why.
+        InvalidArgumentError: an option is not supported; names it and the reason.
     """
     for name, reason in _REFUSED.items():
         if getattr(options, name, False):
-            raise InvalidArgumentError(f"{name} does not go with use_dpu_reduce: {reason}", "leave out one of the two")
-    # On the command line it is an optimizer with --use-distributed-optimizer; the model's config then has that no more.
+            raise InvalidArgumentError(
+                f"{name} cannot be combined with use_dpu_reduce: {reason}", "leave out one of the two"
+            )
+    # On the command line it is an optimizer with --use-distributed-optimizer, which the model's config then lacks.
     shards = getattr(options, "use_distributed_optimizer", False)
     layer_wise = not shards or getattr(options, "optimizer", "adam") not in ("adam", "sgd")
     if getattr(options, "overlap_param_gather", False) and layer_wise:
         raise InvalidArgumentError(
-            "overlap_param_gather with the layer-wise optimizer does not go with use_dpu_reduce: it gathers parts of "
-            "unequal size",
+            "overlap_param_gather with the layer-wise optimizer cannot be combined with use_dpu_reduce: it gathers "
+            "parts of unequal size",
             "leave out one of the two, or use --use-distributed-optimizer with adam or sgd",
         )

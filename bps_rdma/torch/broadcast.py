@@ -1,4 +1,4 @@
-"""The same model, optimizer and objects on all ranks: what one rank has, under BytePS's and Horovod's names."""
+"""Broadcasts of a model's parameters, an optimizer's state and objects, under BytePS's and Horovod's names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidArgumentError, MismatchError
-from bps_rdma.torch.exchange import check_alike, exchange, members_of, optimizer_lines, tensor_line
+from bps_rdma.torch.all_gather_bytes import all_gather_bytes, check_alike, optimizer_lines, place_of, tensor_line
+from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, check_tensor, unpickled
 from bps_rdma.torch.sharded import ShardedOptimizer
-from bps_rdma.torch.spread import Transfer, check_tensor, spread, spread_tensors, unpickled
 from bps_rdma.torch.start import group_of
+from bps_rdma.torch.transfer import members_of
 
 
 def broadcast_parameters(
@@ -30,13 +31,14 @@ def broadcast_parameters(
         params: model.state_dict(), or pairs as from model.named_parameters(), in any order. Tensors of any dtype, shape
             and device, contiguous or not. Entries that are None are left out.
         root_rank: worker rank whose tensors are taken.
-        prefix: stands before each name on the wire.
+        prefix: of the names of all operations.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
-        InvalidArgumentError: no such root; a name twice; something that is no tensor. InvalidTensorError: a sparse,
-            quantised, expanded or lazy tensor. MismatchError: ranks have other names, shapes, dtypes or roots. All are
-            raised on every rank, and nothing has been overwritten.
+        InvalidArgumentError: `root_rank` is not in the group; a name occurs twice; a value is not a tensor.
+        InvalidTensorError: a sparse, quantised, expanded or lazy tensor.
+        MismatchError: names, shapes, dtypes or roots differ between ranks.
+            These are raised on every rank before anything is overwritten.
         PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
@@ -48,32 +50,34 @@ def broadcast_parameters(
     except InvalidArgumentError as error:
         failure = error
     lines = [f"root {root_rank}", *(tensor_line(name, tensor) for name, tensor in tensors.items())]
-    check_alike(lines, f"broadcast_parameters {prefix}", ours, failure)
-    spread_tensors(
+    places = [place_of(tensor) for tensor in tensors.values()]
+    alike = check_alike(lines, f"broadcast_parameters {prefix}", ours, failure, places)
+    broadcast_tensors(
         [
             Transfer(f"{prefix}{name}.{tensor.numel() * tensor.element_size()}", root_rank, tensor)
             for name, tensor in tensors.items()
         ],
         ours,
+        staged=alike,
     )
 
 
 def _named_tensors(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """By name, in the order of names."""
+    """The tensors by name, in the order of names."""
     hint = "pass model.state_dict() or model.named_parameters()"
     found: dict[str, torch.Tensor] = {}
     for pair in params.items() if isinstance(params, Mapping) else params:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise InvalidArgumentError(f"a {type(pair).__name__} is no pair of a name and a tensor", hint)
+            raise InvalidArgumentError(f"a {type(pair).__name__} is not a pair of a name and a tensor", hint)
         name, tensor = pair
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgumentError(
-                f"{name} is a {type(tensor).__name__}, no tensor", "use broadcast_object() for it"
+                f"{name} is a {type(tensor).__name__}, not a tensor", "use broadcast_object() for it"
             )
         if name in found:
-            raise InvalidArgumentError(f"the name {name} comes twice", hint)
+            raise InvalidArgumentError(f"the name {name} occurs twice", hint)
         check_tensor(name, tensor)
         found[name] = tensor
     return dict(sorted(found.items()))
@@ -84,17 +88,18 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks one rank's optimizer state and options (lr, betas, ...). Every rank of the group must call it.
 
-    The other ranks load it with `optimizer.load_state_dict()`; what they had before is gone. They may be fresh.
+    The other ranks load it with `optimizer.load_state_dict()`, which replaces the state they had, if any.
 
     Args:
         optimizer: of the same class and over the same parameters on all ranks.
         root_rank: worker rank whose state is taken.
-        prefix: stands before each name on the wire.
+        prefix: of the names of all operations.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
-        InvalidArgumentError: no such root; not an optimizer, or one whose state is sharded; a state that cannot be
-            pickled. MismatchError: ranks have other optimizers, parameters or roots. All on every rank.
+        InvalidArgumentError: `root_rank` is not in the group; not an optimizer, or one whose state is sharded; a state
+            that cannot be pickled. MismatchError: optimizers, parameters or roots differ between ranks.
+            These are raised on every rank.
         PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
@@ -102,7 +107,7 @@ def broadcast_optimizer_state(
     failure, lines = None, [f"root {root_rank}"]
     given: Any = optimizer
     if not isinstance(given, torch.optim.Optimizer):
-        failure = InvalidArgumentError(f"a {type(given).__name__} is no optimizer", "pass a torch.optim.Optimizer")
+        failure = InvalidArgumentError(f"a {type(given).__name__} is not an optimizer", "pass a torch.optim.Optimizer")
     elif isinstance(given, ShardedOptimizer):
         failure = InvalidArgumentError(
             "a ShardedOptimizer has no state that all ranks share", "load_state_dict() the same state on every rank"
@@ -112,7 +117,7 @@ def broadcast_optimizer_state(
     name = f"broadcast_optimizer_state {prefix}"
     check_alike(lines, name, ours, failure)
     state = optimizer.state_dict() if bps_rdma.rank() == root_rank else None
-    found = spread(state, [root_rank], name, ours)[root_rank]
+    found = broadcast_objects(state, [root_rank], name, ours)[root_rank]
     if bps_rdma.rank() != root_rank:
         optimizer.load_state_dict(found)
 
@@ -121,13 +126,14 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, grou
     """The object of one rank, on all ranks; on `root_rank` it is `obj` itself. Every rank of the group must call it.
 
     Args:
-        obj: what pickle takes, of any size: no lambdas and no local functions. Ignored on the other ranks.
+        obj: any object that pickle accepts, of any size: no lambdas or local functions. Ignored on the other ranks.
         root_rank: worker rank whose object is taken.
-        name: the same on all ranks, if any.
+        name: the same on all ranks; optional.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
-        InvalidArgumentError: no such root; the object cannot be pickled (on all ranks), or not unpickled (there).
+        InvalidArgumentError: `root_rank` is not in the group; the object cannot be pickled (raised on all ranks) or
+            unpickled (raised on that rank).
         MismatchError: ranks name different roots. PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
@@ -137,12 +143,12 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, grou
         pickle.dump(obj, file, protocol=5)
 
     is_root = bps_rdma.rank() == root_rank
-    messages = exchange(write if is_root else None, f"broadcast_object {name or ''}", ours)
+    messages = all_gather_bytes(write if is_root else None, f"broadcast_object {name or ''}", ours)
     ranks = members_of(ours).ranks
     senders = [rank for rank, text in zip(ranks, messages, strict=True) if text is not None]
     if len(senders) != 1 or senders[0] != root_rank:
         raise MismatchError(
-            f"broadcast_object: this rank takes worker {root_rank} for the root, but it is {senders} that sent",
+            f"broadcast_object: this rank names worker {root_rank} as the root, but workers {senders} sent an object",
             "name the same root_rank on all ranks",
         )
     text = messages[ranks.index(root_rank)]

@@ -6,16 +6,17 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group
-from bps_rdma.torch.units import shared_tensor
+from bps_rdma.operations import Options
+from bps_rdma.torch import transfer
 
 
-class BufferSpreader:
-    """Spreads the buffers of one rank to the others: one message per dtype, through a block that all processes map.
+class BufferBroadcast:
+    """Broadcasts the buffers of one rank: one operation per dtype and device, through one block of memory.
 
     Args:
         module: whose buffers; looked up anew each time, since modules replace them.
-        root: the worker rank whose buffers count.
-        prefix: in front of names.
+        root: the worker rank whose buffers all ranks get.
+        prefix: of all names.
         group: who takes part; None: all workers.
     """
 
@@ -24,26 +25,27 @@ class BufferSpreader:
         self._root = root
         self._prefix = prefix
         self._group = group
-        self._blocks: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+        self._blocks: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
 
-    def spread(self) -> None:
-        """Makes all buffers those of the root. Every rank of the group calls it."""
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    def run(self) -> None:
+        """Overwrites all buffers by those of the root. Every rank of the group calls it."""
+        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in self._module.buffers():
-            by_dtype.setdefault(buffer.dtype, []).append(buffer.detach())
-        for dtype, buffers in by_dtype.items():
+            alike.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        for number, ((dtype, device), buffers) in enumerate(alike.items()):
             count = sum(buffer.numel() for buffer in buffers)
-            if (dtype, count) not in self._blocks:
-                self._blocks[dtype, count] = shared_tensor(count * dtype.itemsize, torch.uint8)
-            block = self._blocks[dtype, count]
+            block = self._blocks.get((dtype, device, count))
+            if block is None:
+                block = transfer.zeros_beside(buffers[0], count * dtype.itemsize, torch.uint8)
+                self._blocks[dtype, device, count] = block
             typed = block.view(dtype)
-            sender = bps_rdma.rank() == self._root
-            if sender:
+            sends = bps_rdma.rank() == self._root
+            if sends:
                 torch.cat([buffer.reshape(-1) for buffer in buffers], out=typed)
-            # As bytes: any dtype can travel that way.
-            name = f"{self._prefix}.buffers.{dtype}.{count}"
-            bps_rdma.broadcast(block, self._root, name, group=self._group)
-            if not sender:
+            # As bytes: any dtype can be sent that way.
+            name = f"{self._prefix}.buffers.{number}.{dtype}.{count}"
+            transfer.broadcast(block, self._root, Options(name=name, group=self._group, awaited=True)).wait()
+            if not sends:
                 parts = typed.split([buffer.numel() for buffer in buffers])  # type: ignore[no-untyped-call]
                 for buffer, part in zip(buffers, parts, strict=True):
                     buffer.copy_(part.view(buffer.shape))

@@ -1,4 +1,4 @@
-"""What travels instead of a tensor: `Compression.none`, `.fp16` or `.bf16`, under the names of BytePS and Horovod."""
+"""The dtype in which tensors are sent: `Compression.none`, `.fp16` or `.bf16`, as in BytePS and Horovod."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import torch
 
 
 class Compressor:
-    """Turns a tensor into what is sent, and what came back into a tensor.
+    """Converts a tensor to the dtype that is sent, and the result back.
 
     Attributes:
-        dtype: what floating-point tensors of 32 or 64 bits are sent as; None: everything as it is.
+        dtype: in which floating-point tensors of 32 or 64 bits are sent; None: all tensors are sent in their own dtype.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which tensors of `dtype` travel. Servers sum it in float32 and round once."""
+        """The dtype in which tensors of `dtype` are sent. Servers sum it in float32 and round once."""
         return self.dtype if self.dtype is not None and dtype in (torch.float32, torch.float64) else dtype
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """(what to send, what decompress() needs); the tensor itself where nothing is to be done."""
+        """(the tensor to send, the context for decompress()); the tensor itself where its dtype is the one sent."""
         return tensor.to(self.wire_dtype(tensor.dtype)), tensor.dtype
 
     def decompress(self, tensor: torch.Tensor, context: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""CrossBarrier: the next forward begins while gradients of the last step are still on their way.
+"""CrossBarrier: the next forward begins while gradients of the last step are still being synchronised.
 
-step() only notes what is to be done. Before a module computes, the optimizer steps on that module's own parameters, one
-by one as their means arrive, the first layers first. The idea is ByteScheduler's (Peng et al., SOSP 2019).
+step() only records the updates to make. Before a module computes, the optimizer steps on that module's own parameters,
+one by one as their means arrive, the first layers first. The idea is ByteScheduler's (Peng et al., SOSP 2019).
+
+The module also has the names that BytePS's scripts use from byteps.torch.cross_barrier: init, rank, ...
 """
 
 from __future__ import annotations
@@ -12,13 +14,41 @@ from typing import Any
 
 import torch
 
+from bps_rdma import local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.torch import start
-from bps_rdma.torch.adopt import adopt, remove_hooks
+from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.compression import Compression, Compressor
-from bps_rdma.torch.optimizer import names_of, unique_prefix
+from bps_rdma.torch.names import unique
+from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
+from bps_rdma.torch.optimizer import DistributedOptimizer, names_of
+from bps_rdma.torch.rebase import rebase, remove_hooks
+from bps_rdma.torch.start import init, resume, suspend
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
+
+__all__ = [
+    "Compression",
+    "CrossBarrier",
+    "DistributedOptimizer",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "byteps_push_pull",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]
+
+byteps_push_pull = push_pull_async_inplace  # BytePS's alias
 
 
 def CrossBarrier(  # noqa: N802
@@ -30,32 +60,32 @@ def CrossBarrier(  # noqa: N802
     num_steps: int = 10**6,
     group: Any = None,
 ) -> Any:
-    """The optimizer, whose updates happen just in time in the next forward.
+    """The optimizer, with updates that are made during the next forward, just before a module needs them.
 
-    The course of the weights is that of DistributedOptimizer. Between step() and the next forward, parameters are not
-    up to date yet: call synchronize() before looking at them, saving them or using them outside of their modules.
-    Gradients cannot be looked at or clipped.
+    The weights are those that DistributedOptimizer gives. Between step() and the next forward, parameters are not
+    up to date yet: call synchronize() before reading them, saving them or using them outside of their modules.
+    Gradients cannot be read or clipped.
 
     Args:
-        model: where the parameters are used; each in the forward of the module that owns it.
+        model: uses each parameter in the forward of the module that owns it; on the CPU or on CUDA devices.
         optimizer: one that treats each parameter by itself, such as SGD, Adam, AdamW or RMSprop; not LBFGS.
         named_parameters: as for DistributedOptimizer.
-        compression: what travels instead of gradients.
+        compression: the dtype in which gradients are sent.
         backward_passes_per_step: backward passes whose gradients are added up before they are sent.
         num_steps: step number num_steps waits, so that the weights are right after a training of known length.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
-        InvalidArgumentError: of an argument, or the optimizer needs all parameters at once.
+        InvalidArgumentError: an argument cannot be used, or the optimizer needs all parameters at once.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
     start.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     synchronizer = GradientSynchronizer(
-        named, unique_prefix("CrossBarrier"), "overlap", compression=compression, group=start.group_of(group)
+        named, unique("CrossBarrier"), "overlap", compression=compression, group=start.group_of(group)
     )
-    result = adopt(optimizer, _CrossBarrier)
+    result = rebase(optimizer, _CrossBarrier)
     result._begin(model, synchronizer, backward_passes_per_step, num_steps)
     return result
 
@@ -69,7 +99,7 @@ class _CrossBarrier(torch.optim.Optimizer):
         self._bps_left = dict.fromkeys(synchronizer.places, passes)
         self._bps_steps_left = num_steps
         self._bps_place_of = {id(place.parameter): place for place in synchronizer.places}
-        self._bps_due: dict[Place, dict[str, Any]] = {}  # updates to be made, with the options of their step
+        self._bps_due: dict[Place, dict[str, Any]] = {}  # updates to make, with the options of their step
         me = weakref.ref(self)
         hooks = [
             place.parameter.register_post_accumulate_grad_hook(_gradient_hook(me, place))  # type: ignore[no-untyped-call]
@@ -93,10 +123,10 @@ class _CrossBarrier(torch.optim.Optimizer):
             self._bps_synchronizer.ready(place)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Notes that the parameters are to be updated with the options that are set now; returns the closure's loss."""
+        """Records updates of the parameters with the options that are set now; returns the closure's loss."""
         loss = closure() if closure is not None else None
-        self.synchronize()  # what the model did not use since the last step
-        self._bps_synchronizer.let_go()
+        self.synchronize()  # updates of parameters that the model did not use since the last step
+        self._bps_synchronizer.finish_later()
         for options in self.param_groups:
             kept = {name: value for name, value in options.items() if name != "params"}
             for parameter in options["params"]:
@@ -110,10 +140,10 @@ class _CrossBarrier(torch.optim.Optimizer):
         return loss
 
     def synchronize(self) -> None:
-        """Makes all updates that are due.
+        """Makes all updates that have been recorded.
 
         Raises:
-            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+            PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
         """
         self._update(list(self._bps_due))
 
@@ -135,11 +165,11 @@ class _CrossBarrier(torch.optim.Optimizer):
             self.param_groups, parameter.grad = groups, later
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients; those on their way are kept until their updates are made."""
+        """Drops the gradients; those of recorded updates are kept until the updates are made."""
         super().zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """As usual, after all updates that are due."""
+        """As usual, after all recorded updates."""
         self.synchronize()
         return super().state_dict()
 

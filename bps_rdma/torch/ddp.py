@@ -13,14 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from bps_rdma.errors import BpsError
 from bps_rdma.torch import start
-from bps_rdma.torch.adopt import remove_hooks
 from bps_rdma.torch.broadcast import broadcast_parameters
-from bps_rdma.torch.buffers import BufferSpreader
+from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.names import unique
+from bps_rdma.torch.rebase import remove_hooks
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
-
-_numbers = itertools.count()  # ranks make their modules in the same order
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -29,24 +28,26 @@ class DistributedDataParallel(torch.nn.Module):
     Parameters and buffers start as those of the group's first rank. Constructed inside an initialised
     torch.distributed group, or in a process that a launcher started, it joins the job by itself.
 
-    Gradients of the strategies with buckets are views of the buckets, which all processes of a host map: with
-    `zero_grad(set_to_none=False)` they are summed where backward writes them, otherwise backward's tensor is copied
-    there once. Ranks may use different parameters; what no rank used has no gradient, as in a single process.
+    The module may be on the CPU or on CUDA devices, whose gradients are staged through pinned memory; it must be on the
+    same kind of device on all ranks. Gradients of the strategies with buckets are views of the buckets, which on the
+    CPU all processes of a host map: with `zero_grad(set_to_none=False)` they are summed where backward writes them,
+    otherwise backward's tensor is copied there once. Ranks may use different parameters; one that no rank used has no
+    gradient, as in a single process.
 
     Args:
-        module: its parameters must be on the CPU, and must be there already: later ones are not seen.
-        device_ids: for BytePS's sake; must be None or name one device.
+        module: parameters that are added to it later are not synchronised.
+        device_ids: accepted for compatibility with BytePS; must be None or name one device.
         broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
-        compression: what travels instead of gradients, e.g. Compression.bf16.
+        compression: the dtype in which gradients are sent, e.g. Compression.bf16.
         strategy: "bucketed": buckets, each sent as soon as backward has filled it; "overlap": the same, parameter by
             parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.
         bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most.
         group: a group of bps_rdma or of torch.distributed; also accepted as `process_group`.
-        find_unused_parameters: False saves a small message per pass in the strategies without buckets; what no rank
-            used then gets zeros.
+        find_unused_parameters: False saves a small operation per pass in the strategies without buckets; parameters
+            that no rank used then get zeros.
 
     Raises:
-        InvalidArgumentError, InvalidTensorError: of an argument or a parameter.
+        InvalidArgumentError, InvalidTensorError: an argument or a parameter cannot be used; names it.
         MismatchError: the module is not the same on all ranks.
     """
 
@@ -69,7 +70,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.module = module
         self.require_backward_grad_sync = True
         ours = start.group_of(group if group is not None else process_group)
-        prefix = f"ddp {next(_numbers)}"
+        prefix = unique("ddp")  # ranks make their modules in the same order
         root = ours.ranks[0] if ours else 0
         state = itertools.chain(module.named_parameters(), module.named_buffers())
         broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
@@ -77,11 +78,11 @@ class DistributedDataParallel(torch.nn.Module):
         self.synchronizer = GradientSynchronizer(
             named, prefix, strategy, bucket_mb, compression, ours, find_unused_parameters
         )
-        self._buffers_of_root = BufferSpreader(module, root, prefix, ours) if broadcast_buffers else None
+        self._buffers_of_root = BufferBroadcast(module, root, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()
-        self._pending = False  # a forward has been, and its gradients have not been synchronised
+        self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._queued = False  # this backward will call _end_of_backward()
-        self._order: list[Place] | None = None  # in which the first pass met the gradients
+        self._order: list[Place] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
         hooks = [
             place.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), place))  # type: ignore[no-untyped-call]
@@ -96,15 +97,15 @@ class DistributedDataParallel(torch.nn.Module):
         """The module's own forward.
 
         Raises:
-            BpsError: the backward before did not come to its end.
+            BpsError: the last backward failed before its end.
         """
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named_inputs)
         self._begin()
         outputs = self.module(*inputs, **named_inputs)
         if self._sync:
-            # The end of backward is known best from its beginning: the hooks of parameters may run in a backward inside
-            # of it, when parts of the module are checkpointed.
+            # The callback for the end of backward is registered at its beginning: the hooks of parameters may run in a
+            # nested backward, when parts of the module are checkpointed.
             for tensor in tree_leaves(outputs):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(self._at_start_of_backward)  # type: ignore[no-untyped-call]
@@ -117,12 +118,12 @@ class DistributedDataParallel(torch.nn.Module):
             return
         if self.synchronizer.open:
             raise BpsError(
-                "the backward pass before was not finished, so some gradients are on their way",
-                "end it on all ranks with finish_gradient_synchronization(), or start again",
+                "the last backward pass was not finished, so some gradients are still being synchronised",
+                "call finish_gradient_synchronization() on all ranks, or restart the job",
             )
         self._pending = True
         if self._buffers_of_root is not None and self.training:
-            self._buffers_of_root.spread()
+            self._buffers_of_root.run()
 
     def _at_start_of_backward(self, _: torch.Tensor) -> None:
         if self._sync:
@@ -135,7 +136,7 @@ class DistributedDataParallel(torch.nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _rebuild_once(self) -> None:
-        # At the start of the second pass, not in a forward: ranks may run forward for themselves.
+        # At the start of the second pass, not in a forward: a rank may run forward alone.
         if self._order is not None and not self._rebuilt:
             self._rebuilt = True
             self.synchronizer.rebuild(self._order)
@@ -145,12 +146,12 @@ class DistributedDataParallel(torch.nn.Module):
         self.finish_gradient_synchronization()
 
     def finish_gradient_synchronization(self) -> None:
-        """Waits until all gradients are means. backward() does it at its end; calling it again does nothing.
+        """Waits until all gradients are means. backward() calls it at its end; further calls have no effect.
 
-        A rank whose backward did not come to this module, while that of others did, must call it.
+        If backward reached this module on other ranks but not on this one, this rank must call it.
 
         Raises:
-            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+            PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
         """
         self._queued = False
         if not (self._pending or self.synchronizer.open):

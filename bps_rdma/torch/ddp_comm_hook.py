@@ -1,4 +1,4 @@
-"""A communication hook for torch's own DistributedDataParallel, on whatever backend that is."""
+"""A communication hook for torch's own DistributedDataParallel, on any of its backends."""
 
 # Without annotations from the future: torch compares those of a hook with its classes.
 
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import bps_rdma
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.work import BpsWork
 from bps_rdma.torch.start import group_of
 
@@ -25,11 +26,11 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         A future of the bucket's tensor, in place.
 
     Raises:
-        NotInitializedError, InvalidTensorError: nothing has been sent. What goes wrong later is raised by backward(),
-            as a RuntimeError with the text of the error.
+        NotInitializedError, InvalidTensorError: nothing has been sent. Later errors are raised by backward(), as a
+            RuntimeError with the text of the error.
     """
     tensor = bucket.buffer()
-    handle = bps_rdma.push_pull_async_inplace(tensor, op="average", name=None, group=group_of(state))
+    handle = transfer.all_reduce(tensor, Options(ReduceOp.average, group=group_of(state)))
     return BpsWork("all_reduce", [handle], [], [tensor], [tensor]).get_future().then(_first)  # type: ignore[no-any-return]
 
 

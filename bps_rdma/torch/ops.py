@@ -1,7 +1,8 @@
 """push_pull and its relatives on torch tensors, under BytePS's names; gradients flow through push_pull().
 
-Names are optional here: without one, a call is known by the function that makes it and by the tensor's dtype and size.
-Ranks that do not meet under a name are told so at the deadline, with that name.
+Names are optional here: without one, a call is identified by the function that makes it and by the tensor's dtype and
+size. If ranks call from different functions their names differ, and the operation fails with DeadlineError, which gives
+the name.
 """
 
 from __future__ import annotations
@@ -13,20 +14,32 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma import Handle, get_pushpull_speed, poll, synchronize
+from bps_rdma import get_pushpull_speed, job, local_rank, local_size, poll, rank, shutdown, size, synchronize
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
-from bps_rdma.torch.start import group_of
+from bps_rdma.torch.start import group_of, init, resume, suspend
+from bps_rdma.torch.transfer import AnyHandle
 
 __all__ = [
+    "Compression",
     "byteps_torch_set_num_grads",
     "declare",
     "get_pushpull_speed",
+    "init",
+    "local_rank",
+    "local_size",
     "poll",
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
     "push_pull_group_sync_inplace",
     "push_pull_inplace",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
     "synchronize",
 ]
 
@@ -42,49 +55,45 @@ def push_pull(
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
 
-    The gradient of what comes out is push_pulled in the same way on its way back: every rank must then run backward.
+    The gradient of the result is push_pulled in the same way during backward, so every rank must run backward.
 
     Args:
-        tensor: any shape, contiguous, on the CPU; dtypes as for bps_rdma.push_pull_inplace().
+        tensor: any shape, contiguous, on the CPU or a CUDA device; dtypes as for bps_rdma.push_pull_inplace().
         average: divide by the size of the group. Integers are floor-divided, and stay integers.
         name: the same on all ranks. None: made from the calling function, the dtype and the size.
-        version: accepted for BytePS's sake.
-        priority: higher goes first.
-        compression: what travels, e.g. Compression.bf16 for a float32 tensor.
+        version: accepted for compatibility with BytePS and ignored.
+        priority: operations with a higher priority are sent first.
+        compression: the dtype that is sent, e.g. Compression.bf16 for a float32 tensor.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
-    name = name or _call_site(tensor)
+    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group, awaited=True)
     if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _PushPull.apply(tensor, average, name, priority, compression, group)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _PushPull.apply(tensor, options, compression)  # type: ignore[no-untyped-call]
         return result
-    return _push_pull(tensor, average, name, priority, compression, group)
+    return _push_pull(tensor, options, compression)
 
 
-def _push_pull(
-    tensor: torch.Tensor, average: bool, name: str, priority: int, compression: Compressor, group: Any
-) -> torch.Tensor:
+def _push_pull(tensor: torch.Tensor, options: Options, compression: Compressor) -> torch.Tensor:
     wire, context = compression.compress(tensor.detach())
-    reduce = bps_rdma.push_pull if wire.data_ptr() == tensor.data_ptr() else bps_rdma.push_pull_inplace
     if wire.dtype != tensor.dtype:
-        name = f"{name}.{wire.dtype}"  # one name stands for one dtype
-    summed = reduce(wire, average, f"byteps.{name}", priority=priority, group=group_of(group))
+        options = options._replace(name=f"{options.name}.{wire.dtype}")  # one name stands for one dtype
+    own = wire.data_ptr() == tensor.data_ptr()
+    summed = transfer.all_reduce(wire, options, torch.empty_like(wire) if own else None).wait()
     return compression.decompress(summed, context)
 
 
 class _PushPull(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, *call: Any) -> torch.Tensor:
-        context.call = call
-        return _push_pull(tensor, *call)
+    def forward(context: Any, tensor: torch.Tensor, options: Options, compression: Compressor) -> torch.Tensor:
+        context.call = options._replace(name=f"{options.name}.backward"), compression
+        return _push_pull(tensor, options, compression)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        average, name, priority, compression, group = context.call
-        back = f"{name}.backward"
-        return _push_pull(gradients[0].contiguous(), average, back, priority, compression, group), *[None] * 5
+        return _push_pull(gradients[0].contiguous(), *context.call), None, None
 
 
 def push_pull_inplace(
@@ -95,9 +104,9 @@ def push_pull_inplace(
     priority: int = 0,
     group: Any = None,
 ) -> torch.Tensor:
-    """Replaces the tensor by its sum (or mean) over all ranks, and returns it. Autograd does not see it."""
-    data = tensor.detach()
-    bps_rdma.push_pull_inplace(data, average, _named(name, tensor), version, priority, group_of(group))
+    """Replaces the tensor by its sum (or mean) over all ranks, and returns it. Autograd does not record this."""
+    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group, awaited=True)
+    transfer.all_reduce(tensor.detach(), options).wait()
     return tensor
 
 
@@ -108,10 +117,11 @@ def push_pull_async(
     version: int = 0,
     priority: int = 0,
     group: Any = None,
-) -> Handle:
+) -> AnyHandle:
     """Starts push_pull() without gradients; synchronize() gives the new tensor."""
+    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group)
     data = tensor.detach()
-    return bps_rdma.push_pull_async(data, average, _named(name, tensor), version, priority, group_of(group))
+    return transfer.all_reduce(data, options, torch.empty_like(data))
 
 
 def push_pull_async_inplace(
@@ -121,35 +131,53 @@ def push_pull_async_inplace(
     version: int = 0,
     priority: int = 0,
     group: Any = None,
-) -> Handle:
-    """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() gives it back."""
-    data = tensor.detach()
-    return bps_rdma.push_pull_async_inplace(data, average, _named(name, tensor), version, priority, group_of(group))
+) -> AnyHandle:
+    """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() returns it."""
+    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group)
+    return transfer.all_reduce(tensor.detach(), options)
+
+
+def _options(average: bool, name: str, priority: int, group: Any, *, awaited: bool = False) -> Options:
+    op = ReduceOp.average if average else ReduceOp.sum
+    return Options(op, name, priority, None if group is None else group_of(group), None, awaited)
 
 
 def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: Any = None) -> None:
-    """Makes a name known before its first use, in which case that use takes no round trip of its own.
+    """Announces a name, so that its first use needs no round trip of its own. Optional.
 
-    Only a name, as BytePS has it: does nothing, since a name is declared with its shape and dtype at its first use.
+    With the name alone, as in BytePS, this has no effect: a name is declared with its shape and dtype.
+
+    Args:
+        name: as for push_pull().
+        like: a tensor of the shape and dtype and on the device that will be used; instead of `shape` and `dtype`.
+        shape: of CPU tensors.
+        dtype: torch's or numpy's.
+        group: as for push_pull().
     """
     if like is None and shape is None:
         return
+    name = f"byteps.{name}"
+    if isinstance(like, torch.Tensor):
+        transfer.declare_many({name: like}, group_of(group))
+        return
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
-    bps_rdma.declare(f"byteps.{name}", like, shape=shape, dtype=dtype, group=group_of(group))
+    bps_rdma.declare(name, like, shape=shape, dtype=dtype, group=group_of(group))
 
 
 # ---- BytePS's way to wait once for many gradients: byteps_torch_set_num_grads(n), then n calls of
-# push_pull_group_sync_inplace(); the last one waits for all of them.
+# push_pull_group_sync_inplace(), of which the last one waits for all.
 
-_expected = 0
-_started: list[Handle] = []
+
+class _Batch:
+    def __init__(self) -> None:
+        self.expected = 0
+        self.started: list[AnyHandle] = []
 
 
 def byteps_torch_set_num_grads(number: int) -> None:
-    """How many calls of push_pull_group_sync_inplace() make a group."""
-    global _expected
-    _expected = number
+    """Sets how many calls of push_pull_group_sync_inplace() form a group. The job must run."""
+    job.current().part(_Batch).expected = number
 
 
 def push_pull_group_sync_inplace(
@@ -158,30 +186,24 @@ def push_pull_group_sync_inplace(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-) -> tuple[Handle, int]:
+) -> tuple[AnyHandle, int]:
     """Starts push_pull_inplace(); the last call of a group, see byteps_torch_set_num_grads(), waits for all of them.
 
     Returns:
         (handle, calls of this group so far); the handles of a complete group need not be synchronised.
     """
     handle = push_pull_async_inplace(tensor, average, name or _call_site(tensor), version, priority)
-    _started.append(handle)
-    count = len(_started)
-    if count == _expected:
-        complete, _started[:] = list(_started), []
+    batch = job.current().part(_Batch)
+    batch.started.append(handle)
+    count = len(batch.started)
+    if count == batch.expected:
+        complete, batch.started = batch.started, []
         bps_rdma.wait(complete)
     return handle, count
 
 
-# ---- Names
-
-
-def _named(name: str | None, tensor: torch.Tensor) -> str:
-    return f"byteps.{name or _call_site(tensor)}"
-
-
 def _call_site(tensor: torch.Tensor) -> str:
-    """Where the call comes from: not the line, for ranks may well call from different branches of one function."""
+    """Names a call by function, dtype and size; not by its line, since ranks may call from different branches."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back

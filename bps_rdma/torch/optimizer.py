@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-import bps_rdma
 from bps_rdma.errors import BpsError, InvalidArgumentError
-from bps_rdma.torch import start
-from bps_rdma.torch.adopt import adopt, remove_hooks
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import start, transfer
 from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.names import unique
+from bps_rdma.torch.rebase import rebase, remove_hooks
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
-
-_taken: dict[str, int] = {}  # prefix -> how many optimizers have names under it
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -41,18 +40,19 @@ def DistributedOptimizer(  # noqa: N802
         optimizer.zero_grad(); loss.backward(); optimizer.synchronize(); clip(...); optimizer.step()
 
     Args:
-        optimizer: any of torch.optim's kind; it keeps its state, and shares it with the result.
+        optimizer: any torch.optim.Optimizer, of parameters on the CPU or on CUDA devices; it shares its state with the
+            result.
         named_parameters: (name, parameter) for all of its parameters, the same names on all ranks, for instance
             `model.named_parameters()`; None: they are named by their place in the optimizer.
-        compression: what travels instead of gradients, e.g. Compression.bf16.
+        compression: the dtype in which gradients are sent, e.g. Compression.bf16.
         backward_passes_per_step: backward passes whose gradients are added up before they are sent, not averaged.
-        strategy: as for DistributedDataParallel; "overlap" sends each gradient where it lies.
+        strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
         bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
         InvalidArgumentError: a name twice, or a parameter without a name.
-        InvalidTensorError, MismatchError: of a parameter; names it.
+        InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
     start.init()
     ours = start.group_of(group)
@@ -61,18 +61,12 @@ def DistributedOptimizer(  # noqa: N802
         raise InvalidArgumentError(
             f"backward_passes_per_step is {backward_passes_per_step}", "it counts backward passes: 1 or more"
         )
-    result = adopt(optimizer, _DistributedOptimizer)
+    result = rebase(optimizer, _DistributedOptimizer)
     result._begin(
-        GradientSynchronizer(named, unique_prefix("Gradient"), strategy, bucket_mb, compression, ours),
+        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compression, ours),
         backward_passes_per_step,
     )
     return result
-
-
-def unique_prefix(prefix: str) -> str:
-    """A prefix that nobody else uses, the same on all ranks when they make the same things in the same order."""
-    _taken[prefix] = _taken.get(prefix, 0) + 1
-    return prefix if _taken[prefix] == 1 else f"{prefix} {_taken[prefix]}"
 
 
 def names_of(
@@ -105,8 +99,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     _bps_synchronizer: GradientSynchronizer
     _bps_passes: int  # backward passes per step
-    _bps_left: dict[Place, int]  # how many of them are to come
-    _bps_done: bool  # synchronize() has been called, and no gradient has come since
+    _bps_left: dict[Place, int]  # how many of them are still to come
+    _bps_done: bool  # synchronize() has been called, and no gradient has become ready since
     _bps_skip: bool
 
     def _begin(self, synchronizer: GradientSynchronizer, passes: int) -> None:
@@ -141,7 +135,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Waits until all gradients are means over the ranks. Every rank calls it, or step().
 
         Raises:
-            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+            PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
         """
         self._bps_synchronizer.open = True  # also when there was no gradient here: other ranks may have some
         try:
@@ -152,7 +146,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """In here step() takes the gradients as they are: after synchronize()."""
+        """Within this context step() does not synchronise: use it after synchronize()."""
         self._bps_skip = True
         try:
             yield
@@ -178,20 +172,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._bps_done = False
 
     def _mean(self, loss: Any) -> Any:
-        """What an optimizer compares must be the same on all ranks, or they take different paths."""
+        """The mean loss: an optimizer that compares losses must get the same on all ranks, or they take other paths."""
         sent = self._bps_synchronizer.sent
         if isinstance(loss, float):
             return self._mean(torch.tensor(loss, dtype=torch.float64)).item()
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return loss
         name = f"{sent.prefix}.loss.{loss.dtype}"
-        return bps_rdma.push_pull_inplace(loss.detach().clone(), True, name, group=sent.group)
+        options = Options(ReduceOp.average, name, 0, sent.group, None, True)
+        return transfer.all_reduce(loss.detach().clone(memory_format=torch.contiguous_format), options).wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As usual; but not between backward() and step(), when gradients are on their way."""
+        """As usual, but refused between backward() and step(), while gradients are being synchronised."""
         if self._bps_synchronizer.open:
             raise BpsError(
-                "zero_grad() between backward() and step(): gradients are on their way",
+                "zero_grad() was called between backward() and step(), while gradients are being synchronised",
                 "call step() or synchronize() first",
             )
         super().zero_grad(set_to_none)

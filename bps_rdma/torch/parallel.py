@@ -1,5 +1,31 @@
-"""Where BytePS has DistributedDataParallel."""
+"""The names of byteps.torch.parallel: DistributedDataParallel, and what BytePS's scripts use beside it."""
 
+from bps_rdma import local_rank, local_size, poll, rank, shutdown, size, synchronize
+from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.ddp import DistributedDataParallel
+from bps_rdma.torch.ops import (
+    byteps_torch_set_num_grads,
+    declare,
+)
+from bps_rdma.torch.ops import push_pull_async_inplace as byteps_push_pull
+from bps_rdma.torch.ops import push_pull_group_sync_inplace as byteps_push_pull_group
+from bps_rdma.torch.start import init, resume, suspend
 
-__all__ = ["DistributedDataParallel"]
+__all__ = [
+    "Compression",
+    "DistributedDataParallel",
+    "byteps_push_pull",
+    "byteps_push_pull_group",
+    "byteps_torch_set_num_grads",
+    "declare",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]

@@ -1,4 +1,4 @@
-"""Which gradients travel together: the ladder of strategies, and how buckets are filled."""
+"""Which gradients are sent together: the strategies, and how buckets are filled."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in bac
 
 @dataclass(frozen=True)
 class Strategy:
-    """How gradients travel.
+    """How gradients are sent.
 
     Attributes:
-        buckets: several in one block of memory, or each where it lies.
+        buckets: several in one block of memory, or each in place.
         eager: during backward, as soon as they are complete; otherwise after it.
         one_by_one: each is waited for before the next one is sent.
     """
@@ -40,7 +40,7 @@ def strategy_of(name: str) -> Strategy:
     """The strategy of this name.
 
     Raises:
-        InvalidArgumentError: there is none.
+        InvalidArgumentError: there is no such strategy.
     """
     if name not in STRATEGIES:
         raise InvalidArgumentError(f"strategy {name!r} is not known", f"use one of {', '.join(STRATEGIES)}")
@@ -50,24 +50,27 @@ def strategy_of(name: str) -> Strategy:
 def units_of(
     order: Sequence[Place], strategy: Strategy, bucket_bytes: float, generation: int, sent: Sent
 ) -> list[Unit]:
-    """The units in which the gradients travel.
+    """The units in which the gradients are sent.
 
     Args:
         order: the parameters in the order in which their gradients are expected.
         bucket_bytes: largest size of a bucket; larger gradients have one of their own. The flat strategy ignores it.
-        generation: makes the names of buckets of another order different ones.
+        strategy: whether there are buckets, and when they are sent.
+        generation: part of the names of buckets, so that those filled in another order have other names.
+        sent: prefix, group and compression.
     """
     if not strategy.buckets:
         return [Single(place, sent) for place in order]
     if not strategy.eager:
         bucket_bytes = float("inf")
     parts: list[list[Place]] = []
-    # One open bucket per dtype: neighbours of mixed dtypes do not close each other's.
-    open_parts: dict[torch.dtype, tuple[list[Place], float]] = {}
+    # One open bucket per dtype and device: neighbours of mixed dtypes do not close each other's.
+    open_parts: dict[tuple[torch.dtype, torch.device], tuple[list[Place], float]] = {}
     for place in order:
         dtype = place.parameter.dtype
         size = place.parameter.numel() * dtype.itemsize
-        part, filled = open_parts.get(dtype, ([], 0.0))
+        kind = dtype, place.parameter.device
+        part, filled = open_parts.get(kind, ([], 0.0))
         limit = bucket_bytes if parts and part is not parts[0] else min(bucket_bytes, FIRST_BUCKET_BYTES)
         if not strategy.eager:
             limit = bucket_bytes
@@ -75,5 +78,5 @@ def units_of(
             part, filled = [], 0.0
             parts.append(part)
         part.append(place)
-        open_parts[dtype] = (part, filled + size)
+        open_parts[kind] = (part, filled + size)
     return [Bucket(f"{generation}.{number}", part, sent) for number, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""ShardedOptimizer: any optimizer that treats each parameter by itself, with the state of each on one rank only."""
+"""ShardedOptimizer: any optimizer that updates each parameter by itself, with the state of each on one rank only."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import torch
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.torch import start
-from bps_rdma.torch.exchange import check_alike, members_of, optimizer_lines
+from bps_rdma.torch.all_gather_bytes import check_alike, optimizer_lines
+from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.shards import Shards
-from bps_rdma.torch.spread import spread
+from bps_rdma.torch.transfer import members_of
 
-_OWN_KEYS = ("params", "param_names")  # of a parameter group: what the inner optimizer has in its own way
+_OWN_KEYS = ("params", "param_names")  # of a parameter group: these differ in the inner optimizer
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Stands for `optimizer_cls(params, **kwargs)`, with the same results and 1/N of its state on each of N ranks.
+    """Replaces `optimizer_cls(params, **kwargs)`, with the same results and 1/N of its state on each of N ranks.
 
-    Each parameter belongs to one rank, which keeps its state and updates it; step() then spreads it to the others. All
-    ranks must have the same parameters and gradients, as after DistributedDataParallel's backward.
+    Each parameter belongs to one rank, which keeps its state and updates it; step() then broadcasts it to the others.
+    All ranks must have the same parameters and gradients, as after DistributedDataParallel's backward, and on the same
+    kind of device.
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, weight_decay=0.01)
 
@@ -38,17 +40,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Joins the job first, if that has not been done; see bps_rdma.torch.init().
+        """Joins the job first, if this process has not joined it; see bps_rdma.torch.init().
 
         Args:
             params: as for every optimizer: tensors, (name, tensor) pairs, or parameter groups.
-            optimizer_cls: its class, e.g. torch.optim.AdamW. LBFGS needs all parameters at once and is refused.
+            optimizer_cls: class of the optimizer, e.g. torch.optim.AdamW. LBFGS needs all parameters at once and is
+                refused.
             group: a group of bps_rdma or of torch.distributed; default: all workers.
             kwargs: for `optimizer_cls`.
 
         Raises:
-            InvalidArgumentError: `optimizer_cls` cannot be sharded. MismatchError: ranks have other parameters.
-            Whatever `optimizer_cls` raises; the other ranks then get an InvalidArgumentError.
+            InvalidArgumentError: `optimizer_cls` cannot be sharded. MismatchError: parameters differ between ranks.
+            Errors of `optimizer_cls` itself; the other ranks then raise InvalidArgumentError.
         """
         start.init()
         self._group = start.group_of(group)
@@ -71,8 +74,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Adds parameters, balanced with those that are there. Every rank must call it, with the same ones.
 
         Raises:
-            MismatchError: ranks add other parameters. Whatever the optimizer raises; the other ranks then get an
-                InvalidArgumentError. In both cases nothing is added anywhere.
+            MismatchError: ranks add different parameters. Errors of the optimizer itself; the other ranks then raise
+                InvalidArgumentError. In both cases nothing is added on any rank.
         """
         inner = self._inner
         if inner is None:  # while it is being made
@@ -112,7 +115,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             What `closure` returned; None without one.
 
         Raises:
-            PeerLostError, DeadlineError: a rank is gone or did not come; parameters are then of either step.
+            PeerLostError, DeadlineError: a rank was lost or did not call step(); some parameters are then updated and
+                others are not.
         """
         inner = self._inner
         assert inner is not None
@@ -124,11 +128,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             own.update((key, value) for key, value in group.items() if key not in _OWN_KEYS)
         inner.step(**kwargs)
         self._take_options()
-        self._shards.spread()
+        self._shards.broadcast()
         return loss
 
     def _take_options(self) -> None:
-        """What the inner optimizer has in its groups."""
+        """Copies the options of the inner optimizer's groups."""
         assert self._inner is not None
         for group, own in zip(self.param_groups, self._inner.param_groups, strict=True):
             group.update((key, value) for key, value in own.items() if key not in _OWN_KEYS)
@@ -141,11 +145,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Collective: every rank of the group must call it, also when only one of them saves it.
 
         Args:
-            root: worker rank that wants it; the others get {} and need little memory. None: all ranks get it.
+            root: worker rank that gets it; the others get {} and need little memory. None: all ranks get it.
 
         Raises:
             InvalidArgumentError: `root` is not in the group. MismatchError: ranks name different roots.
-            PeerLostError, DeadlineError: a rank is gone or did not come.
+            PeerLostError, DeadlineError: a rank was lost or did not call state_dict().
         """
         members = members_of(self._group)
         if root is not None and root not in members.ranks:
@@ -154,7 +158,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         check_alike([f"root {root}"], name, self._group)
         params = [param for group in self.param_groups for param in group["params"]]
         own = {place: self.state[param] for place, param in enumerate(params) if param in self.state}
-        parts = spread(own, members.ranks, name, self._group, keepers=None if root is None else [root])
+        parts = broadcast_objects(own, members.ranks, name, self._group, keepers=None if root is None else [root])
         if root is not None and root != bps_rdma.rank():
             return {}
         whole = dict(sorted((place, state) for part in parts.values() for place, state in part.items()))
@@ -166,12 +170,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.state = kept
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes this rank's part of a whole state, as from state_dict() or from an optimizer that is not sharded.
+        """Loads this rank's part of a whole state, as from state_dict() or from an optimizer that is not sharded.
 
-        Not collective, but every rank must load the same.
+        Not collective, but every rank must load the same state.
 
         Raises:
-            ValueError: the state is of other parameter groups.
+            ValueError: the state belongs to other parameter groups.
         """
         inner = self._inner
         assert inner is not None
@@ -188,8 +192,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 def _check_class(optimizer_cls: Any) -> None:
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
-        raise InvalidArgumentError(f"{optimizer_cls!r} is no class of optimizers", "pass e.g. torch.optim.AdamW")
+        raise InvalidArgumentError(
+            f"{optimizer_cls!r} is not a subclass of torch.optim.Optimizer", "pass e.g. torch.optim.AdamW"
+        )
     if issubclass(optimizer_cls, (torch.optim.LBFGS, ShardedOptimizer)):
         raise InvalidArgumentError(
-            f"{optimizer_cls.__name__} does not treat each parameter by itself", "use it without ShardedOptimizer"
+            f"{optimizer_cls.__name__} does not update each parameter by itself", "use it without ShardedOptimizer"
         )

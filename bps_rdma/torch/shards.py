@@ -1,4 +1,4 @@
-"""Which rank owns which parameter, and how updated parameters get from their owners to everybody."""
+"""Which rank owns which parameter, and the broadcast of updated parameters from their owners to all ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group
-from bps_rdma.torch.exchange import members_of
-from bps_rdma.torch.spread import Transfer, bytes_of, spread_tensors
+from bps_rdma.torch.broadcast_objects import Transfer, broadcast_tensors, bytes_of
+from bps_rdma.torch.transfer import members_of, zeros_beside
 
-# Parameters up to this size travel together with others of their owner: twice as fast as one by one, where above it
-# the copies cost more than the messages.
+# Parameters up to this size are sent together with others of their owner: twice as fast as one by one. Above it the
+# copies cost more than the messages.
 _SMALL_BYTES = 64 << 10
 
 
@@ -27,12 +27,13 @@ class Shards:
     def __init__(self, group: Group | None) -> None:
         self._members = members_of(group)
         self._owners: dict[torch.Tensor, int] = {}
-        self._flats: dict[int, torch.Tensor] = {}  # by owner: where its small parameters travel together
-        # What is frozen has no state: it is balanced by itself, for the day when it is not frozen any more.
+        # By owner and device: where its small parameters are sent together.
+        self._flats: dict[tuple[int, torch.device], torch.Tensor] = {}
+        # Frozen parameters have no state: they are balanced by themselves, in case they are unfrozen later.
         self._loads = {frozen: dict.fromkeys(self._members.ranks, 0) for frozen in (False, True)}
 
     def add(self, params: Sequence[torch.Tensor]) -> None:
-        """Gives each to the rank that has least so far, the largest first."""
+        """Assigns each to the rank with the fewest bytes so far, the largest first."""
         new = [param for param in dict.fromkeys(params) if param not in self._owners]
         for param in sorted(new, key=nbytes, reverse=True):  # stable: equal ones in their order
             load = self._loads[not param.requires_grad]
@@ -56,46 +57,39 @@ class Shards:
         rank = bps_rdma.rank()
         return [param for param in params if self._owners[param] == rank]
 
-    def spread(self) -> None:
+    def broadcast(self) -> None:
         """Overwrites every parameter that can have changed by its owner's. Every rank of the group must call it."""
         if self._members.size == 1:
             return
         rank = bps_rdma.rank()
         alone: list[Transfer] = []
-        together: dict[int, list[torch.Tensor]] = {}
+        together: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
         for place, (param, owner) in enumerate(self._owners.items()):
             if not param.requires_grad and param.grad is None:
                 continue  # no optimizer touches it
             size = nbytes(param)
             if size <= _SMALL_BYTES:
-                together.setdefault(owner, []).append(param)
+                together.setdefault((owner, param.device), []).append(param)
             else:
                 alone.append(Transfer(f"ShardedOptimizer.{place}.{size}", owner, param))
         packs: list[Transfer] = []
-        for owner, params in together.items():
-            flat = self._flat(owner, sum(nbytes(param) for param in params))
+        for number, ((owner, device), params) in enumerate(together.items()):
+            size = sum(nbytes(param) for param in params)
+            flat = self._flats.get((owner, device))
+            if flat is None or flat.numel() != size:  # kept from step to step: servers of this host have it mapped
+                flat = self._flats[owner, device] = zeros_beside(params[0], size, torch.uint8)
             if owner == rank:
-                _pack(params, flat)
-            packs.append(Transfer(f"ShardedOptimizer.small.{owner}.{flat.numel()}", owner, flat))
-        spread_tensors([*packs, *alone], self._members)
-        for pack in packs:
+                torch.cat([_bytes(param) for param in params], out=flat)
+            packs.append(Transfer(f"ShardedOptimizer.small.{number}.{owner}.{size}", owner, flat))
+        broadcast_tensors([*packs, *alone], self._members)
+        for pack, params in zip(packs, together.values(), strict=True):
             if pack.root != rank:
-                _unpack(pack.tensor, together[pack.root])
-
-    def _flat(self, owner: int, size: int) -> torch.Tensor:
-        """Kept from step to step: the servers of this host have it mapped."""
-        flat = self._flats.get(owner)
-        if flat is None or flat.numel() != size:
-            flat = self._flats[owner] = torch.from_numpy(bps_rdma.empty(size, "uint8"))
-        return flat
+                _unpack(pack.tensor, params)
 
 
-def _pack(params: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    parts = []
-    for param in params:
-        own = bytes_of(param)
-        parts.append(param.detach().cpu().contiguous().view(-1).view(torch.uint8) if own is None else own)
-    torch.cat(parts, out=flat)
+def _bytes(param: torch.Tensor) -> torch.Tensor:
+    own = bytes_of(param)
+    return param.detach().contiguous().view(-1).view(torch.uint8) if own is None else own
 
 
 def _unpack(pack: torch.Tensor, params: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Joining the job from torch: by the launcher's variables, or over a torch.distributed group that is there already.
 
-Over a group nothing but its store is used, on any port and with any init_method: rank 0 makes a secret and says where
-the scheduler is, all ranks read it, and bps_rdma starts with the same ranks.
+Over a group only its store is used, whatever the backend and the init_method: rank 0 writes a secret and the address of
+the scheduler into it, all ranks read them, and bps_rdma starts with the same ranks.
 """
 
 from __future__ import annotations
@@ -19,54 +19,69 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
+from bps_rdma.torch.names import Names
 
-_started_over: Any = None  # weak reference to the default group over whose store this process joined
-_groups: dict[Any, Group] = {}  # (job, torch's name of a group) -> ours
+_suspended: Names | None = None  # the names of the job that suspend() left, for the one that resume() joins
+
+
+class _TorchGroups:
+    """What a job has to do with torch.distributed."""
+
+    def __init__(self) -> None:
+        self.world: Any = None  # weak reference to the default group from which the job was started
+        self.ours: dict[str, Group] = {}  # by torch's name of a group
 
 
 def init(lazy: bool = True, **settings: object) -> None:
     """Joins the job; see bps_rdma.init(). Calling it again while it runs does nothing.
 
     In a process with an initialised torch.distributed group the ranks are those of that group, and every rank of it
-    must make this call. When that group has been destroyed and another one made, the job is left and joined anew.
+    must make this call. If that group has been destroyed and another one made since, this leaves the job and joins a
+    new one.
 
     Args:
-        lazy: accepted for BytePS's sake.
+        lazy: accepted for compatibility with BytePS and ignored.
         settings: as for bps_rdma.init().
 
     Raises:
-        InvalidArgumentError: the job that runs has other ranks than the torch.distributed group.
+        InvalidArgumentError: the running job has other ranks than the torch.distributed group.
         DeadlineError: not all ranks of the group came.
     """
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    if bps_rdma.is_initialized() and world is not None and _started_over is not None and _started_over() is not world:
-        bps_rdma.shutdown()
+    if bps_rdma.is_initialized() and world is not None:
+        origin = job.current().part(_TorchGroups).world
+        if origin is not None and origin() is not world:
+            bps_rdma.shutdown()
     if not bps_rdma.is_initialized():
         if world is None or _servers_are_configured(settings):
             bps_rdma.init(**settings)
         else:
             store = dist.distributed_c10d._get_default_store()
-            start_over(store, dist.get_rank(), dist.get_world_size(), settings)
-            follow(world)
+            init_from_store(store, dist.get_rank(), dist.get_world_size(), settings)
+            set_origin(world)
     if world is not None and (bps_rdma.rank(), bps_rdma.size()) != (dist.get_rank(), dist.get_world_size()):
         raise InvalidArgumentError(
             f"this is worker {bps_rdma.rank()} of {bps_rdma.size()}, but rank {dist.get_rank()} of "
             f"{dist.get_world_size()} in torch.distributed",
-            "start both with the same RANK and WORLD_SIZE, or let bps_rdma start over the group: unset BPS_ and DMLC_",
+            "start both with the same RANK and WORLD_SIZE, or unset BPS_* and DMLC_* variables, so that bps_rdma takes "
+            "the ranks of torch.distributed",
         )
 
 
 def suspend() -> None:
-    """Leaves the job, to come back with resume(). Every rank calls it, with nothing on its way."""
+    """Leaves the job, to come back with resume(). Every rank calls it, with no operation in progress."""
+    global _suspended
+    if bps_rdma.is_initialized():
+        _suspended = job.current().part(Names)
     bps_rdma.shutdown()
 
 
 def resume(
     num_workers: int, num_servers: int | None = None, global_rank: int | None = None, **settings: object
 ) -> None:
-    """Joins the job again after suspend(), with another number of members perhaps.
+    """Joins the job again after suspend(), possibly with another number of members.
 
-    What has been wrapped before (modules, optimizers) goes on, unless it belongs to a group of its own.
+    Modules and optimizers that were wrapped before remain usable, unless they belong to a group of their own.
 
     Args:
         num_workers: workers from now on; with DMLC_ROLE set, machines with workers, as BytePS counts.
@@ -74,6 +89,7 @@ def resume(
         global_rank: rank of this worker from now on; default: as before.
         settings: as for init().
     """
+    global _suspended
     config = job.config_with(settings)
     if config.text("BPS_NUM_SERVERS"):
         settings["num_workers"] = num_workers
@@ -83,29 +99,36 @@ def resume(
     if global_rank is not None:
         settings["rank"] = global_rank
     bps_rdma.init(**settings)
+    if _suspended is not None:  # modules that go on keep their names, so new ones must not get them
+        job.current().part(Names).given.update(_suspended.given)
+        _suspended = None
 
 
-def follows() -> bool:
-    """Whether the running job belongs to a torch.distributed group."""
-    return _started_over is not None
+def has_origin() -> bool:
+    """Whether the running job was started from a torch.distributed group."""
+    return job.current().part(_TorchGroups).world is not None
 
 
-def follow(world: Any) -> None:
-    """Notes that the running job belongs to this torch.distributed group, and ends with it."""
-    global _started_over
-    _started_over = weakref.ref(world)
+def set_origin(world: Any) -> None:
+    """Notes that the running job was started from this torch.distributed group, and ends with it."""
+    job.current().part(_TorchGroups).world = weakref.ref(world)
 
 
 def _servers_are_configured(settings: dict[str, object]) -> bool:
     return bool(job.config_with(settings).text("BPS_NUM_SERVERS"))
 
 
-def start_over(store: Any, rank: int, world: int, settings: dict[str, object]) -> None:
-    """bps_rdma.init() with what the ranks agree upon in a torch store.
+def init_from_store(store: Any, rank: int, world: int, settings: dict[str, object]) -> None:
+    """Calls bps_rdma.init() with an address and a secret on which the ranks agree through a torch store.
 
     Args:
-        store: a torch.distributed store that all `world` ranks share; nothing of it is used after this call.
-        settings: as for bps_rdma.init(); what is given here wins.
+        store: a torch.distributed store that all `world` ranks share; not used after this call.
+        rank: of this process.
+        world: number of ranks.
+        settings: as for bps_rdma.init(); they override what the ranks agree on.
+
+    Raises:
+        DeadlineError: not all ranks made this call within the store's timeout.
     """
     try:
         agreed = _agree(store, rank, world)
@@ -118,7 +141,7 @@ def start_over(store: Any, rank: int, world: int, settings: dict[str, object]) -
 
 
 def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
-    # A store may serve several lives of the job, one after the other; all ranks are in one before any is in the next.
+    # A store may serve several jobs, one after the other; all ranks have joined one before any joins the next.
     prefix = f"bps_rdma/{(store.add('bps_rdma/arrivals', 1) - 1) // world}"
     store.set(f"{prefix}/host/{rank}", _host_identity())
     if rank == 0:
@@ -154,18 +177,17 @@ def _address_of_rank_0(store: Any) -> str:
 
 
 def group_of(group: Any) -> Group | None:
-    """Our group of the same ranks as a torch.distributed group; a Group of ours and None stay as they are.
+    """The bps_rdma.Group with the ranks of a torch.distributed group; a Group and None are returned as they are.
 
-    Every rank of the group must make the first call for it.
+    The first call for a group is collective: every rank of it must make it.
     """
     if group is None or isinstance(group, Group):
         return group
     ranks = dist.get_process_group_ranks(group)
     if ranks == list(range(bps_rdma.size())):
         return None
-    key = (job.current(), group.group_name)
-    if key not in _groups:
-        for gone in [old for old in _groups if old[0] is not key[0]]:
-            del _groups[gone]
-        _groups[key] = bps_rdma.new_group(ranks, name=f"torch {group.group_name}")
-    return _groups[key]
+    ours = job.current().part(_TorchGroups).ours
+    found = ours.get(group.group_name)
+    if found is None:
+        found = ours[group.group_name] = bps_rdma.new_group(ranks, name=f"torch {group.group_name}")
+    return found

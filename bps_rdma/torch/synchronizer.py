@@ -1,8 +1,8 @@
-"""The engine of all data parallelism here: takes gradients as backward completes them, averages them over the ranks.
+"""The engine of all data parallelism here: averages gradients over the ranks as backward completes them.
 
 A pass begins with the first gradient of a backward and ends with finish(), after which every parameter's .grad is the
-average over the group. Gradients travel in units (units.py) as a strategy says (plan.py). What the next forward needs
-first has the highest priority.
+average over the group. Gradients are sent in units (units.py), according to a strategy (plan.py). Parameters that the
+next forward needs first have the highest priority.
 
 Ranks need not agree on which parameters they used: a parameter without a gradient here counts as zeros, and stays
 without one when no rank had one, as it would in a single process.
@@ -19,6 +19,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group, Handle, arrays
 from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import strategy_of, units_of
 from bps_rdma.torch.units import Place, Sent, Single, Unit
@@ -29,13 +30,13 @@ class GradientSynchronizer:
 
     Args:
         named: (name, parameter); names are the same on all ranks, and unique.
-        prefix: what names are known under among all that travels in the job.
+        prefix: of all names; unique in the job.
         strategy: "naive", "flat", "overlap" or "bucketed".
         bucket_mb: size of buckets, 2^20 bytes.
-        compression: what travels instead of the gradients.
+        compression: the dtype in which gradients are sent.
         group: who takes part; None: all workers.
-        find_unused: give parameters that no rank used no gradient; costs the strategies without buckets one small
-            message per pass. False: they get zeros.
+        find_unused: leave parameters that no rank used without a gradient; in the strategies without buckets this
+            needs one small operation per pass. False: such parameters get zeros there.
 
     Raises:
         InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.
@@ -78,15 +79,15 @@ class GradientSynchronizer:
         self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
         self._unit_of = {place: unit for unit in self.units for place in unit.places}
         self._left = {unit: len(unit.places) for unit in self.units}
-        bps_rdma.declare_many(dict(unit.declaration() for unit in self.units), group=self.sent.group)
+        transfer.declare_many(dict(unit.declaration() for unit in self.units), self.sent.group)
 
     # ---- A pass
 
     def ready(self, place: Place) -> None:
-        """The gradient of a parameter is complete; sends it off when it is the last one that its unit waits for.
+        """The gradient of a parameter is complete. Sends its unit if that has all its gradients now.
 
         Raises:
-            BpsError: it has been sent already: backward came to this parameter twice.
+            BpsError: it has been sent already: backward computed two gradients of this parameter.
             InvalidTensorError: it is sparse.
         """
         self.open = True
@@ -99,7 +100,7 @@ class GradientSynchronizer:
         if place in self._seen:
             if unit in self._started:
                 raise BpsError(
-                    f"this backward came to {place.name!r} twice, the second time after its gradient had been sent",
+                    f"backward computed the gradient of {place.name!r} twice, the second time after it had been sent",
                     "checkpoint with use_reentrant=False, or use strategy='flat', which sends after backward",
                 )
             unit.take(place)
@@ -112,7 +113,7 @@ class GradientSynchronizer:
             self._start(unit)
 
     def complete(self) -> None:
-        """No more gradients will come in this pass: sends off whatever has not been sent."""
+        """Sends all units that have not been sent yet: backward is over."""
         self.open = True
         if self._flags is not None:
             for place in self.places:
@@ -125,7 +126,7 @@ class GradientSynchronizer:
                 continue
             for place in unit.places:
                 if place not in self._seen and place.parameter.grad is not None:
-                    unit.take(place)  # of an earlier backward, which was not synchronised
+                    unit.take(place)  # a gradient of an earlier backward, which was not synchronised
             self._start(unit)
             if self._strategy.one_by_one:
                 unit.wait()
@@ -135,10 +136,10 @@ class GradientSynchronizer:
         unit.start()
 
     def finish(self) -> None:
-        """Ends the pass: all .grad are averages then. Does nothing when no pass is open.
+        """Ends the pass: all .grad are averages then. Without a pass this has no effect.
 
         Raises:
-            PeerLostError, DeadlineError: after nothing is on its way any more; the gradients are then undefined.
+            PeerLostError, DeadlineError: once no operation is in progress; the gradients are then undefined.
         """
         if not self.open:
             return
@@ -166,17 +167,17 @@ class GradientSynchronizer:
             place.parameter.grad = None
 
     def _unused(self) -> list[Place]:
-        """What no rank used, of parameters that travel without a bucket; waits for the ranks' word once per pass."""
+        """The parameters outside of buckets that no rank used; waits for the ranks' flags once per pass."""
         if self._flags_handle is not None:
             handle, self._flags_handle = self._flags_handle, None
             used = handle.wait()
             self._unused_places = [self.places[index] for index in np.flatnonzero(~used)]
         return self._unused_places
 
-    # ---- A pass whose end nobody waits for: single gradients are fetched when they are needed
+    # ---- A pass that ends without waiting: single means are taken when they are needed
 
-    def let_go(self) -> None:
-        """Sends off whatever has not been sent, and ends the pass without waiting; take_mean() gives the means."""
+    def finish_later(self) -> None:
+        """Sends all units that have not been sent, and ends the pass without waiting; take_mean() gives the means."""
         self.complete()
         flags = self._flags_handle
         self._reset()
@@ -184,10 +185,10 @@ class GradientSynchronizer:
         self.passes += 1
 
     def take_mean(self, place: Place) -> torch.Tensor | None:
-        """The mean of one gradient of the pass that was let go; None when no rank had one. Once per pass.
+        """The mean of one gradient of the last pass; None when no rank had one. Once per pass, after finish_later().
 
         Raises:
-            PeerLostError: a rank is gone. DeadlineError: a rank did not come in time; names it.
+            PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradient in time; names it.
         """
         unit = self._unit_of[place]
         assert isinstance(unit, Single)
@@ -209,12 +210,12 @@ class GradientSynchronizer:
     # ---- Between passes
 
     def rebuild(self, arrived: list[Place]) -> None:
-        """Fills the buckets anew in the order in which gradients arrived on the group's first rank.
+        """Fills the buckets anew in the order in which gradients became ready on the group's first rank.
 
-        Every rank of the group calls it, between passes. Other strategies have nothing to fill.
+        Every rank of the group calls it, between passes. Strategies without eager buckets ignore it.
 
         Args:
-            arrived: the places in their order of arrival in a whole pass on this rank.
+            arrived: the places in the order in which their gradients became ready in a whole pass on this rank.
         """
         if not (self._strategy.buckets and self._strategy.eager):
             return
@@ -230,15 +231,17 @@ class GradientSynchronizer:
 
     @property
     def arrived(self) -> list[Place]:
-        """The parameters whose gradients have come in this pass, in order."""
+        """The parameters whose gradients have become ready in this pass, in order."""
         return self._arrived
 
 
 def _check(place: Place) -> None:
-    if place.parameter.device.type != "cpu":
+    try:
+        transfer.device_of(place.parameter)
+    except InvalidTensorError as error:
         raise InvalidTensorError(
-            f"parameter {place.name!r} is on {place.parameter.device}", "keep the model on the CPU: model.cpu()"
-        )
+            f"parameter {place.name!r} is on {place.parameter.device}", "move the model to the CPU, or to a CUDA device"
+        ) from error
     if str(place.parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
         raise InvalidTensorError(
             f"parameter {place.name!r} has dtype {place.parameter.dtype}, which is not supported",

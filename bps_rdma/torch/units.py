@@ -1,6 +1,6 @@
-"""What gradients travel in: a Single is one gradient where it lies, a Bucket several in one block of shared memory.
+"""The units in which gradients are sent: a Single is one gradient in place, a Bucket several in one block of memory.
 
-In one pass a unit takes in the gradients of its parameters as they arrive (take), is sent off (start), is waited for
+In one pass a unit takes in the gradients of its parameters as they become ready (take), is sent (start), is waited for
 (wait) and gives the parameters their means over the group (deliver). A parameter may have no gradient on this rank: it
 then contributes zeros, and the unit can tell afterwards whether any rank had one.
 """
@@ -10,14 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-import bps_rdma
-from bps_rdma import Group, Handle
+from bps_rdma import Group
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compressor
+from bps_rdma.torch.transfer import AnyHandle
 
 _ALIGNMENT = 64  # bytes, a cache line: gradients of a bucket are summed by vector instructions
+_AVERAGE = ReduceOp.average
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,9 @@ class Sent:
     """How gradients are sent.
 
     Attributes:
-        prefix: in front of names; the same on all ranks.
+        prefix: of all names; the same on all ranks.
         group: who takes part; None: all workers.
-        compressor: what travels instead of a gradient.
+        compressor: the dtype that is sent.
     """
 
     prefix: str
@@ -49,35 +53,34 @@ class Place:
 
 
 class Single:
-    """One parameter's gradient, synchronised where it lies: nothing is copied, unless it is compressed."""
+    """One parameter's gradient, synchronised in place: nothing is copied, unless it is compressed."""
 
     def __init__(self, place: Place, sent: Sent) -> None:
         self.places = [place]
         self.name = f"{sent.prefix}.{place.name}"
+        self._compressor = sent.compressor
         self.priority = -place.index
-        self._sent = sent
-        self._handle: Handle | None = None
+        self._options = Options(_AVERAGE, self.name, self.priority, sent.group)
+        self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
 
     def declaration(self) -> tuple[str, torch.Tensor]:
-        """(name, a tensor like the one that will travel)."""
+        """(name, a tensor like the one that will be sent)."""
         parameter = self.places[0].parameter
-        wire = self._sent.compressor.wire_dtype(parameter.dtype)
+        wire = self._compressor.wire_dtype(parameter.dtype)
         return self.name, torch.empty_like(parameter, dtype=wire, memory_format=torch.contiguous_format)
 
     def take(self, place: Place) -> None:
         """The gradient of this parameter is complete."""
 
     def start(self) -> None:
-        """Sends the gradient off; zeros where there is none."""
+        """Sends the gradient; zeros where there is none."""
         parameter = self.places[0].parameter
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
-        wire = gradient.to(self._sent.compressor.wire_dtype(gradient.dtype)).contiguous()
+        wire = gradient.to(self._compressor.wire_dtype(gradient.dtype)).contiguous()
         self._gradient, self._wire = gradient, wire
-        self._handle = bps_rdma.push_pull_async_inplace(
-            wire, True, self.name, priority=self.priority, group=self._sent.group
-        )
+        self._handle = transfer.all_reduce(wire, self._options)
 
     def wait(self) -> None:
         """Waits for the mean."""
@@ -97,12 +100,12 @@ class Single:
             self.places[0].parameter.grad = gradient
 
     def release(self) -> torch.Tensor | None:
-        """The mean, which is then no longer held here."""
+        """The mean, which this object then no longer holds."""
         gradient, self._gradient = self._gradient, None
         return gradient
 
     def unused_everywhere(self) -> list[Place]:
-        """Parameters for which no rank had a gradient: cannot be told here, see GradientSynchronizer."""
+        """Parameters for which no rank had a gradient: not known here, see GradientSynchronizer."""
         return []
 
     def close(self) -> None:
@@ -110,7 +113,7 @@ class Single:
 
 
 class Bucket:
-    """Gradients of one dtype in one block of memory that all processes of the host map.
+    """Gradients of one dtype in one block of memory; on the CPU all processes of the host can map it.
 
     Behind the gradients stands one element per parameter: 1 where this rank has a gradient. Averaged like the rest, it
     tells for the parameters without one whether another rank has.
@@ -120,21 +123,23 @@ class Bucket:
         self.places = list(places)
         self.name = f"{sent.prefix}.bucket {number}"
         self.priority = -min(place.index for place in places)
-        self._group = sent.group
-        dtype = places[0].parameter.dtype
-        wire = sent.compressor.wire_dtype(dtype)
-        self._points_into = wire == dtype
+        self._options = Options(_AVERAGE, self.name, self.priority, sent.group)
+        first = places[0].parameter
+        wire = sent.compressor.wire_dtype(first.dtype)
+        self._points_into = wire == first.dtype
         offsets, count = _layout([place.parameter for place in places], wire)
-        self._memory = shared_tensor(count + len(places), wire)
+        self._device = transfer.device_of(first)
+        self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
+        self._memory = transfer.zeros_beside(first, count + len(places), wire)
         self._flags = self._memory[count:]
         self._views = {
             place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
         }
         self._missing: list[Place] = []
-        self._handle: Handle | None = None
+        self._handle: AnyHandle | None = None
 
     def declaration(self) -> tuple[str, torch.Tensor]:
-        """(name, the memory that will travel)."""
+        """(name, the memory that will be sent)."""
         return self.name, self._memory
 
     def take(self, place: Place) -> None:
@@ -144,17 +149,23 @@ class Bucket:
             view.copy_(gradient.detach())
             if self._points_into:
                 place.parameter.grad = view
+        if self._device is not None:  # backward may compute in several streams
+            stream = self._device.current()
+            self._written[stream] = self._device.record(stream)
 
     def start(self) -> None:
-        """Sends the bucket off, with zeros for parameters without a gradient."""
+        """Sends the bucket, with zeros for parameters without a gradient."""
+        if self._device is not None:
+            stream = self._device.current()
+            for event in self._written.values():
+                self._device.order(stream, event)
+            self._written.clear()
         self._flags.fill_(1)
         self._missing = [place for place in self.places if place.parameter.grad is None]
         for place in self._missing:
             self._views[place].zero_()
             self._flags[self.places.index(place)] = 0
-        self._handle = bps_rdma.push_pull_async_inplace(
-            self._memory, True, self.name, priority=self.priority, group=self._group
-        )
+        self._handle = transfer.all_reduce(self._memory, self._options)
 
     def wait(self) -> None:
         """Waits for the means."""
@@ -181,19 +192,13 @@ class Bucket:
         return [place for place in self._missing if used[self.places.index(place)] == 0]
 
     def close(self) -> None:
-        """Gives gradients that live here memory of their own: the bucket is about to go."""
+        """Gives gradients that are views of the bucket memory of their own: the bucket is about to be freed."""
         for place, view in self._views.items():
             if place.parameter.grad is view:
                 place.parameter.grad = view.clone()
 
 
 Unit = Single | Bucket
-
-
-def shared_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A zeroed flat tensor in memory that the other processes of the host can map."""
-    memory = bps_rdma.empty(max(count, 1) * dtype.itemsize, "uint8")
-    return torch.from_numpy(memory).view(dtype)[:count]
 
 
 def _layout(parameters: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[list[int], int]:

@@ -38,7 +38,7 @@ struct Counters {
   Counter rounds;          // rounds summed and answered
   Counter summed_bytes;    // bytes of results
   Counter stale;           // arrivals refused: late, duplicate or malformed
-  Counter overflow_slots;  // slots granted beyond the window to break a circle of waits
+  Counter overflow_slots;  // slots granted beyond the window to break a deadlock
   // Loop
   Counter wakeups;  // returns from sleep
 

@@ -1,4 +1,4 @@
-// Memory: what of an array the core uses, found out without copying it and without a call into Python.
+// Memory: the address, size and dtype of an array, without copying it and without a call into Python.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -34,7 +34,7 @@ std::optional<Dtype> common_dtype(const py::dtype& dtype) {
   return std::nullopt;
 }
 
-// None for whatever is not a numpy array that can be used as it is; arrays.py knows more, and says what is wrong.
+// None for anything but a numpy array that can be used in place; arrays.py takes more kinds, and reports errors.
 std::optional<Memory> describe_array(py::handle object, bool writable) {
   if (!py::isinstance<py::array>(object)) return std::nullopt;
   const auto array = py::reinterpret_borrow<py::array>(object);
@@ -85,28 +85,28 @@ void bind_memory(py::module_& module) {
            }),
            py::arg("keep"), py::arg("address"), py::arg("elements"), py::arg("nbytes"), py::arg("dtype"),
            py::arg("owner"), py::arg("block"), py::arg("block_nbytes"),
-           "keep: the array; owner: whose life is that of the block.")
+           "keep: the array; owner: the object with which the block is freed.")
       .def_property_readonly("address", [](const Memory& m) { return reinterpret_cast<std::uintptr_t>(m.address); })
       .def_readonly("nbytes", &Memory::nbytes)
       .def_readonly("elements", &Memory::elements)
       .def_readonly("dtype", &Memory::dtype)
       .def_property_readonly(
-          "shape", [](const Memory& m) { return py::tuple(m.keep.attr("shape")); }, "As given, for people.")
+          "shape", [](const Memory& m) { return py::tuple(m.keep.attr("shape")); }, "Of the array, for messages.")
       .def_property_readonly(
           "block",
           [](const Memory& m) {
             return std::tuple(reinterpret_cast<std::uintptr_t>(m.block.bytes.data()), m.block.bytes.size(),
                               m.block.identity);
           },
-          "Address, bytes, and the number that no other block ever has.");
+          "Address, bytes, and a number that no other block ever has.");
   module.def("describe_array", &describe_array, py::arg("array"), py::arg("writable"),
-             "The memory of a numpy array; None for anything that is not one or cannot be used as it is.");
+             "The memory of a numpy array; None for anything else, and for arrays that cannot be used in place.");
   module.def(
       "renew_block", [](std::uint64_t identity) { BlockTable::instance().renew(identity); }, py::arg("identity"),
-      "The memory of a block is other memory from now on: its next use is that of a new block.");
+      "The block holds other memory from now on: its next use is that of a new block.");
   module.def(
-      "when_block_gone", [](py::function listener) { BlockTable::instance().when_gone(std::move(listener)); },
-      py::arg("listener"), "Calls `listener` with the identity of each block that is gone from now on.");
+      "knows_block", [](std::uint64_t identity) { return BlockTable::instance().knows(identity); }, py::arg("identity"),
+      "Whether a block has been used, and neither freed nor renewed since.");
 }
 
 }  // namespace bps::python

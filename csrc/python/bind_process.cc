@@ -3,6 +3,7 @@
 
 #include "node/process.h"
 #include "python/bind.h"
+#include "python/blocks.h"
 #include "python/handle.h"
 #include "python/memory.h"
 #include "server/reduce.h"
@@ -42,6 +43,27 @@ void bind_declared(py::module_& module) {
           "Bytes of push_pull by [loop of this worker x loop of a server].");
 }
 
+struct DetachAndDelete {
+  void operator()(node::Process* process) const {
+    BlockTable::instance().detach(*process);
+    delete process;
+  }
+};
+
+using OwnedProcess = std::unique_ptr<node::Process, DetachAndDelete>;
+
+// A worker forgets the memory of arrays that are freed from its start to its shutdown.
+OwnedProcess start(const SettingValues& config, const node::Startup& startup) {
+  OwnedProcess process(node::Process::start(config.parse(), startup).release());
+  if (startup.worker_rank != van::kNoRank) BlockTable::instance().attach(*process);
+  return process;
+}
+
+bool shutdown(node::Process& process, double timeout_s) {
+  BlockTable::instance().detach(process);
+  return process.shutdown(timeout_s);
+}
+
 }  // namespace
 
 void bind_process(py::module_& module) {
@@ -61,14 +83,10 @@ void bind_process(py::module_& module) {
       .def_readwrite("job", &node::Startup::job)
       .def_readwrite("secret", &node::Startup::secret);
 
-  py::class_<node::Process>(module, "Process", "This process as a member of a job.")
-      .def_static(
-          "start",
-          [](const SettingValues& config, const node::Startup& startup) {
-            return node::Process::start(config.parse(), startup);
-          },
-          py::arg("config"), py::arg("startup"), ReleaseGil())
-      .def("shutdown", &node::Process::shutdown, py::arg("timeout_s"), ReleaseGil())
+  py::class_<node::Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
+      .def_static("start", &start, py::arg("config"), py::arg("startup"), ReleaseGil())
+      .def("shutdown", &shutdown, py::arg("timeout_s"), ReleaseGil(),
+           "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def("wait_for_end", &node::Process::wait_for_end, ReleaseGil())
       .def("metrics", &node::Process::metrics, ReleaseGil())
       .def_property_readonly("routes", &node::Process::routes)
@@ -131,10 +149,7 @@ void bind_process(py::module_& module) {
           },
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
-          py::arg("timeout_s") = py::none(), "awaited: the caller waits next. timeout_s: None is the job's.")
-      .def(
-          "forget_memory", [](node::Process& p, std::uint64_t identity) { p.worker().forget_memory(identity); },
-          py::arg("identity"), ReleaseGil());
+          py::arg("timeout_s") = py::none(), "awaited: the caller waits next. timeout_s: None is the job's.");
 
   module.def(
       "reduce_isa", [] { return std::string(server::reduce_isa()); },

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "node/process.h"
+#include "worker/worker.h"
+
 namespace py = pybind11;
 
 namespace bps::python {
@@ -19,7 +22,8 @@ transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> by
   {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(owner.ptr());
-    if (found != known_.end() && same(found->second)) return found->second.block;  // the way of all calls but the first
+    if (found != known_.end() && same(found->second))
+      return found->second.block;  // all calls but the first return here
     identity = next_++;
   }
   const py::cpp_function lost([this, key = owner.ptr(), identity](py::handle) { lose(key, identity); });
@@ -28,19 +32,34 @@ transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> by
     const std::lock_guard lock(mutex_);
     std::swap(known_[owner.ptr()], before);
   }
-  if (before.owner) tell(before.block.identity);  // it has moved
+  if (before.owner) forget(before.block.identity);  // it has moved
   return {bytes, identity};
 }
 
-void BlockTable::renew(std::uint64_t identity) {
-  PyObject* owner = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [key, known] : known_) {
-      if (known.block.identity == identity) owner = key;
-    }
+PyObject* BlockTable::owner_of(std::uint64_t identity) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [owner, known] : known_) {
+    if (known.block.identity == identity) return owner;
   }
-  if (owner != nullptr) lose(owner, identity);
+  return nullptr;
+}
+
+void BlockTable::renew(std::uint64_t identity) {
+  if (PyObject* owner = owner_of(identity)) lose(owner, identity);
+}
+
+bool BlockTable::knows(std::uint64_t identity) {
+  return owner_of(identity) != nullptr;
+}
+
+void BlockTable::attach(node::Process& process) {
+  const std::lock_guard lock(processes_mutex_);
+  processes_.push_back(&process);
+}
+
+void BlockTable::detach(node::Process& process) {
+  const std::lock_guard lock(processes_mutex_);
+  std::erase(processes_, &process);
 }
 
 void BlockTable::lose(PyObject* owner, std::uint64_t identity) {
@@ -52,11 +71,12 @@ void BlockTable::lose(PyObject* owner, std::uint64_t identity) {
     lost = std::move(found->second);
     known_.erase(found);
   }
-  tell(identity);
+  forget(identity);
 }
 
-void BlockTable::tell(std::uint64_t identity) {
-  for (std::size_t i = 0; i < listeners_.size(); ++i) listeners_[i](identity);
+void BlockTable::forget(std::uint64_t identity) {
+  const std::lock_guard lock(processes_mutex_);
+  for (node::Process* process : processes_) process->worker().forget_memory(identity);
 }
 
 }  // namespace bps::python

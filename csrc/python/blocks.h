@@ -1,14 +1,14 @@
-// Blocks of memory, told apart although addresses are used again.
+// Identities for blocks of memory, so that two blocks at one address are told apart.
 //
-// A card that was told of a block goes on reading and writing its pages after it has been freed, also when its
-// addresses belong to another array by then. So a block has a number that no other block ever gets, and losing it is
-// told.
+// A network card that has registered a block goes on reading and writing its pages after the block has been freed, even
+// when its addresses belong to another array by then. So every block gets a number that no other block ever gets, and
+// when a block is freed, the worker of this process drops its registrations.
 //
-// Of an array or tensor that moves its memory (numpy's `resize` refuses to, for what has been used here) the next use
-// is a new block. What is not seen is memory that was given up and taken back between two uses, at the same address and
-// of the same size, by the same tensor storage: renew() is told.
+// An array or tensor that moves its memory gets a new block at its next use (numpy's `resize` refuses to move an array
+// that has been used here). Memory that was freed and allocated again between two uses, at the same address, of the
+// same size and by the same tensor storage, is not noticed: call renew() for it.
 //
-// Threading: the GIL, and a lock for interpreters without one. No Python code runs under the lock: it could collect
+// Threading: the GIL, and locks for interpreters without one. No Python code runs under a lock: it could collect
 // garbage, and with it an owner.
 #pragma once
 
@@ -21,31 +21,42 @@
 
 #include "transport/region_cache.h"
 
+namespace bps::node {
+class Process;
+}
+
 namespace bps::python {
 
 class BlockTable {
  public:
   static BlockTable& instance();
 
-  // The block that lives as long as `owner` (which can be referred to weakly) and has not moved or grown.
+  // The block that lives as long as `owner`, which must support weak references, and has not moved or grown.
   transport::Allocation find(pybind11::handle owner, std::span<std::byte> bytes);
-  // What lies in the block is other memory from now on: the next use is a new block, whose pages are looked at anew.
+  // The block holds other memory from now on: its next use is a new block, whose pages are registered anew.
   void renew(std::uint64_t identity);
-  // Calls `listener` with the identity of each block from the moment when it is gone.
-  void when_gone(pybind11::function listener) { listeners_.push_back(std::move(listener)); }
+  // Whether the block has been used, and neither freed nor renewed since.
+  bool knows(std::uint64_t identity);
+
+  // Between these two calls the worker of the process forgets the memory of each block that is freed. detach() precedes
+  // the shutdown of the process, and once it has returned the worker is not called any more.
+  void attach(node::Process& process);
+  void detach(node::Process& process);  // has no effect on a process that is not attached
 
  private:
   struct Known {
     transport::Allocation block;
     pybind11::object owner;  // weak reference
   };
+  PyObject* owner_of(std::uint64_t identity);
   void lose(PyObject* owner, std::uint64_t identity);
-  void tell(std::uint64_t identity);
+  void forget(std::uint64_t identity);
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the next two
   std::unordered_map<PyObject*, Known> known_;
   std::uint64_t next_ = 1;
-  std::vector<pybind11::function> listeners_;
+  std::mutex processes_mutex_;
+  std::vector<node::Process*> processes_;
 };
 
 }  // namespace bps::python

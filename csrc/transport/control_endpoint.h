@@ -14,7 +14,7 @@ inline constexpr std::size_t kMaxMessage = 1 << 16;
 
 class ControlEndpoint;
 
-// Whoever uses a control endpoint. Called on the transport's thread; must not block.
+// The user of a control endpoint. Called on the transport's thread; must not block.
 class ControlSink {
  public:
   virtual void on_message(ControlEndpoint& from, std::span<const std::byte> message) = 0;

@@ -58,7 +58,7 @@ class DirectAccess {
 
 class DataEndpoint;
 
-// Whoever uses a data endpoint. Called on the transport's thread; must not block.
+// The user of a data endpoint. Called on the transport's thread; must not block.
 class DataSink {
  public:
   virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;

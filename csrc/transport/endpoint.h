@@ -23,7 +23,7 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // The user gives the peer up, whatever the peer thinks of that: from the return on nothing of it lands in our memory,
+  // The user gives the peer up, even if the peer is alive: from the return on nothing of it lands in our memory,
   // nothing is sent, and nothing is reported except the tokens of writes that were posted. May be called from any
   // callback. (A peer on the same host that has our memory mapped cannot be kept from writing to it.)
   void abandon() {

@@ -33,7 +33,7 @@ class MessageStream {
   Status send(std::span<const std::byte> message);
   // Closes without on_closed.
   void close();
-  // Sends what is queued, waiting up to the deadline: for the last words before close().
+  // Sends what is queued, waiting up to the deadline: for a last message before close().
   void flush(int timeout_ms);
   int fd() const { return socket_.get(); }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr Duration kLongestSleep = std::chrono::milliseconds(250);
 constexpr Duration kBlockedSleep = std::chrono::milliseconds(1);
 constexpr unsigned kRoundsPerTurn = 4;      // of polled work, before descriptors are looked at again
-constexpr unsigned kLongestStay = 1 << 14;  // looks, after which a caller sees whether it was interrupted
+constexpr unsigned kLongestStay = 1 << 14;  // polls, after which a caller checks whether it was interrupted
 
 Fd duplicate(int fd) {
   Fd made(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -30,12 +30,12 @@ void relax() {
 
 }  // namespace
 
-ProgressLock::ProgressLock(Reactor& reactor) : reactor_(&reactor), bell_(duplicate(reactor.loop().doorbell())) {}
+ProgressLock::ProgressLock(Reactor& reactor) : reactor_(&reactor), doorbell_(duplicate(reactor.loop().doorbell())) {}
 void ProgressLock::begin_progress() {
   reactor_->begin_progress();
 }
-bool ProgressLock::look() {
-  return reactor_->look();
+bool ProgressLock::progress_once() {
+  return reactor_->progress_once();
 }
 void ProgressLock::end_progress() {
   reactor_->end_progress();
@@ -135,7 +135,7 @@ void Reactor::sleep(std::unique_lock<std::mutex>& progress) {
   disarm();
 }
 
-// ---- A caller at the progress
+// ---- A caller that holds the progress lock
 
 void Reactor::begin_progress() {
   caller_ = std::this_thread::get_id();
@@ -143,7 +143,7 @@ void Reactor::begin_progress() {
   polls_ = 0;
 }
 
-bool Reactor::look() {
+bool Reactor::progress_once() {
   if (work()) {
     idle_since_ = {};
     if (++polls_ % kRoundsPerTurn == 0) loop_.turn(Duration::zero());

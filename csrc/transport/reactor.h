@@ -1,8 +1,8 @@
 // One event loop, the transports on it, the actors that work with them, and a thread that drives them.
 //
 // A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a
-// learnt short while and then sleeps until something rings. Everything an actor owns belongs to whoever is at the
-// progress, which is the thread or a caller in its stead (progress.h); others reach it by post() and call().
+// learnt short while and then sleeps until something rings. Everything an actor owns belongs to the holder of the
+// progress lock, which is the thread or a caller in its place (progress.h); others reach it by post() and call().
 #pragma once
 
 #include <atomic>
@@ -45,7 +45,7 @@ class Reactor {
   Counters& counters() { return counters_; }
   const std::shared_ptr<ProgressLock>& progress() const { return progress_; }
 
-  // Before start(), or at the progress.
+  // Before start(), or under the progress lock.
   void add(std::unique_ptr<Transport> transport) { transports_.push_back(std::move(transport)); }
   void add(Actor* actor) { actors_.push_back(actor); }
   void remove(Actor* actor) { std::erase(actors_, actor); }
@@ -54,7 +54,7 @@ class Reactor {
   void start();
   void stop();
 
-  // Runs `task` at the progress and waits for it; exceptions come back to the caller.
+  // Runs `task` under the progress lock and waits for it; exceptions come back to the caller.
   template <typename F>
   auto call(F task) -> decltype(task()) {
     const auto self = std::this_thread::get_id();
@@ -75,7 +75,7 @@ class Reactor {
   bool relies_on_descriptors() const;
   // For ProgressLock.
   void begin_progress();
-  bool look();
+  bool progress_once();
   void end_progress();
 
   const std::string name_;
@@ -86,12 +86,12 @@ class Reactor {
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Actor*> actors_;
   std::atomic<bool> stop_{false};
-  std::atomic<std::thread::id> caller_{};  // who is at the progress in the thread's stead
+  std::atomic<std::thread::id> caller_{};  // the caller that holds the progress lock
   const std::shared_ptr<ProgressLock> progress_;
   Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing
   Duration mean_gap_{0};
   bool blocked_ = false;  // as of arm()
-  unsigned polls_ = 0;    // of the caller at the progress, and when it began to find nothing
+  unsigned polls_ = 0;    // by that caller, and since when they have found nothing
   Clock::time_point idle_since_{};
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-// Listening and connecting: the parts of door.h that need no loop.
+// Listening and connecting: the parts of listener.h that need no loop.
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>

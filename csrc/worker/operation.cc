@@ -36,7 +36,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
     cursors[i].unfinished = plan[i].size();
     partitions += plan[i].size();
   }
-  // Each worker_loop finishes one more when it has taken the operation in: so it cannot complete while a worker_loop
+  // Each worker loop finishes one more when it has taken the operation in: so it cannot complete while a worker loop
   // still looks.
   remaining = partitions + worker_loops;
 }
@@ -55,7 +55,7 @@ bool Operation::wait(const Deadline& until) const {
 }
 
 bool Operation::wait_briefly(int milliseconds) const {
-  if (done() || (progress && progress->drive([this] { return done(); }))) return true;
+  if (done() || (progress && progress->progress_until([this] { return done(); }))) return true;
   sleepers_.fetch_add(1);
   if (!done()) {
     const timespec timeout{.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000L};

@@ -1,7 +1,7 @@
 // One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference
 // to one of these.
 //
-// Threading: made by the calling thread, then driven by the worker_loops; `remaining` and `state` are the meeting
+// Threading: made by the calling thread, then worked on by the worker loops; `remaining` and `state` are the meeting
 // points. The caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
 #pragma once
 
@@ -93,7 +93,7 @@ class Operation {
   const tensor::PlacementRequest placement;
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
-  std::vector<Cursor> cursors;     // [worker_loop * servers + server]
+  std::vector<Cursor> cursors;     // [loop * servers + server]
   std::atomic<bool> asked{false};  // at the deadline: who is missing?
   std::uint64_t bytes() const { return tensor->bytes; }
 

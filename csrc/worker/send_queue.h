@@ -1,4 +1,4 @@
-// What a worker_loop has to send to one server, most urgent first: [3] of the walk.
+// What a worker loop has to send to one server, most urgent first: step 3 of the walk.
 //
 // Entries are operations, not partitions: one entry walks through all partitions that an operation has for this server,
 // so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.

@@ -1,4 +1,4 @@
-// The hot part of the way out: [1]-[3] of the walk.
+// The hot part of the way out: step 4 of the walk (docs/internals.md).
 #include "worker/sender.h"
 
 #include <cstring>

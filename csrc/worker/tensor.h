@@ -24,7 +24,7 @@ struct Tensor {
   std::string shape;
   tensor::Partitioning whole;    // push_pull, broadcast
   tensor::Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
-  // Partitions by [worker_loop * servers + server], for each of the two cuts.
+  // Partitions by [loop * servers + server], for each of the two cuts.
   std::vector<std::vector<std::uint32_t>> whole_plan;
   std::vector<std::vector<std::uint32_t>> sharded_plan;
   std::atomic<std::uint32_t> next_round{0};

@@ -35,7 +35,7 @@ class Worker {
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
     worker_loops_.push_back({worker_loop, reactor});
   }
-  // Which worker_loop meets which shard: a partition's slot modulo the one and the other.
+  // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
 
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with

@@ -63,7 +63,7 @@ def test_a_yaml_file(tmp_path):
     config.write_text("use_dpu_reduce: true\nuse_megatron_fsdp: true\n")
     status, _, err = outcome(tmp_path, "--yaml-cfg", config)
     assert status == 1
-    assert "error: use_megatron_fsdp does not go with use_dpu_reduce" in err
+    assert "error: use_megatron_fsdp cannot be combined with use_dpu_reduce" in err
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_is_not_supported_is_refused_when_it_is_parsed(tmp_path, option):
     status, out, err = outcome(tmp_path, FLAG, *option)
     assert (status, out) == (1, "")
     assert err.splitlines()[-2].startswith("error: ")
-    assert "does not go with use_dpu_reduce" in err
+    assert "cannot be combined with use_dpu_reduce" in err
     assert err.splitlines()[-1].startswith("hint: ")
     assert outcome(tmp_path, *option)[0] == 0, "without the flag it is Megatron's own affair"
 

@@ -90,6 +90,12 @@ def clean_env(**extra: str) -> dict[str, str]:
     return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | extra
 
 
+def over(transport: str) -> dict[str, str]:
+    """The environment of a job whose data goes over this transport; rdma: on the device under test."""
+    device = {"BPS_RDMA_HCA": f"={os.environ.get('BPS_TEST_HCA', '')}"} if transport == "rdma" else {}
+    return {"BPS_TRANSPORT": transport} | device
+
+
 def free_port() -> int:
     """A port nobody listens on, below the range from which the kernel takes ports of outgoing connections."""
     for _ in range(1000):

@@ -31,8 +31,7 @@ def measured(bps: Any, op: str, memory: str, rounds: int) -> dict[str, int]:
 
 
 def totals(op: str, transport: str, memory: str, workers: int = 2, rounds: int = 7) -> dict[str, int]:
-    env = {
-        "BPS_TRANSPORT": transport,
+    env = cluster.over(transport) | {
         "BYTEPS_PARTITION_BYTES": str(PARTITION),
         "BPS_MIN_PARTITION_BYTES": str(PARTITION),
     }
@@ -40,7 +39,6 @@ def totals(op: str, transport: str, memory: str, workers: int = 2, rounds: int =
     return {name: sum(one[name] for one in found) for name in found[0]}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_two_writes_per_partition(transport, workers):
     sums = totals("push_pull", transport, "plain", workers)
@@ -51,13 +49,14 @@ def test_two_writes_per_partition(transport, workers):
     assert sums["stale"] == 0
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_control_endpoints_carry_no_payload(transport):
-    sums = totals("push_pull", transport, "plain", rounds=20)
+@pytest.mark.parametrize("memory", ["plain", "empty"])
+def test_control_endpoints_carry_no_payload(transport, memory):
+    sums = totals("push_pull", transport, memory, rounds=20)
     payload = 20 * 2 * COUNT * 4
     assert sums["data_bytes"] >= payload
     # Credits only: under a hundred bytes for each slot of 16 KiB, and none where nothing lands in slots.
     assert sums["control_bytes"] <= (0 if transport == "shm" else payload // 100)
+    assert transport != "rdma" or sums["copies"] == 0
 
 
 def test_mapped_memory_is_never_copied():
@@ -65,7 +64,6 @@ def test_mapped_memory_is_never_copied():
     assert totals("push_pull", "shm", "plain")["copies"] > 0  # the counter counts
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_bytes_moved(transport):
     rounds, workers = 7, 2
     whole = COUNT * 4 * rounds

@@ -41,10 +41,9 @@ def blocked_in(bps: Any, where: str, victim: int) -> tuple[str, str, float]:
 
 
 @pytest.mark.parametrize("where", ["synchronize", "barrier", "idle"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_of_an_embedded_job(where, transport, victim):
-    env = FAST | {"BPS_TRANSPORT": transport}
+    env = FAST | cluster.over(transport)
     with cluster.start(blocked_in, where, victim, workers=3, env=env) as job:
         job.await_marks("ready")
         killed = job.kill(f"rank {victim}")
@@ -62,10 +61,9 @@ def test_a_killed_rank_of_an_embedded_job(where, transport, victim):
         assert outcome.status == 0
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("member", ["server 1", "scheduler"])
 def test_a_killed_server_or_scheduler(member, transport):
-    env = FAST | {"BPS_TRANSPORT": transport}
+    env = FAST | cluster.over(transport)
     with cluster.start(blocked_in, "synchronize", 0, workers=2, servers=2, env=env) as job:
         job.await_marks("ready")
         killed = job.kill(member)
@@ -86,14 +84,15 @@ def counts_to(bps: Any, rounds: int) -> float:
     return float(array[0])
 
 
-def test_the_next_job_starts_on_the_same_port_at_once():
+def test_the_next_job_starts_on_the_same_port_at_once(transport):
+    env = cluster.over(transport)
     port = cluster.free_port()
-    with cluster.start(blocked_in, "synchronize", 1, workers=2, env=FAST, port=port) as job:
+    with cluster.start(blocked_in, "synchronize", 1, workers=2, env=FAST | env, port=port) as job:
         job.await_marks("ready")
         job.kill("rank 1")
         job.outcomes(but=[1])
     for _ in range(3):
-        assert cluster.run(counts_to, 3, workers=2, port=port) == [1.0, 1.0]
+        assert cluster.run(counts_to, 3, workers=2, env=env, port=port) == [1.0, 1.0]
 
 
 def faulty_rounds(bps: Any) -> bool:
@@ -111,10 +110,8 @@ def faulty_rounds(bps: Any) -> bool:
 
 
 @pytest.mark.parametrize("servers", [None, 2])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_refused_partial_and_reordered_posts_change_nothing(transport, servers):
-    env = {
-        "BPS_TRANSPORT": transport,
+    env = cluster.over(transport) | {
         "BPS_FAULT": "refuse=0.2,partial=0.4,hold=0.6,seed=5",
         "BYTEPS_PARTITION_BYTES": "8000",
         "BPS_SERVER_WINDOW": "2",
@@ -132,9 +129,8 @@ def loses_connections(bps: Any) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_lost_connection_is_an_error_everywhere(transport):
-    env = FAST | {"BPS_TRANSPORT": transport, "BPS_FAULT": "lose_after=500"}
+    env = FAST | cluster.over(transport) | {"BPS_FAULT": "lose_after=500"}
     with cluster.start(loses_connections, workers=2, env=env) as job:
         found = [outcome.value for outcome in job.outcomes()]
     assert found == ["PeerLostError"] * 2

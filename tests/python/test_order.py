@@ -118,7 +118,7 @@ def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
     cluster.run(last_slot_taken_before, workers=3, servers=1, env=env)
 
 
-def fast_and_slow(bps: Any, ahead: int, rounds: int = 1500) -> int:
+def fast_and_slow(bps: Any, ahead: int, rounds: int) -> int:
     """A tight loop on one name; every rank is slow in its turn. Values differ by round, so a mixed round shows."""
     rank, size = bps.rank(), bps.size()
     arrays = [np.empty(2000, np.int64) for _ in range(ahead)]
@@ -142,11 +142,12 @@ def fast_and_slow(bps: Any, ahead: int, rounds: int = 1500) -> int:
     return wrong
 
 
+@pytest.mark.parametrize("rounds", [300, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("ahead", [1, 16])
 @pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "shm"), (2, "tcp")])
-def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, transport, ahead):
+def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, transport, ahead, rounds):
     env = {"BPS_TRANSPORT": transport}
-    assert cluster.run(fast_and_slow, ahead, workers=2, servers=servers, env=env) == [0, 0]
+    assert cluster.run(fast_and_slow, ahead, rounds, workers=2, servers=servers, env=env) == [0, 0]
 
 
 def far_ahead(bps: Any) -> None:

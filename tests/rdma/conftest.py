@@ -22,12 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="changes the kernel's interfaces: only inside the VM"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marks."""
-    config.addinivalue_line("markers", "vm: changes the kernel's interfaces, so it runs only inside the VM")
-    config.addinivalue_line("markers", "slow: takes more than 20 s on a quiet machine")
-
-
 @pytest.fixture
 def cable() -> Iterator[fabric.Cable]:
     """Two devices with a cable between them, which can be disturbed."""

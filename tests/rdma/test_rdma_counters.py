@@ -14,36 +14,18 @@ import fabric
 import numpy as np
 import pytest
 from rank_main import await_mark, mark
-from test_counters import COUNT, PARTITION, measured
+from test_counters import (  # noqa: F401  tests that run here over rdma
+    COUNT,
+    PARTITION,
+    measured,
+    test_control_endpoints_carry_no_payload,
+    test_two_writes_per_partition,
+)
 
+TRANSPORTS = ["rdma"]  # of the tests from test_counters
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
 ROUNDS = 10
 CUT = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
-
-
-def totals(op: str, memory: str, rounds: int, **topology: Any) -> dict[str, int]:
-    """Growth of the counters, summed over the workers."""
-    found = cluster.run(measured, op, memory, rounds, env=RDMA | CUT, **topology)
-    return {name: sum(one[name] for one in found) for name in found[0]}
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_two_writes_per_partition(workers):
-    sums = totals("push_pull", "plain", 7, workers=workers)
-    partitions = 10 * 7 * workers
-    assert sums["partitions"] == partitions
-    assert sums["data_writes"] == 2 * partitions
-    assert sums["pushes"] == partitions
-    assert sums["stale"] == 0
-
-
-@pytest.mark.parametrize("memory", ["plain", "empty"])
-def test_control_endpoints_carry_no_payload_and_nothing_is_copied(memory):
-    sums = totals("push_pull", memory, 20, workers=2)
-    payload = 20 * 2 * COUNT * 4
-    assert sums["data_bytes"] >= payload
-    assert sums["control_bytes"] <= payload // 100  # credits
-    assert sums["copies"] == 0
 
 
 def works_on_demand(bps: Any) -> None:

@@ -10,73 +10,18 @@ import fabric
 import numpy as np
 import pytest
 from rank_main import mark
-from test_failures import FAST, SOON_S, blocked_in, counts_to, faulty_rounds, loses_connections
+from test_failures import (  # noqa: F401  tests that run here over rdma
+    SOON_S,
+    test_a_killed_rank_of_an_embedded_job,
+    test_a_killed_server_or_scheduler,
+    test_a_lost_connection_is_an_error_everywhere,
+    test_refused_partial_and_reordered_posts_change_nothing,
+    test_the_next_job_starts_on_the_same_port_at_once,
+)
 from test_push_pull import interleaved_rounds
 from values import pushed, summed
 
-RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
-
-
-@pytest.mark.parametrize("where", ["synchronize", "barrier", "idle"])
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_of_an_embedded_job(where, victim):
-    with cluster.start(blocked_in, where, victim, workers=3, env=RDMA | FAST) as job:
-        job.await_marks("ready")
-        killed = job.kill(f"rank {victim}")
-        if where == "idle":
-            time.sleep(0.5)
-            job.set_mark("go")
-        outcomes = job.outcomes(but=[victim])
-    for rank, outcome in enumerate(outcomes):
-        if rank == victim:
-            continue
-        kind, text, came = outcome.value
-        assert kind == "PeerLostError", outcome.error + outcome.output
-        assert f"worker {victim}" in text or (victim == 0 and "scheduler" in text), text
-        assert came - killed < SOON_S
-        assert outcome.status == 0
-
-
-@pytest.mark.parametrize("member", ["server 1", "scheduler"])
-def test_a_killed_server_or_scheduler(member):
-    with cluster.start(blocked_in, "synchronize", 0, workers=2, servers=2, env=RDMA | FAST) as job:
-        job.await_marks("ready")
-        killed = job.kill(member)
-        outcome = job.outcomes(but=[0])[1]
-        job.kill("rank 0")
-        left = job.helper_statuses(but=[member])
-    kind, text, came = outcome.value
-    assert kind == "PeerLostError"
-    assert ("server" if member == "server 1" else "scheduler") in text
-    assert came - killed < SOON_S
-    assert None not in left.values(), f"still running: {left}"
-
-
-def test_the_next_job_starts_at_once():
-    port = cluster.free_port()
-    with cluster.start(blocked_in, "synchronize", 1, workers=2, env=RDMA | FAST, port=port) as job:
-        job.await_marks("ready")
-        job.kill("rank 1")
-        job.outcomes(but=[1])
-    for _ in range(2):
-        assert cluster.run(counts_to, 3, workers=2, env=RDMA, port=port) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("servers", [None, 2])
-def test_refused_partial_and_reordered_posts_change_nothing(servers):
-    env = RDMA | {
-        "BPS_FAULT": "refuse=0.2,partial=0.4,hold=0.6,seed=5",
-        "BYTEPS_PARTITION_BYTES": "8000",
-        "BPS_SERVER_WINDOW": "2",
-    }
-    assert cluster.run(faulty_rounds, workers=2, servers=servers, env=env) == [True, True]
-
-
-def test_a_lost_connection_is_an_error_everywhere():
-    env = RDMA | FAST | {"BPS_FAULT": "lose_after=500"}
-    with cluster.start(loses_connections, workers=2, env=env) as job:
-        found = [outcome.value for outcome in job.outcomes()]
-    assert found == ["PeerLostError"] * 2
+TRANSPORTS = ["rdma"]  # of the tests from test_failures
 
 
 # ---- The wire

@@ -1,6 +1,6 @@
 """A device that is not there: its memory is the host's, but its streams are threads, and nothing happens at once.
 
-Copies that staging does not order, or puts into memory that is not pinned, give wrong results here as on a GPU.
+Copies that the pipeline does not order, or puts into memory that is not pinned, give wrong results as on a GPU.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from bps_rdma.torch import staging
-from bps_rdma.torch.staging import collectives
+from bps_rdma.torch import all_gather_bytes, transfer
+from bps_rdma.torch.transfer import collectives, device
 
 
 class Stream:
-    """Does in its own thread, one after the other, what is put into it."""
+    """Runs what is put into it in a thread of its own, in that order."""
 
     def __init__(self, delay: float = 0.0) -> None:
         self._work: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -36,14 +36,14 @@ class Stream:
 
 
 class Immediate:
-    """The stream of who computes on the CPU: everything before a call has happened, and order() waits."""
+    """The stream of a caller that computes on the CPU: all work before a call is complete, and order() waits."""
 
     def put(self, work: Callable[[], Any]) -> None:
         work()
 
 
 class SimulatedDevice:
-    """Keeps staging's contract, slowly.
+    """Keeps the contract of transfer.device.Device, slowly.
 
     Args:
         delay: seconds before each thing that a stream does.
@@ -78,6 +78,9 @@ class SimulatedDevice:
     def order(self, stream: Any, event: threading.Event) -> None:
         stream.put(event.wait)
 
+    def happened(self, event: threading.Event) -> bool:
+        return event.is_set()
+
     def wait(self, event: threading.Event) -> None:
         event.wait()
 
@@ -109,6 +112,7 @@ class SimulatedDevice:
 
 def install(delay: float = 0.0, immediate: bool = False) -> SimulatedDevice:
     """From now on tensors of this process count as being on the device; undone by the process's end."""
-    device = SimulatedDevice(delay, immediate)
-    staging.device_of = collectives.device_of = lambda _: device
-    return device
+    made = SimulatedDevice(delay, immediate)
+    for module in (transfer, device, collectives, all_gather_bytes):
+        module.device_of = lambda _: made
+    return made

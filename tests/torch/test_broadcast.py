@@ -311,7 +311,7 @@ def optimizers_that_differ(bps: Any, how: str) -> str:
         ("class", "Adam"),
         ("parameters", "group 0 parameter 3"),
         ("groups", "group 1 parameter 0"),
-        ("none", "is no optimizer"),
+        ("none", "is not an optimizer"),
         ("pickle", "worker 0"),
     ],
 )

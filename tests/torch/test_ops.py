@@ -151,19 +151,26 @@ def test_mistakes_are_told_and_nothing_is_lost():
 def test_names_are_where_byteps_has_them():
     import importlib
 
+    job = "init shutdown suspend resume size rank local_size local_rank poll synchronize "
     for module, names in {
-        "": "init shutdown suspend resume size rank local_size local_rank push_pull declare broadcast_parameters "
-        "broadcast_optimizer_state broadcast_object DistributedOptimizer DistributedDataParallel Compression "
-        "byteps_push_pull poll synchronize get_pushpull_speed",
-        ".ops": "push_pull push_pull_async push_pull_async_inplace push_pull_inplace push_pull_group_sync_inplace poll "
-        "synchronize declare byteps_torch_set_num_grads get_pushpull_speed",
-        ".parallel": "DistributedDataParallel",
-        ".cross_barrier": "CrossBarrier",
+        "": job + "push_pull declare broadcast_parameters broadcast_optimizer_state broadcast_object "
+        "DistributedOptimizer DistributedDataParallel Compression byteps_push_pull get_pushpull_speed",
+        ".ops": job + "push_pull push_pull_async push_pull_async_inplace push_pull_inplace get_pushpull_speed "
+        "push_pull_group_sync_inplace declare byteps_torch_set_num_grads Compression",
+        ".parallel": job + "DistributedDataParallel declare byteps_torch_set_num_grads byteps_push_pull "
+        "byteps_push_pull_group Compression",
+        ".cross_barrier": job + "CrossBarrier Compression byteps_push_pull broadcast_parameters "
+        "broadcast_optimizer_state DistributedOptimizer",
         ".compression": "Compression",
     }.items():
         found = importlib.import_module(f"bps_rdma.torch{module}")
-        assert all(callable(getattr(found, name)) for name in names.split())
-        assert set(names.split()) - {"byteps_push_pull"} <= set(getattr(found, "__all__", names.split()))
+        assert set(names.split()) <= set(getattr(found, "__all__", names.split())), module
+        for name in names.split():
+            assert callable(getattr(found, name)), f"{module}.{name}"
+    whole = importlib.import_module("bps_rdma.torch")
+    for name in ("init", "rank", "suspend", "synchronize"):  # the same functions, not others of the same name
+        for module in ("ops", "parallel", "cross_barrier"):
+            assert getattr(importlib.import_module(f"bps_rdma.torch.{module}"), name) is getattr(whole, name)
 
 
 # ---- Joining
@@ -255,6 +262,7 @@ def resumed(bps: Any) -> None:
     assert [mean() for _ in range(3)] == [1.5] * 3
     bps_torch.suspend()
     assert not bps_torch.is_initialized()
+    assert (bps_torch.local_rank(), bps_torch.local_size()) == (rank, 2), "as BytePS's elastic example asks meanwhile"
     if rank == 0:
         bps_torch.resume(1, global_rank=0)
         assert (bps_torch.size(), mean()) == (1, 1.0)

@@ -358,19 +358,19 @@ def test_states_move_between_sharded_and_plain(workers):
 
 
 def collects_in_windows(bps: Any) -> None:
-    from bps_rdma.torch import spread
+    from bps_rdma.torch import broadcast_objects
 
-    spread._WINDOW_BYTES = 100_000  # less than a tensor, and room for several of the small ones
+    broadcast_objects._WINDOW_BYTES = 100_000  # less than a tensor, and room for several of the small ones
     held: list[int] = []
-    move = spread.spread_tensors
+    move = broadcast_objects.broadcast_tensors
 
-    def watched(transfers: Any, group: Any) -> None:
+    def watched(transfers: Any, group: Any, *, staged: bool = True) -> None:
         if bps.rank() != 1:
             own = {value.data_ptr() for state in sharded.state.values() for value in state.values()}
             held.append(sum(t.tensor.nbytes for t in transfers if t.tensor.data_ptr() not in own))
-        move(transfers, group)
+        move(transfers, group, staged=staged)
 
-    spread.spread_tensors = watched
+    broadcast_objects.broadcast_tensors = watched
     model = Model()
     sharded = ShardedOptimizer(model.parameters(), torch.optim.Adam)
     train(model, sharded, range(1))

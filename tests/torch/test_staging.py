@@ -1,4 +1,4 @@
-"""Tensors on a device: nothing is read before it is computed, nothing is used before it is back, nobody waits.
+"""Tensors on a device: none is read before it is computed or used before it is copied back, and the caller goes on.
 
 The device is simulated (simulated.py), which proves the order of things; on a machine with a GPU the last test uses it.
 """
@@ -17,7 +17,8 @@ import simulated
 import torch
 
 import bps_rdma
-from bps_rdma.torch import staging
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.work import BpsWork
 
 SMALL = {"BPS_GPU_CHUNK_BYTES": "8192", "BPS_GPU_CHUNKS": "3"}
@@ -27,6 +28,10 @@ ROW = 1 << 16  # bytes; chunks of reduce_scatter and all_gather have at least th
 def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(-100, 100, (count,), generator=generator).to(dtype)
+
+
+def summed_as(name: str) -> Options:
+    return Options(ReduceOp.sum, name)
 
 
 def everything(bps: Any, delay: float) -> dict[str, int]:
@@ -41,24 +46,43 @@ def everything(bps: Any, delay: float) -> dict[str, int]:
             total = torch.stack([whole.to(torch.float64) for whole in wholes]).sum(0).to(dtype)
             name = f"{dtype} {count}"
             summed = wholes[rank].clone()
-            pending.append((staging.all_reduce(summed, f"sum {name}", "sum"), summed, total))
+            pending.append((transfer.all_reduce(summed, summed_as(f"sum {name}")), summed, total))
             mine = slice(rank * count, (rank + 1) * count)
             part = torch.empty(count, dtype=dtype)
-            pending.append((staging.reduce_scatter(part, wholes[rank], f"rs {name}", "sum"), part, total[mine]))
+            pending.append((transfer.reduce_scatter(part, wholes[rank], summed_as(f"rs {name}")), part, total[mine]))
             inside = wholes[rank].clone()
             pending.append(
-                (staging.reduce_scatter(inside[mine], inside, f"in {name}", "sum"), inside[mine], total[mine])
+                (transfer.reduce_scatter(inside[mine], inside, summed_as(f"in {name}")), inside[mine], total[mine])
             )
             parts = torch.cat([data(other, count, dtype) for other in range(size)])
             whole = torch.empty(count * size, dtype=dtype)
-            pending.append((staging.all_gather(whole, data(rank, count, dtype), f"ag {name}"), whole, parts))
+            pending.append(
+                (transfer.all_gather(whole, data(rank, count, dtype), Options(name=f"ag {name}")), whole, parts)
+            )
             own = torch.zeros(count * size, dtype=dtype)
             own[mine] = data(rank, count, dtype)
-            pending.append((staging.all_gather(own, own[mine], f"own {name}"), own, parts))
+            pending.append((transfer.all_gather(own, own[mine], Options(name=f"own {name}")), own, parts))
+            # The core knows no int16: what is only moved may have any dtype.
+            odd = data(rank, count).to(torch.int16)
+            pending.append(
+                (transfer.broadcast(odd, 1, Options(name=f"root {name}")), odd, data(1, count).to(odd.dtype))
+            )
+            fresh = torch.empty(count, dtype=dtype)
+            first = data(rank, count, dtype)
+            reduced = (
+                torch.stack([data(other, count, dtype).to(torch.float64) for other in range(size)]).sum(0).to(dtype)
+            )
+            pending.append((transfer.all_reduce(first, summed_as(f"out {name}"), fresh), fresh, reduced))
     for number, (operation, got, expected) in enumerate(pending):
         operation.wait()
         assert torch.equal(got, expected), f"operation {number}"
-    assert sum(device.pinned.values()) == 3 * ROW * size, "memory for chunks does not grow with tensors"
+    shared, largest = 3 * ROW * size, ROW * size
+    assert shared <= sum(device.pinned.values()) <= shared + len(pending) * largest, "one chunk for each in progress"
+    before = dict(device.pinned)
+    for number, (_, got, _) in enumerate(pending):
+        if got.dtype != torch.int16:
+            transfer.all_reduce(torch.zeros(100_000), summed_as(f"one by one {number}")).wait()
+    assert device.pinned == before, "memory for chunks grows with neither tensors nor calls"
     figures = dict(bps.metrics()["total"])
     bps.shutdown()
     assert not device.pinned, "shutdown() left memory pinned"
@@ -78,8 +102,8 @@ def late(bps: Any) -> None:
     gradient = torch.zeros(4_000)  # with the other one as many chunks as slots: more would wait for the copies back
     device.compute.put(gate.wait)
     device.compute.put(lambda: gradient.copy_(data(bps.rank(), 4_000)))
-    operation = staging.all_reduce(gradient, "late", "sum")
-    later = staging.all_reduce(torch.ones(4), "later", "sum")
+    operation = transfer.all_reduce(gradient, summed_as("late"))
+    later = transfer.all_reduce(torch.ones(4), summed_as("later"))
     kept = [tensor.data_ptr() for tensor in device.kept]
     assert kept.count(gradient.data_ptr()) == 2, "its memory could be given to others while it is copied"
     time.sleep(0.2)
@@ -111,7 +135,7 @@ def as_handles(bps: Any) -> None:
     device = simulated.install(delay=0.001, immediate=True)
     tensors = [data(bps.rank(), 30_000) for _ in range(3)]
     expected = data(0, 30_000) + data(1, 30_000)
-    operations = [staging.all_reduce(tensor, f"x{i}", "sum") for i, tensor in enumerate(tensors)]
+    operations = [transfer.all_reduce(tensor, summed_as(f"x{i}")) for i, tensor in enumerate(tensors)]
     waiting = poll()
     waiting.register(operations[2].completion_fd(), POLLIN)
     assert waiting.poll(20_000)
@@ -144,7 +168,7 @@ def broken_copy(bps: Any) -> None:
     device = simulated.install(immediate=True)
     if bps.rank() == 0:
         device.fail_copy = 4
-    first = staging.all_reduce(data(bps.rank(), 30_000), "first", "sum")
+    first = transfer.all_reduce(data(bps.rank(), 30_000), summed_as("first"))
     kind = RuntimeError if bps.rank() == 0 else bps.DeadlineError
     with pytest.raises(kind):
         first.wait()
@@ -155,7 +179,7 @@ def broken_copy(bps: Any) -> None:
         time.sleep(3)  # the other rank has to wait for its deadline
     for number in range(5):
         after = data(bps.rank(), 30_000)
-        staging.all_reduce(after, f"after {number}", "sum").wait()
+        transfer.all_reduce(after, summed_as(f"after {number}")).wait()
         assert torch.equal(after, data(0, 30_000) + data(1, 30_000))
 
 
@@ -163,15 +187,55 @@ def test_a_device_that_fails():
     cluster.run(broken_copy, workers=2, env={**SMALL, "BPS_TIMEOUT": "6"})
 
 
+def shuffled(bps: Any, waits: bool) -> None:
+    """Every rank starts its operations in an order of its own, with one shared slot."""
+    device = simulated.install(delay=0.0001, immediate=True)
+    rank, size = bps.rank(), bps.size()
+    counts = [1, 2048, 2049, 10_000, 30_000, 5, 7000, 20_000]
+    for step in range(4):
+        order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
+        if step == 0 and size == 2:
+            order = sorted(order, reverse=rank == 1)  # the worst case: A, B, ... here and ..., B, A there
+        tensors = {number: data(rank, counts[number]) for number in order}
+        pending = {number: transfer.all_reduce(each, summed_as(f"any {number}")) for number, each in tensors.items()}
+        for number in reversed(order) if waits else sorted(order):
+            pending[number].wait()
+            expected = torch.stack([data(other, counts[number]) for other in range(size)]).sum(0)
+            assert torch.equal(tensors[number], expected), f"step {step}, tensor {number}"
+    assert sum(device.pinned.values()) <= (1 + len(counts)) * max(8192, size * ROW)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("waits", [True, False], ids=["last first", "alike"])
+def test_ranks_may_start_in_any_order(workers, waits):
+    cluster.run(shuffled, waits, workers=workers, env={**SMALL, "BPS_GPU_CHUNKS": "1", "BPS_TIMEOUT": "15"})
+
+
+def one_name(bps: Any) -> None:
+    """Rounds of one name are matched by their order, although a later one could overtake an earlier one."""
+    simulated.install(delay=0.0002, immediate=True)
+    tensors = [data(bps.rank(), 9000) * (step + 1) for step in range(6)]
+    pending = [transfer.all_reduce(tensor, summed_as("again")) for tensor in tensors]
+    other = transfer.all_reduce(torch.ones(5000), summed_as("other"))
+    for step, (operation, tensor) in enumerate(zip(pending, tensors, strict=True)):
+        operation.wait()
+        assert torch.equal(tensor, (data(0, 9000) + data(1, 9000)) * (step + 1))
+    assert torch.equal(other.wait(), torch.full((5000,), 2.0))
+
+
+def test_rounds_of_one_name_keep_their_order():
+    cluster.run(one_name, workers=2, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
+
+
 def stuck(bps: Any) -> str:
     """The device never gets there: whoever waits learns it."""
-    from bps_rdma.torch.staging import operation
+    from bps_rdma.torch.transfer import operation
 
     operation._GRACE = 0.5
     device = simulated.install()
     gate = threading.Event()
     device.compute.put(gate.wait)
-    staged = staging.all_reduce(torch.zeros(5), "stuck", "sum")
+    staged = transfer.all_reduce(torch.zeros(5), summed_as("stuck"))
     with pytest.raises(bps.DeadlineError) as caught:
         staged.wait()
     work = BpsWork("push_pull", [staged], (), [], [])
@@ -183,20 +247,20 @@ def stuck(bps: Any) -> str:
 
 def test_a_device_that_hangs():
     for text in cluster.run(stuck, workers=2, env={"BPS_TIMEOUT": "1"}):
-        assert "stuck: no chunk of it" in text
+        assert "stuck: none of the chunks" in text
         assert "device" in text
 
 
 def behind(bps: Any) -> float:
     """Waiting for what is behind much else takes longer than a chunk may take, and that is no reason to give up."""
-    from bps_rdma.torch.staging import operation
+    from bps_rdma.torch.transfer import operation
 
     operation._GRACE = 0.0
     simulated.install(delay=0.03, immediate=True)
-    staging.all_reduce(torch.zeros(2048 * 48), "much", "sum")
+    transfer.all_reduce(torch.zeros(2048 * 48), summed_as("much"))
     last = torch.ones(4)
     begin = time.monotonic()
-    staging.all_reduce(last, "last", "sum").wait()
+    transfer.all_reduce(last, summed_as("last")).wait()
     assert torch.equal(last, torch.full((4,), 2.0))
     return time.monotonic() - begin
 
@@ -211,10 +275,10 @@ def dying(bps: Any) -> str:
     import os
 
     simulated.install(delay=0.001, immediate=True)
-    staging.all_reduce(torch.zeros(9), "both", "sum").wait()
+    transfer.all_reduce(torch.zeros(9), summed_as("both")).wait()
     if bps.rank() == 1:
         os.kill(os.getpid(), 9)
-    pending = [staging.all_reduce(torch.zeros(100_000), f"alone {i}", "sum") for i in range(4)]
+    pending = [transfer.all_reduce(torch.zeros(100_000), summed_as(f"alone {i}")) for i in range(4)]
     kinds = set()
     for one in pending:
         with pytest.raises(bps.BpsError) as caught:
@@ -237,7 +301,7 @@ def two_jobs(bps: Any) -> None:
         bps.init()
         before = threading.active_count()
         tensor = torch.ones(5000)
-        staging.all_reduce(tensor, "again", "sum").wait()
+        transfer.all_reduce(tensor, summed_as("again")).wait()
         assert torch.equal(tensor, torch.full((5000,), 2.0))
         names = [thread.name for thread in threading.enumerate()]
         assert {"bps_rdma down", "bps_rdma up"} <= set(names)
@@ -254,16 +318,23 @@ def test_it_ends_with_the_job():
 def wrong(bps: Any) -> None:
     simulated.install(immediate=True)
     with pytest.raises(bps.InvalidTensorError, match="not contiguous"):
-        staging.all_reduce(torch.zeros(4, 6).t(), "x")
+        transfer.all_reduce(torch.zeros(4, 6).t(), Options(name="x"))
     with pytest.raises(bps.InvalidTensorError, match="a part of 3"):
-        staging.reduce_scatter(torch.zeros(3), torch.zeros(4), "x")
+        transfer.reduce_scatter(torch.zeros(3), torch.zeros(4), Options(name="x"))
     with pytest.raises(bps.InvalidTensorError, match="int32"):
-        staging.all_gather(torch.zeros(4), torch.zeros(4, dtype=torch.int32), "x")
-    operation = staging.all_reduce(torch.zeros(4, dtype=torch.complex64), "complex")
+        transfer.all_gather(torch.zeros(4), torch.zeros(4, dtype=torch.int32), Options(name="x"))
     with pytest.raises(bps.InvalidTensorError, match="complex"):
-        operation.wait()
+        transfer.all_reduce(torch.zeros(4, dtype=torch.complex64), summed_as("complex"))
+    with pytest.raises(bps.InvalidTensorError, match="int16"):
+        transfer.reduce_scatter(
+            torch.zeros(4, dtype=torch.int16), torch.zeros(4, dtype=torch.int16), summed_as("int16")
+        )
+    with pytest.raises(bps.InvalidTensorError, match="no mean"):
+        transfer.all_reduce(torch.zeros(4, dtype=torch.bool), Options(ReduceOp.average, "bool"))
+    with pytest.raises(bps.InvalidArgumentError, match="root 5"):
+        transfer.broadcast(torch.zeros(4), 5, Options(name="x"))
     empty = torch.zeros(0)
-    assert staging.all_reduce(empty, "empty").wait() is empty
+    assert transfer.all_reduce(empty, summed_as("empty")).wait() is empty
 
 
 def test_wrong_input():
@@ -272,8 +343,8 @@ def test_wrong_input():
 
 def test_memory_that_is_neither():
     with pytest.raises(bps_rdma.InvalidTensorError, match="meta"):
-        staging.device_of(torch.zeros(3, device="meta"))
-    assert staging.device_of(torch.zeros(3)) is None
+        transfer.device_of(torch.zeros(3, device="meta"))
+    assert transfer.device_of(torch.zeros(3)) is None
 
 
 def on_a_gpu(bps: Any) -> None:
@@ -286,11 +357,11 @@ def on_a_gpu(bps: Any) -> None:
         gradient = data(rank, count).cuda()
         shard = torch.empty(count // 2, device="cuda")
         whole = torch.empty(count, device="cuda")
-        first = staging.all_reduce(gradient, "gpu sum", "sum")
+        first = transfer.all_reduce(gradient, summed_as("gpu sum"))
         first.wait()
-        second = staging.reduce_scatter(shard, gradient, "gpu shard", "average")
+        second = transfer.reduce_scatter(shard, gradient, Options(ReduceOp.average, "gpu shard"))
         second.wait()
-        third = staging.all_gather(whole, shard, "gpu gather")
+        third = transfer.all_gather(whole, shard, Options(name="gpu gather"))
         third.wait()
         doubled = whole * 2
         expected = data(0, count) + data(1, count)

@@ -1,7 +1,7 @@
 """The torch.distributed backend named bps: init_process_group("bps"), after `import bps_rdma.torch`.
 
-What push and pull suit goes that way; the rest goes through gloo, among the same ranks. docs/torch-backend.md has the
-table.
+Reductions, gathers, broadcasts and barriers use push and pull; all other operations go through gloo, among the same
+ranks. docs/torch-backend.md has the table.
 """
 
 import torch.distributed as dist

@@ -1,6 +1,6 @@
-"""torch's collectives by operations of the core: each starts some and says what remains to be done after them.
+"""torch's collectives in terms of the core's operations: each starts some and returns what remains to be done after.
 
-They take tensors on the CPU, of any layout but sparse. Where these lie contiguous they are used where they lie.
+They take dense tensors of any strides. Contiguous ones are used in place, others through a copy.
 """
 
 from __future__ import annotations
@@ -8,28 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from bps_rdma import Group, Handle, operations
-from bps_rdma._core import ReduceOp
+from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
-from bps_rdma.torch import staging
-from bps_rdma.torch.backend import dense
-from bps_rdma.torch.backend.dense import Finish
-from bps_rdma.torch.staging import StagedOperation
+from bps_rdma.operations import Options, ReduceOp, start
+from bps_rdma.torch import transfer
+from bps_rdma.torch.backend.reductions import reducible
+from bps_rdma.torch.transfer import AnyHandle, dense
+from bps_rdma.torch.transfer.dense import Finish
 
 
 class Call(NamedTuple):
-    """How to call: deadline in seconds, and whether the caller waits next."""
+    """How to call: timeout in seconds, and whether the caller waits next."""
 
     seconds: float
     awaited: bool
 
 
 class Pending(NamedTuple):
-    """What is on its way: operations, and what to do once they are over."""
+    """Operations in progress, and what remains to be done once they are over."""
 
-    handles: Sequence[Handle | StagedOperation] = ()
+    handles: Sequence[AnyHandle] = ()
     finishes: Sequence[Finish] = ()
 
 
@@ -62,14 +63,10 @@ class Collectives:
 
     def reduce(self, tensor: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
         """Replaces the tensor by the reduction over all ranks."""
-        data, finish = dense.written(dense.reducible(tensor, op))
+        data, finish = dense.written(reducible(tensor, op))
         if data.numel() == 0:
             return _NOTHING
-        name = self._name("all_reduce", data)
-        if staging.device_of(data) is not None:
-            return Pending((staging.all_reduce(data, name, op.name, 0, self._group),))
-        handle = operations._reduce(data, data, op, name, 0, self._group, call.seconds, awaited=call.awaited)
-        return Pending((handle,), finish)
+        return Pending((transfer.all_reduce(data, self._options("all_reduce", data, op, call)),), finish)
 
     def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
         """This rank's part of the reduction; `output` may be that part of `whole`."""
@@ -77,17 +74,12 @@ class Collectives:
             raise _not_a_multiple(whole, output, len(self._ranks))
         if not self._in_order:
             return self.reduce_scatter_parts(output, list(whole.reshape(len(self._ranks), -1)), op, call)
-        source = dense.reducible(whole, op).contiguous()
-        target, finish = dense.filled(dense.reducible(output, op))
+        source = reducible(whole, op).contiguous()
+        target, finish = dense.filled(reducible(output, op))
         if source.numel() == 0:
             return _NOTHING
-        name = self._name("reduce_scatter", source)
-        if staging.device_of(source) is not None:
-            return Pending((staging.reduce_scatter(target, source, name, op.name, 0, self._group),))
-        handle = operations._reduce_scatter(
-            source, op, name, 0, self._group, target, call.seconds, awaited=call.awaited
-        )
-        return Pending((handle,), finish)
+        options = self._options("reduce_scatter", source, op, call)
+        return Pending((transfer.reduce_scatter(target, source, options),), finish)
 
     def reduce_scatter_parts(
         self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp, call: Call
@@ -106,11 +98,8 @@ class Collectives:
         data, finish = dense.written(tensor)
         if data.numel() == 0:
             return _NOTHING
-        data = dense.movable(data)
-        name = self._name("broadcast", data)
-        handle = operations._broadcast(
-            data, self._ranks[root], name, 0, self._group, call.seconds, awaited=call.awaited
-        )
+        data = dense.as_bytes(data)
+        handle = transfer.broadcast(data, self._ranks[root], self._options("broadcast", data, ReduceOp.sum, call))
         return Pending((handle,), finish if root != self._rank else ())
 
     def all_gather(self, whole: torch.Tensor, tensor: torch.Tensor, call: Call) -> Pending:
@@ -123,13 +112,9 @@ class Collectives:
             return Pending(handles, [*finishes, *finish])
         if target.numel() == 0:
             return _NOTHING
-        data = dense.movable(target)
-        part = dense.movable(tensor.contiguous())
-        name = self._name("all_gather", data)
-        if staging.device_of(data) is not None:
-            return Pending((staging.all_gather(data, part, name, 0, self._group),))
-        handle = operations._all_gather(part, name, 0, self._group, data, call.seconds, awaited=call.awaited)
-        return Pending((handle,), finish)
+        data = dense.as_bytes(target)
+        options = self._options("all_gather", data, ReduceOp.sum, call)
+        return Pending((transfer.all_gather(data, dense.as_bytes(tensor.contiguous()), options),), finish)
 
     def all_gather_parts(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, call: Call) -> Pending:
         """Every rank's tensor, each in one of its own; they may differ in size."""
@@ -143,29 +128,27 @@ class Collectives:
 
     def barrier(self, call: Call) -> Pending:
         """Complete once every rank has called it."""
-        token = torch.zeros(1, dtype=torch.uint8)
-        handle = operations._reduce(
-            token, token, ReduceOp.max, f"{self._prefix}.barrier", 0, self._group, call.seconds, awaited=call.awaited
-        )
-        return Pending((handle,))
+        token = np.zeros(1, np.uint8)
+        options = Options(ReduceOp.max, f"{self._prefix}.barrier", 0, self._group, call.seconds, call.awaited)
+        return Pending((start.reduce(token, token, options),))
 
-    def _name(self, kind: str, data: torch.Tensor) -> str:
-        """Names count the kinds, dtypes and sizes that this group has seen.
+    def _options(self, kind: str, data: torch.Tensor, op: ReduceOp, call: Call) -> Options:
+        """The options of an operation. Names number the kinds, dtypes and sizes that this group has used.
 
-        So ranks that come with different ones declare one name differently, which is noticed at once.
+        So ranks that call with different ones declare one name differently, which the core reports at once.
         """
         key = (kind, data.dtype, data.numel())
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"{self._prefix}.{len(self._names)}"
-        return name
+        return Options(op, name, 0, self._group, call.seconds, call.awaited)
 
     def _check(self, parts: Sequence[torch.Tensor], own: torch.Tensor, what: str) -> None:
         mine = parts[self._rank] if len(parts) == len(self._ranks) else None
         if mine is None or mine.numel() != own.numel() or any(part.dtype != own.dtype for part in parts):
             raise InvalidTensorError(
-                f"{[(tuple(part.shape), part.dtype) for part in parts]} are not what {len(self._ranks)} ranks have, of "
-                f"which this is rank {self._rank}, whose {what} is {(tuple(own.shape), own.dtype)}",
+                f"the list {[(tuple(part.shape), part.dtype) for part in parts]} does not fit {len(self._ranks)} ranks "
+                f"of which rank {self._rank}, this one, has the {what} {(tuple(own.shape), own.dtype)}",
                 "pass one tensor per rank, of the dtype and size that the rank has",
             )
 

@@ -1,77 +1,53 @@
-"""The thread that completes futures of works. It exists once a future is asked for, and until the job is left."""
+"""The thread that completes futures of works. It starts when a future is first needed, and ends with the job."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import select
 import threading
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from bps_rdma.torch.backend.work import BpsWork
-
-_lock = threading.Lock()
-_thread: _Completer | None = None
+from typing import Any, Protocol
 
 
-def complete(future: Any, work: BpsWork) -> None:
-    """Sets the future once the work is over, in a thread that runs its callbacks."""
-    global _thread
-    with _lock:
-        if _thread is None:
-            _thread = _Completer()
-        _thread.add(future, work)
+class Pending(Protocol):
+    """What a future waits for."""
+
+    def next_fd(self) -> int:
+        """Readable when another of its operations is over; -1 when all are."""
 
 
-def stop() -> None:
-    """Ends the thread, once all that it waits for is over: every operation has a deadline."""
-    global _thread
-    with _lock:
-        thread, _thread = _thread, None
-    if thread is not None:
-        thread.stop()
+class Completer:
+    """Completes futures once the operations they wait for are over; callbacks of futures run in its thread."""
 
-
-def _forget() -> None:
-    """A forked child has no such thread."""
-    global _lock, _thread
-    _lock, _thread = threading.Lock(), None
-
-
-os.register_at_fork(after_in_child=_forget)
-atexit.register(stop)
-
-
-class _Completer:
     def __init__(self) -> None:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._fresh: deque[tuple[Any, BpsWork]] = deque()  # any thread appends, this one takes
+        self._fresh: deque[tuple[Any, Pending]] = deque()  # any thread appends, the completer's takes
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="bps_rdma futures", daemon=True)
         self._thread.start()
 
-    def add(self, future: Any, work: BpsWork) -> None:
+    def add(self, future: Any, work: Pending) -> None:
+        """Sets the future once the work is over."""
         self._fresh.append((future, work))
-        self._rouse()
+        self._notify()
 
-    def stop(self) -> None:
+    def close(self) -> None:
+        """Ends the thread, once all works are over: every operation has a deadline."""
         self._stopping = True
-        self._rouse()
+        self._notify()
         if self._thread is not threading.current_thread():  # a callback may leave the job
             self._thread.join()
 
-    def _rouse(self) -> None:
+    def _notify(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it will be read
             os.write(self._waker, b"+")
 
     def _run(self) -> None:
         waiting = select.poll()
         waiting.register(self._wake, select.POLLIN)
-        pending: dict[int, tuple[Any, BpsWork]] = {}
+        pending: dict[int, tuple[Any, Pending]] = {}
         while pending or self._fresh or not self._stopping:
             for fd, _ in waiting.poll():
                 if fd == self._wake:

@@ -1,62 +1,70 @@
-"""Making a process group: the default one joins the job of bps_rdma, the others are groups of its workers."""
+"""Creates process groups: the default one joins the job of bps_rdma, the others are groups of its workers."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
-from bps_rdma.job import config_with
+from bps_rdma.job import config_with, current
 from bps_rdma.torch import start
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 
-_lives = itertools.count()  # of default groups; a job that outlives one must not see its names again
-_life = 0
+
+class _DefaultGroups:
+    """Counts the default groups of a job: a job that outlives one must not see the names of its operations again."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of operations in the current default group."""
+        return f"torch {self.made}"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What new_group(backend="bps", pg_options=Options(...)) can be told.
+    """Options of new_group(backend="bps", pg_options=Options(...)).
 
     Attributes:
-        stage_gpu: reductions and all_gather_single of tensors on a GPU go over bps_rdma too, through pinned memory;
-            else they are NCCL's.
+        stage_gpu: whether reductions and all_gather_single of CUDA tensors use bps_rdma, through pinned memory, instead
+            of NCCL.
     """
 
     stage_gpu: bool = False
 
 
 def create(options: Any, more: object = None) -> BpsProcessGroup:
-    """What torch.distributed calls to make a group, on its members only.
+    """Creates a group. torch.distributed calls this on the members of the group only.
 
     Args:
         options: torch's DistributedBackendOptions.
         more: Options, or those of another backend, which are ignored.
 
     Raises:
-        InvalidArgumentError: the job that runs has other ranks than the default group.
-        NotInitializedError: a group beside a default group of another backend, and no job runs.
+        InvalidArgumentError: the running job has other ranks than the default group.
+        NotInitializedError: the default group has another backend, and no job is running.
         DeadlineError, ...: as bps_rdma.init() and bps_rdma.new_group().
     """
     if options.global_ranks_in_group:
         if not bps_rdma.is_initialized():
             raise NotInitializedError(
-                "the default group has another backend, and bps_rdma does not run",
+                "the default group has another backend, and bps_rdma is not initialised",
                 "call bps_rdma.torch.init() on all ranks before new_group()",
             )
         ranks = list(options.global_ranks_in_group)
-        group = bps_rdma.new_group(ranks, name=f"torch {_life}.{options.group_id}")
-        collectives = Collectives(options.group_rank, ranks, group, f"torch {_life}")
+        prefix = current().part(_DefaultGroups).prefix
+        group = bps_rdma.new_group(ranks, name=f"{prefix}.{options.group_id}")
+        collectives = Collectives(options.group_rank, ranks, group, prefix)
         stages = isinstance(more, Options) and more.stage_gpu
         return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
     return _create_default(options)
 
 
 def _create_default(options: Any) -> BpsProcessGroup:
-    global _life
     starts = not bps_rdma.is_initialized()
     if starts:
         _join(options)
@@ -66,15 +74,16 @@ def _create_default(options: Any) -> BpsProcessGroup:
             f"this is worker {bps_rdma.rank()} of {bps_rdma.size()}, but rank {rank} of {size} in torch.distributed",
             "start both with the same RANK and WORLD_SIZE, or call bps_rdma.shutdown() first",
         )
-    _life = next(_lives)
+    counted = current().part(_DefaultGroups)
+    counted.made += 1
     try:
-        made = BpsProcessGroup(options, Collectives(rank, range(size), None, f"torch {_life}"), leaves=starts)
+        made = BpsProcessGroup(options, Collectives(rank, range(size), None, counted.prefix), leaves=starts)
     except BaseException:
         if starts:
             bps_rdma.shutdown()
         raise
-    if starts or start.follows():
-        start.follow(made)
+    if starts or start.has_origin():
+        start.set_origin(made)
     return made
 
 
@@ -85,4 +94,4 @@ def _join(options: Any) -> None:
     if config_with({}).text("BPS_NUM_SERVERS"):
         bps_rdma.init(**settings)
     else:
-        start.start_over(options.store, options.group_rank, options.group_size, settings)
+        start.init_from_store(options.store, options.group_rank, options.group_size, settings)

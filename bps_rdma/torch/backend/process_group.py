@@ -1,7 +1,7 @@
 """A torch.distributed process group over bps_rdma.
 
-Inside it are gloo, and NCCL where there is one, as torch's own groups have them: what is not defined here (point to
-point, all_to_all, gather, scatter, monitored_barrier, names, ...) goes there through the base class.
+It contains gloo, and NCCL where it is available, as torch's own groups do: operations that are not defined here (point
+to point, all_to_all, gather, scatter, monitored_barrier, ...) go there through the base class.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 import bps_rdma
-from bps_rdma._core import ReduceOp
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
-from bps_rdma.torch.backend import completion, dense
+from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Call, Collectives, Pending, together
+from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork, done, profiling, settle
 
 Tensor = torch.Tensor
@@ -28,16 +28,16 @@ _BackendType = c10d.ProcessGroup.BackendType
 
 
 class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
-    """What init_process_group("bps") and new_group(backend="bps") make; see docs/torch-backend.md.
+    """The group that init_process_group("bps") and new_group(backend="bps") return; see docs/torch-backend.md.
 
-    Collectives of one group must be called in the same order, with the same dtypes and sizes, on all of its ranks: a
-    rank that differs gets MismatchError at once where it can be seen, and DeadlineError otherwise.
+    Collectives of one group must be called in the same order, with the same dtypes and sizes, on all of its ranks. If
+    they differ, MismatchError is raised at once where the core sees it, and DeadlineError otherwise.
 
     Args:
         options: torch's DistributedBackendOptions.
         collectives: of our group of the same ranks.
         leaves: whether the job ends with this group.
-        stages: whether tensors on a GPU are staged; else they are NCCL's.
+        stages: whether CUDA tensors are staged; otherwise NCCL takes them.
     """
 
     def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, stages: bool = False) -> None:
@@ -65,17 +65,16 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return "bps"
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Deadline of the operations that start from now on."""
+        """Sets the timeout of operations that start from now on."""
         self._seconds = timeout.total_seconds()
         super().set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group(); the default group leaves the job if it has joined it."""
+        """Called by destroy_process_group(); a default group that has joined the job leaves it."""
         super().shutdown()
         if self._leaves:
             self._leaves = False
             bps_rdma.shutdown()
-            completion.stop()
 
     # ---- Reductions
 
@@ -97,7 +96,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return _work("all_reduce", pending, tensors, tensors, call)
 
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
-        """As allreduce(), for one rank; on the others the result goes into a scratch buffer, and the tensor stays."""
+        """As allreduce(), for one rank; on the others the result goes into a scratch buffer, not into the tensor."""
         tensor = _only(tensors)
         opts = _rooted(c10d.ReduceOptions(), opts, op)
         found = _operation(opts)
@@ -211,17 +210,17 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def _call(self, opts: Any, timeout: timedelta | None = None) -> Call:
         wanted = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
-        # Callers in C++ do not say whether they wait next; those in Python do.
+        # asyncOp tells whether the caller waits next; callers in C++ do not set it.
         return Call(
             wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
         )
 
     def _reduces(self, tensor: Tensor) -> bool:
-        """Whether a reduction of it goes over the core: on a GPU if it is to be staged, which takes it as it lies."""
+        """Whether its reduction uses the core: on a device only if it is to be staged, which takes contiguous ones."""
         return _ours(tensor) or (self._stages and tensor.layout is torch.strided and tensor.is_contiguous())
 
     def _inner(self, tensor: Tensor) -> Any:
-        """Who takes what the core does not: bitwise operations, sparse tensors, other devices."""
+        """The backend for what the core does not take: bitwise operations, sparse tensors, other devices."""
         try:
             return self._get_backend(tensor.device)
         except RuntimeError as error:
@@ -232,7 +231,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
 def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
     if call.awaited and not profiling():
-        settle(pending.handles, pending.finishes)  # the caller does nothing but wait for what it gets
+        settle(pending.handles, pending.finishes)  # the caller does nothing but wait for the returned work
         return done()
     return BpsWork(kind, pending.handles, pending.finishes, tensors, inputs)
 
@@ -259,11 +258,11 @@ def _ours(tensor: Tensor) -> bool:
 def _operation(opts: Any) -> ReduceOp | None:
     if opts is None:
         return ReduceOp.sum
-    return dense.operation(getattr(opts, "reduceOp", opts))
+    return operation(getattr(opts, "reduceOp", opts))
 
 
 def _options(made: Any, opts: Any) -> Any:
-    """Options for the inner backend, where the caller has given none, or a reduction instead."""
+    """Options for the inner backend, where the caller has passed none, or a reduction instead."""
     if opts is None:
         return made
     if hasattr(opts, "timeout"):
@@ -273,7 +272,7 @@ def _options(made: Any, opts: Any) -> Any:
 
 
 def _rooted(made: Any, opts: Any, op: Any = None) -> Any:
-    """Options, also where the caller has given the root instead."""
+    """Options, also where the caller has passed the root instead."""
     if not isinstance(opts, int):
         return opts
     made.rootRank = opts

@@ -1,4 +1,4 @@
-"""What a collective returns: waited for in the calling thread, or by a future, which a thread completes."""
+"""The Work that a collective returns: waited for in the calling thread, or by a future, which a thread completes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bps_rdma import Handle
+from bps_rdma import job
 from bps_rdma.errors import DeadlineError
-from bps_rdma.torch.backend import completion
-from bps_rdma.torch.backend.dense import Finish
-from bps_rdma.torch.staging.operation import StagedOperation
+from bps_rdma.torch.backend.completion import Completer
+from bps_rdma.torch.transfer import AnyHandle, StagedOperation
+from bps_rdma.torch.transfer.dense import Finish
 
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _making_futures = threading.Lock()
@@ -31,17 +31,25 @@ class BpsWork(dist.Work):
     def __init__(
         self,
         kind: str,
-        handles: Sequence[Handle | StagedOperation],
+        handles: Sequence[AnyHandle],
         finishes: Sequence[Finish],
         tensors: list[Any],
         inputs: Sequence[torch.Tensor],
     ) -> None:
-        """Arguments: what to wait for, what then remains to be done, the results; name and inputs for the profiler."""
+        """Makes the Work of operations in progress.
+
+        Args:
+            kind: of the collective, for the profiler.
+            handles: the operations.
+            finishes: what remains to be done once they are over.
+            tensors: the results.
+            inputs: for the profiler.
+        """
         super().__init__()
         self._handles = handles
         self._finishes = finishes
         self._tensors = tensors
-        self._lock = threading.Lock()  # a handle is waited for by one thread at a time, and gives its result once
+        self._lock = threading.Lock()  # one thread at a time may wait for a handle, which gives its result once
         self._over = False
         self._error: Exception | None = None
         self._future: Any = None
@@ -50,11 +58,11 @@ class BpsWork(dist.Work):
             self._start_record(kind, list(inputs))
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Blocks until the tensors are there. True.
+        """Blocks until the collective is complete, and returns True.
 
         Raises:
-            DeadlineError: not within `timeout`, if one is given; the operation goes on.
-            PeerLostError, DeadlineError, ...: what became of the operation.
+            DeadlineError: not complete within `timeout`, if one is given; the operation goes on.
+            PeerLostError, DeadlineError, ...: the error of the operation.
         """
         if self._over and self._error is None:
             return self._follow()
@@ -62,14 +70,14 @@ class BpsWork(dist.Work):
             self._await(timeout.total_seconds())
         if self._record is not None:
             with contextlib.suppress(RuntimeError):
-                self._future.wait()  # so that what is profiled is complete when the caller stops profiling
+                self._future.wait()  # so that the profiler's record is complete when the caller stops profiling
         self._settle()
         if self._error is not None:
             raise self._error
         return self._follow()
 
     def _follow(self) -> bool:
-        # As with NCCL's works, the stream of every thread that waits goes on once the results are on the device.
+        # As with NCCL's works, the stream of every thread that waits then waits for the copies to the device.
         for handle in self._handles:
             if isinstance(handle, StagedOperation):
                 handle.follow()
@@ -95,8 +103,8 @@ class BpsWork(dist.Work):
             waiting.register(handle.completion_fd(), POLLIN)
             if not waiting.poll(max(0.0, 1000 * (end - time.monotonic()))):
                 raise DeadlineError(
-                    f"a collective was not complete within the {seconds:g} s that wait() was given",
-                    "wait longer, or look for the rank that is late",
+                    f"the collective did not complete within the timeout of wait(), {seconds:g} s",
+                    "pass a longer timeout, or find the rank that is late",
                 )
 
     def next_fd(self) -> int:
@@ -107,20 +115,25 @@ class BpsWork(dist.Work):
         return -1
 
     def get_future(self) -> Any:
-        """A future of the list of tensors; made when it is asked for. Callbacks may wait for works, not for futures."""
-        with _making_futures:  # not the work's lock, which is held by who waits
+        """A future of the list of tensors; made on the first call. Callbacks may wait for works, not for futures."""
+        with _making_futures:  # not the work's lock, which a waiting thread holds
             if self._future is not None:
                 return self._future
-            base: Any = torch.futures.Future()
+            base: Any = torch.futures.Future(devices=self._cuda_devices() or None)
             self._future = base.then(self._result_of)
-        if self.next_fd() == -1 and self._record is None:
+        if not job.is_initialized() or (self.next_fd() == -1 and self._record is None):
             base.set_result(None)
         else:
-            completion.complete(base, self)
+            job.current().part(Completer).add(base, self)
         return self._future
 
+    def _cuda_devices(self) -> list[int | str | torch.device]:
+        """The devices whose streams must wait for the results when they wait for the future."""
+        staged = {handle.place for handle in self._handles if isinstance(handle, StagedOperation)}
+        return [place for place in sorted(staged, key=str) if place.type == "cuda"]
+
     def _result_of(self, _: Any) -> list[Any]:
-        # Only what a callback throws is an error for torch's C++ too; one set on a future is not.
+        # torch's C++ code sees only errors that a callback raises; one that is set on a future it does not see.
         self._settle()
         if self._record is not None:
             self._record.__exit__(None, None, None)
@@ -129,7 +142,8 @@ class BpsWork(dist.Work):
         return self._tensors
 
     def _start_record(self, kind: str, inputs: list[Any]) -> None:
-        # Ends in the thread that completes futures: for the profiler, what ends in another thread is asynchronous.
+        # Ends in the thread that completes futures: the profiler takes a record that ends in another thread for an
+        # asynchronous one.
         record = torch._C._profiler._RecordFunctionFast(f"bps:{kind}", inputs, {})
         record.__enter__()
         self._record = record
@@ -140,11 +154,11 @@ class BpsWork(dist.Work):
         return self.next_fd() == -1
 
     def is_success(self) -> bool:
-        """Whether it is over, and well."""
+        """Whether it is over, without an error."""
         return self.exception() is None and self._over
 
     def exception(self) -> Exception | None:
-        """What became of it, once it is over."""
+        """Its error, once it is over; None without one."""
         if self.is_completed():
             self._settle()
         return self._error
@@ -159,8 +173,8 @@ class BpsWork(dist.Work):
         self.wait()
 
 
-def settle(handles: Sequence[Handle | StagedOperation], finishes: Sequence[Finish]) -> None:
-    """Waits for all operations and does what then remains. Raises the first error once all are over."""
+def settle(handles: Sequence[AnyHandle], finishes: Sequence[Finish]) -> None:
+    """Waits for all operations, then does what remains to be done. Raises the first error once all are over."""
     failed: Exception | None = None
     for handle in handles:
         try:
@@ -185,7 +199,7 @@ def done() -> BpsWork:
 
 def _of_the_group(error: DeadlineError) -> DeadlineError:
     return DeadlineError(
-        f"the timeout of the collective is over: {error.message}",
-        "check that those ranks are alive and call the same operation with the same dtype and size, or raise the "
-        "timeout of init_process_group() or new_group()",
+        f"the collective did not complete within its timeout: {error.message}",
+        "check that those ranks are alive and call the same operation with the same dtype and size, or set a longer "
+        "timeout in init_process_group() or new_group()",
     )

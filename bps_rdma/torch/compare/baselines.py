@@ -13,7 +13,7 @@ from torch import nn
 import bps_rdma
 from bps_rdma.torch.ddp import DistributedDataParallel
 from bps_rdma.torch.plan import STRATEGIES
-from bps_rdma.torch.units import shared_tensor
+from bps_rdma.torch.transfer import mapped
 
 ALONE = "alone"  # backward and step without sending gradients: the cost of a step by itself
 KINDS = (*STRATEGIES, "ddp-gloo", "ddp-bps")
@@ -91,7 +91,7 @@ def _transfer(method: Method, model: nn.Module, groups: dict[str, Any]) -> Calla
     if method.backend == "gloo":
         plain = torch.zeros(count)
         return lambda: dist.all_reduce(plain, group=groups["gloo"])
-    shared = shared_tensor(count, torch.float32)
+    shared = mapped(count, torch.float32)
 
     def push_pull() -> None:
         bps_rdma.push_pull_inplace(shared, name="compare.transfer")

@@ -12,6 +12,7 @@
 #include "transport/rdma/cm.h"
 #include "transport/rdma/context.h"
 #include "transport/rdma/private_data.h"
+#include "transport/rdma/queue_pair.h"
 
 namespace bps::transport::rdma {
 

@@ -36,7 +36,7 @@ class RdmaListener {
  public:
   using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
   virtual ~RdmaListener() = default;
-  // What callers need: this door's nonce, and the address and port of each rail. The loop `server_loop` is on rail
+  // What callers need: this listener's nonce, and the address and port of each rail. The loop `server_loop` is on rail
   // server_loop % rails, here as with those who make the transports.
   virtual Bytes address() const = 0;
   virtual std::uint64_t refused() const = 0;  // from any thread

@@ -113,9 +113,9 @@ void RdmaData::on_arrived(const ibv_wc& completion) {
 int RdmaTransport::poll() {
   closed_.clear();
   if (!context_) return state_.losses_due ? tell_losses() : 0;
-  int found = take_completions(context_->send_cq()) + take_completions(context_->receive_cq());
+  int found = take_completions(context_->sent.get()) + take_completions(context_->received.get());
   if (found == 0) context_->settle();
-  if (context_->should_repost()) context_->repost();
+  context_->shared_receives.repost();
   if (state_.losses_due) found += tell_losses();
   if (!removal_.empty()) lose_device(std::exchange(removal_, {}));
   return found;
@@ -135,7 +135,7 @@ int RdmaTransport::take_completions(ibv_cq* cq) {
 
 void RdmaTransport::dispatch(const ibv_wc& completion) {
   const WrId id(completion.wr_id);
-  if (id.kind() == WrId::Kind::kEmptyReceive) context_->count_arrival();
+  if (id.kind() == WrId::Kind::kEmptyReceive) context_->shared_receives.count_arrival();
   const auto at = by_number_.find(completion.qp_num);
   if (at == by_number_.end()) return;  // of a queue pair that is gone
   RcEndpoint& endpoint = *at->second;

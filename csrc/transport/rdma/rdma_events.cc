@@ -37,7 +37,7 @@ void RdmaTransport::watch() {
     note_cm_events();
     poll();
   });
-  loop_.watch(context_->completions()->fd, EPOLLIN, [this](std::uint32_t) { context_->take_completion_events(); });
+  loop_.watch(context_->channel()->fd, EPOLLIN, [this](std::uint32_t) { context_->take_completion_events(); });
   loop_.watch(context_->device()->async_fd, EPOLLIN, [this](std::uint32_t) { on_device_events(); });
   device_check_ = loop_.every(kDeviceCheck_s, [this] {
     if (context_ && is_removed(*context_->device())) lose_device("the RDMA device was removed");
@@ -92,7 +92,7 @@ void RdmaTransport::on_device_events() {
         log_warning(context_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
         break;
       case IBV_EVENT_PORT_ACTIVE: port_trouble_.clear(); break;
-      case IBV_EVENT_SRQ_LIMIT_REACHED: context_->note_shortage(); break;
+      case IBV_EVENT_SRQ_LIMIT_REACHED: context_->shared_receives.note_shortage(); break;
       case IBV_EVENT_DEVICE_FATAL:
       case IBV_EVENT_CQ_ERR:
       case IBV_EVENT_SRQ_ERR: return lose_device(context_->rail().device + ": " + name);
@@ -136,7 +136,7 @@ void RdmaTransport::lose_device(const std::string& why) {
 }
 
 void RdmaTransport::let_go_of_device() {
-  for (const int fd : {channel_->fd, context_->completions()->fd, context_->device()->async_fd}) loop_.forget(fd);
+  for (const int fd : {channel_->fd, context_->channel()->fd, context_->device()->async_fd}) loop_.forget(fd);
   for (auto* list : {&endpoints_, &closed_}) {
     for (const auto& endpoint : *list) {
       if (endpoint->connection) endpoint->connection.break_off();

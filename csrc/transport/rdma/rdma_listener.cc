@@ -49,7 +49,7 @@ class Listener final : public RdmaListener {
       } else if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
         std::erase_if(listeners_, [&](const CmId& id) { return id.get() == event.id; });
       }
-      // The rest is about incoming who gave up; whoever accepts them will notice.
+      // The rest is about peers that gave up; accepting them will fail.
     }
   }
 

@@ -16,12 +16,12 @@ class RdmaIncoming final : public IncomingConnection {
  public:
   RdmaIncoming(std::shared_ptr<rdma_event_channel> at, CmId by, const Hello& who, const ReplyData& answer)
       : IncomingConnection(who), channel(std::move(at)), id(std::move(by)), reply(answer) {}
-  const std::shared_ptr<rdma_event_channel> channel;  // the door may close while its incoming still wait
+  const std::shared_ptr<rdma_event_channel> channel;  // the listener may close while connections still wait
   CmId id;
   const ReplyData reply;
 };
 
-// The address of a door, as text: the nonce in hexadecimal digits, then the host and the port of each rail.
+// The address of a listener, as text: the nonce in hexadecimal digits, then the host and the port of each rail.
 struct ListenerAddress {
   struct Entry {
     std::string host;

@@ -13,7 +13,8 @@ namespace {
 constexpr std::uint64_t kPiece = 1 << 20;
 constexpr int kRounds = 100;
 
-// One end: notes what it is told, and wakes whoever waits for it. Messages are sent back by the called end.
+// One end of the transfer: records what it is told, and wakes the test that waits for it. The called end echoes
+// messages.
 class End final : public ControlSink, public DataSink {
  public:
   End(const char* name, const Credentials& credentials, const Rail& rail, const RdmaOptions& options)

@@ -13,7 +13,7 @@ namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
 constexpr int kPollBudget = 64;
-constexpr auto kPatience = std::chrono::microseconds(15);
+constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
 Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std::uint64_t length) {
   while (length > 0) {
@@ -166,9 +166,9 @@ std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
   return accepted;
 }
 
-// A peer that sleeps is not rung at once: between two calls of a caller who works at the progress (progress.h) it
-// sleeps for a few microseconds only, and waking its thread costs both of us more than that. It is rung when we have
-// nothing left to do, or a moment later.
+// A peer that sleeps is not woken at once: between two calls of a caller that makes progress itself (progress.h) it
+// sleeps for a few microseconds only, and waking its thread costs both processes more than that. It is woken when we
+// have nothing left to do, or a moment later.
 void ShmData::publish() {
   if (!out_->publish() || ring_due_) return;
   ring_due_ = true;
@@ -178,7 +178,7 @@ void ShmData::publish() {
 void ShmData::ring_if_late() {
   if (!out_->has_sleeper() || out_->is_drained()) {
     ring_due_ = false;
-  } else if (Clock::now() - ring_due_since_ >= kPatience) {
+  } else if (Clock::now() - ring_due_since_ >= kWakeDelay) {
     ring();
   }
 }

@@ -11,7 +11,7 @@
 namespace bps::server {
 namespace {
 
-// A worker made of two endpoints and a diary.
+// A worker made of two endpoints and a record of what it was told.
 struct FakeWorker final : transport::ControlSink, transport::DataSink {
   void on_write(transport::DataEndpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
   void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}

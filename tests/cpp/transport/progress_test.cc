@@ -66,7 +66,7 @@ TEST_F(ProgressTest, ACallerWorksOnTheSpotAndTheThreadSleepsOn) {
   const auto before = reactor->counters().wakeups.get();
   for (int i = 1; i <= 100; ++i) {
     put(i);
-    EXPECT_TRUE(reactor->progress()->drive([&] { return adder.done.load() == i; }));
+    EXPECT_TRUE(reactor->progress()->progress_until([&] { return adder.done.load() == i; }));
   }
   EXPECT_EQ(adder.sum, 5050);
   EXPECT_EQ(adder.workers, std::set{std::this_thread::get_id()});
@@ -79,7 +79,7 @@ TEST_F(ProgressTest, ANudgeWakesTheThreadAlsoAfterACallerHasLeft) {
     put(1);
     if (i % 2 == 0) {
       reactor->progress()->wake();
-    } else if (!reactor->progress()->drive([&] { return adder.done.load() == i; })) {
+    } else if (!reactor->progress()->progress_until([&] { return adder.done.load() == i; })) {
       ASSERT_TRUE(comes_to(i)) << "somebody else was at it and must see it";
     }
     ASSERT_TRUE(comes_to(i)) << i;
@@ -89,7 +89,7 @@ TEST_F(ProgressTest, ANudgeWakesTheThreadAlsoAfterACallerHasLeft) {
 TEST_F(ProgressTest, ACallerGivesUpAfterItsSpinAndWorkThatComesLaterIsDone) {
   start({.thread_us = 0, .caller_us = 1000});
   settle();
-  EXPECT_FALSE(reactor->progress()->drive([] { return false; }));
+  EXPECT_FALSE(reactor->progress()->progress_until([] { return false; }));
   put(7);
   reactor->progress()->wake();
   EXPECT_TRUE(comes_to(1));
@@ -100,7 +100,7 @@ TEST_F(ProgressTest, TasksAndCallsRunWhileACallerMakesProgress) {
   settle();
   put(1);
   int answer = 0;
-  EXPECT_TRUE(reactor->progress()->drive([&] {
+  EXPECT_TRUE(reactor->progress()->progress_until([&] {
     answer = reactor->call([] { return 42; });  // would wait for ourselves, were it posted
     return true;
   }));
@@ -130,7 +130,7 @@ TEST_F(ProgressTest, NothingIsLostBetweenManyCallersAndTheThread) {
           if ((i + t) % 3 == 0) {
             reactor->progress()->wake();
           } else {
-            reactor->progress()->drive([n = 0]() mutable { return ++n > 2; });
+            reactor->progress()->progress_until([n = 0]() mutable { return ++n > 2; });
           }
         }
       });
@@ -148,7 +148,7 @@ TEST_F(ProgressTest, AProgressLockOutlivesItsReactor) {
   const std::shared_ptr<ProgressLock> progress = reactor->progress();
   std::atomic<bool> driving{false};
   std::thread caller([&] {
-    progress->drive([&] {
+    progress->progress_until([&] {
       driving = true;
       return false;
     });
@@ -156,7 +156,7 @@ TEST_F(ProgressTest, AProgressLockOutlivesItsReactor) {
   while (!driving) std::this_thread::yield();
   reactor.reset();  // makes the caller leave, and waits for that
   caller.join();
-  EXPECT_FALSE(progress->drive([] { return false; }));
+  EXPECT_FALSE(progress->progress_until([] { return false; }));
   progress->wake();
 }
 

@@ -1,4 +1,4 @@
-"""One collective that is staged: how it is cut into chunks, and what becomes of it."""
+"""One staged collective: how it is cut into chunks, and its handle."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 
 from bps_rdma import Handle
 from bps_rdma.errors import DeadlineError
-from bps_rdma.torch.staging.device import Device
+from bps_rdma.handle import PythonHandle
+from bps_rdma.torch.transfer.device import Device
 
-_GRACE = 10.0  # seconds; the core's own deadline knows who is missing, and comes first
+_GRACE = 10.0  # seconds; the core's own deadline names the missing ranks, and comes first
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What travels, as rows of equal length: a chunk is the same columns of all of them, row by row.
+    """What is transferred, as rows of equal length: a chunk is the same columns of all of them, row by row.
 
     Attributes:
-        rows: 1 for an all-reduce; else a row for each rank of the group.
+        rows: 1, or one for each rank of the group.
         columns: elements of a row.
         sources: (row, flat tensor on the device) to be copied down.
         targets: (row, flat tensor on the device) to be copied up.
@@ -36,26 +37,28 @@ class Layout:
     dtype: torch.dtype
 
     def cut(self, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-        """(first column, column after the last) of each chunk."""
+        """(first column, column after the last) of each chunk of at most `chunk_bytes`."""
         width = max(chunk_bytes // (self.rows * self.dtype.itemsize), 1)
         for begin in range(0, self.columns, width):
             yield begin, min(begin + width, self.columns)
 
+    def nbytes(self, columns: tuple[int, int]) -> int:
+        """Bytes of a chunk."""
+        return self.rows * (columns[1] - columns[0]) * self.dtype.itemsize
 
-class StagedOperation:
-    """A handle, as the core's: wait(), done(), completion_fd(). wait() may be called by several threads, repeatedly.
+
+class StagedOperation(PythonHandle):
+    """A handle that several threads may wait for, repeatedly.
 
     Args:
         device: where the tensors are.
-        layout: what travels.
-        send: starts push/pull of one chunk: (rows of the chunk in pinned memory, its number) -> handle.
-        name: for messages.
-        result: what wait() gives.
-        patience: seconds in which at least one chunk of the lane must get through; BPS_TIMEOUT.
-        progress: chunks that have got through the lane, this operation's and those before it.
+        layout: what is transferred.
+        send: starts the operation of one chunk: (rows of the chunk in pinned memory, its number) -> handle.
+        name: the same on all ranks; operations of one name keep their order.
+        result: what wait() returns.
+        patience: seconds in which at least one chunk of the pipeline must complete.
+        progress: number of chunks that have completed in the pipeline.
     """
-
-    taken = False  # unlike the core's, it can be waited for again
 
     def __init__(
         self,
@@ -70,9 +73,9 @@ class StagedOperation:
         self.device = device
         self.layout = layout
         self.send = send
+        self.name = name
         self.ready = device.record(device.current())
         self.copied: Any = None  # event: all of it is on the device again
-        self._name = name
         self._result = result
         self._patience = patience + _GRACE
         self._progress = progress
@@ -84,10 +87,12 @@ class StagedOperation:
     # ---- For the caller
 
     def wait(self) -> torch.Tensor:
-        """Blocks until the result is on its way to the device; the calling thread's stream goes on when it is there.
+        """Blocks until the copy of the result to the device has been started, and returns the tensor.
+
+        Work that the calling thread's stream is given from then on waits for that copy.
 
         Raises:
-            DeadlineError, PeerLostError, ...: what became of it.
+            DeadlineError, PeerLostError, ...: the error of the first chunk that failed.
         """
         with self._changed:
             while not self._over:
@@ -95,9 +100,9 @@ class StagedOperation:
                 over = self._changed.wait_for(lambda: self._over, self._patience)
                 if not over and self._progress() == before:
                     raise DeadlineError(
-                        f"{self._name}: no chunk of it, or of what was called before it, got through within "
+                        f"{self.name}: none of the chunks in progress on this device completed within "
                         f"{self._patience:g} s",
-                        "the device has not come as far as this operation: look at what it computes before",
+                        "the device has not reached this operation yet: check what it computes before it",
                     )
         if self._error is not None:
             raise self._error
@@ -105,9 +110,14 @@ class StagedOperation:
         return self._result
 
     def follow(self) -> None:
-        """Makes the calling thread's stream go on after the result has arrived."""
+        """Makes the calling thread's stream wait for the copy of the result to the device."""
         if self.copied is not None:
             self.device.order(self.device.current(), self.copied)
+
+    @property
+    def place(self) -> torch.device:
+        """The device of the result, in torch's terms."""
+        return self._result.device
 
     def done(self) -> bool:
         """Whether wait() would return, or raise, at once."""
@@ -124,15 +134,15 @@ class StagedOperation:
         if getattr(self, "_fd", None) is not None:
             os.close(self._fd)  # type: ignore[arg-type]
 
-    # ---- For the lane
+    # ---- For the pipeline
 
     @property
     def failed(self) -> bool:
-        """Whether the rest need not be sent."""
+        """Whether its remaining chunks need not be sent."""
         return self._error is not None
 
     def end(self, copied: Any = None, error: Exception | None = None) -> None:
-        """Nothing more will come; the first call counts."""
+        """Ends the operation; only the first call counts."""
         with self._changed:
             if self._over:
                 return

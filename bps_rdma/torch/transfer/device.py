@@ -1,19 +1,21 @@
-"""What staging needs of a device: streams of copies, events that order them, and memory of the host that it reaches."""
+"""Where a tensor lies, and what staging needs of a device: copy streams, events that order them, pinned host memory."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import torch
 
-from bps_rdma.errors import TransportError
+import bps_rdma
+from bps_rdma.errors import InvalidTensorError, TransportError
 
 
 class Device(Protocol):
-    """A device with streams. What is put into a stream happens in that order, later, and the caller goes on."""
+    """A device with streams: work that is put into a stream runs in that order, later, while the caller goes on."""
 
     def use(self) -> None:
-        """A thread that works with the device calls it first."""
+        """Selects the device for the calling thread; every thread that works with it calls this first."""
 
     def stream(self) -> Any:
         """A new stream, for copies."""
@@ -22,19 +24,22 @@ class Device(Protocol):
         """The stream in which the calling thread computes."""
 
     def record(self, stream: Any) -> Any:
-        """An event: all that is in the stream by now has happened."""
+        """An event that happens once all work that is in the stream now is complete."""
 
     def order(self, stream: Any, event: Any) -> None:
-        """What is put into the stream from now on happens after the event."""
+        """Work that is put into the stream from now on waits for the event."""
+
+    def happened(self, event: Any) -> bool:
+        """Whether the event has happened. Does not block."""
 
     def wait(self, event: Any) -> None:
-        """Blocks the calling thread until the event, asleep."""
+        """Blocks the calling thread, asleep, until the event has happened."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         """Puts a copy into the stream. One of the two is pinned memory, both are contiguous."""
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The tensor's memory is used in the stream: it is not to be given to others before that has happened."""
+        """Keeps the tensor's memory from being reused before the work that is in the stream by then is complete."""
 
     def pin(self, memory: torch.Tensor) -> None:
         """Makes memory of the host reachable for the device's copy engines."""
@@ -54,7 +59,7 @@ class CudaDevice:
         self._device = torch.device("cuda", index)
 
     def use(self) -> None:
-        """Makes it the calling thread's device: else every thread would open a context on device 0, too."""
+        """Selects the device for the calling thread: otherwise every thread would open a context on device 0 too."""
         torch.cuda.set_device(self._device)
 
     def stream(self) -> Any:
@@ -66,17 +71,21 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device)
 
     def record(self, stream: Any) -> Any:
-        """An event: all that is in the stream by now has happened."""
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+        """An event that happens once all work that is in the stream now is complete."""
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a thread that waits for it sleeps
         event.record(stream)
         return event
 
     def order(self, stream: Any, event: Any) -> None:
-        """What is put into the stream from now on happens after the event."""
+        """Work that is put into the stream from now on waits for the event."""
         stream.wait_event(event)
 
+    def happened(self, event: Any) -> bool:
+        """Whether the event has happened."""
+        return bool(event.query())
+
     def wait(self, event: Any) -> None:
-        """Blocks the calling thread until the event, asleep."""
+        """Blocks the calling thread, asleep, until the event has happened."""
         event.synchronize()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
@@ -85,7 +94,7 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The tensor's memory is used in the stream."""
+        """Tells torch's allocator that the stream uses the tensor's memory."""
         tensor.record_stream(stream)
 
     def pin(self, memory: torch.Tensor) -> None:
@@ -106,3 +115,34 @@ class CudaDevice:
                 f"CUDA cannot pin {count} bytes of host memory for {self._device}: error {int(status)}",
                 "make BPS_GPU_CHUNK_BYTES or BPS_GPU_CHUNKS smaller, or allow more locked memory (ulimit -l)",
             )
+
+
+@functools.cache
+def _cuda_device(index: int) -> Device:
+    return CudaDevice(index)
+
+
+def device_of(tensor: torch.Tensor) -> Device | None:
+    """The device from which a tensor must be staged; None: it lies in CPU memory, which is used in place.
+
+    Raises:
+        InvalidTensorError: it is neither on the CPU nor on a CUDA device.
+    """
+    if tensor.is_cpu:
+        return None
+    if not tensor.is_cuda:
+        raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU, or to a CUDA device")
+    return _cuda_device(tensor.device.index)
+
+
+def mapped(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A zeroed flat tensor of `count` elements in CPU memory that the other processes of the host can map."""
+    memory = bps_rdma.empty(max(count, 1) * dtype.itemsize, "uint8")
+    return torch.from_numpy(memory).view(dtype)[:count]
+
+
+def zeros_beside(tensor: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A zeroed flat tensor of `count` elements on the device of `tensor`; on the CPU it is mapped()."""
+    if device_of(tensor) is None:
+        return mapped(count, dtype)
+    return torch.zeros(count, dtype=dtype, device=tensor.device)

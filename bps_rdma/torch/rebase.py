@@ -1,4 +1,4 @@
-"""Gives an optimizer other methods, without a copy of its state; takes hooks away again."""
+"""Gives an optimizer another base class, without a copy of its state; removes hooks."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from bps_rdma.errors import InvalidArgumentError
 T = TypeVar("T")
 
 
-def adopt(optimizer: torch.optim.Optimizer, methods: type[T]) -> T:
+def rebase(optimizer: torch.optim.Optimizer, methods: type[T]) -> T:
     """The same optimizer, with other methods: state, param_groups and hooks are those of `optimizer`, not copies.
 
     Learning-rate schedulers may have been made with either of the two. The result is an instance of `methods` and of
     the optimizer's own class.
 
     Raises:
-        InvalidArgumentError: it has them already.
+        InvalidArgumentError: the optimizer has these methods already.
     """
     own = type(optimizer)
     if issubclass(own, methods):
         raise InvalidArgumentError(f"this {own.__name__} is distributed already", "wrap an optimizer once")
     kind: Any = type(own.__name__, (methods, own), {"__doc__": methods.__doc__, "__module__": own.__module__})
-    adopted = kind.__new__(kind)
-    # Schedulers wrap the step() of the instance; that of the other class must be found again.
+    rebased = kind.__new__(kind)
+    # Schedulers wrap the step() of the instance; that of the new class must be found instead.
     optimizer.__dict__.pop("step", None)
-    adopted.__dict__ = optimizer.__dict__
-    return adopted  # type: ignore[no-any-return]
+    rebased.__dict__ = optimizer.__dict__
+    return rebased  # type: ignore[no-any-return]
 
 
 def remove_hooks(hooks: Iterable[Any]) -> None:
-    """Takes away what register_..._hook() returned."""
+    """Removes hooks, given what their registration returned."""
     for hook in hooks:
         hook.remove()

@@ -1,0 +1,57 @@
+"""Operations on arrays: declare, push_pull and its relatives, and waiting for them.
+
+Arrays are numpy arrays, CPU torch tensors and other CPU arrays; they are used in place: nothing is copied on the way in
+or out. Every rank of a group makes the same collective calls, with the same name, dtype, size and options.
+
+    options     how one operation runs, as one value
+    declare     names, shapes and dtypes, announced before their first use
+    start       starts one operation of the core on arrays
+    push_pull   sums and means, and their separate halves
+    collectives reduce_scatter, all_gather and broadcast
+    wait        waiting for operations
+"""
+
+from bps_rdma.operations.collectives import (
+    all_gather,
+    all_gather_async,
+    broadcast,
+    broadcast_async,
+    reduce_scatter,
+    reduce_scatter_async,
+)
+from bps_rdma.operations.declare import declare, declare_many, forget
+from bps_rdma.operations.options import Options, ReduceOp
+from bps_rdma.operations.push_pull import (
+    pull,
+    push,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+)
+from bps_rdma.operations.start import shard_bounds
+from bps_rdma.operations.wait import poll, synchronize, wait
+
+__all__ = [
+    "Options",
+    "ReduceOp",
+    "all_gather",
+    "all_gather_async",
+    "broadcast",
+    "broadcast_async",
+    "declare",
+    "declare_many",
+    "forget",
+    "poll",
+    "pull",
+    "push",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "reduce_scatter",
+    "reduce_scatter_async",
+    "shard_bounds",
+    "synchronize",
+    "wait",
+]

@@ -1,0 +1,115 @@
+"""reduce_scatter, all_gather and broadcast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bps_rdma._core import Handle
+from bps_rdma.group import Group
+from bps_rdma.operations import start
+from bps_rdma.operations.options import SUM, Options, reduction
+
+
+def reduce_scatter(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Sums (or averages) `array` over the group and returns this rank's part.
+
+    The whole array is pushed; only the part is pulled.
+
+    Args:
+        array: n elements on every rank, any shape; taken as flat.
+        out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new
+            flat array.
+        average, name, priority, group, op, timeout: as for push_pull_inplace().
+
+    Raises:
+        InvalidTensorError: `out` has another size or dtype. Otherwise as push_pull_inplace().
+    """
+    return start.reduce_scatter(
+        array, out, Options(reduction(average, op), name, priority, group, timeout, True)
+    ).wait()
+
+
+def reduce_scatter_async(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
+    return start.reduce_scatter(array, out, Options(reduction(average, op), name, priority, group, timeout))
+
+
+def all_gather(
+    array: Any,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    timeout: float | None = None,
+) -> Any:
+    """Gathers one part of every rank into one array on all ranks. Each rank pushes only its own part.
+
+    Args:
+        array: this rank's part.
+        out: n elements for the whole, of which this rank's part is `shard_bounds(n, group size, place)`. Default: a
+            new array whose first dimension is the group's size times that of `array`; all parts are then equal.
+        name, priority, group, timeout: as for push_pull_inplace().
+
+    Raises:
+        InvalidTensorError: `array` has another size or dtype than this rank's part of `out`. Otherwise as
+            push_pull_inplace().
+    """
+    return start.all_gather(array, out, Options(SUM, name, priority, group, timeout, True)).wait()
+
+
+def all_gather_async(
+    array: Any,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it lies in `out`."""
+    return start.all_gather(array, out, Options(SUM, name, priority, group, timeout))
+
+
+def broadcast(
+    array: Any,
+    root: int = 0,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Replaces `array` on every rank by the one of worker rank `root`, and returns it.
+
+    Raises:
+        InvalidArgumentError: `root` is not in the group. Otherwise as push_pull_inplace().
+    """
+    return start.broadcast(array, root, Options(SUM, name, priority, group, timeout, True)).wait()
+
+
+def broadcast_async(
+    array: Any,
+    root: int = 0,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts broadcast(); `array` must neither be read nor written until the handle is done."""
+    return start.broadcast(array, root, Options(SUM, name, priority, group, timeout))

@@ -1,0 +1,72 @@
+"""Announcing names with their shape and dtype, and telling the core that memory has moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bps_rdma import _core, arrays
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.group import Group
+from bps_rdma.job import Job, current, group_of
+
+
+def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: Group | None = None) -> None:
+    """Announces a name before its first use; see declare_many()."""
+    declare_many({name: like if like is not None else (shape, dtype)}, group=group)
+
+
+def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None:
+    """Announces any number of names in one round trip. Optional: the first use of a name declares it as well.
+
+    Args:
+        tensors: name -> an array of the shape and dtype that will be used, or (shape, dtype).
+        group: default: all workers.
+
+    Raises:
+        MismatchError: a name is declared with another dtype or size here or on another rank; names both.
+    """
+    job = current()
+    members = group_of(job, group)
+    specs = [(members.id, name, *_shape_of(name, like)) for name, like in tensors.items()]
+    for spec, tensor in zip(specs, job.process.declare(specs), strict=True):
+        job.tensors[(members.id, spec[1])] = tensor
+
+
+def _shape_of(name: str, like: Any) -> tuple[_core.Dtype, int, str]:
+    """(dtype, elements, shape as text)."""
+    if not (isinstance(like, tuple) and len(like) == 2 and not hasattr(like, "dtype")):
+        memory = arrays.describe(like, writable=False)
+        return memory.dtype, memory.elements, str(tuple(memory.shape))
+    shape, dtype = like
+    if shape is None or dtype is None:
+        raise InvalidArgumentError(f"declare({name!r}) needs an array, or shape and dtype", "pass one of them")
+    extent = (shape,) if isinstance(shape, int) else tuple(shape)
+    found = arrays.NUMPY_DTYPES.get(str(np.dtype(dtype)) if dtype != "bfloat16" else dtype)
+    if found is None:
+        raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(arrays.NUMPY_DTYPES)}")
+    return found, math.prod(extent), str(extent)
+
+
+def declared(job: Job, members: Group, name: str, memory: arrays.Memory, count: int) -> _core.Tensor:
+    """The core's tensor of this name; declares it on its first use, and anew when dtype or size have changed."""
+    known = job.tensors.get((members.id, name))
+    if known is not None and known.fits(memory, count):
+        return known
+    shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
+    tensor: _core.Tensor = job.process.declare([(members.id, name, memory.dtype, count, shape)])[0]
+    job.tensors[(members.id, name)] = tensor
+    return tensor
+
+
+def forget(array: Any) -> None:
+    """Tells the core that the memory of an array was freed and allocated again, perhaps at the same address.
+
+    Needed only where that happens without the array's knowledge, as with torch's `storage.resize_()`: the transports
+    then drop their registrations of the old memory. No operation on the array may be in progress.
+    """
+    _, _, identity = arrays.describe(array, writable=False).block
+    _core.renew_block(identity)

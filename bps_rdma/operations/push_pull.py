@@ -1,0 +1,104 @@
+"""push_pull in its four forms, and its halves push and pull."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bps_rdma import arrays
+from bps_rdma._core import Handle
+from bps_rdma.group import Group
+from bps_rdma.operations import start
+from bps_rdma.operations.options import Options, reduction
+
+
+def push_pull(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
+    options = Options(reduction(average, op), name, priority, group, timeout, True)
+    return start.reduce(array, arrays.empty_like(array), options).wait()
+
+
+def push_pull_inplace(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Replaces `array` by its sum (or mean) over the group's ranks, and returns it.
+
+    Args:
+        array: any shape; float32, float64, float16, bfloat16, int8, uint8, int32, int64, or bool (where the sum is
+            "any" and there is no mean). Contiguous, writable, on the CPU.
+        average: divide by the group's size, in the server's last pass. Integers are floor-divided. Half types are
+            summed and divided in float32 and rounded once.
+        name: identifies this tensor on all ranks. None: calls are matched by their order per dtype and size.
+        version: accepted for compatibility with BytePS and ignored; the library counts rounds itself.
+        priority: operations with a higher priority are sent first.
+        group: default: all workers.
+        op: "sum", "average", "min", "max" or "product"; overrides `average`.
+        timeout: seconds; default BPS_TIMEOUT.
+
+    Raises:
+        InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
+        PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
+    """
+    return start.reduce(array, array, Options(reduction(average, op), name, priority, group, timeout, True)).wait()
+
+
+def push_pull_async(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
+    return start.reduce(
+        array, arrays.empty_like(array), Options(reduction(average, op), name, priority, group, timeout)
+    )
+
+
+def push_pull_async_inplace(
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    group: Group | None = None,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
+    return start.reduce(array, array, Options(reduction(average, op), name, priority, group, timeout))
+
+
+def push(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> None:
+    """Contributes `array` to the next round of `name` and returns when `array` may be changed again.
+
+    Every rank then fetches the result with pull().
+    """
+    start.split(array, Options(reduction(average, None), name, priority, group, None, True), pushes=True).wait()
+
+
+def pull(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> Any:
+    """Fills `array` with the result of the next round of `name`, once all ranks have pushed to it; returns it.
+
+    Rounds are pulled in the order in which they were pushed, each once. `average` must be what push() was given.
+    """
+    options = Options(reduction(average, None), name, priority, group, None, True)
+    return start.split(array, options, pushes=False).wait()

@@ -1,0 +1,21 @@
+"""Names that ranks give to what they make: the same on all of them when they make the same things in the same order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bps_rdma import job
+
+
+class Names:
+    """The names given out in one job."""
+
+    def __init__(self) -> None:
+        self.given: Counter[str] = Counter()
+
+
+def unique(prefix: str) -> str:
+    """A name that nothing else in the job has: "ddp", "ddp 2", "ddp 3", ..."""
+    given = job.current().part(Names).given
+    given[prefix] += 1
+    return prefix if given[prefix] == 1 else f"{prefix} {given[prefix]}"

@@ -1,0 +1,43 @@
+"""The one layer through which everything in bps_rdma.torch moves tensors.
+
+CPU tensors are used in place. Tensors on a device are staged: started by a call that only notes how far the caller's
+stream is, then copied in chunks through pinned memory of the host, while the device goes on computing. The copy down,
+the network and the copy up of different chunks overlap. The pinned memory is also mapped by the servers of this host
+and registered once, so a chunk is copied only by the copy engines of the device.
+
+Ranks may start operations in any order: each one in progress has memory of its own for at least one chunk, and so
+never waits for another one (pipeline.py). Operations of one name are matched by their order.
+
+    collectives  all_reduce, reduce_scatter, all_gather and broadcast, each asynchronous
+    dense        views and copies of tensors as contiguous memory, in the dtypes of the core
+    device       streams, events and copies of a device
+    operation    the handle of a staged operation
+    pipeline     the copy pipeline of one device and group
+    slots        its pinned memory
+"""
+
+from bps_rdma.torch.transfer.collectives import (
+    AnyHandle,
+    all_gather,
+    all_reduce,
+    broadcast,
+    declare_many,
+    members_of,
+    reduce_scatter,
+)
+from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
+from bps_rdma.torch.transfer.operation import StagedOperation
+
+__all__ = [
+    "AnyHandle",
+    "StagedOperation",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "declare_many",
+    "device_of",
+    "mapped",
+    "members_of",
+    "reduce_scatter",
+    "zeros_beside",
+]

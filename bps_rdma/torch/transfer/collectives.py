@@ -1,0 +1,220 @@
+"""all_reduce, reduce_scatter, all_gather and broadcast of torch tensors: in place on the CPU, staged from a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+import bps_rdma
+from bps_rdma import Group, Handle, arrays, job
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.operations import Options, ReduceOp, start
+from bps_rdma.torch.transfer.dense import DTYPES, as_bytes
+from bps_rdma.torch.transfer.device import Device, device_of
+from bps_rdma.torch.transfer.operation import Layout, StagedOperation
+from bps_rdma.torch.transfer.pipeline import CopyPipeline
+
+AnyHandle = Handle | StagedOperation
+_MOMENT = 1.0  # seconds; threads that take longer to end are left alone
+
+
+class _Pipelines:
+    """The copy pipelines of a job, by device and group."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[torch.device, int], CopyPipeline] = {}
+
+    def find(self, device: Device, place: torch.device, members: Group) -> CopyPipeline:
+        """The pipeline of this device and group; made at first use."""
+        found = self._made.get((place, members.id))
+        if found is None:
+            config = job.current().config
+            chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES")
+            slots = config.integer("BPS_GPU_CHUNKS")
+            found = self._made[place, members.id] = CopyPipeline(device, members.size, chunk_bytes, slots)
+        return found
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for pipeline in self._made.values():
+            pipeline.stop(_MOMENT)
+
+
+def members_of(group: Group | None) -> Group:
+    """The group itself, or that of all workers for None."""
+    return job.group_of(job.current(), group)
+
+
+def all_reduce(tensor: torch.Tensor, options: Options, out: torch.Tensor | None = None) -> AnyHandle:
+    """Starts the reduction over all ranks.
+
+    Args:
+        tensor: contiguous, of a dtype of bps_rdma.push_pull_inplace(). On a device it is read once the caller's stream
+            has reached this call.
+        options: of the operation; chunks of a staged tensor append their number to the name.
+        out: receives the result, as large as `tensor`; None: in place.
+
+    Returns:
+        A handle; its result is `out`, or `tensor`.
+
+    Raises:
+        InvalidTensorError: of the tensor's dtype, layout or device. MismatchError: as bps_rdma.push_pull_inplace().
+    """
+    result = tensor if out is None else out
+    device = device_of(tensor)
+    if device is None:
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        return start.reduce(tensor, tensor if out is None else out, options)
+    _check_reducible(tensor, options)
+    source = _flat(tensor)
+    target = source if out is None else _flat(out)
+    layout = Layout(1, source.numel(), [(0, source)], [(0, target)], source.dtype)
+
+    def send(chunk: torch.Tensor, each: Options) -> Handle:
+        return start.reduce(chunk, chunk, each)
+
+    return _stage(device, layout, "all_reduce", send, options, result)
+
+
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: Options) -> AnyHandle:
+    """Starts the reduction of `whole` over all ranks, of which this rank gets its part.
+
+    Args:
+        part: 1/size of the group of `whole`; may be this rank's part of it.
+        whole, options: as for all_reduce(); `whole` divides by the size of the group.
+    """
+    device = device_of(whole)
+    if device is None:
+        return start.reduce_scatter(whole.detach(), part.detach(), options)
+    _check_reducible(whole, options)
+    members = members_of(options.group)
+    mine = members.ranks.index(bps_rdma.rank())
+    rows = _rows(whole, part, members.size)
+    layout = Layout(members.size, part.numel(), list(enumerate(rows)), [(mine, _flat(part))], part.dtype)
+
+    def send(chunk: torch.Tensor, each: Options) -> Handle:
+        return start.reduce_scatter(chunk, chunk.view(members.size, -1)[mine], each)
+
+    return _stage(device, layout, "reduce_scatter", send, options, part)
+
+
+def all_gather(whole: torch.Tensor, part: torch.Tensor, options: Options) -> AnyHandle:
+    """Starts gathering all ranks' parts into `whole`.
+
+    Args:
+        whole, part: contiguous, of any dtype and of the sizes that reduce_scatter() takes.
+        options: as for all_reduce().
+    """
+    device = device_of(whole)
+    result, whole, part = whole, as_bytes(whole), as_bytes(part)
+    if device is None:
+        return start.all_gather(part, whole, options)
+    members = members_of(options.group)
+    mine = members.ranks.index(bps_rdma.rank())
+    rows = _rows(whole, part, members.size)
+    in_place = rows[mine].data_ptr() == part.data_ptr()
+    targets = [(number, row) for number, row in enumerate(rows) if not (in_place and number == mine)]
+    layout = Layout(members.size, part.numel(), [(mine, _flat(part))], targets, part.dtype)
+
+    def send(chunk: torch.Tensor, each: Options) -> Handle:
+        return start.all_gather(chunk.view(members.size, -1)[mine], chunk, each)
+
+    return _stage(device, layout, "all_gather", send, options, result)
+
+
+def broadcast(tensor: torch.Tensor, root: int, options: Options) -> AnyHandle:
+    """Starts replacing the tensor on all ranks by that of worker rank `root`.
+
+    Args:
+        tensor: contiguous, of any dtype.
+        root: a worker rank of the group.
+        options: as for all_reduce().
+
+    Raises:
+        InvalidArgumentError: `root` is not in the group.
+    """
+    device = device_of(tensor)
+    data = as_bytes(tensor)
+    if device is None:
+        return start.broadcast(data, root, options)
+    ranks = members_of(options.group).ranks
+    if root not in ranks:
+        raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
+    flat = [(0, _flat(data))]
+    sends = root == bps_rdma.rank()
+    layout = Layout(1, data.numel(), flat if sends else [], [] if sends else flat, data.dtype)
+
+    def send(chunk: torch.Tensor, each: Options) -> Handle:
+        return start.broadcast(chunk, root, each)
+
+    return _stage(device, layout, "broadcast", send, options, tensor)
+
+
+def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None) -> None:
+    """Announces the names of all_reduce operations in one round trip, with the chunks of staged ones.
+
+    Args:
+        tensors: name -> a tensor of the shape and dtype and on the device that will be used.
+        group: who takes part; None: all workers.
+    """
+    found: dict[str, object] = {}
+    for name, tensor in tensors.items():
+        if device_of(tensor) is None:
+            found[name] = tensor
+            continue
+        layout = Layout(1, tensor.numel(), [], [], tensor.dtype)
+        chunk_bytes = job.current().config.integer("BPS_GPU_CHUNK_BYTES")
+        for number, (begin, end) in enumerate(layout.cut(chunk_bytes)):
+            found[f"{name} {number}"] = ((end - begin,), str(tensor.dtype).removeprefix("torch."))
+    bps_rdma.declare_many(found, group=group)
+
+
+def _stage(
+    device: Device,
+    layout: Layout,
+    kind: str,
+    send: Callable[[torch.Tensor, Options], Handle],
+    options: Options,
+    result: torch.Tensor,
+) -> StagedOperation:
+    running = job.current()
+    name = options.name or f"~{kind}.{str(layout.dtype).removeprefix('torch.')}.{layout.rows * layout.columns}"
+    pipeline = running.part(_Pipelines).find(device, result.device, members_of(options.group))
+    patience = running.process.timeout_s if options.timeout is None else options.timeout
+    each = options._replace(awaited=False)
+
+    def send_chunk(chunk: torch.Tensor, number: int) -> Handle:
+        return send(chunk, each._replace(name=f"{name} {number}"))
+
+    operation = StagedOperation(device, layout, send_chunk, name, result, patience, lambda: pipeline.completed)
+    pipeline.start(operation)
+    return operation
+
+
+def _check_reducible(tensor: torch.Tensor, options: Options) -> None:
+    """Raises the errors that the core would raise for a chunk, from the call instead of from wait()."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype not in DTYPES:
+        raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(arrays.NUMPY_DTYPES)}")
+    if tensor.dtype == torch.bool and options.op is ReduceOp.average:
+        raise InvalidTensorError("bool tensors have no mean", "pass average=False: the sum of bools is 'any'")
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
+        )
+    return tensor.detach().view(-1)
+
+
+def _rows(whole: torch.Tensor, part: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+    if part.numel() * ranks != whole.numel() or part.dtype != whole.dtype:
+        raise InvalidTensorError(
+            f"a part of {part.numel()} elements of {part.dtype} is not one of {ranks} of {whole.numel()} elements of "
+            f"{whole.dtype}",
+            "pass a whole that divides by the size of the group, and a part of the same dtype",
+        )
+    return list(_flat(whole).view(ranks, -1).unbind(0))

@@ -1,0 +1,262 @@
+"""The copy pipeline of one device and group: down to pinned memory, through the core, and up again, chunk by chunk.
+
+One thread copies chunks down and sends them, another one waits for them in the order in which they complete and copies
+them up. Operations are served in the order of their calls, with one exception: one that cannot have another slot is
+overtaken by those that can, if the device has reached them. With memory of its own for a chunk (slots.py) each then
+progresses by itself, so ranks may start operations in different orders.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bps_rdma import Handle
+from bps_rdma.torch.transfer.device import Device
+from bps_rdma.torch.transfer.operation import StagedOperation
+from bps_rdma.torch.transfer.slots import Slot, Slots
+
+_AHEAD = 2  # copies down that are in progress while an earlier chunk is sent
+_SMALLEST_ROW = 1 << 16  # bytes; below, starting a copy costs more than the copy
+_LOOK = 1e-3  # seconds between looks at whether the device has reached an operation that could overtake another one
+
+
+class Cursor:
+    """How far an operation has been sent."""
+
+    def __init__(self, operation: StagedOperation, pieces: list[tuple[int, int]]) -> None:
+        self.operation = operation
+        self.pieces = pieces  # columns of each chunk
+        self.next = 0  # the first chunk without a slot
+        self.slots = 0  # that it holds
+        self.completed = 0  # chunks that have been copied up, or are about to be
+        self.reached = False  # the device has computed what is to be sent
+
+    @property
+    def complete(self) -> bool:
+        """Whether all chunks have had a slot, or need none."""
+        return self.operation.failed or self.next == len(self.pieces)
+
+
+@dataclass(eq=False)
+class Chunk:
+    """One chunk in progress."""
+
+    cursor: Cursor
+    number: int
+    columns: tuple[int, int]
+    slot: Slot
+    filled: Any = field(default=None)  # event: it has been copied down
+    handle: Handle | None = None
+
+    def row(self, number: int) -> torch.Tensor:
+        """A row of the chunk, in pinned memory."""
+        width = self.columns[1] - self.columns[0]
+        return self.rows()[number * width : (number + 1) * width]
+
+    def rows(self) -> torch.Tensor:
+        """All rows of the chunk."""
+        layout = self.cursor.operation.layout
+        return self.slot.memory[: layout.nbytes(self.columns)].view(layout.dtype)
+
+
+class CopyPipeline:
+    """Slots, two streams and two threads.
+
+    Args:
+        device: where the tensors are.
+        ranks: of the group; chunks of some operations have a row for each of them.
+        chunk_bytes: largest chunk with one row; others are larger in large groups.
+        slots: shared slots.
+    """
+
+    def __init__(self, device: Device, ranks: int, chunk_bytes: int, slots: int) -> None:
+        self._device = device
+        self.completed = 0  # chunks
+        self._chunk_bytes = chunk_bytes
+        self._largest = max(chunk_bytes, ranks * _SMALLEST_ROW)
+        self._down, self._up = device.stream(), device.stream()
+        self._changed = threading.Condition()  # guards the next three
+        self._waiting: list[Cursor] = []  # with chunks that have no slot yet, in the order of the calls
+        self._slots = Slots(device, slots, self._largest)
+        self._sent: deque[Chunk] = deque()
+        self._stopping = False
+        self._all_sent = False  # the thread that copies down has ended
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # the thread that copies up has something new
+        self._threads = [
+            threading.Thread(target=work, name=f"bps_rdma {name}", daemon=True)
+            for name, work in (("down", self._send_all), ("up", self._receive_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, operation: StagedOperation) -> None:
+        """Puts an operation behind those that have been started before. Does not block."""
+        layout = operation.layout
+        pieces = list(layout.cut(self._chunk_bytes if layout.rows == 1 else self._largest))
+        if not pieces:
+            operation.end()
+            return
+        for _, tensor in layout.sources:
+            self._device.keep(tensor, self._down)
+        for _, tensor in layout.targets:
+            self._device.keep(tensor, self._up)
+        with self._changed:
+            self._waiting.append(Cursor(operation, pieces))
+            self._changed.notify_all()
+
+    def stop(self, seconds: float) -> None:
+        """Ends the threads after the last operation, which is at once when the job has ended.
+
+        Args:
+            seconds: a thread that takes longer, because the device does, is left alone.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(seconds)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._slots.close()
+            os.close(self._wake)
+
+    # ---- Down
+
+    def _send_all(self) -> None:
+        self._device.use()
+        filled: deque[Chunk] = deque()  # copied down, or nearly, and not sent yet
+        while True:
+            with self._changed:
+                chunk = self._next_chunk()
+                if chunk is None and not filled:
+                    if self._stopping and not self._waiting:
+                        break
+                    unreached = any(not cursor.reached for cursor in self._waiting[1:])
+                    self._changed.wait(_LOOK if unreached else None)
+                    continue
+            if chunk is not None and self._fill(chunk):
+                filled.append(chunk)
+            if filled and (chunk is None or len(filled) >= _AHEAD):  # without a slot: other ranks may wait for these
+                self._send(filled.popleft())
+            del chunk
+        self._all_sent = True
+        self._awake()
+
+    def _next_chunk(self) -> Chunk | None:
+        """The next chunk that can have a slot, with it."""
+        self._waiting = [cursor for cursor in self._waiting if not cursor.complete]
+        names = set()
+        for place, cursor in enumerate(self._waiting):
+            operation = cursor.operation
+            if operation.name in names:
+                continue  # ranks match operations of one name by their order
+            names.add(operation.name)
+            # In the stream, nothing must stand behind what the device has not reached yet: only the first may.
+            if place > 0 and not cursor.reached:
+                cursor.reached = self._device.happened(operation.ready)
+                if not cursor.reached:
+                    continue
+            columns = cursor.pieces[cursor.next]
+            try:
+                slot = self._slots.take(operation.layout.nbytes(columns), must=cursor.slots == 0)
+            except Exception as error:
+                operation.end(error=error)
+                continue
+            if slot is not None:
+                cursor.next += 1
+                cursor.slots += 1
+                return Chunk(cursor, cursor.next - 1, columns, slot)
+        return None
+
+    def _fill(self, chunk: Chunk) -> bool:
+        """Starts the copies of a chunk to its slot."""
+        operation = chunk.cursor.operation
+        try:
+            if chunk.number == 0:
+                self._device.order(self._down, operation.ready)
+            if chunk.slot.emptied is not None:
+                self._device.order(self._down, chunk.slot.emptied)
+            begin, end = chunk.columns
+            for row, tensor in operation.layout.sources:
+                self._device.copy(chunk.row(row), tensor[begin:end], self._down)
+            chunk.filled = self._device.record(self._down)
+        except Exception as error:  # of the device
+            operation.end(error=error)
+            self._free(chunk)
+            return False
+        return True
+
+    def _send(self, chunk: Chunk) -> None:
+        """Starts the operation of a chunk once it has been copied down."""
+        operation = chunk.cursor.operation
+        try:
+            self._device.wait(chunk.filled)
+            if not operation.failed:
+                chunk.handle = operation.send(chunk.rows(), chunk.number)
+        except Exception as error:
+            operation.end(error=error)
+        if chunk.handle is None:
+            self._free(chunk)
+        else:
+            with self._changed:
+                self._sent.append(chunk)
+            self._awake()
+
+    def _free(self, chunk: Chunk) -> None:
+        with self._changed:
+            self._slots.give_back(chunk.slot)
+            chunk.cursor.slots -= 1
+            self._changed.notify_all()
+
+    # ---- Up
+
+    def _awake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _receive_all(self) -> None:
+        self._device.use()
+        waiting = select.poll()
+        waiting.register(self._wake, select.POLLIN)
+        pending: dict[int, Chunk] = {}
+        while pending or self._sent or not self._all_sent:
+            for fd, _ in waiting.poll():
+                if fd == self._wake:
+                    os.eventfd_read(self._wake)
+                else:
+                    waiting.unregister(fd)
+                    self._receive(pending.pop(fd))
+            while self._sent:
+                with self._changed:
+                    chunk = self._sent.popleft()
+                assert chunk.handle is not None
+                if chunk.handle.done():
+                    self._receive(chunk)
+                else:
+                    fd = chunk.handle.completion_fd()
+                    pending[fd] = chunk
+                    waiting.register(fd, select.POLLIN)
+                del chunk
+
+    def _receive(self, chunk: Chunk) -> None:
+        """Takes the result of a chunk and starts its copies to the device."""
+        cursor, operation = chunk.cursor, chunk.cursor.operation
+        assert chunk.handle is not None
+        try:
+            chunk.handle.wait()
+            begin, end = chunk.columns
+            for row, tensor in operation.layout.targets:
+                self._device.copy(tensor[begin:end], chunk.row(row), self._up)
+            chunk.slot.emptied = self._device.record(self._up)
+            self.completed += 1
+            cursor.completed += 1
+            if cursor.completed == len(cursor.pieces):
+                operation.end(copied=chunk.slot.emptied)
+        except Exception as error:
+            operation.end(error=error)
+        self._free(chunk)

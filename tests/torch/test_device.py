@@ -1,0 +1,391 @@
+"""Models on a device: every face trains them as on the CPU, bit for bit, whatever the order of gradients.
+
+The device is simulated (simulated.py): work that nothing orders happens too early or too late there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import cluster
+import pytest
+import simulated
+import torch
+import torch.distributed as dist
+from torch import nn
+from training import Branching, Exact, Images, Plain, batch, loss_of, seeded, share
+
+SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
+Results = dict[str, Any]
+
+
+class AnyOrder(nn.Module):
+    """Uses its layers in the order that it is told, so that gradients become ready in the reverse of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.wide = nn.Parameter(torch.full((3000,), 0.5))
+
+    def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
+        for number in order:
+            x = torch.tanh(self.layers[number](x))
+        return x * self.wide[:8]
+
+
+def same(here: Any, there: Any, where: str) -> None:
+    if isinstance(here, torch.Tensor):
+        assert torch.equal(here, there), where
+    elif isinstance(here, dict):
+        assert here.keys() == there.keys(), where
+        for key in here:
+            same(here[key], there[key], f"{where}.{key}")
+    elif isinstance(here, (list, tuple)):
+        assert len(here) == len(there), where
+        for number, pair in enumerate(zip(here, there, strict=True)):
+            same(*pair, f"{where}.{number}")
+    else:
+        assert here == there, where
+
+
+def on_both(bps: Any, body: Callable[..., Results], *args: Any) -> None:
+    """Runs it on the CPU, then on the device, and compares."""
+    on_cpu = body(bps, *args)
+    device = simulated.install(delay=0.0001, immediate=True)
+    on_device = body(bps, *args)
+    assert device.copies > 0, "nothing was staged"
+    same(on_cpu, on_device, "")
+    bps.shutdown()
+    assert not device.pinned
+
+
+def kept(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+# ---- DistributedDataParallel
+
+
+def with_ddp(bps: Any, strategy: str) -> Results:
+    from bps_rdma.torch import Compression, DistributedDataParallel
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    for make in (Plain, Images, Exact, Branching, AnyOrder):
+        for compression in (Compression.none, Compression.bf16):
+            model = seeded(make, rank)
+            ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001, compression=compression)
+            rate = 2.0**-10 if make is Exact else 0.05
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+            for step in range(4):
+                order = torch.randperm(8, generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
+                more = {Branching: [rank % 2], AnyOrder: [order]}.get(make, [])
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+                if step == 2:  # two passes, of which the second synchronises
+                    with ddp.no_sync():
+                        loss_of(ddp(batch(9, *share(rank, size)), *more)).backward()
+                loss_of(ddp(batch(step, *share(rank, size)), *more)).backward()
+                optimizer.step()
+            found[f"{make.__name__} {compression.dtype}"] = kept(model)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
+def test_ddp(strategy):
+    cluster.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
+
+
+def test_ddp_of_three():
+    cluster.run(on_both, with_ddp, "bucketed", workers=3, env=SMALL)
+
+
+def as_alone(bps: Any) -> None:
+    """Sums of the exact model are exact: the weights are those of one process on the whole batch."""
+    from training import train_alone
+
+    from bps_rdma.torch import DistributedDataParallel
+
+    alone = Exact()
+    train_alone(alone, torch.optim.SGD(alone.parameters(), lr=2.0**-10), 4)
+    simulated.install(immediate=True)
+    model = Exact()
+    ddp = DistributedDataParallel(model, bucket_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
+        optimizer.step()
+    same(kept(alone), kept(model), "")
+
+
+def test_ddp_trains_as_one_process():
+    cluster.run(as_alone, workers=2, env=SMALL)
+
+
+# ---- Optimizers
+
+
+def with_optimizers(bps: Any) -> Results:
+    from bps_rdma.torch import Compression, CrossBarrier, DistributedOptimizer, broadcast_parameters
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    for strategy in ("naive", "flat", "overlap", "bucketed", "cross barrier"):
+        for compression in (Compression.none, Compression.fp16):
+            model = seeded(AnyOrder, rank)
+            broadcast_parameters(model.state_dict(), prefix=strategy)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            if strategy == "cross barrier":
+                optimizer = CrossBarrier(model, optimizer, compression=compression)
+            else:
+                optimizer = DistributedOptimizer(
+                    optimizer, model.named_parameters(), compression, 2, strategy=strategy, bucket_mb=0.001
+                )
+            for step in range(4):
+                order = torch.randperm(8, generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
+                optimizer.zero_grad()
+                for half in range(1 if strategy == "cross barrier" else 2):
+                    loss_of(model(batch(step + 10 * half, *share(rank, size)), order)).backward()
+                optimizer.step()
+            optimizer.synchronize()
+            found[f"{strategy} {compression.dtype}"] = kept(model), optimizer.state_dict()["state"]
+    return found
+
+
+def test_optimizers():
+    cluster.run(on_both, with_optimizers, workers=2, env=SMALL)
+
+
+def with_closure(bps: Any) -> Results:
+    from bps_rdma.torch import DistributedOptimizer
+
+    model = seeded(Plain)
+    optimizer = DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), model.named_parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model(batch(0, *share(bps.rank(), bps.size()))))
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(2)]
+    return {"model": kept(model), "losses": losses}
+
+
+def test_a_closure():
+    cluster.run(on_both, with_closure, workers=2, env=SMALL)
+
+
+def with_shards(bps: Any) -> Results:
+    from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
+
+    found: Results = {}
+    for make in (Plain, Images, AnyOrder):
+        model = seeded(make, bps.rank())
+        ddp = DistributedDataParallel(model)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            more = [list(range(8))] if make is AnyOrder else []
+            loss_of(ddp(batch(step, *share(bps.rank(), bps.size())), *more)).backward()
+            optimizer.step()
+        found[make.__name__] = kept(model), optimizer.state_dict(), optimizer.state_dict(root=1)
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_sharded_optimizer(workers):
+    cluster.run(on_both, with_shards, workers=workers, env=SMALL)
+
+
+# ---- Broadcasts and push_pull
+
+
+def with_broadcasts(bps: Any) -> Results:
+    from bps_rdma.torch import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+    rank = bps.rank()
+    generator = torch.Generator().manual_seed(rank)
+    tensors: Results = {
+        "large": torch.randn(5000, generator=generator),
+        "strided": torch.randn(40, 30, generator=generator).t(),
+        "int16": torch.full((7, 3), rank, dtype=torch.int16),
+        "complex": torch.randn(33, generator=generator, dtype=torch.complex64),
+        "conjugated": torch.randn(33, generator=generator, dtype=torch.complex64).conj(),
+        "bool": torch.rand(9, generator=generator) < 0.5,
+        "none": torch.empty(0),
+        "scalar": torch.tensor(float(rank)),
+    }
+    broadcast_parameters(tensors, root_rank=1)
+    model = seeded(Plain, rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
+    if rank == 1:
+        loss_of(model(batch(0))).backward()
+        optimizer.step()
+    broadcast_optimizer_state(optimizer, root_rank=1)
+    thing = broadcast_object({"rank": rank, "tensor": torch.full((3000,), float(rank))}, root_rank=1)
+    assert thing["rank"] == 1
+    return {"tensors": tensors, "state": optimizer.state_dict(), "object": thing}
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_broadcasts(workers):
+    cluster.run(on_both, with_broadcasts, workers=workers, env=SMALL)
+
+
+def mixed(bps: Any) -> None:
+    """Tensors of some ranks are on a device, those of others on the CPU: broadcasts take both."""
+    from bps_rdma.torch import broadcast_parameters
+
+    if bps.rank() != 1:
+        simulated.install(immediate=True)
+    for root in range(bps.size()):
+        model = seeded(Plain, bps.rank())
+        broadcast_parameters(model.named_parameters(), root_rank=root)
+        same(kept(seeded(Plain, root)), kept(model), f"root {root}")
+
+
+def test_broadcasts_between_cpu_and_device():
+    cluster.run(mixed, workers=3, env=SMALL)
+
+
+def with_push_pull(bps: Any) -> Results:
+    import bps_rdma.torch as bps_torch
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    bps_torch.declare("declared", torch.empty(5000))
+    for average in (True, False):
+        for compression in (bps_torch.Compression.none, bps_torch.Compression.bf16):
+            x = torch.linspace(0, rank + 1, 5000, requires_grad=True)
+            y = bps_torch.push_pull(x, average, "declared", compression=compression)
+            (y * (rank + 1)).sum().backward()
+            found[f"{average} {compression.dtype}"] = y.detach().clone(), x.grad
+    z = torch.full((3000,), float(rank))
+    out = bps_torch.push_pull_async(z, name="out of place")
+    into = bps_torch.push_pull_async_inplace(z.clone(), name="in place", priority=3)
+    while not bps_torch.poll(out):
+        time.sleep(0.001)
+    found["async"] = bps_torch.synchronize(out), bps_torch.synchronize(into)
+    assert torch.equal(z, torch.full((3000,), float(rank))), "the input stays"
+    assert torch.equal(found["async"][0], torch.full((3000,), (size - 1) / 2))
+    inside = torch.ones(10, dtype=torch.int64)
+    assert bps_torch.push_pull_inplace(inside, average=False) is inside
+    bps_torch.byteps_torch_set_num_grads(3)
+    group = [torch.full((n,), float(rank + n)) for n in (1, 2000, 17)]
+    for number, tensor in enumerate(group):
+        bps_torch.push_pull_group_sync_inplace(tensor, name=f"grouped {number}")
+    found["rest"] = inside, group
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_push_pull(workers):
+    cluster.run(on_both, with_push_pull, workers=workers, env=SMALL)
+
+
+def awaited(bps: Any) -> None:
+    """A staged handle can be awaited like one of the core's."""
+    import asyncio
+
+    import bps_rdma.torch as bps_torch
+
+    simulated.install(delay=0.001, immediate=True)
+
+    async def all_of() -> list[torch.Tensor]:
+        handles = [bps_torch.push_pull_async(torch.full((3000,), 1.0), False, f"awaited {i}") for i in range(3)]
+        return [await handle for handle in handles]
+
+    for tensor in asyncio.run(all_of()):
+        assert torch.equal(tensor, torch.full((3000,), float(bps.size())))
+
+
+def test_handles_can_be_awaited():
+    cluster.run(awaited, workers=2, env=SMALL)
+
+
+def refused(bps: Any) -> None:
+    """What cannot be staged is told by the call."""
+    import bps_rdma.torch as bps_torch
+
+    simulated.install(immediate=True)
+    with pytest.raises(bps.InvalidTensorError, match="contiguous"):
+        bps_torch.push_pull_inplace(torch.ones(4, 4).t())
+    with pytest.raises(bps.InvalidTensorError, match="int16"):
+        bps_torch.push_pull_async(torch.ones(4, dtype=torch.int16))
+    with pytest.raises(bps.InvalidTensorError, match="no mean"):
+        bps_torch.push_pull_async_inplace(torch.ones(4, dtype=torch.bool))
+    assert bps_torch.push_pull(torch.ones(2), average=False).tolist() == [2, 2], "the job goes on"
+
+
+def test_mistakes_are_told_at_once():
+    cluster.run(refused, workers=2, env=SMALL)
+
+
+# ---- torch.distributed
+
+
+def with_hook(bps: Any) -> None:
+    """torch's own DistributedDataParallel, with our hook, on another backend."""
+    import bps_rdma.torch as bps_torch
+
+    rank, size = int(os.environ["RANK"]), 2
+    dist.init_process_group("gloo")
+    bps_torch.init()
+
+    def train() -> dict[str, torch.Tensor]:
+        model = seeded(Plain)
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
+        ddp.register_comm_hook(None, bps_torch.ddp_comm_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(ddp(batch(step, *share(rank, size)))).backward()
+            optimizer.step()
+        return kept(model)
+
+    on_cpu = train()
+    device = simulated.install(delay=0.0001, immediate=True)
+    same(on_cpu, train(), "")
+    assert device.copies > 0
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_the_hook_of_torchs_ddp():
+    cluster.run(with_hook, workers=2, init=False, env=SMALL)
+
+
+def with_timeout(bps: Any) -> float:
+    """A staged collective of the backend ends at the timeout of its group, not at BPS_TIMEOUT."""
+    import bps_rdma.torch  # noqa: F401  registers the backend
+    from bps_rdma.torch.backend import Options
+    from bps_rdma.torch.transfer import operation
+
+    operation._GRACE = 30.0
+    dist.init_process_group("bps")
+    simulated.install(immediate=True)
+    group = dist.new_group(
+        backend="bps", timeout=timedelta(seconds=2), pg_options=Options(stage_gpu=True),
+        use_local_synchronization=True,
+    )  # fmt: skip
+    tensor = torch.ones(5000)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.full((5000,), 2.0))
+    begin = time.monotonic()
+    if dist.get_rank() == 0:
+        with pytest.raises(bps.DeadlineError):
+            dist.all_reduce(tensor, group=group)
+    taken = time.monotonic() - begin
+    dist.barrier()
+    dist.destroy_process_group()
+    return taken
+
+
+def test_staged_collectives_have_the_timeout_of_their_group():
+    taken = cluster.run(with_timeout, workers=2, init=False, env={**SMALL, "BPS_TIMEOUT": "60"})
+    assert 1.5 < taken[0] < 20 * cluster.PATIENCE
