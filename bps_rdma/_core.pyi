@@ -20,6 +20,7 @@ __all__: list[str] = [
     "SharedMemory",
     "Startup",
     "Tensor",
+    "check_environment",
     "copy_bytes",
     "describe_array",
     "djb2",
@@ -396,6 +397,11 @@ class Process:
     def timeout_s(self) -> float: ...
     @property
     def workers(self) -> int: ...
+
+def check_environment() -> list[tuple[str, str, bool]]:
+    """
+    (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
+    """
 
 def copy_bytes(
     to: typing.SupportsInt | typing.SupportsIndex,
