@@ -149,7 +149,7 @@ void credits(long count) {
   tensor::Credits message;
   for (std::uint32_t i = 0; i < 8; ++i) message.slots.push_back({i, 1, 2, 3});
   for (long i = 0; i < count; ++i) {
-    if (!tensor::decode_control_message(encode(message))) std::abort();
+    if (!tensor::decode(encode(message))) std::abort();
   }
 }
 

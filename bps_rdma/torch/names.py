@@ -15,7 +15,7 @@ class Names:
 
 
 def unique(prefix: str) -> str:
-    """A name that nothing else in the job has: "ddp", "ddp 2", "ddp 3", ..."""
+    """A name that nothing else in the job has: "ddp 0", "ddp 1", "ddp 2", ..."""
     given = job.current().part(Names).given
     given[prefix] += 1
-    return prefix if given[prefix] == 1 else f"{prefix} {given[prefix]}"
+    return f"{prefix} {given[prefix] - 1}"

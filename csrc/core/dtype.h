@@ -52,6 +52,9 @@ constexpr std::string_view to_string(Dtype dtype) {
   return "unknown";
 }
 
+constexpr bool is_valid(Dtype dtype) {
+  return size_of(dtype) != 0;
+}
 constexpr bool is_valid(ReduceOp op) {
   return op <= ReduceOp::kProduct;
 }

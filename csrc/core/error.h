@@ -25,6 +25,9 @@ enum class ErrorCode : std::uint8_t {
   kTransport,
   kInternal,
 };
+constexpr bool is_valid(ErrorCode code) {
+  return code <= ErrorCode::kInternal;
+}
 
 class Error : public std::runtime_error {
  public:

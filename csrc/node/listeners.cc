@@ -86,7 +86,7 @@ void Listeners::listen(Kind kind, Fd socket, Bytes address) {
 
 void Listeners::publish(Kind kind, Bytes address) {
   const std::string name(transport::to_string(kind));
-  log_debug("listens over " + name + " at " + std::string(as_text(address)));
+  log_debug("accepts connections over " + name);
   addresses_.push_back({name, std::move(address)});
 }
 

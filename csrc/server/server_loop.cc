@@ -73,7 +73,7 @@ void ServerLoop::add_group(const van::Group& group) {
 }
 
 void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> message) {
-  const auto decoded = tensor::decode_control_message(message);
+  const auto decoded = tensor::decode(message);
   if (!decoded) {
     counters_.stale.add();
     log_warning(session.name + " sent a malformed control message, which was ignored");
@@ -182,8 +182,8 @@ void ServerLoop::reject(WorkerSession& session, const Error& error) {
   log_warning("cannot serve " + session.name + ": " + error.what() + " (" + error.hint() + ")");
   session.rejected = true;
   if (session.control != nullptr) {
-    (void)session.control->send(encode(tensor::PushFailed{
-        tensor::kWholeSession, static_cast<std::uint8_t>(error.code()), error.what(), error.hint()}));
+    (void)session.control->send(
+        encode(tensor::PushFailed{tensor::kWholeSession, error.code(), error.what(), error.hint()}));
   }
   lose_node(session.node);
 }
@@ -192,8 +192,7 @@ void ServerLoop::refuse(WorkerSession& session, const tensor::PushHeader& header
                         const std::string& what, const std::string& hint) {
   counters_.stale.add();
   if (session.control == nullptr) return;
-  (void)session.control->send(
-      encode(tensor::PushFailed{header.immediate, static_cast<std::uint8_t>(code), what, hint}));
+  (void)session.control->send(encode(tensor::PushFailed{header.immediate, code, what, hint}));
 }
 
 void ServerLoop::fail(Round& round, ErrorCode code, const std::string& what, const std::string& hint) {

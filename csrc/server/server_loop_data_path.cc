@@ -60,21 +60,15 @@ void ServerLoop::on_descriptor(WorkerSession& session, transport::DataEndpoint& 
 
 bool ServerLoop::check(WorkerSession& session, const tensor::PushHeader& header, const Slot* slot,
                        const transport::RemoteSpan& span) {
-  const std::size_t element = size_of(header.dtype);
   const auto group = groups_.find(header.group);
   const char* wrong = nullptr;
-  if (header.version != transport::kProtocolVersion) {
-    wrong = "it has another protocol version";
-  } else if (element == 0 || !is_valid(header.op)) {
-    wrong = "its dtype or operation is unknown";
-  } else if (header.length == 0 || header.length > options_.largest_partition || header.length % element != 0) {
-    wrong = "its length is not allowed";
+  if (!codec::accepts(header)) {
+    wrong = "its version, dtype, operation, flags or length is not one that a worker sends";
+  } else if (header.length > options_.largest_partition) {
+    wrong = "it is longer than the largest partition";
   } else if (group == groups_.end() || header.member >= group->second.size() ||
              group->second.ranks[header.member] != session.worker_rank) {
     wrong = "its group is unknown or does not contain the sender";
-  } else if ((header.flags & (tensor::kIsPush | tensor::kIsPull)) == 0 ||
-             ((header.flags & tensor::kHasPayload) != 0 && (header.flags & tensor::kIsPush) == 0)) {
-    wrong = "its flags make no sense";
   } else if ((header.flags & tensor::kHasPayload) != 0 &&
              (slot != nullptr ? slot->capacity < transport::kMaxHeader + header.length
                               : span.length != header.length)) {

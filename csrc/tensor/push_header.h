@@ -1,13 +1,14 @@
-// The 64 bytes in front of every push. They say everything the server needs, so it keeps no table per worker.
+// The 64 bytes in front of every push. They say everything that the server needs, so that it keeps no table per worker.
 //
-// A rank sends one of these for each (tensor, partition, round): with payload or without, wanting the result or only to
-// be told that the round is over. The server takes nothing here on trust: see ServerLoop::check().
+// A rank sends one for each (tensor, partition, round), with or without payload, and asks either for the result or only
+// for word that the round is complete. The list of fields checks what holds for every header; the server checks the
+// rest against what it granted to the sender (ServerLoop::check()).
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <span>
 
+#include "core/codec.h"
 #include "core/dtype.h"
 #include "transport/handshake.h"
 
@@ -15,11 +16,14 @@ namespace bps::tensor {
 
 // What the caller called. Ranks that mix kinds in one round are told so.
 enum class OperationKind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBroadcast, kSplit };
+constexpr bool is_valid(OperationKind kind) {
+  return kind <= OperationKind::kSplit;
+}
 
 enum PushFlags : std::uint8_t {
   kHasPayload = 1,  // the sender's bytes take part in the sum
   kIsPush = 2,      // counts as the sender's push of this round
-  kIsPull = 4,      // the sender expects the result of this round (or, without kWantsData, word that it is done)
+  kIsPull = 4,      // the sender expects an answer: the result of this round with kWantsData, else that it is complete
   kWantsData = 8,
 };
 
@@ -29,22 +33,32 @@ struct PushHeader {
   ReduceOp op;
   std::uint8_t flags;
   OperationKind kind;
-  std::uint16_t member;  // the sender's place in the group
+  std::uint16_t member;  // the sender's position in the group
   std::uint32_t group;
   std::uint32_t tensor;
   std::uint32_t partition;
   std::uint32_t round;
-  std::uint32_t immediate;  // of the answer
-  std::uint32_t reserved;
+  std::uint32_t immediate;   // of the answer
+  std::uint32_t reserved;    // zero
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
-  std::uint64_t padding;
+  std::uint64_t padding;  // zero; fills the cache line
+
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);
+    io(m.reserved, m.length, m.answer_key, m.answer_address, m.padding);
+    io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
+    io.require([&] { return m.length % size_of(m.dtype) == 0; });
+    io.require([&] { return (m.reserved | m.padding) == 0; });
+    io.require([&] { return m.flags < 2 * kWantsData && (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
+  }
 };
-static_assert(sizeof(PushHeader) == 64, "the header is one cache line and part of the protocol");
+static_assert(codec::Plain<PushHeader> && sizeof(PushHeader) == 64, "the data path sends the struct: one cache line");
 
 inline std::span<const std::byte> bytes_of(const PushHeader& header) {
-  return std::as_bytes(std::span<const PushHeader, 1>(&header, 1));
+  return codec::bytes_of(header);
 }
 
 }  // namespace bps::tensor

@@ -8,51 +8,16 @@
 #include <cstring>
 
 #include "core/hmac.h"
+#include "transport/handshake_messages.h"
 
 namespace bps::transport {
 namespace {
 
-// The layouts. The first eight bytes of every message are the same in all versions of the protocol, so that two
-// versions can tell each other apart.
-constexpr std::uint32_t kMagic = 0x52'53'50'42;  // "BPSR"
-constexpr std::size_t kHeaderSize = 8;           // magic, version, kind, detail
-constexpr std::size_t kNonceSize = 16;
-constexpr std::size_t kMacSize = 32;
-constexpr std::size_t kHelloSize = kHeaderSize + 8 + 16 + kNonceSize;  // node, worker_loop, server_loop, job, nonce
-
-enum Kind : std::uint8_t { kHello = 1, kChallenge = 2, kWelcome = 3, kRefusal = 4 };
-
-using Mac = std::array<std::byte, kMacSize>;
-
-struct Header {
-  std::uint32_t magic;
-  std::uint16_t version;
-  std::uint8_t kind;
-  std::uint8_t detail;  // the plane of a hello, the reason of a refusal
-};
-static_assert(sizeof(Header) == kHeaderSize);
-
-void put_header(Writer& out, Kind kind, std::uint8_t detail) {
-  out.put(kMagic).put(kProtocolVersion).put(static_cast<std::uint8_t>(kind)).put(detail);
-}
-
-Header get_header(std::span<const std::byte> bytes) {
-  Reader in(bytes);
-  Header header{};
-  header.magic = in.get<std::uint32_t>();
-  header.version = in.get<std::uint16_t>();
-  header.kind = in.get<std::uint8_t>();
-  header.detail = in.get<std::uint8_t>();
-  return header;
-}
-
-// Both sides sign everything that either of them said, each under its own label: a proof can neither be replayed nor
-// sent back to the one who made it.
+// Both sides sign the random bytes of both, each under its own label: a proof can neither be replayed nor sent back to
+// the side that made it.
 Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> hello,
-         std::span<const std::byte> challenge) {
-  Writer out;
-  out.put_raw(as_bytes(label)).put_raw(hello).put_raw(challenge);
-  return hmac_sha256(credentials.secret, out.take());
+         const Nonce& challenge) {
+  return hmac_sha256(credentials.secret, concatenate({as_bytes(label), hello, challenge}));
 }
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
@@ -71,13 +36,13 @@ void await(int fd, short events, const Deadline& deadline, const std::string& wh
   for (;;) {
     const int ready = ::poll(&wait, 1, deadline.left_ms());
     if (ready > 0) return;
-    if (ready == 0) fail(whom + " did not answer the hello in time", "check that it is running and not stopped");
+    if (ready == 0) fail(whom + " did not complete the handshake in time", "check that it is running and not stopped");
     if (errno != EINTR) throw_errno("cannot wait for " + whom);
   }
 }
 
 [[noreturn]] void fail_closed(const std::string& whom) {
-  fail(whom + " closed the connection during the hello", "see its log, and try again");
+  fail(whom + " closed the connection during the handshake", "see its log, and try again");
 }
 
 void send_bytes(int fd, std::span<const std::byte> bytes, const Deadline& deadline, const std::string& whom) {
@@ -88,7 +53,7 @@ void send_bytes(int fd, std::span<const std::byte> bytes, const Deadline& deadli
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       await(fd, POLLOUT, deadline, whom);
     } else if (errno != EINTR) {
-      return;  // closed: what the other side said before is still to be read, and says more than this error
+      return;  // closed; the refusal that the server may have sent before says more than this error
     }
   }
 }
@@ -106,17 +71,18 @@ void receive_bytes(int fd, std::span<std::byte> bytes, const Deadline& deadline,
   }
 }
 
-// Reads a header that has to be of `kind`.
-void receive_header(int fd, Kind kind, const Deadline& deadline, const std::string& whom) {
-  std::array<std::byte, kHeaderSize> bytes{};
+// Reads a preamble of this kind into the first bytes of `message`.
+void receive_preamble(int fd, std::span<std::byte> message, HandshakeKind kind, const Deadline& deadline,
+                      const std::string& whom) {
+  const auto bytes = message.first(codec::kSize<Preamble>);
   receive_bytes(fd, bytes, deadline, whom);
-  const Header header = get_header(bytes);
-  if (header.magic != kMagic) {
+  const Preamble preamble = *codec::decode<Preamble>(bytes);
+  if (preamble.magic != kSocketMagic) {
     fail(whom + " does not speak the protocol of bps_rdma", "another program listens there: choose another port");
   }
-  if (header.kind == kRefusal) throw_refused(Refusal{header.detail}, header.version, whom);
-  if (header.version != kProtocolVersion) fail_version(whom, header.version);
-  if (header.kind != kind) fail(whom + " sent an unexpected message", "install the same bps_rdma version everywhere");
+  if (preamble.is(HandshakeKind::kRefusal)) throw_refused(Refusal{preamble.detail}, preamble.version, whom);
+  if (preamble.version != kProtocolVersion) fail_version(whom, preamble.version);
+  if (!preamble.is(kind)) fail(whom + " sent an unexpected message", "install the same bps_rdma version everywhere");
 }
 
 }  // namespace
@@ -149,28 +115,27 @@ Credentials Credentials::from(std::string_view job_name, std::string_view secret
 
 void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
                       const std::string& whom) {
-  std::array<std::byte, kNonceSize> nonce{};
-  random_bytes(nonce);
-  Writer out;
-  put_header(out, kHello, static_cast<std::uint8_t>(hello.plane));
-  out.put(hello.node).put(hello.client_loop).put(hello.server_loop).put_raw(credentials.job).put_raw(nonce);
-  const Bytes said = out.take();
-  send_bytes(fd, said, deadline, whom);
+  ClientHello message{.preamble = Preamble(HandshakeKind::kHello, hello.plane), .hello = hello, .job = credentials.job};
+  random_bytes(message.nonce);
+  const auto sent = codec::encode(message);
+  send_bytes(fd, sent, deadline, whom);
 
-  receive_header(fd, kChallenge, deadline, whom);
-  std::array<std::byte, kNonceSize> challenge{};
-  Mac mac{};
-  receive_bytes(fd, challenge, deadline, whom);
-  receive_bytes(fd, mac, deadline, whom);
-  if (!equal_constant_time(mac, sign(credentials, "server", said, challenge))) throw_secret(whom);
-
-  send_bytes(fd, sign(credentials, "client", said, challenge), deadline, whom);
-  receive_header(fd, kWelcome, deadline, whom);
+  std::array<std::byte, codec::kSize<Challenge>> received{};
+  receive_preamble(fd, received, HandshakeKind::kChallenge, deadline, whom);
+  receive_bytes(fd, std::span(received).subspan(codec::kSize<Preamble>), deadline, whom);
+  const auto challenge = codec::decode<Challenge>(received);
+  if (!challenge || !equal_constant_time(challenge->mac, sign(credentials, "server", sent, challenge->nonce))) {
+    throw_secret(whom);
+  }
+  send_bytes(fd, codec::encode(Proof{sign(credentials, "client", sent, challenge->nonce)}), deadline, whom);
+  std::array<std::byte, codec::kSize<Preamble>> welcome{};
+  receive_preamble(fd, welcome, HandshakeKind::kWelcome, deadline, whom);
 }
 
 ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials)
     : fd_(std::move(fd)), credentials_(credentials) {
-  static_assert(kHelloSize == std::tuple_size_v<decltype(hello_bytes_)>);
+  static_assert(codec::kSize<ClientHello> == std::tuple_size_v<decltype(hello_bytes_)>);
+  static_assert(codec::kSize<Proof> == std::tuple_size_v<decltype(proof_)>);
 }
 
 ServerHandshake::State ServerHandshake::advance() {
@@ -179,7 +144,7 @@ ServerHandshake::State ServerHandshake::advance() {
   return drain();
 }
 
-// Never reads beyond `size`: what follows belongs to the protocol that comes after the hello.
+// Never reads beyond `size`: what follows belongs to the protocol that comes after the handshake.
 ServerHandshake::Read ServerHandshake::read_up_to(std::size_t size) {
   std::byte* buffer = step_ == Step::kHello ? hello_bytes_.data() : proof_.data();
   while (have_ < size) {
@@ -196,27 +161,24 @@ ServerHandshake::Read ServerHandshake::read_up_to(std::size_t size) {
 }
 
 ServerHandshake::State ServerHandshake::read_hello() {
-  // The version is judged as soon as it is there: a hello of another version may have another length.
-  for (const std::size_t wanted : {kHeaderSize, kHelloSize}) {
-    const Read read = read_up_to(wanted);
-    if (read != Read::kDone) return read == Read::kMore ? State::kPending : State::kRefused;
-    const Header header = get_header(hello_bytes_);
-    if (header.magic != kMagic || header.kind != kHello) return State::kRefused;  // no answer to unauthenticated peers
-    if (header.version != kProtocolVersion) return refuse(Refusal::kVersion);
-    if (header.detail > static_cast<std::uint8_t>(Plane::kData)) return State::kRefused;
-    hello_.plane = Plane{header.detail};
-  }
-  Reader in(std::span<const std::byte>(hello_bytes_).subspan(kHeaderSize));
-  hello_.node = in.get<std::uint32_t>();
-  hello_.client_loop = in.get<std::uint16_t>();
-  hello_.server_loop = in.get<std::uint16_t>();
-  if (!std::ranges::equal(in.get_raw(credentials_.job.size()), credentials_.job)) return refuse(Refusal::kJob);
+  // The version is checked as soon as it has arrived: a hello of another version may have another length.
+  const Read start = read_up_to(codec::kSize<Preamble>);
+  if (start != Read::kDone) return start == Read::kMore ? State::kPending : State::kRefused;
+  const Preamble preamble = *codec::decode_front<Preamble>(hello_bytes_);
+  if (!preamble.is(HandshakeKind::kHello)) return State::kRefused;  // whoever speaks another protocol gets no answer
+  if (preamble.version != kProtocolVersion) return refuse(Refusal::kVersion);
+  const Read rest = read_up_to(hello_bytes_.size());
+  if (rest != Read::kDone) return rest == Read::kMore ? State::kPending : State::kRefused;
+  const auto message = codec::decode<ClientHello>(hello_bytes_);
+  if (!message) return State::kRefused;
+  hello_ = message->hello;
+  hello_.plane = Plane{preamble.detail};
+  if (message->job != credentials_.job) return refuse(Refusal::kJob);
 
   random_bytes(challenge_);
-  Writer out;
-  put_header(out, kChallenge, 0);
-  out.put_raw(challenge_).put_raw(sign(credentials_, "server", hello_bytes_, challenge_));
-  if (!send_all(out.take())) return State::kRefused;
+  const Challenge challenge{Preamble(HandshakeKind::kChallenge), challenge_,
+                            sign(credentials_, "server", hello_bytes_, challenge_)};
+  if (!send_all(codec::encode(challenge))) return State::kRefused;
   step_ = Step::kProof;
   have_ = 0;
   return read_proof();
@@ -228,15 +190,12 @@ ServerHandshake::State ServerHandshake::read_proof() {
   if (!equal_constant_time(proof_, sign(credentials_, "client", hello_bytes_, challenge_))) {
     return refuse(Refusal::kSecret);
   }
-  Writer out;
-  put_header(out, kWelcome, 0);
-  return send_all(out.take()) ? State::kAccepted : State::kRefused;
+  return send_all(codec::encode(Preamble(HandshakeKind::kWelcome))) ? State::kAccepted : State::kRefused;
 }
 
 ServerHandshake::State ServerHandshake::refuse(Refusal reason) {
-  Writer out;
-  put_header(out, kRefusal, static_cast<std::uint8_t>(reason));
-  if (!send_all(out.take()) || ::shutdown(fd_.get(), SHUT_WR) != 0) return State::kRefused;
+  if (!send_all(codec::encode(Preamble(HandshakeKind::kRefusal, reason))) || ::shutdown(fd_.get(), SHUT_WR) != 0)
+    return State::kRefused;
   step_ = Step::kDrain;
   return drain();
 }
@@ -248,7 +207,7 @@ ServerHandshake::State ServerHandshake::drain() {
   return still_there ? State::kPending : State::kRefused;
 }
 
-// The answers are far smaller than the buffer of a fresh socket: one that does not take them at once is broken.
+// The messages are far smaller than the buffer of a new socket: a socket that does not take them at once is broken.
 bool ServerHandshake::send_all(std::span<const std::byte> bytes) {
   return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());

@@ -1,12 +1,12 @@
 // The hello that opens every connection: versioned, bound to one job, and authenticated by a shared secret.
 //
-//   client -> Hello      magic, version, job, who is calling and for which plane, 16 random bytes
+//   client -> Hello      magic, version, plane, node and loops, job, 16 random bytes
 //   server -> Challenge  16 random bytes, HMAC(secret, "server" | hello | random)     or  Refusal with the reason
 //   client -> Proof      HMAC(secret, "client" | hello | random)
 //   server -> Welcome                                                                 or  Refusal
 //
-// Both sides prove that they know the secret; it never travels. All messages have fixed sizes, so nothing from an
-// unauthenticated peer is ever used as a length.
+// Both sides prove that they know the secret, which never travels. The messages are in handshake_messages.h; all have
+// fixed sizes.
 #pragma once
 
 #include <array>
@@ -21,33 +21,40 @@
 
 namespace bps::transport {
 
-inline constexpr std::uint16_t kProtocolVersion = 1;
+// Of everything that the processes of a job send to each other.
+inline constexpr std::uint16_t kProtocolVersion = 2;
 
-// What members of one job share. `job` tells jobs on one host apart, `secret` keeps unauthenticated peers out.
+using JobId = std::array<std::byte, 16>;
+
+// What the members of one job share. `job` distinguishes jobs, `secret` authenticates their members.
 struct Credentials {
-  std::array<std::byte, 16> job{};
+  JobId job{};
   Bytes secret;
 
-  // job = first half of SHA-256(name); the secret's bytes are used as given.
+  // The job is the first half of SHA-256(name); the secret's bytes are used as given.
   static Credentials from(std::string_view job_name, std::string_view secret);
 };
 
 enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2 };
+constexpr bool is_valid(Plane plane) {
+  return plane <= Plane::kData;
+}
 
-// Who is calling, and which of the callee's loops it wants to reach.
+// Which client asks for the connection, and which loop of the server it wants to reach.
 struct Hello {
-  std::uint32_t node = 0;         // the caller's van id; 0 while it has none
-  std::uint16_t client_loop = 0;  // the caller's loop
-  std::uint16_t server_loop = 0;  // the callee's loop
-  Plane plane = Plane::kVan;
+  std::uint32_t node = 0;         // the client's van id; 0 while it has none
+  std::uint16_t client_loop = 0;  // the client's loop
+  std::uint16_t server_loop = 0;  // the server's loop
+  Plane plane = Plane::kVan;      // travels in the preamble
+  static constexpr void fields(auto& io, auto& m) { io(m.node, m.client_loop, m.server_loop); }
 };
 
-// Why a hello failed; the numbers of the first three are part of the protocol.
+// Why a handshake failed; the numbers of the first three are part of the protocol.
 enum class Refusal : std::uint8_t {
   kVersion = 1,
-  kJob = 2,  // the other side serves another job
+  kJob = 2,  // the other side belongs to another job
   kSecret = 3,
-  kSilent = 4,  // closed, silent, or not one of us
+  kSilent = 4,  // the other side closed the connection, sent nothing, or does not speak this protocol
 };
 
 class HandshakeError : public Error {
@@ -60,19 +67,19 @@ class HandshakeError : public Error {
   Refusal refusal_;
 };
 
-// What the calling side throws when it is told of a refusal by a peer of protocol `version`.
+// Throws the HandshakeError of a client that a server of protocol `version` has refused.
 [[noreturn]] void throw_refused(Refusal refusal, std::uint16_t version, const std::string& whom);
-// What it throws when the other side does not prove that it knows the secret.
+// Throws the HandshakeError of a client whose server did not prove that it knows the secret.
 [[noreturn]] void throw_secret(const std::string& whom);
 
-// The calling side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the
-// other side serves another job), kUnreachable (closed or silent); `whom` names the other side in the message.
+// The client's side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the
+// server belongs to another job), kUnreachable (closed or silent); `whom` names the server in the message.
 void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
                       const std::string& whom);
 
-// The called side, without blocking: call advance() whenever the descriptor is readable. A caller that is refused stays
-// pending until it has hung up, because closing on unread bytes would destroy the reason on its way; the owner bounds
-// how long that may take.
+// The server's side, without blocking: call advance() whenever the descriptor is readable. A client that is refused
+// stays pending until it closes the connection, because closing a socket with unread bytes discards the reason that is
+// on its way; the owner bounds how long that may take.
 class ServerHandshake {
  public:
   enum class State : std::uint8_t { kPending, kAccepted, kRefused };

@@ -1,22 +1,37 @@
 // Who takes part in a job. The scheduler fixes it once, when all have joined, and tells everybody.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/bytes.h"
+#include "core/dtype.h"
 
 namespace bps::van {
 
 inline constexpr std::int32_t kNoRank = -1;
 inline constexpr std::int32_t kAnyRank = -2;  // a wish at joining time only
 
+// The largest texts that a message may carry.
+inline constexpr std::size_t kMostTransportBytes = 16;
+inline constexpr std::size_t kMostAddressBytes = 65536;
+inline constexpr std::size_t kMostHostBytes = 256;
+inline constexpr std::size_t kMostNameBytes = 4096;
+inline constexpr std::size_t kMostShapeBytes = 1024;
+inline constexpr std::uint64_t kMostElements = 1ULL << 48;  // times eight bytes is still far from overflow
+
 // How to reach a node by one transport; the bytes mean something to that transport only.
 struct TransportAddress {
   std::string transport;  // "shm", "tcp", "rdma"
   Bytes address;
+  static constexpr void fields(auto& io, auto& m) {
+    io.bounded(m.transport, kMostTransportBytes);
+    io.bounded(m.address, kMostAddressBytes);
+  }
   bool operator==(const TransportAddress&) const = default;
 };
 
@@ -34,6 +49,13 @@ struct Node {
 
   // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
   std::string describe() const;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
+    io.bounded(m.host, kMostHostBytes);
+    io.bounded(m.host_key, kMostHostBytes);
+    io(m.addresses);
+    io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
+  }
   bool operator==(const Node&) const = default;
 };
 
@@ -50,6 +72,10 @@ struct Membership {
   std::uint32_t all_server_loops() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.workers, m.servers, m.nodes);
+    io.require([&] { return m.is_consistent(); });
+  }
   bool operator==(const Membership&) const = default;
 };
 
@@ -60,6 +86,11 @@ struct Group {
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks.size()); }
   // Position of a worker rank in the group, or kNoRank.
   std::int32_t index_of(std::uint32_t worker_rank) const;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.id, m.ranks);
+    io.require(
+        [&] { return !m.ranks.empty() && std::ranges::adjacent_find(m.ranks, std::greater_equal()) == m.ranks.end(); });
+  }
   bool operator==(const Group&) const = default;
 };
 
@@ -70,12 +101,23 @@ struct TensorSpec {
   std::uint8_t dtype = 0;
   std::uint64_t count = 0;  // elements
   std::string shape;        // for people: "(3, 4)"
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.group);
+    io.bounded(m.name, kMostNameBytes);
+    io(m.dtype, m.count);
+    io.bounded(m.shape, kMostShapeBytes);
+    io.require([&] { return size_of(Dtype{m.dtype}) != 0 && m.count <= kMostElements; });
+  }
   bool operator==(const TensorSpec&) const = default;
 };
 
 struct TensorId {
   std::uint32_t id = 0;                    // below 2^30, unique in the job, made from the name
   std::vector<std::uint64_t> server_load;  // bytes on each server before this tensor was placed (key hash `balanced`)
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.id, m.server_load);
+    io.require([&] { return m.id != 0 && m.id < (1U << 30); });
+  }
   bool operator==(const TensorId&) const = default;
 };
 

@@ -1,14 +1,9 @@
-// What nodes and the scheduler say to each other. Every message lists its fields once; encoder and decoder walk that
-// list, so they cannot disagree.
+// The messages between nodes and the scheduler.
 //
-// On the stream: a 32-bit length, then one byte of type and the fields, little-endian. decode() takes what follows the
-// length and trusts nothing: lengths, counts, enums, ranks and the bytes left over are all checked. It is the only
-// decoder of the van, and it is fuzzed.
+// On the stream, a message is a 32-bit length, then what encode() returns: one byte of type and the fields
+// (core/codec.h).
 //
-// The namespace keeps their short names from waiting others: two types of one name in bps would break the program
-// without a word from compiler or linker.
-//
-// A `call` numbers a question of one node; the answer repeats it. Call 0 is the join.
+// `call` is a number that a node gives to a request; the reply repeats it. Call 0 is the join.
 #pragma once
 
 #include <cstdint>
@@ -25,40 +20,50 @@
 namespace bps::van {
 
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;  // a Declare of 10,000 tensors takes about 1 MB
-inline constexpr std::size_t kMostNameBytes = 4096;
-inline constexpr std::size_t kMostShapeBytes = 1024;
-inline constexpr std::size_t kMostTextBytes = 16384;        // an error text quotes a name and two shapes
-inline constexpr std::uint64_t kMostElements = 1ULL << 48;  // times eight bytes is still far from overflow
+inline constexpr std::size_t kMostTextBytes = 16384;         // an error text quotes a name and two shapes
 
-struct Join {  // node -> scheduler: ranks are wishes
+struct Join {  // node -> scheduler: the ranks are requests
   Node node;
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
-  std::uint32_t patience_ms = 0;  // how long the caller is going to wait
+  std::uint32_t patience_ms = 0;  // how long the node is going to wait
+  static constexpr void fields(auto& io, auto& m) { io(m.node, m.workers, m.servers, m.patience_ms); }
   bool operator==(const Join&) const = default;
 };
 struct Welcome {  // scheduler -> node: all have joined
   std::uint32_t you = 0;
-  std::uint32_t silence_ms = 0;  // after so much silence either side counts the other as lost
+  std::uint32_t silence_ms = 0;  // a side that has sent nothing for so long counts as lost
   Membership membership;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.you, m.silence_ms, m.membership);
+    io.require([&] { return m.membership.by_id(m.you) != nullptr && m.silence_ms > 0; });
+  }
   bool operator==(const Welcome&) const = default;
 };
-struct Refused {  // scheduler -> node, then the connection ends: not let in, or thrown out
+struct Refused {  // scheduler -> node, which is rejected or removed; then the connection ends
   ErrorCode code = ErrorCode::kInternal;
   std::string text;
   std::string hint;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.code);
+    io.bounded(m.text, kMostTextBytes);
+    io.bounded(m.hint, kMostTextBytes);
+  }
   bool operator==(const Refused&) const = default;
 };
 struct Heartbeat {
+  static constexpr void fields(auto&, auto&) {}
   bool operator==(const Heartbeat&) const = default;
 };
-struct Barrier {  // answered by Done or Failed
+struct Barrier {  // the reply is Done or Failed
   std::uint32_t call = 0;
   std::uint32_t group = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group); }
   bool operator==(const Barrier&) const = default;
 };
 struct Done {
   std::uint32_t call = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.call); }
   bool operator==(const Done&) const = default;
 };
 struct Failed {
@@ -66,87 +71,121 @@ struct Failed {
   ErrorCode code = ErrorCode::kInternal;
   std::string text;
   std::string hint;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.code);
+    io.bounded(m.text, kMostTextBytes);
+    io.bounded(m.hint, kMostTextBytes);
+  }
   bool operator==(const Failed&) const = default;
 };
-struct Cancel {  // the caller's patience is at its end: answered by Missing, unless the real answer was faster
+struct Cancel {  // the deadline of a call has passed: the reply is Missing, unless the real reply was faster
   std::uint32_t call = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.call); }
   bool operator==(const Cancel&) const = default;
 };
-struct Missing {  // the call is forgotten; the text says who it was still waiting for
+struct Missing {  // the call has been cancelled; the text names the nodes it was waiting for
   std::uint32_t call = 0;
   std::string text;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call);
+    io.bounded(m.text, kMostTextBytes);
+  }
   bool operator==(const Missing&) const = default;
 };
-struct Declare {  // answered by Declared or Failed
+struct Declare {  // the reply is Declared or Failed
   std::uint32_t call = 0;
   std::vector<TensorSpec> tensors;
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.tensors); }
   bool operator==(const Declare&) const = default;
 };
 struct Declared {
   std::uint32_t call = 0;
   std::vector<TensorId> tensors;
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.tensors); }
   bool operator==(const Declared&) const = default;
 };
-struct TensorFailed {  // to ranks that have declared it: another one disagrees
+struct TensorFailed {  // to the ranks that have declared it: another rank declared it differently
   std::uint32_t tensor = 0;
   std::string text;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.tensor);
+    io.bounded(m.text, kMostTextBytes);
+  }
   bool operator==(const TensorFailed&) const = default;
 };
-struct NewGroup {  // answered by GroupReady or Failed
+struct NewGroup {  // the reply is GroupReady or Failed
   std::uint32_t call = 0;
   std::vector<std::uint32_t> ranks;
   std::string name;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.ranks);
+    io.bounded(m.name, kMostNameBytes);
+  }
   bool operator==(const NewGroup&) const = default;
 };
-struct GroupInfo {  // scheduler -> servers; answered by GroupAck
+struct GroupInfo {  // scheduler -> servers; the reply is GroupAck
   Group group;
+  static constexpr void fields(auto& io, auto& m) { io(m.group); }
   bool operator==(const GroupInfo&) const = default;
 };
 struct GroupAck {
   std::uint32_t group = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.group); }
   bool operator==(const GroupAck&) const = default;
 };
 struct GroupReady {
   std::uint32_t call = 0;
   std::uint32_t group = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group); }
   bool operator==(const GroupReady&) const = default;
 };
-struct Leave {  // answered by Done; nothing else is sent after it
+struct Leave {  // the reply is Done; nothing else is sent after it
   std::uint32_t call = 0;
   std::uint32_t lost_node = 0;  // the sender leaves because of this loss; 0: for no such reason
   std::string reason;           // what the sender knows of it
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.lost_node);
+    io.bounded(m.reason, kMostTextBytes);
+  }
   bool operator==(const Leave&) const = default;
 };
 struct AllLeft {  // every worker has left or is lost
   bool well = true;
+  static constexpr void fields(auto& io, auto& m) { io(m.well); }
   bool operator==(const AllLeft&) const = default;
 };
 struct PeerLost {  // `node` is gone; the text names the first cause, which may be the loss of another node
   std::uint32_t node = 0;
   std::string text;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.node);
+    io.bounded(m.text, kMostTextBytes);
+  }
   bool operator==(const PeerLost&) const = default;
 };
 
-struct Suspect {  // node -> scheduler: my connection to `node` broke; answered by PeerLost or Reachable
+struct Suspect {  // node -> scheduler: my connection to `node` broke; the reply is PeerLost or Reachable
   std::uint32_t node = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.node); }
   bool operator==(const Suspect&) const = default;
 };
-struct Reachable {  // scheduler -> node: the suspected one has been heard of since
+struct Reachable {  // scheduler -> node: the suspected node has been heard of since
   std::uint32_t node = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.node); }
   bool operator==(const Reachable&) const = default;
 };
 
-// The place in this list is the type on the wire: append only.
+// The position in this list is the type on the wire: append only.
 using Message =
     std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
                  TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable>;
 
-// Without the length. Texts beyond their limit are cut; names are to be checked before.
+// Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);
-// Nothing on anything malformed.
+// Nothing for malformed bytes.
 std::optional<Message> decode(std::span<const std::byte> bytes);
 
-// What a specification must be to travel: throws kInvalidArgument.
+// Throws kInvalidArgument for a tensor that a message cannot describe.
 void check_spec(const TensorSpec& spec);
 
 }  // namespace bps::van

@@ -65,7 +65,7 @@ class Operation {
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
   // Every answer has come (or will never be written): the memory is the user's again.
   bool finished() const { return state_.load(std::memory_order_acquire) == kDone || over(); }
-  // Nobody in the worker_loops will touch this object again.
+  // Nobody in the worker loops will touch this object again.
   bool over() const { return over_.load(std::memory_order_acquire); }
   // Waits until done or the deadline; false at the deadline. Works in the loop's stead as long as that is of use.
   bool wait(const Deadline& deadline) const;

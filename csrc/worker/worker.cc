@@ -169,7 +169,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   const std::uint64_t sequence = sequence_.fetch_add(1);
   auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
                                                options_.key_map.servers * options_.loops_per_server);
-  // The worker_loops share the work; one of them also watches the deadline.
+  // The worker loops share the work; one of them also watches the deadline.
   const std::size_t watches_deadline = sequence % worker_loops_.size();
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
   for (std::size_t i = 0; i < worker_loops_.size(); ++i)

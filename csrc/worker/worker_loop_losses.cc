@@ -39,7 +39,7 @@ void WorkerLoop::ask_who_is_missing(const Operation& operation) {
 }
 
 void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte> message) {
-  const auto decoded = tensor::decode_control_message(message);
+  const auto decoded = tensor::decode(message);
   if (!decoded) {
     counters_.stale.add();
   } else if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
@@ -56,9 +56,7 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   if (failed.immediate == tensor::kWholeSession) return on_lost(server, failed.what + " (" + failed.hint + ")");
   const InFlight* entry = find(failed.immediate, server);
   if (entry == nullptr) return;
-  const auto code = failed.code <= static_cast<std::uint8_t>(ErrorCode::kInternal) ? static_cast<ErrorCode>(failed.code)
-                                                                                   : ErrorCode::kInternal;
-  entry->cursor->operation->fail(code, failed.what, failed.hint);
+  entry->cursor->operation->fail(failed.code, failed.what, failed.hint);
   complete(InFlightTable::index_of(failed.immediate));
 }
 

@@ -1,7 +1,6 @@
 #include "transport/rdma/private_data.h"
 
 #include <algorithm>
-#include <concepts>
 #include <cstring>
 #include <string_view>
 
@@ -11,120 +10,83 @@
 namespace bps::transport::rdma {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x44'53'50'42;  // "BPSD"; the sockets' hello starts with BPSR
-constexpr std::size_t kHeaderSize = 8;           // magic, version, kind, detail: the same in every version
-constexpr std::size_t kJobSize = 8;
-constexpr std::size_t kMacSize = 16;  // of 32: half of the HMAC is still 128 bits to guess
-constexpr std::size_t kSignedSize = kRequestSize - kMacSize;
-static_assert(kHeaderSize + 8 + kJobSize + sizeof(Nonce) == kSignedSize, "the layout fills the request");
-
-enum Kind : std::uint8_t { kRequest = 1, kReply = 2, kRefused = 3 };
-
-// Fields one after the other, in a message whose size is known.
-template <std::size_t Size>
-class Layout {
- public:
-  template <std::integral T>
-  Layout& put(T value) {
-    return put(std::as_bytes(std::span(&value, 1)));
-  }
-  Layout& put(std::span<const std::byte> bytes) {
-    std::ranges::copy(bytes, bytes_.begin() + static_cast<std::ptrdiff_t>(size_));
-    size_ += bytes.size();
-    return *this;
-  }
-  Layout& put_header(Kind kind, std::uint8_t detail) {
-    return put(kMagic).put(kProtocolVersion).put(static_cast<std::uint8_t>(kind)).put(detail);
-  }
-  std::span<const std::byte> said() const { return std::span(bytes_).first(size_); }
-  const std::array<std::byte, Size>& whole() const { return bytes_; }
-
- private:
-  std::array<std::byte, Size> bytes_{};
-  std::size_t size_ = 0;
-};
-
-// Each use of the secret under its own label, so that no message can stand for another.
+// Each use of the secret has a label of its own, so that no message can stand for another.
 constexpr std::string_view kClient = "rdma client";
 constexpr std::string_view kServer = "rdma server";
 
-Digest sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> said,
-            const Nonce& server_nonce) {
-  Layout<kClient.size() + kRequestSize + sizeof(Nonce) + sizeof credentials.job> all;
-  all.put(as_bytes(label)).put(said).put(server_nonce).put(credentials.job);
-  return hmac_sha256(credentials.secret, all.said());
+Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> message,
+         const Nonce& server_nonce) {
+  return hmac_sha256(credentials.secret, concatenate({as_bytes(label), message, server_nonce, credentials.job}));
+}
+
+ShortMac sign_request(const Credentials& credentials, std::span<const std::byte> request, const Nonce& server_nonce) {
+  const Mac whole = sign(credentials, kClient, request.first(sizeof(RequestData) - sizeof(ShortMac)), server_nonce);
+  ShortMac mac{};
+  std::copy_n(whole.begin(), mac.size(), mac.begin());
+  return mac;
+}
+
+ShortJobId shortened(const JobId& whole) {
+  ShortJobId job{};
+  std::copy_n(whole.begin(), job.size(), job.begin());
+  return job;
 }
 
 }  // namespace
 
 RequestData make_request(const Hello& hello, const Credentials& credentials, const Nonce& nonce,
                          const Nonce& server_nonce) {
-  Layout<kRequestSize> request;
-  request.put_header(kRequest, static_cast<std::uint8_t>(hello.plane));
-  request.put(hello.node).put(hello.client_loop).put(hello.server_loop);
-  request.put(std::span(credentials.job).first(kJobSize)).put(nonce);
-  const Digest mac = sign(credentials, kClient, request.said(), server_nonce);
-  return request.put(std::span(mac).first(kMacSize)).whole();
+  Request request{.preamble = Preamble(RdmaKind::kRequest, hello.plane),
+                  .hello = hello,
+                  .job = shortened(credentials.job),
+                  .nonce = nonce};
+  request.mac = sign_request(credentials, codec::encode(request), server_nonce);
+  return codec::encode(request);
 }
 
 Judgement judge_request(std::span<const std::byte> bytes, const Credentials& credentials, const Nonce& server_nonce) {
   Judgement judgement;
-  Reader in(bytes);
-  const auto magic = in.get<std::uint32_t>();
-  const auto version = in.get<std::uint16_t>();
-  const auto kind = in.get<std::uint8_t>();
-  const auto plane = in.get<std::uint8_t>();
-  if (!in.ok() || magic != kMagic || kind != kRequest) return judgement;
+  const auto preamble = codec::decode_front<Preamble>(bytes);
+  if (!preamble || !preamble->is(RdmaKind::kRequest)) return judgement;
   const auto refuse = [&](Refusal why) {
     judgement.verdict = Judgement::Verdict::kRefused;
     judgement.refusal = why;
     return judgement;
   };
-  if (version != kProtocolVersion) return refuse(Refusal::kVersion);
-  judgement.hello.node = in.get<std::uint32_t>();
-  judgement.hello.client_loop = in.get<std::uint16_t>();
-  judgement.hello.server_loop = in.get<std::uint16_t>();
-  const auto job = in.get_raw(kJobSize);
-  const auto nonce = in.get_raw(sizeof(Nonce));
-  const auto mac = in.get_raw(kMacSize);
-  if (!in.ok()) return judgement;
-  if (!std::ranges::equal(job, std::span(credentials.job).first(kJobSize))) return refuse(Refusal::kJob);
-  const Digest expected = sign(credentials, kClient, bytes.first(kSignedSize), server_nonce);
-  if (!equal_constant_time(mac, std::span(expected).first(kMacSize))) return refuse(Refusal::kSecret);
-  if (plane != static_cast<std::uint8_t>(Plane::kControl) && plane != static_cast<std::uint8_t>(Plane::kData)) {
-    return judgement;
+  if (preamble->version != kProtocolVersion) return refuse(Refusal::kVersion);
+  const auto request = codec::decode_front<Request>(bytes);
+  if (!request) return judgement;
+  if (request->job != shortened(credentials.job)) return refuse(Refusal::kJob);
+  if (!equal_constant_time(request->mac, sign_request(credentials, bytes, server_nonce))) {
+    return refuse(Refusal::kSecret);
   }
-  judgement.hello.plane = Plane{plane};
-  std::ranges::copy(nonce, judgement.nonce.begin());
-  judgement.verdict = Judgement::Verdict::kWelcome;
+  judgement.verdict = Judgement::Verdict::kAccepted;
+  judgement.hello = request->hello;
+  judgement.hello.plane = Plane{preamble->detail};
+  judgement.nonce = request->nonce;
   return judgement;
 }
 
 ReplyData make_reply(const RequestData& request, const Credentials& credentials, const Nonce& server_nonce) {
-  Layout<kReplySize> reply;
-  return reply.put_header(kReply, 0).put(sign(credentials, kServer, request, server_nonce)).whole();
+  return codec::encode(Reply{Preamble(RdmaKind::kReply), sign(credentials, kServer, request, server_nonce)});
 }
 
 bool is_proof(std::span<const std::byte> reply, const RequestData& request, const Credentials& credentials,
               const Nonce& server_nonce) {
-  return reply.size() >= kReplySize &&
-         equal_constant_time(reply.first(kReplySize), make_reply(request, credentials, server_nonce));
+  const auto read = codec::decode_front<Reply>(reply);
+  return read && equal_constant_time(read->mac, sign(credentials, kServer, request, server_nonce));
 }
 
 RefusalData make_refusal(Refusal reason) {
-  return Layout<kRefusalSize>().put_header(kRefused, static_cast<std::uint8_t>(reason)).whole();
+  return codec::encode(Preamble(RdmaKind::kRefusal, reason));
 }
 
 std::optional<RefusalRead> read_refusal(std::span<const std::byte> bytes) {
-  Reader in(bytes);
-  const auto magic = in.get<std::uint32_t>();
-  const auto version = in.get<std::uint16_t>();
-  const auto kind = in.get<std::uint8_t>();
-  const auto reason = in.get<std::uint8_t>();
-  if (!in.ok() || magic != kMagic || kind != kRefused) return std::nullopt;
-  const bool known =
-      reason >= static_cast<std::uint8_t>(Refusal::kVersion) && reason <= static_cast<std::uint8_t>(Refusal::kSecret);
-  return RefusalRead{known ? Refusal{reason} : Refusal::kSilent, version};
+  const auto preamble = codec::decode_front<Preamble>(bytes);
+  if (!preamble || !preamble->is(RdmaKind::kRefusal)) return std::nullopt;
+  const Refusal reason{preamble->detail};
+  const bool known = reason >= Refusal::kVersion && reason <= Refusal::kSecret;
+  return RefusalRead{known ? reason : Refusal::kSilent, preamble->version};
 }
 
 std::size_t NonceMemory::Hash::operator()(const Nonce& nonce) const {

@@ -1,12 +1,12 @@
-// The hello of an RDMA connection: what the connection manager's messages carry for us. See handshake.h for the hello
-// of sockets; here there is one question and one answer, and 56 bytes for the question.
+// The handshake of an RDMA connection, which travels in the connection manager's messages. See handshake.h for that of
+// sockets; here there is one request and one reply, and 56 bytes for the request.
 //
-//   request  magic, version, plane, who is calling, job, 16 random bytes, HMAC over these and the server's nonce
+//   request  magic, version, plane, node and loops, job, 16 random bytes, HMAC over these and the server's nonce
 //   reply    magic, version, HMAC over the request and the server's nonce                 or   refusal with the reason
 //
-// The server's nonce is random, made when it starts to listen, and published with its address: a request is good for
-// one server, and for one time, since the server remembers the random bytes it has seen. Both sides prove that they
-// know the secret. Everything has a fixed size. Pure functions.
+// The server's nonce is random, made when it starts to listen, and published with its address. A request is therefore
+// valid for one server, and only once, since the server remembers the random bytes of the requests it has accepted.
+// Both sides prove that they know the secret. Pure functions over messages of fixed size.
 #pragma once
 
 #include <array>
@@ -15,25 +15,47 @@
 #include <span>
 #include <unordered_set>
 
-#include "transport/handshake.h"
+#include "transport/handshake_messages.h"
 
 namespace bps::transport::rdma {
 
-inline constexpr std::size_t kRequestSize = 56;  // all that a request may carry in the port space TCP
-inline constexpr std::size_t kReplySize = 40;
-inline constexpr std::size_t kRefusalSize = 8;
+using Nonce = transport::Nonce;
+using ShortJobId = std::array<std::byte, 8>;
+using ShortMac = std::array<std::byte, 16>;  // of 32: half of the HMAC is still 128 bits to guess
 
-using Nonce = std::array<std::byte, 16>;
-using RequestData = std::array<std::byte, kRequestSize>;
-using ReplyData = std::array<std::byte, kReplySize>;
-using RefusalData = std::array<std::byte, kRefusalSize>;
+struct Request {
+  Preamble preamble{};  // detail: the plane
+  Hello hello{};
+  ShortJobId job{};
+  Nonce nonce{};
+  ShortMac mac{};  // last: it signs what comes before it
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.preamble, m.hello, m.job, m.nonce, m.mac);
+    io.require([&] { return m.preamble.is_current(RdmaKind::kRequest); });
+    io.require([&] { return Plane{m.preamble.detail} == Plane::kControl || Plane{m.preamble.detail} == Plane::kData; });
+  }
+};
+struct Reply {
+  Preamble preamble{};
+  Mac mac{};
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.preamble, m.mac);
+    io.require([&] { return m.preamble.is_current(RdmaKind::kReply) && m.preamble.detail == 0; });
+  }
+};
+// A refusal is a preamble alone.
+
+using RequestData = std::array<std::byte, codec::kSize<Request>>;
+using ReplyData = std::array<std::byte, codec::kSize<Reply>>;
+using RefusalData = std::array<std::byte, codec::kSize<Preamble>>;
+static_assert(sizeof(RequestData) == 56, "all that a request may carry in the port space TCP");
 
 RequestData make_request(const Hello& hello, const Credentials& credentials, const Nonce& nonce,
                          const Nonce& server_nonce);
 
 struct Judgement {
-  enum class Verdict : std::uint8_t { kWelcome, kRefused, kStranger };  // unauthenticated peers are told nothing
-  Verdict verdict = Verdict::kStranger;
+  enum class Verdict : std::uint8_t { kAccepted, kRefused, kUnauthenticated };  // the last kind gets no answer
+  Verdict verdict = Verdict::kUnauthenticated;
   Refusal refusal = Refusal::kSilent;
   Hello hello{};
   Nonce nonce{};
@@ -42,7 +64,7 @@ struct Judgement {
 Judgement judge_request(std::span<const std::byte> bytes, const Credentials& credentials, const Nonce& server_nonce);
 
 ReplyData make_reply(const RequestData& request, const Credentials& credentials, const Nonce& server_nonce);
-// Whether the reply is by somebody who knows the secret and read this very request.
+// Whether the peer that sent this reply knows the secret and has read this very request.
 bool is_proof(std::span<const std::byte> reply, const RequestData& request, const Credentials& credentials,
               const Nonce& server_nonce);
 
@@ -53,12 +75,12 @@ struct RefusalRead {
 };
 std::optional<RefusalRead> read_refusal(std::span<const std::byte> bytes);
 
-// Which requests have been answered. Bounded, and when it is full nobody enters any more: a server that forgot would
-// open itself to replays.
+// The nonces of the requests that have been accepted. Bounded; when it is full every further request is refused,
+// because a server that forgot nonces would accept replays.
 class NonceMemory {
  public:
   static constexpr std::size_t kMost = 1 << 17;  // 2 MiB of nonces; a job makes a few connections per pair of loops
-  // False for one that has been seen, or when full.
+  // False for a nonce that is there already, or when full.
   bool remember(const Nonce& nonce);
   std::size_t size() const { return seen_.size(); }
 

@@ -37,7 +37,7 @@ class RdmaListener {
   using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
   virtual ~RdmaListener() = default;
   // What callers need: this listener's nonce, and the address and port of each rail. The loop `server_loop` is on rail
-  // server_loop % rails, here as with those who make the transports.
+  // server loop % rails, here as with those who make the transports.
   virtual Bytes address() const = 0;
   virtual std::uint64_t refused() const = 0;  // from any thread
 };

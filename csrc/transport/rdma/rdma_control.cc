@@ -35,7 +35,7 @@ bool RdmaControl::transmit(std::span<const std::byte> message, std::size_t& offs
     const std::size_t size = std::min(kRoom, message.size() - offset);
     const Fragment fragment{static_cast<std::uint32_t>(message.size()), static_cast<std::uint32_t>(offset)};
     std::byte* buffer = send_buffer(posted_ % kControlSends);
-    std::memcpy(buffer, &fragment, sizeof fragment);
+    copy_bytes(codec::bytes_of(fragment), buffer);
     if (size > 0) std::memcpy(buffer + sizeof fragment, message.data() + offset, size);
     ibv_sge piece{reinterpret_cast<std::uint64_t>(buffer), static_cast<std::uint32_t>(sizeof fragment + size),
                   memory_->lkey};
@@ -81,13 +81,13 @@ void RdmaControl::on_arrived(const ibv_wc& completion) {
   if (connection && !post_receive(buffer)) lose("cannot post a receive buffer");
 }
 
-// Nothing in a piece is believed before it is checked against what came before it.
+// Checks each piece against the pieces before it.
 bool RdmaControl::take(std::span<const std::byte> piece) {
   Fragment fragment{};
   if (piece.size() < sizeof fragment) return false;
-  std::memcpy(&fragment, piece.data(), sizeof fragment);
+  copy_bytes(piece.first(sizeof fragment), codec::writable_bytes_of(fragment).data());
   const auto body = piece.subspan(sizeof fragment);
-  if (fragment.total > kMaxMessage || fragment.offset != partial_.size() ||
+  if (!codec::accepts(fragment) || fragment.offset != partial_.size() ||
       body.size() > fragment.total - fragment.offset || (body.empty() && fragment.total > 0)) {
     return false;
   }

@@ -3,20 +3,18 @@
 #include <sys/epoll.h>
 
 #include <atomic>
-#include <charconv>
 #include <cstring>
-#include <sstream>
 
 #include "core/hmac.h"
 #include "core/log.h"
 #include "transport/rdma/device.h"
+#include "transport/rdma/listener_address.h"
 
 namespace bps::transport::rdma {
 namespace {
 
 constexpr int kBacklog = 1024;  // a whole job may call at the same moment
 constexpr double kDeviceCheck_s = 1;
-constexpr char kDigits[] = "0123456789abcdef";
 
 class Listener final : public RdmaListener {
  public:
@@ -32,12 +30,13 @@ class Listener final : public RdmaListener {
       address_.entries.push_back({rail.address, ntohs(::rdma_get_src_port(id.get()))});
       listeners_.push_back(std::move(id));
     }
+    log_debug("listens by rdma at " + address_.describe());
     loop_.watch(channel_->fd, EPOLLIN, [this](std::uint32_t) { on_events(); });
     device_check_ = loop_.every(kDeviceCheck_s, [this] { close_removed(); });
   }
   ~Listener() override { loop_.forget(channel_->fd); }
 
-  Bytes address() const override { return address_.encode(); }
+  Bytes address() const override { return codec::encode(address_); }
   std::uint64_t refused() const override { return refused_; }
 
  private:
@@ -55,15 +54,16 @@ class Listener final : public RdmaListener {
 
   void judge(CmId id, const Bytes& data) {
     Judgement judgement = judge_request(data, credentials_, address_.nonce);
-    if (judgement.verdict == Judgement::Verdict::kWelcome && !seen_.remember(judgement.nonce)) {
+    if (judgement.verdict == Judgement::Verdict::kAccepted && !seen_.remember(judgement.nonce)) {
       judgement.verdict = Judgement::Verdict::kRefused;  // a replay
       judgement.refusal = Refusal::kSecret;
     }
-    if (judgement.verdict != Judgement::Verdict::kWelcome) {
+    if (judgement.verdict != Judgement::Verdict::kAccepted) {
       ++refused_;
       const RefusalData refusal = make_refusal(judgement.refusal);
       const bool tell = judgement.verdict == Judgement::Verdict::kRefused;
-      ::rdma_reject(id.get(), tell ? refusal.data() : nullptr, tell ? std::uint8_t{kRefusalSize} : std::uint8_t{0});
+      ::rdma_reject(id.get(), tell ? refusal.data() : nullptr,
+                    tell ? static_cast<std::uint8_t>(refusal.size()) : std::uint8_t{0});
       return;
     }
     RequestData request{};
@@ -96,39 +96,6 @@ class Listener final : public RdmaListener {
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
                                                  const std::vector<Rail>& rails, RdmaListener::Enter enter) {
   return std::make_unique<Listener>(loop, credentials, rails, std::move(enter));
-}
-
-Bytes ListenerAddress::encode() const {
-  std::string text;
-  for (const std::byte b : nonce) {
-    text += kDigits[static_cast<unsigned>(b) >> 4];
-    text += kDigits[static_cast<unsigned>(b) & 15];
-  }
-  for (const Entry& entry : entries) text += " " + entry.host + " " + std::to_string(entry.port);
-  const auto bytes = as_bytes(text);
-  return {bytes.begin(), bytes.end()};
-}
-
-ListenerAddress ListenerAddress::decode(std::span<const std::byte> bytes, const std::string& whom) {
-  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  std::istringstream in(text);
-  ListenerAddress address;
-  std::string digits;
-  in >> digits;
-  bool good = digits.size() == 2 * address.nonce.size();
-  for (std::size_t i = 0; good && i < address.nonce.size(); ++i) {
-    unsigned value = 0;
-    const char* first = digits.data() + 2 * i;
-    good = std::from_chars(first, first + 2, value, 16).ptr == first + 2;
-    address.nonce[i] = static_cast<std::byte>(value);
-  }
-  Entry entry;
-  while (good && in >> entry.host >> entry.port) address.entries.push_back(entry);
-  if (!good || !in.eof() || address.entries.empty()) {
-    throw Error(ErrorCode::kTransport, whom + " published the unusable rdma address '" + text + "'",
-                "install the same bps_rdma version everywhere");
-  }
-  return address;
 }
 
 }  // namespace bps::transport::rdma

@@ -21,18 +21,4 @@ class RdmaIncoming final : public IncomingConnection {
   const ReplyData reply;
 };
 
-// The address of a listener, as text: the nonce in hexadecimal digits, then the host and the port of each rail.
-struct ListenerAddress {
-  struct Entry {
-    std::string host;
-    std::uint16_t port = 0;
-  };
-  Nonce nonce{};
-  std::vector<Entry> entries;
-
-  Bytes encode() const;
-  // Throws kTransport.
-  static ListenerAddress decode(std::span<const std::byte> bytes, const std::string& whom);
-};
-
 }  // namespace bps::transport::rdma

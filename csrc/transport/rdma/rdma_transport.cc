@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "transport/rdma/device.h"
+#include "transport/rdma/listener_address.h"
 #include "transport/rdma/rdma_control.h"
 #include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_listener.h"
@@ -42,9 +43,13 @@ std::shared_ptr<Context> RdmaTransport::context() const {
 // On the caller's thread.
 RcConnection RdmaTransport::open(const ConnectRequest& request, Plane plane) {
   const std::shared_ptr<Context> share = context();
-  const ListenerAddress listener = ListenerAddress::decode(request.address, request.whom);
-  const auto& [host, port] = listener.entries[request.hello.server_loop % listener.entries.size()];
-  return connect_rc(share, host, port, listener.nonce, request.hello_for(plane), credentials_, request.deadline,
+  const auto listener = codec::decode<ListenerAddress>(request.address);
+  if (!listener) {
+    throw Error(ErrorCode::kTransport, request.whom + " published an invalid RDMA address",
+                "install the same bps_rdma version everywhere");
+  }
+  const auto& [host, port] = listener->entries[request.hello.server_loop % listener->entries.size()];
+  return connect_rc(share, host, port, listener->nonce, request.hello_for(plane), credentials_, request.deadline,
                     request.whom);
 }
 

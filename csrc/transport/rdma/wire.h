@@ -1,10 +1,14 @@
-// The integers of RDMA as types: what a work request is called, and what travels in an immediate and before a fragment.
+// The integers of RDMA as types: the ids of work requests, immediates, and what precedes each piece of a control
+// message.
 #pragma once
 
 #include <arpa/inet.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "core/codec.h"
+#include "transport/transport.h"
 
 namespace bps::transport::rdma {
 
@@ -41,7 +45,12 @@ inline std::uint32_t from_wire(std::uint32_t immediate) {
 struct Fragment {
   std::uint32_t total;   // bytes of the whole message
   std::uint32_t offset;  // of this piece
+
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.total, m.offset);
+    io.require([&] { return m.total <= kMaxMessage && m.offset <= m.total; });
+  }
 };
-static_assert(sizeof(Fragment) == 8, "part of the protocol");
+static_assert(codec::Plain<Fragment> && sizeof(Fragment) == 8, "the control path sends the struct");
 
 }  // namespace bps::transport::rdma

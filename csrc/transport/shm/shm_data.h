@@ -12,22 +12,11 @@
 
 #include "core/event_loop.h"
 #include "transport/shm/descriptor_ring.h"
+#include "transport/shm/record.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 
 namespace bps::transport::shm {
-
-// What travels on the data endpoint's Unix socket.
-struct ShmRecord {
-  enum Kind : std::uint32_t { kSetup = 1, kReply = 2, kMapped = 3, kPlain = 4, kWithdrawn = 5 };
-  std::uint32_t kind;
-  std::uint32_t reaches_plain;  // kReply: the sender can copy from our plain memory
-  std::uint64_t key;
-  std::uint64_t base;       // kPlain: virtual address; kMapped: offset in the file; kSetup, kReply: of the probe
-  std::uint64_t size;       // of the region, or of the rings
-  std::uint64_t file_size;  // kMapped
-  std::array<std::byte, 16> probe;  // kSetup, kReply: what the other side should find at `base`
-};
 
 class ShmRegion final : public Region {
  public:

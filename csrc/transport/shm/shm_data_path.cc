@@ -49,11 +49,11 @@ bool ShmData::announce(const Region& region) {
     record.base = static_cast<std::uint64_t>(region.bytes().data() - shm.piece->bytes().data());
     record.file_size = shm.piece->bytes().size();
     const int fd = shm.piece->fd();
-    status = send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {&fd, 1});
+    status = send_record(socket_.get(), codec::encode(record), {&fd, 1});
   } else {
     record.kind = ShmRecord::kPlain;
     record.base = reinterpret_cast<std::uint64_t>(region.bytes().data());
-    status = send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {});
+    status = send_record(socket_.get(), codec::encode(record), {});
   }
   if (status == Status::kOk) announced_.insert(region.key());
   if (status == Status::kPeerLost) lose("connection closed");
@@ -66,7 +66,7 @@ void ShmData::withdraw(std::uint64_t key) {
   record.kind = ShmRecord::kWithdrawn;
   record.key = key;
   // A full socket only means that the peer keeps a mapping until it closes: keys are never used twice.
-  if (send_record(socket_.get(), std::as_bytes(std::span(&record, 1)), {}) == Status::kPeerLost) {
+  if (send_record(socket_.get(), codec::encode(record), {}) == Status::kPeerLost) {
     lose("connection closed");
   }
 }

@@ -147,17 +147,20 @@ void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   set_rings(true);
   const ShmRecord setup = probe_record(ShmRecord::kSetup);
   const int fds[] = {rings_->fd(), loop_.doorbell()};
-  ShmRecord reply{};
+  std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
   std::vector<Fd> received;
-  if (send_record(socket_.get(), std::as_bytes(std::span(&setup, 1)), fds) != Status::kOk ||
-      receive_record(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)), received, deadline) != Status::kOk ||
-      reply.kind != ShmRecord::kReply || received.size() != 1) {
+  std::optional<ShmRecord> reply;
+  if (send_record(socket_.get(), codec::encode(setup), fds) == Status::kOk &&
+      receive_record(socket_.get(), bytes, received, deadline) == Status::kOk) {
+    reply = codec::decode<ShmRecord>(bytes);
+  }
+  if (!reply || reply->kind != ShmRecord::kReply || received.size() != 1) {
     throw Error(ErrorCode::kUnreachable, whom + " did not complete the shared-memory set-up",
                 "check that it is still running, or set BPS_TRANSPORT=tcp");
   }
   doorbell_ = std::move(received[0]);
-  peer_reaches_plain_ = reply.reaches_plain != 0;
-  we_reach_plain_ = probe_succeeds(reply);
+  peer_reaches_plain_ = reply->reaches_plain != 0;
+  we_reach_plain_ = probe_succeeds(*reply);
 }
 
 void ShmData::start() {
@@ -172,12 +175,13 @@ void ShmData::on_socket() {
 
 void ShmData::take_records() {
   while (!is_lost()) {
-    ShmRecord record{};
+    std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
     std::vector<Fd> fds;
-    const Status status = receive_record(socket_.get(), std::as_writable_bytes(std::span(&record, 1)), fds);
+    const Status status = receive_record(socket_.get(), bytes, fds);
     if (status == Status::kAgain) return;
     if (status != Status::kOk) return lose("connection closed");
-    if (!take_record(record, fds)) return lose("it broke the shared-memory protocol");
+    const auto record = codec::decode<ShmRecord>(bytes);
+    if (!record || !take_record(*record, fds)) return lose("it broke the shared-memory protocol");
   }
 }
 
@@ -193,24 +197,20 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       peer_reaches_plain_ = we_reach_plain_;  // the kernel's rule for one user's processes is symmetric
       reply.reaches_plain = we_reach_plain_ ? 1 : 0;
       const int doorbell = loop_.doorbell();
-      return send_record(socket_.get(), std::as_bytes(std::span(&reply, 1)), {&doorbell, 1}) == Status::kOk;
+      return send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk;
     }
     case ShmRecord::kMapped: {
-      if (fds.size() != 1 || record.base > record.file_size || record.size > record.file_size - record.base) {
-        return false;
-      }
+      if (fds.size() != 1) return false;
       auto piece = SharedMemory::map(std::move(fds[0]), record.file_size);
       std::byte* mapped = piece->bytes().data() + record.base;
       peer_regions_[record.key] = {std::move(piece), mapped, 0, record.size};
       return true;
     }
-    case ShmRecord::kPlain:
-      if (record.base + record.size < record.base) return false;
-      peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size};
-      return true;
+    case ShmRecord::kPlain: peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size}; return true;
     case ShmRecord::kWithdrawn: peer_regions_.erase(record.key); return true;
-    default: return false;
+    case ShmRecord::kReply: break;
   }
+  return false;
 } catch (const Error&) {
   return false;
 }

@@ -6,20 +6,11 @@
 #include <vector>
 
 #include "core/event_loop.h"
+#include "transport/tcp/frame.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
 
 namespace bps::transport::tcp {
-
-struct TcpFrame {
-  static constexpr std::uint32_t kMagic = 0x53504231;
-  std::uint32_t magic;
-  std::uint32_t immediate;
-  std::uint64_t key;
-  std::uint64_t address;
-  std::uint64_t length;  // header and payload
-};
-static_assert(sizeof(TcpFrame) == 32, "part of the protocol");
 
 class TcpData final : public DataEndpoint {
  public:

@@ -155,7 +155,7 @@ bool TcpData::take_scratch(std::size_t size) {
       continue;
     }
     const std::size_t part = std::min(sizeof frame_ - frame_have_, size);
-    std::memcpy(reinterpret_cast<std::byte*>(&frame_) + frame_have_, data, part);
+    std::memcpy(codec::writable_bytes_of(frame_).data() + frame_have_, data, part);
     frame_have_ += part;
     data += part;
     size -= part;
@@ -165,7 +165,7 @@ bool TcpData::take_scratch(std::size_t size) {
 }
 
 bool TcpData::begin_frame() {
-  if (frame_.magic != TcpFrame::kMagic) return false;
+  if (!codec::accepts(frame_)) return false;
   in_payload_ = true;
   missing_ = frame_.length;
   target_ = nullptr;
@@ -175,8 +175,6 @@ bool TcpData::begin_frame() {
       const std::uint64_t size = found->second.size();
       if (frame_.address > size || frame_.length > size - frame_.address) return false;
       target_ = found->second.data() + frame_.address;
-    } else if (frame_.length > (std::uint64_t{1} << 40)) {
-      return false;
     }
     // An unknown key is a region withdrawn while the bytes were on the way: they go nowhere, and are counted.
   } else {

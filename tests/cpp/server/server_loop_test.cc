@@ -17,7 +17,7 @@ struct FakeWorker final : transport::ControlSink, transport::DataSink {
   void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
   void on_written(transport::DataEndpoint&, std::uint64_t) override {}
   void on_message(transport::ControlEndpoint&, std::span<const std::byte> bytes) override {
-    const auto message = tensor::decode_control_message(bytes);
+    const auto message = tensor::decode(bytes);
     ASSERT_TRUE(message.has_value());
     if (const auto* failed = std::get_if<tensor::PushFailed>(&*message)) failures.push_back(*failed);
     if (const auto* missing = std::get_if<tensor::Missing>(&*message)) missing_ranks = missing->ranks;
@@ -275,7 +275,7 @@ TEST_F(ServerLoopTest, DisagreementReachesEveryoneAndTheNextRoundWorks) {
   push(2, header(2));
   for (const FakeWorker& w : workers) {
     ASSERT_EQ(w.failures.size(), 1U);
-    EXPECT_EQ(static_cast<ErrorCode>(w.failures[0].code), ErrorCode::kMismatch);
+    EXPECT_EQ(w.failures[0].code, ErrorCode::kMismatch);
     EXPECT_NE(w.failures[0].what.find("rank 0"), std::string::npos);
   }
   EXPECT_EQ(server_loop->open_rounds(), 0U);

@@ -7,6 +7,8 @@
 #include <functional>
 #include <thread>
 
+#include "transport/handshake_messages.h"
+
 namespace bps::transport {
 namespace {
 
@@ -95,6 +97,26 @@ TEST(Handshake, MembersOfAJobLetEachOtherIn) {
   EXPECT_EQ(outcome.hello.plane, Plane::kData);
 }
 
+// The bytes are part of the protocol: pyverbs_stranger.py and other versions read them.
+TEST(Handshake, GoldenBytes) {
+  const auto fill = [](auto& bytes, unsigned from) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(from + i);
+  };
+  ClientHello hello{.preamble = Preamble(HandshakeKind::kHello, Plane::kData),
+                    .hello = {.node = 0x01020304, .client_loop = 0x0506, .server_loop = 0x0708, .plane = Plane::kData}};
+  fill(hello.job, 0x20);
+  fill(hello.nonce, 0x40);
+  const Bytes expected = concatenate({as_bytes({"BPSR\x02\0\x01\x02\4\3\2\1\6\5\10\7", 16}), hello.job, hello.nonce});
+  EXPECT_TRUE(std::ranges::equal(codec::encode(hello), expected));
+  EXPECT_TRUE(std::ranges::equal(codec::encode(Preamble(HandshakeKind::kRefusal, Refusal::kSecret)),
+                                 as_bytes({"BPSR\x02\0\x04\x03", 8})));
+  Challenge challenge{.preamble = Preamble(HandshakeKind::kChallenge)};
+  fill(challenge.nonce, 0x60);
+  fill(challenge.mac, 0x80);
+  EXPECT_TRUE(std::ranges::equal(codec::encode(challenge),
+                                 concatenate({as_bytes({"BPSR\x02\0\x02\0", 8}), challenge.nonce, challenge.mac})));
+}
+
 TEST(Handshake, EmptySecretsWork) {
   EXPECT_EQ(meet(Credentials::from("j", ""), Credentials::from("j", "")).state, ServerHandshake::State::kAccepted);
 }
@@ -133,16 +155,14 @@ TEST(Handshake, AnotherVersionIsToldSo) {
 }
 
 TEST(Handshake, TheCallerSeesANewerCallee) {
-  Writer out;
-  out.put(std::uint32_t{0x52535042}).put(std::uint16_t{9}).put(std::uint8_t{2}).put(std::uint8_t{0});
-  const Outcome outcome = call_unauthenticated(out.take());
+  const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x09\0\x02\0", 8}));
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
-  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 1");
+  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 2");
 }
 
 TEST(Handshake, StrangersAreNoMatchForTheCaller) {
   EXPECT_EQ(call_unauthenticated(as_bytes("HTTP/1.1 400 Bad Request\r\n\r\n")).code, ErrorCode::kUnreachable);
-  EXPECT_EQ(call_unauthenticated({}).text, "server 1 closed the connection during the hello");
+  EXPECT_EQ(call_unauthenticated({}).text, "server 1 closed the connection during the handshake");
   EXPECT_EQ(call_unauthenticated(as_bytes("BP")).code, ErrorCode::kUnreachable);
 }
 

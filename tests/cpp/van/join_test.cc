@@ -92,10 +92,7 @@ TEST(Join, WhoDiesWhileWaitingCanBeReplaced) {
     const Fd socket = transport::connect_tcp("127.0.0.1", scheduler->port(), Deadline::after(5));
     transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
     Join join{{.worker_rank = 0, .host = "", .host_key = "", .addresses = {}}, 2, 0, 5000};
-    const Bytes message = encode(join);
-    Writer framed;
-    framed.put_bytes(message);
-    const Bytes bytes = framed.take();
+    const Bytes bytes = test::framed(encode(join));
     ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
     ASSERT_TRUE(soon([&] { return scheduler->counters().messages == 1; }));
   }

@@ -290,9 +290,7 @@ void raw_member(std::uint16_t port, const std::function<void(int)>& behave) {
   transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
   Node self;
   self.worker_rank = 1;
-  Writer framed;
-  framed.put_bytes(encode(Join{self, 2, 0, 20000}));
-  const Bytes bytes = framed.take();
+  const Bytes bytes = test::framed(encode(Join{self, 2, 0, 20000}));
   ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
   for (std::optional<Message> heard; !heard || !std::holds_alternative<Welcome>(*heard);) {
     std::uint32_t length = 0;
@@ -327,9 +325,7 @@ TEST(Lost, SilenceOnAnOpenConnectionIsNoticed) {
 TEST(Lost, GarbageEndsAMembership) {
   const auto say = [](const Bytes& message) {
     return [message](int fd) {
-      Writer framed;
-      framed.put_bytes(message);
-      const Bytes bytes = framed.take();
+      const Bytes bytes = test::framed(message);
       EXPECT_GT(::send(fd, bytes.data(), bytes.size(), 0), 0);
     };
   };

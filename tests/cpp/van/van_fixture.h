@@ -31,6 +31,12 @@ inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uin
   return std::make_unique<Scheduler>(options, job);
 }
 
+// A message as it goes over the stream, behind its length.
+inline Bytes framed(const Bytes& message) {
+  const auto length = static_cast<std::uint32_t>(message.size());
+  return concatenate({std::as_bytes(std::span(&length, 1)), message});
+}
+
 // A van that writes down its events.
 class TestNode {
  public:

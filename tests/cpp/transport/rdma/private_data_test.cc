@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/hmac.h"
+#include "transport/rdma/listener_address.h"
 
 namespace bps::transport::rdma {
 namespace {
@@ -33,7 +34,7 @@ TEST(PrivateData, ARequestRoundTripsHoweverItIsPadded) {
     Bytes padded(request.begin(), request.end());
     padded.resize(padded.size() + random() % 40);
     const Judgement judged = judge_request(padded, kJob, kServer);
-    ASSERT_EQ(judged.verdict, Verdict::kWelcome);
+    ASSERT_EQ(judged.verdict, Verdict::kAccepted);
     EXPECT_EQ(judged.hello.node, hello.node);
     EXPECT_EQ(judged.hello.client_loop, hello.client_loop);
     EXPECT_EQ(judged.hello.server_loop, hello.server_loop);
@@ -48,7 +49,7 @@ TEST(PrivateData, AnyChangedBitIsRefused) {
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     auto bad = good;
     bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-    EXPECT_NE(judge_request(bad, kJob, kServer).verdict, Verdict::kWelcome) << "bit " << bit;
+    EXPECT_NE(judge_request(bad, kJob, kServer).verdict, Verdict::kAccepted) << "bit " << bit;
   }
   const auto reply = make_reply(good, kJob, kServer);
   for (std::size_t bit = 0; bit < reply.size() * 8; ++bit) {
@@ -58,10 +59,37 @@ TEST(PrivateData, AnyChangedBitIsRefused) {
   }
 }
 
-TEST(PrivateData, StrangersAndRefusals) {
+TEST(PrivateData, GoldenBytes) {
+  const auto request = make_request({0x01020304, 0x0506, 0x0708, Plane::kData}, kJob, nonce(1), kServer);
+  EXPECT_EQ(as_text(std::span(request).first(16)), std::string_view("BPSD\x02\0\x01\x02\4\3\2\1\6\5\10\7", 16));
+  EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(16, 8), std::span(kJob.job).first(8)));
+  EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(24, 16), nonce(1)));
+  const Bytes said = concatenate({as_bytes("rdma client"), std::span(request).first(40), kServer, kJob.job});
+  const Digest mac = hmac_sha256(kJob.secret, said);
+  EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(40), std::span(mac).first(16)));
+  EXPECT_EQ(as_text(make_refusal(Refusal::kJob)), std::string_view("BPSD\x02\0\x03\x02", 8));
+  const ReplyData reply = make_reply(request, kJob, kServer);
+  EXPECT_EQ(as_text(std::span(reply).first(8)), std::string_view("BPSD\x02\0\x02\0", 8));
+}
+
+TEST(PrivateData, AListenersAddressRoundTrips) {
+  const ListenerAddress address{nonce(4), {{"10.0.0.1", 4711}, {"fe80::1%eth0", 1}}};
+  const Bytes bytes = codec::encode(address);
+  EXPECT_EQ(codec::decode<ListenerAddress>(bytes), address);
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(codec::decode<ListenerAddress>(std::span(bytes).first(size))) << size;
+  }
+  EXPECT_FALSE(codec::decode<ListenerAddress>(codec::encode(ListenerAddress{nonce(4), {}}))) << "no rail";
+  EXPECT_FALSE(codec::decode<ListenerAddress>(codec::encode(ListenerAddress{nonce(4), {{"", 1}}}))) << "no host";
+  EXPECT_FALSE(codec::decode<ListenerAddress>(codec::encode(ListenerAddress{nonce(4), {{"a", 0}}}))) << "no port";
+  EXPECT_EQ(address.describe().substr(32), " 10.0.0.1 4711 fe80::1%eth0 1");
+  EXPECT_EQ(address.describe().find_first_not_of("0123456789abcdef"), 32U);
+}
+
+TEST(PrivateData, UnauthenticatedPeersAndRefusals) {
   const auto request = make_request({7, 1, 2, Plane::kData}, kJob, nonce(1), kServer);
   for (std::size_t size = 0; size < request.size(); ++size) {
-    EXPECT_NE(judge_request(std::span(request).first(size), kJob, kServer).verdict, Verdict::kWelcome);
+    EXPECT_NE(judge_request(std::span(request).first(size), kJob, kServer).verdict, Verdict::kAccepted);
   }
   const auto refused = [&](const Credentials& credentials, const Nonce& server) {
     const Judgement judged = judge_request(request, credentials, server);
@@ -81,12 +109,12 @@ TEST(PrivateData, StrangersAndRefusals) {
   EXPECT_FALSE(read_refusal(request));
 }
 
-TEST(PrivateData, GarbageIsNeverWelcome) {
+TEST(PrivateData, GarbageIsNeverAccepted) {
   std::mt19937 random(3);
   for (int i = 0; i < 20000; ++i) {
     Bytes bytes(random() % 100);
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
-    EXPECT_NE(judge_request(bytes, kJob, kServer).verdict, Verdict::kWelcome);
+    EXPECT_NE(judge_request(bytes, kJob, kServer).verdict, Verdict::kAccepted);
     (void)read_refusal(bytes);
   }
 }

@@ -1,0 +1,60 @@
+#include "tensor/push_header.h"
+
+#include <gtest/gtest.h>
+
+namespace bps::tensor {
+namespace {
+
+PushHeader valid() {
+  PushHeader header{};
+  header.version = transport::kProtocolVersion;
+  header.dtype = Dtype::kInt32;
+  header.op = ReduceOp::kAverage;
+  header.flags = kHasPayload | kIsPush | kIsPull | kWantsData;
+  header.length = 4000;
+  return header;
+}
+
+TEST(PushHeader, GoldenBytes) {
+  PushHeader header = valid();
+  header.kind = OperationKind::kReduceScatter;
+  header.member = 0x0203;
+  header.group = 0x04050607;
+  header.tensor = 0x08090a0b;
+  header.partition = 0x0c0d0e0f;
+  header.round = 0x10111213;
+  header.immediate = 0x14151617;
+  header.length = 0x18;
+  header.answer_key = 0x19;
+  header.answer_address = 0x1a;
+  constexpr std::uint8_t kGolden[64] = {
+      2,    0,    4,    1,    15,   1,    3, 2, 7, 6, 5,    4, 0x0b, 0x0a, 9, 8, 0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12,
+      0x11, 0x10, 0x17, 0x16, 0x15, 0x14, 0, 0, 0, 0, 0x18, 0, 0,    0,    0, 0, 0,    0,    0x19, 0,    0,    0,
+      0,    0,    0,    0,    0x1a, 0,    0, 0, 0, 0, 0,    0, 0,    0,    0, 0, 0,    0,    0,    0};
+  EXPECT_TRUE(std::ranges::equal(bytes_of(header), std::as_bytes(std::span(kGolden))));
+  EXPECT_TRUE(std::ranges::equal(codec::encode(header), std::as_bytes(std::span(kGolden))));
+  EXPECT_TRUE(codec::decode<PushHeader>(bytes_of(header)));
+}
+
+TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
+  const auto refused = [](auto change) {
+    PushHeader header = valid();
+    change(header);
+    return !codec::accepts(header);
+  };
+  EXPECT_FALSE(refused([](PushHeader&) {}));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.version = 1; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.dtype = Dtype{77}; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.op = ReduceOp{9}; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.kind = OperationKind{5}; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags = 0; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kHasPayload | kIsPull; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= 16; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.length = 0; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.length = 4001; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.reserved = 1; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.padding = 1; }));
+}
+
+}  // namespace
+}  // namespace bps::tensor
