@@ -20,6 +20,7 @@ __all__: list[str] = [
     "SharedMemory",
     "Startup",
     "Tensor",
+    "check_environment",
     "copy_bytes",
     "describe_array",
     "djb2",
@@ -42,21 +43,19 @@ class Config:
     Every setting with its value and source; see bps_rdma.config().
     """
     @staticmethod
-    def table() -> list[tuple[str, str, str, str]]:
+    def table() -> list[tuple[str, str, str, str, bool]]:
         """
-        Rows of (name, aliases, default, help).
+        Rows of (name, aliases, default, help, secret).
         """
     def __init__(self) -> None:
         """
         Reads the environment of this process.
         """
-    def flag(self, name: str) -> bool: ...
-    def integer(
-        self,
-        name: str,
-        lowest: typing.SupportsInt | typing.SupportsIndex,
-        highest: typing.SupportsInt | typing.SupportsIndex,
-    ) -> int: ...
+    def check(self) -> None:
+        """
+        Raises InvalidArgumentError for the first value outside its range.
+        """
+    def integer(self, name: str) -> int: ...
     def seconds(self, name: str) -> float: ...
     def set(self, name: str, value: str, source: str = "argument") -> None: ...
     def source(self, name: str) -> str: ...
@@ -398,6 +397,11 @@ class Process:
     def timeout_s(self) -> float: ...
     @property
     def workers(self) -> int: ...
+
+def check_environment() -> list[tuple[str, str, bool]]:
+    """
+    (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
+    """
 
 def copy_bytes(
     to: typing.SupportsInt | typing.SupportsIndex,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from typing import Annotated
 
 import typer
 
 import bps_rdma
+from bps_rdma import _core
 from bps_rdma.bench.cli import pushpull_bench
 from bps_rdma.doctor import doctor as examine_machine
 from bps_rdma.launch.environment import LocalJob
@@ -54,8 +56,15 @@ def config(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
 ) -> None:
-    """Show every setting with its value, the source of the value, and its meaning."""
+    """Show every setting with its value, the source of the value, and its meaning.
+
+    Secrets are shown as set or unset. The exit status is 2 when a value is invalid.
+    """
     settings = bps_rdma.config()
+    if not as_markdown:
+        for _, text, is_warning in _core.check_environment():
+            print(f"{'warning' if is_warning else 'note'}: {text}", file=sys.stderr)
+        _core.Config().check()
     if as_json:
         print(json.dumps([dataclasses.asdict(setting) for setting in settings], indent=1))
     elif as_markdown:
@@ -66,9 +75,8 @@ def config(
 
         table = Table("setting", "value", "source", "meaning", box=SIMPLE_HEAD)
         for setting in settings:
-            value = "(hidden)" if setting.name == "BPS_SECRET" and setting.value else setting.value or "-"
             source = setting.source if setting.source == "default" else f"[bold]{setting.source}[/bold]"
-            table.add_row(setting.name, value, source, setting.help)
+            table.add_row(setting.name, setting.value or "-", source, setting.help)
         wide_console().print(table)
 
 

@@ -54,13 +54,18 @@ class Report:
 
 
 def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
-    """Check this machine under the current settings; `transfer`: also send 64 MiB to this process over each rail."""
+    """Check this machine under the current settings; `transfer`: also send 64 MiB to this process over each rail.
+
+    Raises:
+        InvalidArgumentError: a setting is invalid.
+    """
     report = Report()
     config = _core.Config()
+    config.check()
     wanted = config.text("BPS_TRANSPORT")
     try:
         report.rdma = _core.rdma_report(config)
-    except BpsError as error:  # an invalid setting, or an interface that does not exist
+    except BpsError as error:  # such as an interface that does not exist
         report.add("settings", "bad", error.message, error.hint)
         return report
     _look_at_host(report)
@@ -171,7 +176,7 @@ def doctor(
 ) -> int:
     """Check this machine: RDMA libraries, devices, ports, GIDs and the choice among them, and verified transfers.
 
-    The exit status is 1 when the settings ask for something that does not work.
+    The exit status is 1 when the settings ask for something that does not work, 2 when a setting is invalid.
     """
     report = examine(transfer=transfer, timeout_s=timeout)
     if serve or peer is not None:

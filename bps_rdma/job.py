@@ -166,12 +166,20 @@ def config_with(settings: Mapping[str, object]) -> Any:
 
 
 def config() -> list[SettingValue]:
-    """Every setting with its value and the source of the value. Can be called before init()."""
+    """Every setting with its value and the source of the value. Can be called before init().
+
+    The value of a secret is only "set" or "unset".
+    """
     values = _settings()
     return [
-        SettingValue(name, values.text(name), values.source(name), default, tuple(aliases.split()), text)
-        for name, aliases, default, text in _core.Config.table()
+        SettingValue(name, _shown(values, name, secret), values.source(name), default, tuple(aliases.split()), text)
+        for name, aliases, default, text, secret in _core.Config.table()
     ]
+
+
+def _shown(values: Any, name: str, secret: bool) -> str:
+    text: str = values.text(name)
+    return ("set" if text else "unset") if secret else text
 
 
 # ---- Groups and barriers

@@ -17,7 +17,6 @@ from typing import Any
 from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
-_LARGEST_WORLD = 65535
 _PORT_CANDIDATES = 16
 
 
@@ -39,7 +38,7 @@ def from_config(config: Any) -> Any:
         raise InvalidArgumentError(f"rank {rank} is not in 0..{world - 1}", "check RANK and WORLD_SIZE")
     startup.worker_rank = rank
     startup.workers = world
-    startup.processes_on_host = _integer(config, "BPS_LOCAL_SIZE", 1, default=1)
+    startup.processes_on_host = _integer(config, "BPS_LOCAL_SIZE", default=1)
     startup.scheduler_host = config.text("BPS_ROOT_URI")
     if config.text("BPS_NUM_SERVERS"):
         _separate(config, startup)
@@ -48,36 +47,36 @@ def from_config(config: Any) -> Any:
     return startup
 
 
-def _integer(config: Any, name: str, lowest: int, default: int) -> int:
+def _integer(config: Any, name: str, default: int) -> int:
     if not config.text(name):
         return default
-    return int(config.integer(name, lowest, _LARGEST_WORLD))
+    return int(config.integer(name))
 
 
 def _rank_and_world(config: Any) -> tuple[int, int]:
-    local_size = _integer(config, "BPS_LOCAL_SIZE", 1, default=1)
-    local_rank = _integer(config, "BPS_LOCAL_RANK", 0, default=0)
+    local_size = _integer(config, "BPS_LOCAL_SIZE", default=1)
+    local_rank = _integer(config, "BPS_LOCAL_RANK", default=0)
     if config.text("BPS_ROLE") and config.text("BPS_NUM_WORKERS"):
         # BytePS counts machines, and every local process of a machine is a worker.
-        world = _integer(config, "BPS_NUM_WORKERS", 1, default=1) * local_size
-        by_machine = _integer(config, "BPS_WORKER_ID", 0, default=0) * local_size + local_rank
+        world = _integer(config, "BPS_NUM_WORKERS", default=1) * local_size
+        by_machine = _integer(config, "BPS_WORKER_ID", default=0) * local_size + local_rank
         named = config.source("BPS_RANK") in ("argument", "BPS_RANK", "BYTEPS_GLOBAL_RANK")
-        return (_integer(config, "BPS_RANK", 0, default=by_machine) if named else by_machine), world
+        return (_integer(config, "BPS_RANK", default=by_machine) if named else by_machine), world
     if config.text("BPS_WORLD_SIZE"):
         if not config.text("BPS_RANK"):
             raise InvalidArgumentError("WORLD_SIZE is set but RANK is not", "start with torchrun or `bps run`")
-        return _integer(config, "BPS_RANK", 0, default=0), _integer(config, "BPS_WORLD_SIZE", 1, default=1)
+        return _integer(config, "BPS_RANK", default=0), _integer(config, "BPS_WORLD_SIZE", default=1)
     return 0, 1
 
 
 def _separate(config: Any, startup: Any) -> None:
-    startup.servers = config.integer("BPS_NUM_SERVERS", 1, _LARGEST_WORLD)
+    startup.servers = config.integer("BPS_NUM_SERVERS")
     if not config.text("BPS_ROOT_PORT"):
         raise InvalidArgumentError(
             "separate servers need a scheduler, and its port is not set",
             "set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (or BPS_ROOT_URI and BPS_ROOT_PORT) on all members",
         )
-    startup.scheduler_ports = [config.integer("BPS_ROOT_PORT", 1, 65535)]
+    startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
     startup.job = config.text("BPS_JOB_ID")
     startup.secret = config.text("BPS_SECRET")
 
@@ -106,7 +105,7 @@ def _embedded(config: Any, startup: Any) -> None:
     digest = hashlib.sha256(f"bps_rdma|{startup.job}|{os.getuid()}".encode()).digest()
     startup.secret = config.text("BPS_SECRET") or digest.hex()
     if config.text("BPS_ROOT_PORT"):
-        startup.scheduler_ports = [config.integer("BPS_ROOT_PORT", 1, 65535)]
+        startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
         return
     # Below the range of the system's ephemeral ports (32768 and up). Rank 0 takes the first free one; the other ranks
     # find it because only the scheduler of this job accepts them.

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bps_rdma.errors import BpsError
+from bps_rdma.errors import BpsError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import typer
@@ -33,8 +33,8 @@ def wide_console() -> Console:
 def run_app(app: typer.Typer, name: str) -> NoReturn:
     """Run `app` on this process's arguments and exit.
 
-    The exit status is 0 or what the command returns, 1 for an error of the library, 2 for an invalid command line, 130
-    after Ctrl-C. A user's mistake never prints a traceback.
+    The exit status is 0 or what the command returns, 1 for an error of the library, 2 for an invalid command line or
+    setting, 130 after Ctrl-C. A user's mistake never prints a traceback.
     """
     import typer
 
@@ -46,6 +46,7 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
         sys.stdout.flush()
     except BpsError as error:
         print_error(error.message, error.hint)
+        status = 2 if isinstance(error, InvalidArgumentError) else 1
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended

@@ -11,11 +11,11 @@
 #include <string>
 #include <thread>
 
-#include "core/config.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "node/from_environment.h"
-#include "tensor/key_map.h"
+#include "core/settings.h"
+#include "core/unknown_settings.h"
+#include "node/startup.h"
 #include "transport/listener.h"
 #include "van/scheduler.h"
 
@@ -67,9 +67,10 @@ class Signals {
 // The address to listen on: that of DMLC_PS_ROOT_URI where it is one of this machine's, so that a job on 127.0.0.1 is
 // closed to the network. A name does not count (many machines map their own to a loopback address), nor does the
 // address of a router in front of this machine: then all interfaces listen.
-std::string address_from(const bps::Config& config) {
-  const std::string host = config.text("BPS_ROOT_URI");
-  if (config.is_default("BPS_ROOT_URI") || host == "localhost") return host == "localhost" ? host : "";
+std::string address_from(const bps::SettingValues& values) {
+  const auto& [host, source] = values.value("BPS_ROOT_URI");
+  if (host == "localhost") return host;
+  if (source == "default") return "";
   unsigned char parsed[sizeof(in6_addr)];
   if (::inet_pton(AF_INET, host.c_str(), parsed) != 1 && ::inet_pton(AF_INET6, host.c_str(), parsed) != 1) return "";
   try {
@@ -84,20 +85,23 @@ std::string count(std::uint32_t number, const std::string& noun) {
   return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
 }
 
-int run(bps::Config config, const std::string& address) {
+int run(bps::SettingValues values, const std::string& address) {
   Signals signals;
-  if (config.text("BPS_ROOT_PORT").empty()) config.set("BPS_ROOT_PORT", "9010", "default");
-  const bps::node::Startup startup = bps::node::startup_from_environment(config);
-  bps::set_log(bps::parse_log_level(config.text("BPS_LOG_LEVEL")), "scheduler");
+  if (values.value("BPS_ROOT_PORT").text.empty()) values.set("BPS_ROOT_PORT", "9010", "default");
+  const bps::Settings settings = values.parse();
+  bps::set_log(settings.log_level, "scheduler");
+  bps::log_unknown_settings();
+  const bps::node::Startup startup = bps::node::startup_from(settings.job);
+  const bps::node::ProcessOptions parsed(settings, startup);
   bps::van::SchedulerOptions options;
-  options.address = address.empty() ? address_from(config) : address;
+  options.address = address.empty() ? address_from(values) : address;
   options.ports = startup.scheduler_ports;
   options.workers = startup.workers;
   options.servers = startup.servers;
-  options.heartbeat_timeout_s = config.seconds("BPS_HEARTBEAT_TIMEOUT");
-  options.join_timeout_s = config.seconds("BPS_JOIN_TIMEOUT");
-  options.balanced = bps::tensor::parse_key_hash(config.text("BPS_KEY_HASH_FN")) == bps::tensor::KeyHash::kBalanced;
-  options.partition_bytes = static_cast<std::uint64_t>(config.integer("BPS_PARTITION_BYTES", 8, 1 << 30));
+  options.heartbeat_timeout_s = settings.deadlines.heartbeat;
+  options.join_timeout_s = settings.deadlines.join;
+  options.balanced = parsed.key_hash == bps::tensor::KeyHash::kBalanced;
+  options.cut = parsed.cut;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::van::Scheduler scheduler(options, bps::transport::Credentials::from(startup.job, startup.secret));
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
@@ -105,7 +109,7 @@ int run(bps::Config config, const std::string& address) {
   signals.stop_on_signal(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {
-    case SIGTERM: return 0;  // whoever started us asked for it
+    case SIGTERM: return 0;  // this is how launchers end it
     case SIGINT: return 128 + SIGINT;
     default: break;
   }
@@ -124,23 +128,23 @@ int main(int argc, char** argv) {
                             {"help", no_argument, nullptr, 'h'},
                             {nullptr, 0, nullptr, 0}};
   try {
-    bps::Config config;
+    bps::SettingValues values;
     std::string address;
     for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
       switch (got) {
         case 'w':
-          config.set("BPS_NUM_WORKERS", optarg, "argument");
-          config.set("BPS_LOCAL_SIZE", "", "argument");
+          values.set("BPS_NUM_WORKERS", optarg, "argument");
+          values.set("BPS_LOCAL_SIZE", "", "argument");
           break;
-        case 's': config.set("BPS_NUM_SERVERS", optarg, "argument"); break;
+        case 's': values.set("BPS_NUM_SERVERS", optarg, "argument"); break;
         case 'a': address = optarg; break;
-        case 'p': config.set("BPS_ROOT_PORT", optarg, "argument"); break;
+        case 'p': values.set("BPS_ROOT_PORT", optarg, "argument"); break;
         case 'v': std::puts("bps-scheduler " BPS_VERSION); return 0;
         case 'h': usage(); return 0;
         default: usage(); return 2;
       }
     }
-    return run(config, address);
+    return run(values, address);
   } catch (const bps::Error& error) {
     std::fprintf(stderr, "error: %s\nhint: %s\n", error.what(), error.hint().c_str());
   } catch (const std::exception& error) {

@@ -6,9 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <thread>
 
-#include "node/from_environment.h"
+#include "core/settings.h"
 #include "node/process.h"
 
 namespace {
@@ -24,14 +23,12 @@ void usage() {
 }
 
 int run(std::int32_t rank) {
-  const bps::Config config;
-  bps::node::Startup startup = bps::node::startup_from_environment(config);
+  const bps::Settings settings = bps::SettingValues().parse();
+  bps::node::Startup startup = bps::node::startup_from(settings.job);
   startup.server_rank = rank;
-  auto process = bps::node::Process::start(config, startup);
-  // A signal ends the process at once: workers learn of it from the scheduler, as they would of a crash.
+  auto process = bps::node::Process::start(settings, startup);
+  // A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash.
   const bool well = process->wait_for_end();
-  // The workers shall hear of the cause from whoever knows it, and not first from our closed connections.
-  if (!well) std::this_thread::sleep_for(std::chrono::milliseconds(500));
   process->shutdown(1);
   if (!well) std::fputs("bps-server: the job ended early: a member was lost\n", stderr);
   return well ? 0 : 1;

@@ -42,9 +42,18 @@ void EventLoop::forget(int fd) {
   if (watches_.erase(fd) != 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
-void EventLoop::every(double period_s, std::function<void()> task) {
+Timer EventLoop::every(double period_s, std::function<void()> task) {
   const auto period = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(period_s));
-  timers_.push_back({Clock::now() + period, period, std::make_shared<std::function<void()>>(std::move(task))});
+  Timer timer = after(period_s, std::move(task));
+  timer.entry_->period = period;
+  return timer;
+}
+
+Timer EventLoop::after(double delay_s, std::function<void()> task) {
+  const auto due = Clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(delay_s));
+  Timer timer(std::make_shared<Timer::Entry>(Timer::Entry{due, Duration::zero(), std::move(task)}));
+  timers_.push_back(timer.entry_);
+  return timer;
 }
 
 void EventLoop::post(std::function<void()> task) {
@@ -61,7 +70,7 @@ void EventLoop::wake() {
   [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
 }
 
-int EventLoop::look(std::span<epoll_event> events, Duration wait) {
+int EventLoop::wait_for_events(std::span<epoll_event> events, Duration wait) {
   const auto size = static_cast<int>(events.size());
   const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
   const int count = ::epoll_pwait2(epoll_.get(), events.data(), size, &timeout, nullptr);
@@ -73,23 +82,23 @@ int EventLoop::look(std::span<epoll_event> events, Duration wait) {
 int EventLoop::turn(Duration wait, std::unique_lock<std::mutex>* while_asleep) {
   int ran = run_posted();
   const unsigned turn = ++turns_;
-  // The clock is looked at before a sleep, and now and then while there is no sleep: it can cost a system call.
+  // The clock is read before a sleep, and now and then without one: reading it can cost a system call.
   if (wait > Duration::zero() || turn % kTurnsPerClock == 0) {
     const auto now = timers_.empty() ? Clock::time_point() : Clock::now();
     ran += run_timers(now);
-    for (const Timer& timer : timers_) wait = std::min(wait, std::max(Duration::zero(), Duration(timer.due - now)));
+    wait = until_next_timer(now, wait);
   }
   if (ran > 0) wait = Duration::zero();
   std::array<epoll_event, 64> events;
   int count = 0;
   if (while_asleep == nullptr || wait == Duration::zero()) {
-    count = look(events, wait);
+    count = wait_for_events(events, wait);
   } else {
     while_asleep->unlock();
-    count = look(events, wait);
+    count = wait_for_events(events, wait);
     while_asleep->lock();
-    // Others may have done what these events ask for, or closed what they are about.
-    if (turns_ != turn) count = look(events, Duration::zero());
+    // Another thread may have handled these events meanwhile, or closed their descriptors.
+    if (turns_ != turn) count = wait_for_events(events, Duration::zero());
   }
   for (int i = 0; i < count; ++i) {
     const auto found = watches_.find(events[static_cast<std::size_t>(i)].data.fd);
@@ -115,14 +124,27 @@ int EventLoop::run_posted() {
 
 int EventLoop::run_timers(Clock::time_point now) {
   int ran = 0;
+  // By index: a task may add timers.
   for (std::size_t i = 0; i < timers_.size(); ++i) {
-    if (now < timers_[i].due) continue;
-    timers_[i].due = now + timers_[i].period;
-    const auto task = timers_[i].task;  // it may add timers, which moves this one
-    (*task)();
+    const std::shared_ptr<Timer::Entry> timer = timers_[i].lock();  // a task may destroy its own timer
+    if (!timer || now < timer->due) continue;
+    const bool again = timer->period > Duration::zero();
+    timer->due = again ? now + timer->period : Clock::time_point::max();
+    timer->task();
     ++ran;
   }
+  std::erase_if(timers_, [](const auto& timer) { return timer.expired(); });
   return ran;
+}
+
+Duration EventLoop::until_next_timer(Clock::time_point now, Duration at_most) {
+  for (const auto& weak : timers_) {
+    const auto timer = weak.lock();
+    if (timer && timer->due != Clock::time_point::max()) {
+      at_most = std::min(at_most, std::max(Duration::zero(), Duration(timer->due - now)));
+    }
+  }
+  return at_most;
 }
 
 }  // namespace bps

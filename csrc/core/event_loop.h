@@ -21,6 +21,24 @@
 
 namespace bps {
 
+// A function that a loop calls at a given time, for as long as this object lives: destroying it, or assigning another
+// one, cancels it, also from within that function. Belongs to the loop's thread; may outlive the loop.
+class Timer {
+ public:
+  Timer() = default;
+
+ private:
+  friend class EventLoop;
+  struct Entry {
+    Clock::time_point due;
+    Duration period;  // zero: once
+    std::function<void()> task;
+  };
+  explicit Timer(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
+
+  std::shared_ptr<Entry> entry_;  // the loop only watches it
+};
+
 class EventLoop {
  public:
   using Ready = std::function<void(std::uint32_t events)>;
@@ -34,8 +52,10 @@ class EventLoop {
   void change(int fd, std::uint32_t events);
   void forget(int fd);
 
-  // Runs `task` every `period_s` seconds, first after one period, for as long as the loop lives.
-  void every(double period_s, std::function<void()> task);
+  // Calls `task` every `period_s` seconds, first after one period, until the timer is destroyed.
+  [[nodiscard]] Timer every(double period_s, std::function<void()> task);
+  // Calls `task` once, after `delay_s` seconds, unless the timer is destroyed before.
+  [[nodiscard]] Timer after(double delay_s, std::function<void()> task);
 
   // From any thread: run `task` on the loop soon.
   void post(std::function<void()> task);
@@ -43,7 +63,7 @@ class EventLoop {
   void wake();
   int doorbell() const { return doorbell_.get(); }
 
-  // Dispatches what is ready, sleeping up to `wait` (zero: just look) when nothing is. Returns the number of things
+  // Dispatches what is ready, sleeping up to `wait` (zero: not at all) when nothing is. Returns the number of things
   // run. `while_asleep` is unlocked for the time of the sleep: others who hold it may then call turn(), too.
   int turn(Duration wait, std::unique_lock<std::mutex>* while_asleep = nullptr);
 
@@ -52,20 +72,15 @@ class EventLoop {
     int fd;
     Ready ready;
   };
-  struct Timer {
-    Clock::time_point due;
-    Duration period;
-    std::shared_ptr<std::function<void()>> task;
-  };
-
-  int look(std::span<epoll_event> events, Duration wait);
+  int wait_for_events(std::span<epoll_event> events, Duration wait);
   int run_posted();
   int run_timers(Clock::time_point now);
+  Duration until_next_timer(Clock::time_point now, Duration at_most);
 
   Fd epoll_;
   Fd doorbell_;
   std::unordered_map<int, std::shared_ptr<Watch>> watches_;
-  std::vector<Timer> timers_;
+  std::vector<std::weak_ptr<Timer::Entry>> timers_;  // those of destroyed timers are dropped as they are met
   unsigned turns_ = 0;
   std::mutex posted_mutex_;  // set-up and rare events only; the data path uses rings
   std::vector<std::function<void()>> posted_;

@@ -24,13 +24,14 @@ void set_log(LogLevel level, std::string who) {
   g_who = std::move(who);
 }
 
-LogLevel parse_log_level(std::string_view text) {
+std::optional<LogLevel> parse_log_level(std::string_view text) {
   std::string name(text);
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (name == "ERROR" || name == "FATAL") return LogLevel::kError;
   if (name == "INFO") return LogLevel::kInfo;
   if (name == "DEBUG" || name == "TRACE") return LogLevel::kDebug;
-  return LogLevel::kWarning;
+  if (name == "WARNING") return LogLevel::kWarning;
+  return std::nullopt;
 }
 
 bool log_enabled(LogLevel level) {

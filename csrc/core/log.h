@@ -1,16 +1,18 @@
-// One line per event on standard error: "bps WARNING [rank 1] text". Levels from BPS_LOG_LEVEL; never used above debug
-// on the data path. A library must not bring a logging framework into a training process.
+// One line per event on standard error: "bps WARNING [rank 1] text". Levels from BPS_LOG_LEVEL; the data path
+// logs nothing above DEBUG. A library must not bring a logging framework into a training process.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace bps {
 
-enum class LogLevel { kError, kWarning, kInfo, kDebug };
+enum class LogLevel : unsigned char { kError, kWarning, kInfo, kDebug };
 
 void set_log(LogLevel level, std::string who);
-LogLevel parse_log_level(std::string_view text);  // in either case; unknown names mean WARNING
+// ERROR, WARNING, INFO or DEBUG in either case, and BytePS's FATAL and TRACE; nothing for any other text.
+std::optional<LogLevel> parse_log_level(std::string_view text);
 bool log_enabled(LogLevel level);
 void log_line(LogLevel level, const std::string& text);
 

@@ -1,17 +1,18 @@
-// Who may come in: this process's doors, their addresses for the others, and the way from a door to a loop.
-#include <sys/socket.h>
+#include "node/listeners.h"
+
 #include <unistd.h>
 
 #include <array>
+#include <future>
 
 #include "core/hmac.h"
 #include "core/log.h"
-#include "node/local_address.h"
-#include "node/process_impl.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace bps::node {
 namespace {
+
+using transport::Kind;
 
 std::string random_name() {
   std::array<std::byte, 12> bytes;
@@ -25,68 +26,68 @@ std::string random_name() {
   return name;
 }
 
-Bytes as_address(const std::string& text) {
+Bytes to_address(const std::string& text) {
   const auto bytes = as_bytes(text);
   return {bytes.begin(), bytes.end()};
 }
 
+// Runs `task` on the loop and waits for it; exceptions come back to the caller.
+void run_on(EventLoop& loop, std::function<void()> task) {
+  const auto packaged = std::make_shared<std::packaged_task<void()>>(std::move(task));
+  loop.post([packaged] { (*packaged)(); });
+  packaged->get_future().get();
+}
+
 }  // namespace
 
-void Process::Impl::open_listeners(van::Node& self) {
-  if (!is_server()) {
-    // Nobody calls a worker; that it can call by RDMA is worth knowing, though.
-    if (!rails_.empty()) self.addresses.push_back({"rdma", {}});
-    return;
-  }
-  const std::string host =
-      local_address(config_.text("BPS_NODE_HOST"), config_.text("BPS_INTERFACE"), startup_.scheduler_host);
-  const std::string local_name = random_name();
-  on_van([&] {
-    const auto door = [&](Fd listener, std::string transport) {
-      listeners_.push_back(std::make_unique<transport::Listener>(
-          van_->loop(), std::move(listener), credentials_,
-          [this, transport = std::move(transport)](Fd fd, const transport::Hello& hello) {
-            dispatch(transport, std::make_unique<transport::IncomingSocket>(std::move(fd), hello));
-          }));
-    };
-    Fd tcp = transport::Listener::listen_tcp(host, 0);
-    const std::string address =
-        transport::tcp::TcpTransport::make_address(host, transport::Listener::port_of(tcp.get()));
-    self.addresses.push_back({"tcp", as_address(address)});
-    door(std::move(tcp), "tcp");
-    self.addresses.push_back({"shm", as_address(local_name)});
-    door(transport::Listener::listen_local(local_name), "shm");
-    if (!rails_.empty()) {
-      rdma_listener_ = transport::rdma::open_rdma_listener(
-          van_->loop(), credentials_, rails_,
-          [this](std::unique_ptr<transport::IncomingConnection> incoming) { dispatch("rdma", std::move(incoming)); });
-      self.addresses.push_back({"rdma", rdma_listener_->address()});
+Listeners::Listeners(EventLoop& loop, const ProcessOptions& options, const transport::Credentials& credentials,
+                     const std::vector<transport::rdma::Rail>& rails, Enter enter)
+    : loop_(loop), credentials_(credentials), enter_(std::move(enter)) {
+  const std::string host = options.address();
+  run_on(loop_, [&] {
+    try {
+      open(host, rails);
+    } catch (...) {  // what is open already must be closed on this thread
+      close();
+      throw;
     }
-    log_debug("listens by tcp at " + address + " and by shm at " + local_name);
   });
 }
 
-// On the van's thread: hands the incoming to the loop it wants to see.
-void Process::Impl::dispatch(const std::string& transport, std::unique_ptr<transport::IncomingConnection> incoming) {
-  const transport::Hello& hello = incoming->hello;
-  if (hello.server_loop >= server_loops_ || hello.plane == transport::Plane::kVan) return;
-  Loop& loop = *loops_[hello.server_loop];
-  auto moved = std::make_shared<std::unique_ptr<transport::IncomingConnection>>(std::move(incoming));
-  loop.reactor->loop().post([this, &loop, transport, moved] { accept_connection(loop, transport, std::move(*moved)); });
+Listeners::~Listeners() {
+  run_on(loop_, [this] { close(); });
 }
 
-void Process::Impl::accept_connection(Loop& loop, const std::string& transport,
-                                      std::unique_ptr<transport::IncomingConnection> incoming) {
-  if (!loop.server_loop) {
-    loop.early.emplace_back(transport, std::move(incoming));
-    return;
-  }
-  transport::Transport* way = loop.reactor->transport(transport);
-  try {
-    loop.server_loop->accept(std::move(incoming), way);
-  } catch (const Error& error) {  // one caller less; the others are not to suffer
-    log_warning("could not let a caller in by " + transport + ": " + error.what() + " (" + error.hint() + ")");
-  }
+void Listeners::open(const std::string& host, const std::vector<transport::rdma::Rail>& rails) {
+  Fd tcp = transport::Listener::listen_tcp(host, 0);
+  const std::uint16_t port = transport::Listener::port_of(tcp.get());
+  listen(Kind::kTcp, std::move(tcp), to_address(transport::tcp::TcpTransport::make_address(host, port)));
+  const std::string name = random_name();
+  listen(Kind::kShm, transport::Listener::listen_local(name), to_address(name));
+  if (rails.empty()) return;
+  rdma_ = transport::rdma::open_rdma_listener(
+      loop_, credentials_, rails,
+      [this](std::unique_ptr<transport::IncomingConnection> incoming) { enter_(Kind::kRdma, std::move(incoming)); });
+  publish(Kind::kRdma, rdma_->address());
+}
+
+void Listeners::close() {
+  sockets_.clear();
+  rdma_.reset();
+}
+
+void Listeners::listen(Kind kind, Fd socket, Bytes address) {
+  sockets_.push_back(std::make_unique<transport::Listener>(
+      loop_, std::move(socket), credentials_, [this, kind](Fd fd, const transport::Hello& hello) {
+        enter_(kind, std::make_unique<transport::IncomingSocket>(std::move(fd), hello));
+      }));
+  publish(kind, std::move(address));
+}
+
+void Listeners::publish(Kind kind, Bytes address) {
+  const std::string name(transport::to_string(kind));
+  log_debug("accepts connections over " + name);
+  addresses_.push_back({name, std::move(address)});
 }
 
 }  // namespace bps::node

@@ -2,108 +2,96 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <thread>
-
 #include "core/log.h"
+#include "core/unknown_settings.h"
+#include "node/listeners.h"
 #include "node/local_address.h"
-#include "node/process_impl.h"
+#include "node/loops.h"
+#include "van/scheduler.h"
 #include "van/select.h"
+#include "van/van.h"
+#include "worker/worker.h"
 
 namespace bps::node {
-namespace {
 
-constexpr std::chrono::milliseconds kFarewell{300};
-
-}  // namespace
-
-Process::Impl::Impl(const Config& config, const Startup& startup)
-    : config_(config),
-      startup_(startup),
-      allowed_(van::allowed_transports(config.text("BPS_TRANSPORT"))),
-      rdma_options_(transport::rdma::RdmaOptions::from(config)) {}
-
-bool Process::Impl::allows(std::string_view transport) const {
-  return std::ranges::find(allowed_, transport) != allowed_.end();
+std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
+  std::unique_ptr<Process> process(new Process(settings, startup));
+  process->bring_up();
+  return process;
 }
 
-void Process::Impl::start() {
-  credentials_ = transport::Credentials::from(startup_.job, startup_.secret);
-  set_log(parse_log_level(config_.text("BPS_LOG_LEVEL")), "pid " + std::to_string(::getpid()));
-  if (startup_.hosts_scheduler) make_scheduler();
-  van::VanOptions options;
-  options.scheduler_host = startup_.hosts_scheduler ? "127.0.0.1" : startup_.scheduler_host;
-  options.scheduler_ports = startup_.scheduler_ports;
-  if (scheduler_) options.scheduler_ports = {scheduler_->port()};
-  options.join_timeout_s = config_.seconds("BPS_JOIN_TIMEOUT");
-  options.heartbeat_interval_s = config_.seconds("BPS_HEARTBEAT_INTERVAL");
-  options.heartbeat_timeout_s = config_.seconds("BPS_HEARTBEAT_TIMEOUT");
-  van_ = std::make_unique<van::Van>(options, credentials_, events());
+Process::Process(const Settings& settings, const Startup& startup)
+    : options_(settings, startup), credentials_(transport::Credentials::from(startup.job, startup.secret)) {}
 
-  find_rails();
-  make_loops();
-  van::Node self;
-  self.worker_rank = startup_.worker_rank;
-  self.server_rank = startup_.server_rank;
-  self.worker_loops = static_cast<std::uint16_t>(worker_loops_);
-  self.server_loops = static_cast<std::uint16_t>(server_loops_);
-  self.pid = static_cast<std::uint32_t>(::getpid());
-  self.host = host_name();
-  self.host_key = van::host_key();
-  open_listeners(self);
-  van_->join(self, startup_.workers, startup_.servers);
-  set_log(parse_log_level(config_.text("BPS_LOG_LEVEL")), van_->self().describe());
-  if (is_server()) make_server_loops();
-  if (is_worker()) make_worker();
-  std::vector<std::pair<std::uint32_t, std::string>> early;
-  {
-    const std::lock_guard lock(mutex_);
-    early.swap(early_losses_);
+Process::~Process() {
+  take_down();
+}
+
+void Process::bring_up() {
+  set_log(options_.settings.log_level, "pid " + std::to_string(::getpid()));
+  if (options_.settings.job.local_rank.value_or(0) == 0) log_unknown_settings();
+  if (options_.startup.hosts_scheduler) make_scheduler();
+  make_van();
+  loops_ = std::make_unique<Loops>(options_, credentials_);
+  if (options_.startup.is_server()) {
+    listeners_ = std::make_unique<Listeners>(
+        van_->loop(), options_, credentials_, loops_->rails(),
+        [this](transport::Kind kind, auto incoming) { loops_->accept(kind, std::move(incoming)); });
   }
-  for (const auto& [node, why] : early) events().on_lost(node, why);
+  van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
+  set_log(options_.settings.log_level, van_->self().describe());
+  if (options_.startup.is_server()) loops_->start_servers(van_->membership());
+  if (options_.startup.is_worker()) make_worker();
 }
 
-void Process::Impl::make_scheduler() {
+void Process::make_scheduler() {
+  const Startup& startup = options_.startup;
   van::SchedulerOptions options;
-  options.ports = startup_.scheduler_ports;
-  options.workers = startup_.workers;
-  options.servers = startup_.servers;
-  options.heartbeat_timeout_s = config_.seconds("BPS_HEARTBEAT_TIMEOUT");
-  options.join_timeout_s = config_.seconds("BPS_JOIN_TIMEOUT");
-  options.balanced = tensor::parse_key_hash(config_.text("BPS_KEY_HASH_FN")) == tensor::KeyHash::kBalanced;
-  options.partition_bytes = static_cast<std::uint64_t>(config_.integer("BPS_PARTITION_BYTES", 8, 1 << 30));
-  if (startup_.workers == 1 || startup_.scheduler_host == "127.0.0.1" || startup_.scheduler_host == "localhost") {
-    options.address = "127.0.0.1";  // nobody else needs to see it
-  }
+  options.ports = startup.scheduler_ports;
+  options.workers = startup.workers;
+  options.servers = startup.servers;
+  options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
+  options.join_timeout_s = options_.settings.deadlines.join;
+  options.balanced = options_.key_hash == tensor::KeyHash::kBalanced;
+  options.cut = options_.cut;
+  const bool one_host = startup.scheduler_host == "127.0.0.1" || startup.scheduler_host == "localhost";
+  if (startup.workers == 1 || one_host) options.address = "127.0.0.1";
   scheduler_ = std::make_unique<van::Scheduler>(options, credentials_);
 }
 
-van::VanEvents Process::Impl::events() {
+void Process::make_van() {
+  van::VanOptions options;
+  options.scheduler_host = scheduler_ ? "127.0.0.1" : options_.startup.scheduler_host;
+  options.scheduler_ports = options_.startup.scheduler_ports;
+  if (scheduler_) options.scheduler_ports = {scheduler_->port()};
+  options.join_timeout_s = options_.settings.deadlines.join;
+  options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
+  van_ = std::make_unique<van::Van>(options, credentials_, events());
+}
+
+van::Node Process::describe_self() const {
+  van::Node self;
+  self.worker_rank = options_.startup.worker_rank;
+  self.server_rank = options_.startup.server_rank;
+  self.worker_loops = static_cast<std::uint16_t>(options_.worker_loops);
+  self.server_loops = static_cast<std::uint16_t>(options_.server_loops);
+  self.pid = static_cast<std::uint32_t>(::getpid());
+  self.host = host_name();
+  self.host_key = van::host_key();
+  if (listeners_) {
+    self.addresses = listeners_->addresses();
+  } else if (!loops_->rails().empty()) {
+    // Nobody connects to a worker, but servers of the same fabric are reached by RDMA only if it has RDMA too.
+    self.addresses.push_back({std::string(transport::to_string(transport::Kind::kRdma)), {}});
+  }
+  return self;
+}
+
+van::VanEvents Process::events() {
   return {
-      .on_lost =
-          [this](std::uint32_t node, const std::string& why) {
-            const std::lock_guard lock(mutex_);
-            if (is_worker() && !worker_) {
-              early_losses_.emplace_back(node, why);
-              return;
-            }
-            if (worker_ && !leaving_) worker_->lose_node(node, why);
-            for (const auto& loop : loops_) {
-              loop->reactor->loop().post([&loop = *loop, node] {
-                if (loop.server_loop && node != 0) loop.server_loop->lose_node(node);
-              });
-            }
-          },
-      .on_group =
-          [this](const van::Group& group) {
-            // Waits until each loop knows it: the scheduler tells the workers only after we return.
-            for (const auto& loop : loops_) {
-              loop->reactor->call([&] {
-                loop->groups.push_back(group);
-                if (loop->server_loop) loop->server_loop->add_group(group);
-              });
-            }
-          },
+      .on_lost = [this](std::uint32_t node, const std::string& why) { lose_node(node, why); },
+      // Waits until each loop knows it: the scheduler tells the workers only after this returns.
+      .on_group = [this](const van::Group& group) { loops_->add_group(group); },
       .on_tensor_failed =
           [this](std::uint32_t tensor, const std::string& why) {
             const std::lock_guard lock(mutex_);
@@ -112,88 +100,71 @@ van::VanEvents Process::Impl::events() {
   };
 }
 
-bool Process::Impl::shutdown(double timeout_s) {
+void Process::lose_node(std::uint32_t node, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (options_.startup.is_worker() && !worker_) {
+    early_losses_.emplace_back(node, why);
+    return;
+  }
+  if (worker_ && !leaving_) {
+    const bool host_lost = node == 0 && options_.startup.joint;
+    worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
+  }
+  if (node != 0) loops_->lose_node(node);
+}
+
+void Process::lose_connection(std::uint32_t server_rank, const std::string& why) {
+  if (!leaving_) van_->suspect(van_->membership().server(server_rank)->id, why);
+}
+
+bool Process::shutdown(double timeout_s) {
   leaving_ = true;
   bool well = false;
   try {
     well = van_->leave(timeout_s);
-  } catch (const Error& error) {  // the scheduler is gone: there is nobody left to say goodbye to
-    log_info(std::string("left without goodbye: ") + error.what());
+  } catch (const Error& error) {  // the scheduler is lost: nobody is left to be told
+    log_info(std::string("left without the scheduler: ") + error.what());
   }
-  // Who leaves because of a loss gives the others time to see the same loss first, or they would take him for its
-  // cause.
-  if (worker_ && worker_->has_lost_anyone()) std::this_thread::sleep_for(kFarewell);
   take_down();
   return well;
 }
 
-void Process::Impl::take_down() {
+void Process::take_down() {
   leaving_ = true;
-  for (const auto& loop : loops_) loop->reactor->stop();
-  if (van_ && (!listeners_.empty() || rdma_listener_)) {
-    on_van([this] {
-      listeners_.clear();
-      rdma_listener_.reset();
-    });
-  }
+  if (loops_) loops_->stop();
+  listeners_.reset();  // on the van's thread, which must still run
   {
     const std::lock_guard lock(mutex_);
     worker_.reset();
   }
   van_.reset();  // its thread may still post to the loops until here
-  loops_.clear();
+  loops_.reset();
   scheduler_.reset();
 }
 
-Process::Process(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Process::~Process() = default;
-
-std::unique_ptr<Process> Process::start(const Config& config, const Startup& startup) {
-  std::unique_ptr<Process> process(new Process(std::make_unique<Impl>(config, startup)));
-  process->timeout_s_ = config.seconds("BPS_TIMEOUT");
-  process->impl_->start();
-  return process;
-}
-
 worker::Worker& Process::worker() {
-  if (!impl_->worker_) {
+  if (!worker_) {
     throw Error(ErrorCode::kInvalidArgument, "this process is a server, not a worker", "call this on workers only");
   }
-  return *impl_->worker_;
+  return *worker_;
 }
-van::Van& Process::van() {
-  return *impl_->van_;
-}
+
 const van::Membership& Process::membership() const {
-  return impl_->van_->membership();
+  return van_->membership();
 }
-bool Process::shutdown(double timeout_s) {
-  return impl_->shutdown(timeout_s);
-}
+
 bool Process::wait_for_end() {
-  return impl_->van_->wait_for_end();
-}
-std::vector<std::string> Process::routes() const {
-  return impl_->routes_;
+  return van_->wait_for_end();
 }
 
 std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
-  std::vector<std::pair<std::string, std::uint64_t>> sum = Counters().list();
-  std::uint64_t slot_bytes = 0;
-  std::uint64_t open_rounds = 0;
-  for (const auto& loop : impl_->loops_) {
-    const auto one = loop->reactor->counters().list();
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i].second += one[i].second;
-    const auto [bytes, rounds] = loop->reactor->call([&] {
-      return std::pair<std::uint64_t, std::uint64_t>(loop->server_loop ? loop->server_loop->slot_bytes() : 0,
-                                                     loop->server_loop ? loop->server_loop->open_rounds() : 0);
-    });
-    slot_bytes += bytes;
-    open_rounds += rounds;
-  }
-  sum.emplace_back("slot_bytes", slot_bytes);
-  sum.emplace_back("open_rounds", open_rounds);
-  return sum;
+  return loops_->metrics();
+}
+
+std::vector<std::string> Process::routes() const {
+  std::vector<std::string> names;
+  for (const transport::Kind kind : routes_) names.emplace_back(transport::to_string(kind));
+  return names;
 }
 
 }  // namespace bps::node

@@ -1,73 +1,86 @@
-// One process of a job, whole: its loops, its doors, its line to the scheduler, and what it does there as a worker, a
-// server or both; in an embedded job rank 0 also hosts the scheduler.
+// One process of a job: its loops, its listeners, its connection to the scheduler, and its worker; in an embedded job
+// rank 0 also hosts the scheduler.
 //
-// start() brings everything up and returns when this process has joined and is connected; shutdown() says goodbye,
-// waits for the others within the deadline, and takes everything down. Threading: both from one thread; the rest from
-// any.
+// start() brings everything up and returns when this process has joined and is connected; shutdown() leaves the job,
+// waits for the other workers within the deadline, and takes everything down. Threading: both from one thread; the rest
+// from any.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/config.h"
-#include "core/metrics.h"
+#include "node/startup.h"
 #include "transport/handshake.h"
 #include "van/membership.h"
 
 namespace bps::van {
+class Scheduler;
 class Van;
-}
+struct VanEvents;
+}  // namespace bps::van
 namespace bps::worker {
 class Worker;
 }
 
 namespace bps::node {
 
-// Who this process is; the launcher's variables, already understood.
-struct Startup {
-  std::int32_t worker_rank = van::kNoRank;
-  std::int32_t server_rank = van::kNoRank;
-  std::uint32_t workers = 1;
-  std::uint32_t servers = 1;
-  bool hosts_scheduler = false;
-  bool joint = false;  // every worker is also a server
-  std::string scheduler_host = "127.0.0.1";
-  std::vector<std::uint16_t> scheduler_ports;
-  std::uint32_t processes_on_host = 1;  // of this job, as far as known: says whether spinning would hurt
-  std::string job;
-  std::string secret;
-};
+class Connector;
+class Listeners;
+class Loops;
 
 class Process {
  public:
-  static std::unique_ptr<Process> start(const Config& config, const Startup& startup);
+  static std::unique_ptr<Process> start(const Settings& settings, const Startup& startup);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  worker::Worker& worker();  // throws kInvalidArgument on a process that is none
-  van::Van& van();
+  worker::Worker& worker();  // throws kInvalidArgument on a process that is not a worker
+  van::Van& van() { return *van_; }
   const van::Membership& membership() const;
-  double operation_timeout_s() const { return timeout_s_; }
+  double operation_timeout_s() const { return options_.settings.deadlines.operation; }
 
-  // False when the others did not all leave in time, or somebody was lost.
+  // False when the others did not all leave in time, or a member was lost.
   bool shutdown(double timeout_s);
-  // Servers: blocks until the job is over.
+  // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
 
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
-  // How this process reaches each server: "self", "shm", "tcp".
+  // How this process reaches each server: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> routes() const;
 
  private:
-  class Impl;
-  explicit Process(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
-  double timeout_s_ = 300;
+  Process(const Settings& settings, const Startup& startup);
+  void bring_up();
+  void take_down();
+  void make_scheduler();
+  void make_van();
+  van::Node describe_self() const;
+  void make_worker();
+  std::unique_ptr<worker::Worker> connect_worker();
+
+  // From the van's thread and from the loops.
+  van::VanEvents events();
+  void lose_node(std::uint32_t node, const std::string& why);
+  void lose_connection(std::uint32_t server_rank, const std::string& why);
+
+  const ProcessOptions options_;
+  const transport::Credentials credentials_;
+  std::unique_ptr<van::Scheduler> scheduler_;
+  std::unique_ptr<van::Van> van_;
+  std::unique_ptr<Loops> loops_;
+  std::unique_ptr<Listeners> listeners_;
+  std::vector<transport::Kind> routes_;
+  std::atomic<bool> leaving_{false};
+  std::mutex mutex_;  // the van may report losses before the worker is made
+  std::unique_ptr<worker::Worker> worker_;
+  std::vector<std::pair<std::uint32_t, std::string>> early_losses_;
 };
 
 }  // namespace bps::node

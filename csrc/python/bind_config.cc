@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
-#include "core/config.h"
+#include "core/settings.h"
+#include "core/unknown_settings.h"
 #include "python/bind.h"
 
 namespace py = pybind11;
@@ -8,27 +9,39 @@ namespace py = pybind11;
 namespace bps::python {
 
 void bind_config(py::module_& module) {
-  py::class_<Config>(module, "Config", "Every setting with its value and source; see bps_rdma.config().")
+  py::class_<SettingValues>(module, "Config", "Every setting with its value and source; see bps_rdma.config().")
       .def(py::init<>(), "Reads the environment of this process.")
-      .def("set", &Config::set, py::arg("name"), py::arg("value"), py::arg("source") = "argument")
-      .def("text", &Config::text, py::arg("name"))
+      .def("set", &SettingValues::set, py::arg("name"), py::arg("value"), py::arg("source") = "argument")
       .def(
-          "source", [](const Config& config, const std::string& name) { return config.value(name).source; },
+          "check", [](const SettingValues& config) { (void)config.parse(); },
+          "Raises InvalidArgumentError for the first value outside its range.")
+      .def(
+          "text", [](const SettingValues& config, const std::string& name) { return config.value(name).text; },
           py::arg("name"))
-      .def("integer", &Config::integer, py::arg("name"), py::arg("lowest"), py::arg("highest"))
-      .def("seconds", &Config::seconds, py::arg("name"))
-      .def("flag", &Config::flag, py::arg("name"))
+      .def(
+          "source", [](const SettingValues& config, const std::string& name) { return config.value(name).source; },
+          py::arg("name"))
+      .def("integer", &SettingValues::integer, py::arg("name"))
+      .def("seconds", &SettingValues::seconds, py::arg("name"))
       .def_static(
           "table",
           [] {
-            std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
-            for (const Setting& s : Config::table()) {
+            std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> rows;
+            for (const Setting& s : settings_table()) {
               rows.emplace_back(std::string(s.name), std::string(s.aliases), std::string(s.fallback),
-                                std::string(s.help));
+                                std::string(s.help), s.secret);
             }
             return rows;
           },
-          "Rows of (name, aliases, default, help).");
+          "Rows of (name, aliases, default, help, secret).");
+  module.def(
+      "check_environment",
+      [] {
+        std::vector<std::tuple<std::string, std::string, bool>> notes;
+        for (const SettingNote& note : check_environment()) notes.emplace_back(note.variable, note.text, note.warning);
+        return notes;
+      },
+      "(variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.");
 }
 
 }  // namespace bps::python

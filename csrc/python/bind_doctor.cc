@@ -2,7 +2,7 @@
 #include <pybind11/stl.h>
 #include <sys/resource.h>
 
-#include "core/config.h"
+#include "core/settings.h"
 #include "node/local_address.h"
 #include "python/bind.h"
 #include "transport/rdma/rdma.h"
@@ -37,12 +37,12 @@ struct Found {
 };
 
 // The choice that init() would make, with an address of this host in place of the route to a scheduler.
-Found look(const Config& config) {
+Found find(const Settings& settings) {
   Found found{transport::rdma::rdma_report(), {}};
-  const std::string interface = config.text("BPS_INTERFACE");
-  const std::string host = node::local_address(config.text("BPS_NODE_HOST"), interface, config.text("BPS_ROOT_URI"));
+  const std::string& interface = settings.transport.interface;
+  const std::string host = node::local_address(settings.transport.node_host, interface, settings.job.root_uri);
   found.selection = transport::rdma::find_rdma(
-      transport::rdma::RdmaOptions::from(config),
+      transport::rdma::RdmaOptions::from(settings.rdma),
       {.index = std::nullopt, .address = node::numeric_address(host), .interface = interface});
   return found;
 }
@@ -52,10 +52,10 @@ Found look(const Config& config) {
 void bind_doctor(py::module_& module) {
   module.def(
       "rdma_report",
-      [](const Config& config) {
+      [](const SettingValues& config) {
         const Found found = [&] {
           const py::gil_scoped_release released;
-          return look(config);
+          return find(config.parse());
         }();
         py::list devices;
         for (const transport::rdma::RdmaDevice& device : found.report.devices) {
@@ -74,13 +74,14 @@ void bind_doctor(py::module_& module) {
       py::arg("config"), "Devices, ports and GIDs, and the rails that these settings choose.");
   module.def(
       "rdma_self_transfer",
-      [](const Config& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {
+      [](const SettingValues& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {
         const transport::rdma::SelfTransfer done = [&] {
           const py::gil_scoped_release released;
-          const transport::rdma::RdmaRails selection = look(config).selection;
+          const Settings settings = config.parse();
+          const transport::rdma::RdmaRails selection = find(settings).selection;
           if (rail >= selection.rails.size()) throw Error(ErrorCode::kUnreachable, selection.why_not, selection.hint);
-          return transport::rdma::transfer_to_self(selection.rails[rail], transport::rdma::RdmaOptions::from(config),
-                                                   bytes, timeout_s);
+          return transport::rdma::transfer_to_self(selection.rails[rail],
+                                                   transport::rdma::RdmaOptions::from(settings.rdma), bytes, timeout_s);
         }();
         return py::dict("bytes"_a = done.bytes, "gigabytes_per_second"_a = done.gigabytes_per_second,
                         "round_trip_us"_a = done.round_trip_us);
@@ -89,8 +90,9 @@ void bind_doctor(py::module_& module) {
       "Sends `bytes` bytes to this process over the NIC and compares them.");
   module.def(
       "local_address",
-      [](const Config& config, const std::string& towards) {
-        return node::local_address(config.text("BPS_NODE_HOST"), config.text("BPS_INTERFACE"), towards);
+      [](const SettingValues& config, const std::string& towards) {
+        const TransportSettings settings = config.parse().transport;
+        return node::local_address(settings.node_host, settings.interface, towards);
       },
       py::arg("config"), py::arg("towards"), py::call_guard<py::gil_scoped_release>(),
       "The address of this host that its peers should use; without settings, that of the route to `towards`.");

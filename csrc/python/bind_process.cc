@@ -53,8 +53,8 @@ struct DetachAndDelete {
 using OwnedProcess = std::unique_ptr<node::Process, DetachAndDelete>;
 
 // A worker forgets the memory of arrays that are freed from its start to its shutdown.
-OwnedProcess start(const Config& config, const node::Startup& startup) {
-  OwnedProcess process(node::Process::start(config, startup).release());
+OwnedProcess start(const SettingValues& config, const node::Startup& startup) {
+  OwnedProcess process(node::Process::start(config.parse(), startup).release());
   if (startup.worker_rank != van::kNoRank) BlockTable::instance().attach(*process);
   return process;
 }

@@ -11,6 +11,9 @@
 namespace bps::tensor {
 namespace {
 
+// Bounds what one declaration can cost the scheduler, in time and memory.
+constexpr std::uint64_t kMostRuns = 1U << 16;
+
 constexpr std::array<std::pair<KeyHash, std::string_view>, 7> kNames{{
     {KeyHash::kRaw, "raw"},
     {KeyHash::kDjb2, "djb2"},
@@ -109,16 +112,21 @@ std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::u
     case KeyHash::kSdbm: hash = sdbm(key); break;
     case KeyHash::kMixed: hash = mixed(config, key); break;
     case KeyHash::kRaw:
-    case KeyHash::kBalanced: hash = raw(tensor, partition); break;  // balanced is the scheduler's; this is a fallback
+    case KeyHash::kBalanced: hash = raw(tensor, partition); break;  // balanced: see BalancedPlacement
   }
   return static_cast<std::uint32_t>(hash % config.servers);
 }
 
-std::uint32_t least_loaded(std::span<std::uint64_t> load, std::uint64_t bytes) {
-  if (load.empty()) return 0;
-  const auto least = std::min_element(load.begin(), load.end());  // the first of equals: deterministic
-  *least += bytes;
-  return static_cast<std::uint32_t>(least - load.begin());
+BalancedPlacement::BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut)
+    : run_(cut.count() / kMostRuns + 1), servers_((cut.count() + run_ - 1) / run_, 0) {
+  if (load.empty()) return;
+  for (std::size_t i = 0; i < servers_.size(); ++i) {
+    const std::uint64_t first = i * run_;
+    const Partitioning::Piece last = cut.piece(std::min(first + run_, cut.count()) - 1);
+    const auto least = std::min_element(load.begin(), load.end());  // the first of equals
+    *least += last.offset + last.length - cut.piece(first).offset;
+    servers_[i] = static_cast<std::uint32_t>(least - load.begin());
+  }
 }
 
 }  // namespace bps::tensor

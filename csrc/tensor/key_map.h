@@ -1,4 +1,4 @@
-// Which server sums a partition: [2] of the walk. Pure functions; every worker computes the same answer.
+// Which server sums a partition. Pure functions; every worker computes the same answer.
 //
 // The formulas and their golden vectors are BytePS's (BYTEPS_KEY_HASH_FN); `raw` also folds the tensor's id into the
 // low bits, because (id << 16) is 0 modulo every power of two and would send each single-partition tensor to server 0.
@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 #include <vector>
+
+#include "tensor/partition.h"
 
 namespace bps::tensor {
 
@@ -36,9 +38,19 @@ std::string_view to_string(KeyHash hash);
 // Server of one partition, for every hash but kBalanced.
 std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition);
 
-// kBalanced: places whole tensors' partitions so that bytes per server are even. Deterministic: the result depends only
-// on `load` (bytes already placed on each server, updated here) and the pieces, heaviest first by the caller's order.
-// Since all ranks must agree, the scheduler places and tells the workers: first-declared, first-placed.
-std::uint32_t least_loaded(std::span<std::uint64_t> load, std::uint64_t bytes);
+// kBalanced: each piece of a tensor goes to the server with the fewest bytes so far. The result depends only on the
+// load and the cut, so the scheduler, which accounts for the tensors in the order of their first declaration, and every
+// worker, which starts from the load that the scheduler told it, compute the same.
+class BalancedPlacement {
+ public:
+  // `load`: bytes already placed on each server; the bytes of this tensor are added. An empty load stands for one
+  // server.
+  BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut);
+  std::uint32_t server(std::uint64_t piece) const { return servers_[piece / run_]; }
+
+ private:
+  std::uint64_t run_;  // consecutive pieces placed together: more than one for tensors of very many pieces
+  std::vector<std::uint32_t> servers_;
+};
 
 }  // namespace bps::tensor

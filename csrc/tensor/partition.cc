@@ -5,8 +5,9 @@
 namespace bps::tensor {
 namespace {
 
-// Pieces of one tensor per server: enough that sending, summing and answering overlap, few enough that each is large.
-constexpr std::uint64_t kPiecesPerServer = 4;
+// Pieces of one tensor per server loop: enough that sending, summing and answering overlap, few enough that each is
+// large.
+constexpr std::uint64_t kPiecesPerLoop = 4;
 // Sizes come in these steps, so that tensors of almost equal size use equal partitions.
 constexpr std::uint64_t kStep = std::uint64_t{64} << 10;
 
@@ -45,11 +46,16 @@ std::uint64_t Partitioning::shard_length(std::uint32_t index) const {
   return std::min(shard_bytes_, bytes_ - shard_offset(index));
 }
 
-std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t servers, std::uint64_t floor) {
-  const std::uint64_t pieces = kPiecesPerServer * std::max<std::uint64_t>(servers, 1);
+std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t loops, std::uint64_t floor) {
+  const std::uint64_t pieces = kPiecesPerLoop * std::max<std::uint64_t>(loops, 1);
   if (bytes / pieces >= limit) return limit;
   const std::uint64_t even = divide_up(divide_up(bytes, pieces), kStep) * kStep;
   return std::min(std::max(even, floor), limit);
+}
+
+Partitioning CutRule::cut(std::uint64_t bytes, std::uint32_t element, std::uint32_t shards) const {
+  const std::uint64_t floor = std::min(min_partition_bytes, partition_bytes);
+  return {bytes, element, partition_size(bytes, partition_bytes, server_loops, floor), shards};
 }
 
 }  // namespace bps::tensor

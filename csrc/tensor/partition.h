@@ -36,7 +36,16 @@ class Partitioning {
 };
 
 // The partition size used for a tensor of `bytes`: `limit` (BYTEPS_PARTITION_BYTES), or less for a middle-sized tensor
-// so that every one of `servers` servers gets a few pieces to pipeline, but never below `floor` bytes.
-std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t servers, std::uint64_t floor);
+// so that each of `loops` server loops gets several pieces to pipeline, but never below `floor` bytes.
+std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t loops, std::uint64_t floor);
+
+// How a job cuts its tensors. The scheduler accounts for the same cut as the workers make (key hash `balanced`).
+struct CutRule {
+  std::uint64_t partition_bytes = 512 << 10;
+  std::uint64_t min_partition_bytes = 64 << 10;
+  std::uint32_t server_loops = 1;  // of all servers together
+
+  Partitioning cut(std::uint64_t bytes, std::uint32_t element, std::uint32_t shards = 1) const;
+};
 
 }  // namespace bps::tensor

@@ -22,16 +22,10 @@ constexpr std::size_t kMostPending = 1024;
 }  // namespace
 
 Listener::Listener(EventLoop& loop, Fd listener, const Credentials& credentials, Enter enter)
-    : loop_(loop),
-      listener_(std::move(listener)),
-      credentials_(credentials),
-      enter_(std::move(enter)),
-      alive_(std::make_shared<bool>(true)) {
+    : loop_(loop), listener_(std::move(listener)), credentials_(credentials), enter_(std::move(enter)) {
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
   listen();
-  loop_.every(1.0, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired()) expire_pending();
-  });
+  expiry_ = loop_.every(1.0, [this] { expire_pending(); });
 }
 
 Listener::~Listener() {

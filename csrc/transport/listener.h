@@ -59,7 +59,7 @@ class Listener {
   std::unordered_map<int, PendingConnection> pending_;
   bool listening_ = false;
   std::atomic<std::uint64_t> refused_{0};
-  std::shared_ptr<bool> alive_;  // timers of the loop may outlive the door
+  Timer expiry_;
 };
 
 // Connects a blocking TCP socket (TCP_NODELAY) within the deadline; name or IPv4/IPv6 address. One attempt per address

@@ -1,4 +1,4 @@
-// Worker ranks that wait for each other: a barrier, or the ranks that are to form a group. A pure state machine.
+// Worker ranks that wait for each other: in a barrier, or to form a group. A pure state machine.
 //
 // Each rank may have several callers waiting (threads); the n-th of one rank meets the n-th of the others.
 #pragma once
@@ -23,9 +23,9 @@ class BarrierState {
 
   // One caller of each rank, when this one was the last; otherwise nobody. The caller's rank is one of the ranks.
   std::vector<Caller> arrive(Caller caller);
-  // Forgets the caller and tells which ranks it still waited for; nothing when it is not here.
+  // Removes the caller and returns the ranks it still waited for; nothing when it does not wait here.
   std::optional<std::vector<std::uint32_t>> cancel(Caller caller);
-  // Sends everybody home.
+  // Cancels every call and returns the callers.
   std::vector<Caller> cancel_all();
   bool empty() const;
   const std::vector<std::uint32_t>& ranks() const { return ranks_; }

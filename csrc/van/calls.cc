@@ -112,11 +112,11 @@ void Calls::finish_if_known(std::uint32_t group) {
 }
 
 void Calls::cancel(const Member& caller, const Cancel& call) {
-  const std::string text = caller.is_worker() ? whom_it_awaits({caller.rank(), call.call}) : "";
+  const std::string text = caller.is_worker() ? missing_for({caller.rank(), call.call}) : "";
   send_(caller.peer, Missing{call.call, text});
 }
 
-std::string Calls::whom_it_awaits(BarrierState::Caller caller) {
+std::string Calls::missing_for(BarrierState::Caller caller) {
   for (auto& [group, waiting] : barriers_by_group_) {
     if (const auto missing = waiting.cancel(caller)) return name_ranks(*missing) + " did not come";
   }
@@ -162,7 +162,7 @@ void Calls::gone(const Member& member) {
     }
     entry = new_groups_.erase(entry);
   }
-  // A group that is being made known can do without a server that is no more.
+  // A group that is being announced does not wait for a server that is gone.
   std::vector<std::uint32_t> forming;
   for (auto& [id, group] : forming_) {
     std::erase(group.unaware, member.peer);

@@ -47,7 +47,7 @@ class Calls {
   void fail(const BarrierState::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint);
   void announce(const Group& group, std::vector<BarrierState::Caller> callers);
   void finish_if_known(std::uint32_t group);
-  std::string whom_it_awaits(BarrierState::Caller caller);
+  std::string missing_for(BarrierState::Caller caller);
 
   MemberTable& members_;
   Registry registry_;

@@ -1,7 +1,7 @@
 // A stream of van messages between a node and the scheduler; both ends use it.
 //
 // Threading: belongs to the thread of its loop, which must outlive it. It may be destroyed at any time, also by its own
-// callbacks; none is called after that. Errors: a socket that closes, and a peer that sends what no van sends, are
+// callbacks; none is called after that. Errors: a socket that closes, and a peer that sends a malformed message, are
 // reported once through on_closed.
 #pragma once
 
@@ -29,7 +29,7 @@ class Connection {
   // Goes out now or as soon as the socket takes it. A failure comes as on_closed, from the loop.
   void send(const Message& message) { send_encoded(encode(message)); }
   void send_encoded(const Bytes& message);
-  // When the peer last said anything.
+  // When the last message of the peer came.
   Clock::time_point heard() const { return state_->heard; }
   void forgive_silence() { state_->heard = Clock::now(); }
 

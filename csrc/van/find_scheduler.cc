@@ -10,15 +10,15 @@
 namespace bps::van {
 namespace {
 
-// A port that swallows packets, or a program that never answers, must not hide the ports after it for long.
+// A port that drops packets, or a program that never answers, must not delay the ports after it for long.
 constexpr double kConnectSeconds = 1;
 constexpr double kHandshakeSeconds = 3;
 
-// How much an error tells: a scheduler that refuses us is more than another job's, and that more than a closed port.
-int telling(const Error& error) {
-  const auto* greeting = dynamic_cast<const transport::HandshakeError*>(&error);
-  if (greeting == nullptr) return 0;
-  switch (greeting->refusal()) {
+// How informative an error is: a refusal by our scheduler, then one by another job's, then a closed port.
+int informative(const Error& error) {
+  const auto* handshake = dynamic_cast<const transport::HandshakeError*>(&error);
+  if (handshake == nullptr) return 0;
+  switch (handshake->refusal()) {
     case transport::Refusal::kVersion:
     case transport::Refusal::kSecret: return 3;
     case transport::Refusal::kJob: return 2;
@@ -36,11 +36,12 @@ Deadline sooner(const Deadline& deadline, double seconds) {
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
                               const transport::Credentials& credentials, const Deadline& deadline) {
   if (ports.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "there is no port to look for the scheduler", "set DMLC_PS_ROOT_PORT");
+    throw Error(ErrorCode::kInvalidArgument, "there is no port at which to look for the scheduler",
+                "set DMLC_PS_ROOT_PORT");
   }
   const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";  // IPv6
   std::optional<Error> best;
-  int best_tells = -1;
+  int best_rank = -1;
   auto pause = std::chrono::milliseconds(10);
   for (;;) {
     for (const std::uint16_t port : ports) {
@@ -51,10 +52,10 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
                                     sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
         return {std::move(socket), where};
       } catch (const Error& error) {
-        const int tells = telling(error);
-        if (tells == 3 && ports.size() == 1) throw;
-        if (tells >= best_tells) best = error;
-        best_tells = std::max(tells, best_tells);
+        const int rank = informative(error);
+        if (rank == 3 && ports.size() == 1) throw;
+        if (rank >= best_rank) best = error;
+        best_rank = std::max(rank, best_rank);
       }
       if (deadline.passed()) break;
     }
@@ -62,7 +63,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
     std::this_thread::sleep_for(std::min(pause, std::chrono::milliseconds(deadline.left_ms())));
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
-  if (best_tells > 1) throw *best;
+  if (best_rank > 1) throw *best;
   std::string where = shown + (ports.size() == 1 ? ":" : ", ports ");
   for (std::size_t i = 0; i < ports.size(); ++i) where += (i > 0 ? ", " : "") + std::to_string(ports[i]);
   throw Error(ErrorCode::kUnreachable, "no scheduler answers at " + where + " (" + best->what() + ")",

@@ -1,7 +1,7 @@
 // Finding the scheduler of a job among the ports where it may listen.
 //
-// Several jobs may share the ports of a host, and the scheduler may start later than its nodes: a closed port, a
-// unauthenticated peer and the scheduler of another job just mean "look on". Blocks the calling thread, up to the
+// Several jobs may share the ports of a host, and the scheduler may start later than its nodes: closed ports,
+// unauthenticated peers and the schedulers of other jobs are skipped. Blocks the calling thread, up to the
 // deadline.
 #pragma once
 
@@ -16,12 +16,12 @@
 namespace bps::van {
 
 struct FoundScheduler {
-  Fd socket;          // greeted
+  Fd socket;          // authenticated
   std::string where;  // "host:port"
 };
 
-// Throws the most telling error of all tries: kVersion and kAuthentication (wrong secret) at once if there is one port
-// only; these, kAuthentication (only other jobs there) or kUnreachable when the deadline has passed.
+// Throws the most informative error of all tries: kVersion and kAuthentication (wrong secret) at once if there is one
+// port only; these, kAuthentication (only other jobs there) or kUnreachable when the deadline has passed.
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
                               const transport::Credentials& credentials, const Deadline& deadline);
 

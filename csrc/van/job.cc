@@ -24,9 +24,11 @@ bool Job::knows(Peer peer) const {
 }
 
 bool Job::receive(Peer peer, Message&& message) {
-  if (std::holds_alternative<Heartbeat>(message)) return true;
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
   Member* const member = members_ ? members_->find(peer) : nullptr;
+  // A sign of life; a Leave says itself what to tell those who suspect this member.
+  if (!suspicions_.empty() && member != nullptr && !std::holds_alternative<Leave>(message)) answer_suspicions(*member);
+  if (std::holds_alternative<Heartbeat>(message)) return true;
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
   const auto of_worker = [&](auto method, const auto& call) {
     if (!member->is_worker()) return false;
@@ -39,7 +41,8 @@ bool Job::receive(Peer peer, Message&& message) {
                         [&](const NewGroup& call) { return of_worker(&Calls::new_group, call); },
                         [&](const GroupAck& ack) { return calls_->group_ack(*member, ack), true; },
                         [&](const Cancel& call) { return calls_->cancel(*member, call), true; },
-                        [&](const Leave&) { return leave(*member), true; },
+                        [&](const Leave& call) { return leave(*member, call), true; },
+                        [&](const Suspect& call) { return suspect(*member, call.node); },
                         [](const auto&) { return false; },
                     },
                     message);
@@ -69,7 +72,9 @@ void Job::start() {
   phase_ = Phase::kRunning;
   patience_.clear();
   members_ = std::make_unique<MemberTable>(rendezvous_.seat());
-  calls_ = std::make_unique<Calls>(*members_, options_.registry, events_.send);
+  Registry::Options registry = options_.registry;
+  registry.cut.server_loops = members_->membership().all_server_loops();
+  calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send);
   Welcome welcome{.silence_ms = options_.silence_ms, .membership = members_->membership()};
   for (const Member& member : members_->members()) {
     welcome.you = member.node->id;
@@ -95,23 +100,58 @@ void Job::give_up() {
   for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
 }
 
-void Job::leave(Member& member) {
+void Job::leave(Member& member, const Leave& leave) {
   if (member.fate != Member::Fate::kHere) return;
   member.fate = Member::Fate::kLeft;
   member.farewell = member.node->describe() + " has left the job";
+  if (!leave.reason.empty()) {
+    // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
+    const Member* lost = members_->by_node(leave.lost_node);
+    member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : leave.reason;
+    member.farewell += " because of a loss: " + member.cause;
+    left_early_ = true;
+    if (phase_ == Phase::kRunning) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
+  }
+  events_.send(member.peer, Done{leave.call});  // from now on it may close its connections
+  answer_suspicions(member);
   calls_->gone(member);
   end_if_all_left();
 }
 
+// A broken connection alone does not tell whose fault it is: the other end may be dead, may have left because a third
+// member is lost, or may be in good health. What the scheduler hears next of that member tells.
+bool Job::suspect(const Member& from, std::uint32_t node) {
+  const Member* about = members_->by_node(node);
+  if (about == nullptr) return false;
+  suspicions_.push_back({from.peer, node});
+  if (about->fate != Member::Fate::kHere) answer_suspicions(*about);
+  return true;
+}
+
+void Job::answer_suspicions(const Member& about) {
+  const std::uint32_t node = about.node->id;
+  for (const Suspicion& suspicion : suspicions_) {
+    if (suspicion.node != node) continue;
+    if (about.fate == Member::Fate::kHere) {
+      events_.send(suspicion.from, Reachable{node});
+    } else {
+      events_.send(suspicion.from, PeerLost{node, about.cause.empty() ? about.farewell : about.cause});
+    }
+  }
+  std::erase_if(suspicions_, [node](const Suspicion& one) { return one.node == node; });
+}
+
 void Job::closed(Peer peer, const std::string& why) {
+  std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
   if (patience_.erase(peer) != 0) return rendezvous_.remove(peer);
   Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || !std::exchange(member->connected, false)) return;
   if (member->fate != Member::Fate::kHere || phase_ == Phase::kOver) return;
   member->fate = Member::Fate::kLost;
-  member->farewell = member->node->describe() + " was lost: " + why;
+  member->farewell = member->cause = member->node->describe() + " was lost: " + why;
   ++lost_;
-  tell_all(PeerLost{member->node->id, member->farewell});
+  tell_all(PeerLost{member->node->id, member->cause});
+  answer_suspicions(*member);
   calls_->gone(*member);
   if (events_.on_lost) events_.on_lost(member->farewell);
   end_if_all_left();
@@ -122,13 +162,13 @@ void Job::end_if_all_left() {
   const auto is_here = [](const Member& member) { return member.is_worker() && member.fate == Member::Fate::kHere; };
   if (std::ranges::any_of(members_->members(), is_here)) return;
   finish();
-  ended_well_ = lost_ == 0;
+  ended_well_ = lost_ == 0 && !left_early_;
   tell_all(AllLeft{ended_well_});
 }
 
-void Job::tell_all(const Message& message) {
+void Job::tell_all(const Message& message, Peer except) {
   for (const Member& member : members_->members()) {
-    if (member.connected) events_.send(member.peer, message);
+    if (member.connected && member.peer != except) events_.send(member.peer, message);
   }
 }
 

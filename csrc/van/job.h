@@ -34,11 +34,11 @@ class Job {
 
   Job(Options options, Events events);
 
-  // False: no member says that, or not now; the caller is to cut this peer off.
+  // False: this peer may not send that, or not now; the caller closes its connection.
   bool receive(Peer peer, Message&& message);
-  // The connection ended, or was cut off.
+  // The connection ended, or was closed by the scheduler.
   void closed(Peer peer, const std::string& why);
-  // When the most impatient of those who wait for the others gives up. At that time call give_up().
+  // When the first of the waiting members gives up. Call give_up() then.
   std::optional<Clock::time_point> join_deadline() const;
   void give_up();
 
@@ -56,18 +56,27 @@ class Job {
   bool join(Peer peer, const Join& join);
   void start();
   void finish();
-  void leave(Member& member);
+  void leave(Member& member, const Leave& leave);
+  bool suspect(const Member& from, std::uint32_t node);
+  void answer_suspicions(const Member& about);
   void end_if_all_left();
-  void tell_all(const Message& message);
+  void tell_all(const Message& message, Peer except = 0);
 
   const Options options_;
   const Events events_;
   Phase phase_ = Phase::kGathering;
   bool ended_well_ = false;
   Rendezvous rendezvous_;
-  std::unordered_map<Peer, Clock::time_point> patience_;  // of those who wait to be seated
+  std::unordered_map<Peer, Clock::time_point> patience_;  // of members that wait for the others
   std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;
+  // Members whose connection to another one broke, while it is not known whether that one is lost.
+  struct Suspicion {
+    Peer from;
+    std::uint32_t node;
+  };
+  std::vector<Suspicion> suspicions_;
+  bool left_early_ = false;  // a member left because of a loss
   std::uint64_t lost_ = 0;
   std::uint64_t refused_ = 0;
 };

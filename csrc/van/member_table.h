@@ -15,7 +15,8 @@ struct Member {
   const Node* node = nullptr;
   Fate fate = Fate::kHere;
   bool connected = true;
-  std::string farewell;  // "worker 1 (host, pid 42) has left", once it is not here
+  std::string farewell;  // "worker 1 (host, pid 42) has left the job", once it is not here
+  std::string cause;     // the first loss that led to its end, if one did: its own or that of another member
 
   bool is_worker() const { return node->worker_rank >= 0; }
   bool is_server() const { return node->server_rank >= 0; }
@@ -26,7 +27,7 @@ class MemberTable {
  public:
   explicit MemberTable(Rendezvous::Seating seating) : membership_(std::move(seating.membership)) {
     for (std::size_t i = 0; i < membership_.nodes.size(); ++i) {
-      members_.push_back({.peer = seating.peers[i], .node = &membership_.nodes[i], .farewell = ""});
+      members_.push_back({.peer = seating.peers[i], .node = &membership_.nodes[i], .farewell = "", .cause = ""});
     }
   }
   MemberTable(const MemberTable&) = delete;
@@ -35,6 +36,7 @@ class MemberTable {
   const Membership& membership() const { return membership_; }
   std::vector<Member>& members() { return members_; }
   Member& worker(std::uint32_t rank) { return members_[rank]; }  // workers come first
+  Member* by_node(std::uint32_t id) { return id == 0 || id > members_.size() ? nullptr : &members_[id - 1]; }
   Member* find(Peer peer) {
     for (Member& member : members_) {
       if (member.peer == peer) return &member;

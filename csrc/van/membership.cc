@@ -27,6 +27,12 @@ const Node* Membership::by_id(std::uint32_t id) const {
   return id == 0 || id > nodes.size() ? nullptr : &nodes[id - 1];
 }
 
+std::uint32_t Membership::all_server_loops() const {
+  std::uint32_t loops = 0;
+  for (const Node& node : nodes) loops += node.server_rank == kNoRank ? 0U : node.server_loops;
+  return loops;
+}
+
 bool Membership::is_consistent() const {
   if (workers > nodes.size()) return false;
   std::vector<bool> servers_seen(nodes.size());

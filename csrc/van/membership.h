@@ -40,8 +40,8 @@ struct Node {
   std::uint32_t id = 0;  // its place in Membership::nodes plus one; 0 = the scheduler
   std::int32_t worker_rank = kNoRank;
   std::int32_t server_rank = kNoRank;
-  std::uint16_t worker_loops = 0;  // worker loops
-  std::uint16_t server_loops = 0;  // server loops
+  std::uint16_t worker_loops = 0;
+  std::uint16_t server_loops = 0;
   std::uint32_t pid = 0;
   std::string host;      // for people
   std::string host_key;  // equal for processes that can share memory
@@ -68,6 +68,8 @@ struct Membership {
   const Node* worker(std::uint32_t rank) const;
   const Node* server(std::uint32_t rank) const;
   const Node* by_id(std::uint32_t id) const;
+  // Loops of all servers together.
+  std::uint32_t all_server_loops() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
   static constexpr void fields(auto& io, auto& m) {

@@ -139,8 +139,14 @@ struct GroupReady {
   static constexpr void fields(auto& io, auto& m) { io(m.call, m.group); }
   bool operator==(const GroupReady&) const = default;
 };
-struct Leave {
-  static constexpr void fields(auto&, auto&) {}
+struct Leave {  // the reply is Done; nothing else is sent after it
+  std::uint32_t call = 0;
+  std::uint32_t lost_node = 0;  // the sender leaves because of this loss; 0: for no such reason
+  std::string reason;           // what the sender knows of it
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.lost_node);
+    io.bounded(m.reason, kMostTextBytes);
+  }
   bool operator==(const Leave&) const = default;
 };
 struct AllLeft {  // every worker has left or is lost
@@ -148,7 +154,7 @@ struct AllLeft {  // every worker has left or is lost
   static constexpr void fields(auto& io, auto& m) { io(m.well); }
   bool operator==(const AllLeft&) const = default;
 };
-struct PeerLost {
+struct PeerLost {  // `node` is gone; the text names the first cause, which may be the loss of another node
   std::uint32_t node = 0;
   std::string text;
   static constexpr void fields(auto& io, auto& m) {
@@ -158,10 +164,21 @@ struct PeerLost {
   bool operator==(const PeerLost&) const = default;
 };
 
+struct Suspect {  // node -> scheduler: my connection to `node` broke; the reply is PeerLost or Reachable
+  std::uint32_t node = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.node); }
+  bool operator==(const Suspect&) const = default;
+};
+struct Reachable {  // scheduler -> node: the suspected node has been heard of since
+  std::uint32_t node = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.node); }
+  bool operator==(const Reachable&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
 using Message =
     std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
-                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost>;
+                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

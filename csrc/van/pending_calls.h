@@ -1,4 +1,4 @@
-// Questions to the scheduler that wait for their answers.
+// Calls to the scheduler that wait for their answers.
 //
 // Threading: callers wait on their own threads; the van's thread brings the answers.
 #pragma once
@@ -17,11 +17,11 @@ namespace bps::van {
 
 class PendingCalls {
  public:
-  // One question; forgets itself. Lives on the caller's stack.
+  // One call; removes itself when destroyed. Lives on the caller's stack.
   class Call {
    public:
-    explicit Call(PendingCalls& calls);               // numbered by itself
-    Call(PendingCalls& calls, std::uint32_t number);  // with a number of its own
+    explicit Call(PendingCalls& calls);               // with the next free number
+    Call(PendingCalls& calls, std::uint32_t number);  // with this number
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -40,7 +40,7 @@ class PendingCalls {
   };
 
   void answer(std::uint32_t number, Message&& message);
-  // No answer will come any more: `why` is a sentence that names who is lost.
+  // No answers will come: `why` is a sentence that names the lost peer.
   void break_all(const std::string& why);
   // For a new connection.
   void reset();

@@ -6,14 +6,11 @@
 
 #include "core/dtype.h"
 #include "tensor/key_map.h"
-#include "tensor/partition.h"
 
 namespace bps::van {
 namespace {
 
 constexpr std::uint32_t kIdMask = (1U << 30) - 1;
-// Keys hold 16 bits of partition: a tensor with more pieces than that is not cut as finely as announced here.
-constexpr std::uint64_t kMostPieces = 1U << 16;
 
 std::string describe(const TensorSpec& spec, std::uint32_t rank) {
   const std::string shape = spec.shape.empty() ? "of " + std::to_string(spec.count) + " elements" : spec.shape;
@@ -98,12 +95,10 @@ std::uint32_t Registry::free_id(std::uint32_t group, std::string_view name) {
   return id;
 }
 
-// As the workers will place it: they start from the same load and cut the tensor the same way.
+// As the workers will place it: they start from the same load and cut the tensor by the same rule.
 void Registry::place(const TensorSpec& spec) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
-  const std::uint64_t bytes = spec.count * element;
-  const tensor::Partitioning pieces(bytes, element, std::max(options_.partition_bytes, bytes / kMostPieces));
-  for (std::uint64_t i = 0; i < pieces.count(); ++i) tensor::least_loaded(load_, pieces.piece(i).length);
+  (void)tensor::BalancedPlacement(load_, options_.cut.cut(spec.count * element, element));
 }
 
 std::string Registry::check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const {

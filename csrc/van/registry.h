@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensor/partition.h"
 #include "van/membership.h"
 
 namespace bps::van {
@@ -27,8 +28,8 @@ class Registry {
   struct Options {
     std::uint32_t workers = 1;
     std::uint32_t servers = 1;
-    bool balanced = false;                      // key hash `balanced`: keep count of the bytes on each server
-    std::uint64_t partition_bytes = 512 << 10;  // for that
+    bool balanced = false;  // key hash `balanced`: keep count of the bytes on each server
+    tensor::CutRule cut{};  // for that
     Hash hash = fnv1a;
   };
   explicit Registry(Options options);

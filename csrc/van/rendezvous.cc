@@ -81,7 +81,7 @@ std::string Rendezvous::missing(Rank rank, std::uint32_t count, const std::strin
       std::to_string(here) + " of " + std::to_string(count) + " " + role + (count == 1 ? "" : "s") + " joined";
   std::vector<bool> taken(count);
   for (const Joined& joined : joined_) {
-    if (joined.node.*rank == kAnyRank) return text;  // nobody knows which ranks the others would have had
+    if (joined.node.*rank == kAnyRank) return text;  // any of the free ranks may be its
     if (joined.node.*rank >= 0) taken[static_cast<std::size_t>(joined.node.*rank)] = true;
   }
   std::vector<std::uint32_t> ranks;

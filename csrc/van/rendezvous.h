@@ -1,8 +1,9 @@
-// Who has asked to join, and which ranks they get. A pure state machine of the scheduler: no sockets, no clock.
+// The processes that have asked to join, and the ranks they get. A pure state machine of the scheduler: no sockets, no
+// clock.
 //
-// Wishes are granted; who has none gets a free rank in the order of arrival. Servers that are no workers get the lower
-// free server ranks (what the key hash `mixed` expects), then joint ones in the order of their worker ranks: in a job
-// of joint processes both ranks are equal.
+// A requested rank is granted; a process without a request gets a free one in the order of arrival. Servers that are no
+// workers get the lower free server ranks (what the key hash `mixed` expects), then joint ones in the order of their
+// worker ranks: in a job of joint processes both ranks are equal.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ class Rendezvous {
  public:
   Rendezvous(std::uint32_t workers, std::uint32_t servers) : workers_(workers), servers_(servers) {}
 
-  // Why this one cannot join, or nothing.
+  // Why this process cannot join, or nothing.
   std::optional<Refused> add(Peer peer, const Join& join);
   void remove(Peer peer);
   bool empty() const { return joined_.empty(); }

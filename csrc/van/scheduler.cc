@@ -18,7 +18,7 @@ namespace bps::van {
 
 namespace {
 
-// How long somebody may stay who has not asked to join, or was refused: the reason must have time to arrive.
+// How long a connection stays open that has not asked to join or was refused: the reason must have time to arrive.
 constexpr auto kLinger = std::chrono::seconds(2);
 
 Fd listen_on_first_free(const SchedulerOptions& options) {
@@ -33,12 +33,13 @@ Fd listen_on_first_free(const SchedulerOptions& options) {
 }
 
 Job::Options job_options(const SchedulerOptions& options) {
-  if (options.workers == 0) throw Error(ErrorCode::kInvalidArgument, "a job needs a worker", "set DMLC_NUM_WORKER");
+  if (options.workers == 0)
+    throw Error(ErrorCode::kInvalidArgument, "a job needs at least one worker", "set DMLC_NUM_WORKER");
   Job::Options job;
   job.registry.workers = options.workers;
   job.registry.servers = options.servers;
   job.registry.balanced = options.balanced;
-  job.registry.partition_bytes = options.partition_bytes;
+  job.registry.cut = options.cut;
   job.silence_ms = static_cast<std::uint32_t>(std::clamp(options.heartbeat_timeout_s * 1e3, 1.0, 1e9));
   job.join_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.join_timeout_s * 1e3));
   return job;
@@ -53,14 +54,14 @@ class Scheduler::Impl {
         credentials_(std::move(credentials)),
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
-                                     // Members that learn of the end may start the next job at once, on this port.
+                                     // Members that learn of the end may start the next job on this port at once.
                                      .on_over = [this] { listener_->close(); }}) {
     Fd listener = listen_on_first_free(options_);
     port_ = transport::Listener::port_of(listener.get());
     listener_ = std::make_unique<transport::Listener>(
         loop_, std::move(listener), credentials_,
         [this](Fd socket, const transport::Hello& hello) { enter(std::move(socket), hello); });
-    loop_.every(period_s(), [this] { sweep(); });
+    sweep_ = loop_.every(period_s(), [this] { sweep(); });
     thread_ = std::thread([this] { run(); });
   }
 
@@ -122,7 +123,7 @@ class Scheduler::Impl {
 
   void receive(Peer peer, Message&& message) {
     ++messages_;
-    if (!job_.receive(peer, std::move(message))) cut_off(peer, "sent a message out of turn");
+    if (!job_.receive(peer, std::move(message))) cut_off(peer, "it sent an unexpected message");
   }
 
   void cut_off(Peer peer, const std::string& why) {
@@ -131,20 +132,20 @@ class Scheduler::Impl {
   }
 
   void send(Peer peer, const Message& message) {
-    publish();  // first: who sees the consequence of an event must also see it counted
+    publish();  // first, so that a process that sees the consequence of an event also sees it counted
     if (const auto found = connections_.find(peer); found != connections_.end()) found->second->send(message);
   }
 
-  // Signs of life, and their absence.
+  // Sends heartbeats and closes the connections of members that are silent.
   void sweep() {
     const auto now = Clock::now();
     const auto since_last = now - std::exchange(last_sweep_, now);
     const auto timeout = std::chrono::duration<double>(options_.heartbeat_timeout_s);
-    // Who was stopped itself (a debugger, a lid that was closed) cannot tell who was silent meanwhile.
+    // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
     const bool was_stopped = since_last > timeout / 2;
     std::vector<std::pair<Peer, double>> silent;
     for (const auto& [peer, connection] : connections_) {
-      // Nor does a member owe a sign of life before all have come, however long that took.
+      // Members need not send heartbeats before all have joined, however long that takes.
       const bool waits = job_.knows(peer) && job_.phase() == Job::Phase::kGathering;
       if (was_stopped || waits) connection->forgive_silence();
       const std::chrono::duration<double> silence = now - connection->heard();
@@ -177,6 +178,7 @@ class Scheduler::Impl {
   std::unique_ptr<transport::Listener> listener_;
   std::unordered_map<Peer, std::unique_ptr<Connection>> connections_;
   Peer last_peer_ = 0;
+  Timer sweep_;
   Clock::time_point last_sweep_ = Clock::now();
   std::uint16_t port_ = 0;
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tensor/partition.h"
 #include "transport/handshake.h"
 
 namespace bps::van {
@@ -18,10 +19,10 @@ struct SchedulerOptions {
   std::vector<std::uint16_t> ports;  // the first free one is taken; {0} = any
   std::uint32_t workers = 1;
   std::uint32_t servers = 1;
-  double heartbeat_timeout_s = 1.5;           // silence after which a node counts as lost
-  double join_timeout_s = 60;                 // from the first who joins
-  bool balanced = false;                      // key hash `balanced`: answer declares with the bytes on each server
-  std::uint64_t partition_bytes = 512 << 10;  // for that
+  double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
+  double join_timeout_s = 60;        // from the first member that joins
+  bool balanced = false;             // key hash `balanced`: answer declares with the bytes on each server
+  tensor::CutRule cut{};             // for that; the server loops come from the members
   // For people: a member is gone without leaving. Runs on the scheduler's thread.
   std::function<void(const std::string& why)> on_lost;
 };

@@ -26,7 +26,7 @@ void SchedulerSession::run() {
     while (!stopping_) loop_.turn(std::chrono::hours(1));
   } catch (const std::exception& error) {
     log_line(LogLevel::kError, std::string("the van failed: ") + error.what());
-    end(End::kSchedulerLost, std::string("the line to the scheduler failed: ") + error.what());
+    end(End::kSchedulerLost, std::string("the connection to the scheduler failed: ") + error.what());
   }
   connection_.reset();
 }
@@ -52,6 +52,24 @@ void SchedulerSession::post(const Message& message) {
   });
 }
 
+void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
+  loop_.post([this, node, why] {
+    if (lost_.contains(node)) return;
+    suspected_.emplace(node, why);
+    if (connection_) return connection_->send(Suspect{node});
+    if (lost_.contains(0)) return lose(node, why_lost());
+    answer_suspicion(node);
+  });
+}
+
+void SchedulerSession::answer_suspicion(std::uint32_t node) {
+  const auto suspected = suspected_.find(node);
+  if (suspected == suspected_.end()) return;
+  const Node* peer = membership_.by_id(node);
+  const std::string name = peer == nullptr ? "a peer" : peer->describe();
+  lose(node, "the connection to " + name + " was lost: " + suspected->second);
+}
+
 void SchedulerSession::receive(Message&& message) {
   if (auto* first = std::get_if<Welcome>(&message); first != nullptr && !joined_) return welcome(std::move(*first));
   if (const auto* refused = std::get_if<Refused>(&message)) {
@@ -59,9 +77,10 @@ void SchedulerSession::receive(Message&& message) {
     return calls_.answer(0, std::move(message));
   }
   if (std::holds_alternative<Heartbeat>(message)) return;
-  if (!joined_) return lose_scheduler("sent a message out of turn");
+  if (!joined_) return lose_scheduler("it sent an unexpected message");
   if (const auto* info = std::get_if<GroupInfo>(&message)) return learn(info->group);
   if (const auto* lost = std::get_if<PeerLost>(&message)) return lose(lost->node, lost->text);
+  if (const auto* reachable = std::get_if<Reachable>(&message)) return answer_suspicion(reachable->node);
   if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, "");
   if (const auto* failed = std::get_if<TensorFailed>(&message)) {
     if (events_.on_tensor_failed) events_.on_tensor_failed(failed->tensor, failed->text);
@@ -73,14 +92,14 @@ void SchedulerSession::receive(Message&& message) {
   if (const auto* missing = std::get_if<Missing>(&message)) call = missing->call;
   if (const auto* declared = std::get_if<Declared>(&message)) call = declared->call;
   if (const auto* ready = std::get_if<GroupReady>(&message)) call = ready->call;
-  if (call == 0) return lose_scheduler("sent a message out of turn");
+  if (call == 0) return lose_scheduler("it sent an unexpected message");
   calls_.answer(call, std::move(message));
 }
 
 void SchedulerSession::welcome(Welcome&& welcome) {
   membership_ = std::move(welcome.membership);
   self_ = membership_.by_id(welcome.you);
-  // A scheduler that is patient beats rarely: being less patient than it is would find it lost when it is not.
+  // A scheduler with a longer time-out sends heartbeats less often: a shorter one here would find it lost too early.
   const double its_silence_s = welcome.silence_ms / 1e3;
   silence_ = std::chrono::duration_cast<Duration>(
       std::chrono::duration<double>(std::max(heartbeat_timeout_s_, its_silence_s)));
@@ -90,28 +109,38 @@ void SchedulerSession::welcome(Welcome&& welcome) {
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
     events_.on_group(all);
   }
-  // Three beats fit into the silence that it tolerates, whatever was configured here.
+  // Three heartbeats in the time after which the scheduler finds us lost, whatever was configured here.
   last_beat_ = Clock::now();
-  loop_.every(std::min(heartbeat_interval_s_, its_silence_s / 3), [this] { beat(); });
+  heartbeat_ = loop_.every(std::min(heartbeat_interval_s_, its_silence_s / 3), [this] { beat(); });
   calls_.answer(0, Welcome{});
 }
 
 void SchedulerSession::learn(const Group& group) {
-  if (group.ranks.back() >= membership_.workers) return lose_scheduler("made a group of ranks that do not exist");
+  if (group.ranks.back() >= membership_.workers)
+    return lose_scheduler("it announced a group of ranks that do not exist");
   if (events_.on_group) events_.on_group(group);
   if (connection_) connection_->send(GroupAck{group.id});
 }
 
 void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
-  if (lost_.insert(node).second && events_.on_lost) events_.on_lost(node, why);
+  suspected_.erase(node);
+  if (!lost_.insert(node).second) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (first_loss_.second.empty()) first_loss_ = {node, why};
+  }
+  if (events_.on_lost) events_.on_lost(node, why);
 }
 
 void SchedulerSession::lose_scheduler(const std::string& why) {
-  const std::string text = "the scheduler at " + where_ + " was lost: " + why;
+  std::string text = "the scheduler at " + where_ + " was lost: " + why;
+  // The process that hosts it may have left because of an earlier loss.
+  if (const std::string first = first_loss().second; !first.empty()) text = first + "; after that, " + text;
   connection_.reset();
   if (!joined_) return calls_.break_all(text);
   const Deadline now = Deadline::after(0);
   if (wait_for_end(&now) == End::kNotYet) lose(0, text);
+  while (!suspected_.empty()) lose(suspected_.begin()->first, std::string(text));
   end(End::kSchedulerLost, text);
 }
 
@@ -125,6 +154,11 @@ void SchedulerSession::end(End how, const std::string& why) {
     }
   }
   if (how == End::kSchedulerLost) calls_.break_all(why);
+}
+
+std::pair<std::uint32_t, std::string> SchedulerSession::first_loss() {
+  const std::lock_guard lock(mutex_);
+  return first_loss_;
 }
 
 SchedulerSession::End SchedulerSession::wait_for_end(const Deadline* deadline) {
@@ -148,7 +182,7 @@ void SchedulerSession::beat() {
   const auto since_last = now - std::exchange(last_beat_, now);
   if (!connection_) return;
   connection_->send(Heartbeat{});
-  // Who was stopped itself (a debugger, a lid that was closed) cannot tell who was silent meanwhile.
+  // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
   if (since_last > silence_ / 2) connection_->forgive_silence();
   const auto silent = now - connection_->heard();
   if (silent <= silence_) return;

@@ -1,4 +1,4 @@
-// The van's end of the line to the scheduler: everything that runs on the van's thread.
+// The connection to the scheduler, and everything else that runs on the van's thread.
 //
 // Threading: post() and the waiting functions may be called from any thread, the rest belongs to the van's thread. What
 // is told at the welcome (membership, self) never changes afterwards.
@@ -6,11 +6,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "van/connection.h"
 #include "van/pending_calls.h"
@@ -34,12 +36,15 @@ class SchedulerSession {
   void open(Fd socket, std::string where, const Join& join);
   void hang_up();
   void post(const Message& message);
+  void suspect(std::uint32_t node, const std::string& why);
   bool joined() const { return joined_; }
   const Membership& membership() const { return membership_; }  // once joined
   const Node& self() const { return *self_; }                   // once joined
   // kNotYet when the deadline passed first; without a deadline it never is.
   End wait_for_end(const Deadline* deadline);
   std::string why_lost();
+  // Node and text of the first loss; an empty text: none so far.
+  std::pair<std::uint32_t, std::string> first_loss();
 
  private:
   void run();
@@ -48,6 +53,7 @@ class SchedulerSession {
   void learn(const Group& group);
   void lose(std::uint32_t node, const std::string& why);
   void lose_scheduler(const std::string& why);
+  void answer_suspicion(std::uint32_t node);
   void end(End how, const std::string& why);
   void beat();
 
@@ -61,15 +67,18 @@ class SchedulerSession {
   Membership membership_;
   const Node* self_ = nullptr;
   Duration silence_{0};  // after which the scheduler counts as lost
+  Timer heartbeat_;
   Clock::time_point last_beat_;
   std::set<std::uint32_t> lost_;
+  std::map<std::uint32_t, std::string> suspected_;  // why, until the scheduler has told what it knows
 
   std::atomic<bool> joined_{false};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::condition_variable ended_;
-  End end_ = End::kNotYet;  // guarded by mutex_
-  std::string why_lost_;    // guarded by mutex_
+  End end_ = End::kNotYet;                            // guarded by mutex_
+  std::string why_lost_;                              // guarded by mutex_
+  std::pair<std::uint32_t, std::string> first_loss_;  // guarded by mutex_
   std::thread thread_;
 };
 

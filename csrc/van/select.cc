@@ -2,53 +2,68 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/words.h"
 
 namespace bps::van {
 
-const Bytes* address_of(const Node& node, const std::string& transport) {
+using transport::Kind;
+
+const Bytes* address_of(const Node& node, Kind kind) {
   for (const TransportAddress& address : node.addresses) {
-    if (address.transport == transport) return &address.address;
+    if (transport::parse_kind(address.transport) == kind) return &address.address;
   }
   return nullptr;
 }
 
-std::vector<std::string> allowed_transports(const std::string& setting) {
-  if (setting == "auto" || setting.empty()) return {"shm", "rdma", "tcp"};
-  if (setting == "1" || setting == "ibverbs") return {"rdma"};
-  if (setting == "0" || setting == "zmq") return {"shm", "tcp"};
-  std::vector<std::string> allowed;
-  for (std::size_t begin = 0; begin <= setting.size();) {
-    const std::size_t end = std::min(setting.find(',', begin), setting.size());
-    const std::string one = setting.substr(begin, end - begin);
-    begin = end + 1;
-    if (one != "shm" && one != "tcp" && one != "rdma") {
-      throw Error(ErrorCode::kInvalidArgument, "BPS_TRANSPORT='" + setting + "' names no transport",
+std::vector<Kind> allowed_transports(const std::string& setting) {
+  if (setting == "auto" || setting.empty()) return {Kind::kShm, Kind::kRdma, Kind::kTcp};
+  if (setting == "1" || setting == "ibverbs") return {Kind::kRdma};
+  if (setting == "0" || setting == "zmq") return {Kind::kShm, Kind::kTcp};
+  std::vector<Kind> allowed;
+  for_each_part(setting, ',', [&](std::string_view name) {
+    const auto kind = transport::parse_kind(name);
+    if (!kind || kind == Kind::kSelf) {
+      throw Error(ErrorCode::kInvalidArgument, "BPS_TRANSPORT='" + setting + "' is not a list of transports",
                   "set it to auto, shm, tcp or rdma, or to several of these, separated by commas");
     }
-    allowed.push_back(one);
-  }
+    allowed.push_back(*kind);
+  });
   return allowed;
 }
 
-std::string select_transport(std::span<const std::string> allowed, const Node& from, const Node& to) {
-  if (from.id == to.id) return "self";
-  std::string why;
-  for (const std::string& one : allowed) {
-    const bool published = address_of(to, one) != nullptr;
-    if (one == "shm" && (!published || from.host_key != to.host_key)) {
-      why += (why.empty() ? "" : "; ") + std::string("shm: it is on another host or in another network namespace");
-    } else if (one == "rdma" && (!published || address_of(from, one) == nullptr)) {
-      why += (why.empty() ? "" : "; ") + std::string("rdma: ") + (published ? "this process" : "it") + " has none";
-    } else {
-      return one;
-    }
+namespace {
+
+// Why `kind` cannot connect the two nodes, or "".
+std::string why_not(Kind kind, const Node& from, const Node& to) {
+  const bool listens = address_of(to, kind) != nullptr;
+  switch (kind) {
+    case Kind::kShm:
+      if (listens && from.host_key == to.host_key) return "";
+      return "shm: it is on another host or in another network namespace";
+    case Kind::kRdma:
+      if (listens && address_of(from, kind) != nullptr) return "";
+      return std::string("rdma: ") + (listens ? "this process" : "it") + " has none";
+    case Kind::kTcp:
+    case Kind::kSelf: break;
   }
-  throw Error(ErrorCode::kUnreachable, to.describe() + " cannot be reached (" + why + ")",
+  return "";
+}
+
+}  // namespace
+
+Kind select_transport(std::span<const Kind> allowed, const Node& from, const Node& to) {
+  if (from.id == to.id) return Kind::kSelf;
+  std::string reasons;
+  for (const Kind kind : allowed) {
+    const std::string why = why_not(kind, from, to);
+    if (why.empty()) return kind;
+    reasons += (reasons.empty() ? "" : "; ") + why;
+  }
+  throw Error(ErrorCode::kUnreachable, to.describe() + " cannot be reached (" + reasons + ")",
               "set BPS_TRANSPORT=auto or tcp; `bps doctor` there says why it has no RDMA");
 }
 

@@ -84,14 +84,23 @@ class Van::Impl {
 
   bool leave(double timeout_s) {
     require_joined();
-    if (!left_.exchange(true)) session_.post(Leave{});
     const Deadline deadline = Deadline::after(timeout_s);
+    if (!left_.exchange(true)) {
+      auto [lost_node, reason] = session_.first_loss();
+      PendingCalls::Call call(session_.calls());
+      session_.post(Leave{call.number(), lost_node, std::move(reason)});
+      // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
+      const Deadline now = Deadline::after(0);
+      if (session_.wait_for_end(&now) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
+    }
     const SchedulerSession::End end = session_.wait_for_end(&deadline);
     if (end == SchedulerSession::End::kSchedulerLost) {
       throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
     }
     return end != SchedulerSession::End::kNotYet;
   }
+
+  void suspect(std::uint32_t node, const std::string& why) { session_.suspect(node, why); }
 
   bool wait_for_end() {
     require_joined();
@@ -186,6 +195,9 @@ Group Van::new_group(std::vector<std::uint32_t> ranks, const std::string& name, 
 }
 bool Van::leave(double timeout_s) {
   return impl_->leave(timeout_s);
+}
+void Van::suspect(std::uint32_t node, const std::string& why) {
+  impl_->suspect(node, why);
 }
 bool Van::wait_for_end() {
   return impl_->wait_for_end();

@@ -1,4 +1,4 @@
-// A process's line to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
+// A process's connection to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
 //
 // Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
 // block up to their time-out without spinning, and throw Error. Callbacks run on the van's thread and must not block.
@@ -28,7 +28,8 @@ struct VanOptions {
 };
 
 struct VanEvents {
-  // A node is gone without leaving; `node` 0 is the scheduler. `why`, for people, names it. Reported once per node.
+  // A node can no longer be used; `node` 0 is the scheduler. `why` is a sentence for people that names the first cause:
+  // this node, or the one whose loss made this one leave. Reported once per node.
   std::function<void(std::uint32_t node, const std::string& why)> on_lost;
   // Servers: a group exists. Called before any worker may use it.
   std::function<void(const Group&)> on_group;
@@ -38,7 +39,7 @@ struct VanEvents {
 
 class Van {
  public:
-  // Starts the van's thread; nothing is sent yet, so that doors can be opened on loop() and put into `self`.
+  // Starts the van's thread; nothing is sent yet, so that listeners can be opened on loop() first.
   Van(VanOptions options, transport::Credentials credentials, VanEvents events);
   ~Van();
   Van(const Van&) = delete;
@@ -47,7 +48,7 @@ class Van {
   EventLoop& loop();
   const transport::Credentials& credentials() const;
 
-  // Joins the job. self.worker_rank / server_rank: the wanted rank, or -2 for "any", kNoRank for "not one". Returns
+  // Joins the job. self.worker_rank / server_rank: the wanted rank, kAnyRank, or kNoRank. Returns
   // when all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ),
   // kTimeout (says how many are missing).
   void join(Node self, std::uint32_t workers, std::uint32_t servers);
@@ -61,8 +62,13 @@ class Van {
   // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.
   Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
 
-  // Says goodbye and waits until every worker has (then servers may stop); false when that took too long. A van that is
-  // destroyed without leaving counts as lost.
+  // From any thread: a connection to this node broke. Asks the scheduler what became of it; on_lost then names the
+  // first cause, which is that connection only if the node is still running.
+  void suspect(std::uint32_t node, const std::string& why);
+
+  // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
+  // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without
+  // leaving counts as lost.
   bool leave(double timeout_s);
   // For servers: blocks until every worker has left or the job is lost; true when it ended well.
   bool wait_for_end();

@@ -11,9 +11,13 @@ constexpr auto kStuck = std::chrono::milliseconds(2);
 
 }  // namespace
 
-void ServerConnection::abandon(const std::string& why) {
-  lost_ = true;
+void ServerConnection::lose(const std::string& why) {
+  abandon();
   why_lost_ = why;
+}
+
+void ServerConnection::abandon() {
+  if (std::exchange(lost_, true)) return;
   for (transport::DataEndpoint* endpoint : data_) endpoint->abandon();
   control_->abandon();
 }

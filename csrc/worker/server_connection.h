@@ -41,8 +41,11 @@ class ServerConnection final : public transport::ControlSink, public transport::
     next_data_ = (next_data_ + 1) % data_.size();
     return next;
   }
-  void abandon(const std::string& why);
+  // From the return on the server cannot write into this process's memory any more, even if it still runs.
+  void abandon();
   bool is_lost() const { return lost_; }
+  // A sentence that names the cause; empty until lose() was told it.
+  void lose(const std::string& why);
   const std::string& why_lost() const { return why_lost_; }
 
   // Landing slots. take_slot() answers false while no slot of a size that `bytes` needs is free.

@@ -106,11 +106,8 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
     throw Error(ErrorCode::kInvalidArgument, "this rank is not in the group of '" + spec.name + "'",
                 "call operations of a group on its ranks only");
   }
-  const std::uint64_t piece =
-      tensor::partition_size(bytes, options_.partition_bytes, options_.key_map.servers * options_.loops_per_server,
-                             std::min(options_.min_partition_bytes, options_.partition_bytes));
-  auto tensor = std::make_shared<Tensor>(tensor::Partitioning(bytes, element, piece),
-                                         tensor::Partitioning(bytes, element, piece, members->size()));
+  auto tensor =
+      std::make_shared<Tensor>(options_.cut.cut(bytes, element), options_.cut.cut(bytes, element, members->size()));
   tensor->name = spec.name;
   tensor->id = id.id;
   tensor->group = members;
@@ -129,13 +126,14 @@ Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut,
   const std::size_t places = options_.key_map.servers * shards;
   Plan plan(worker_loops_.size() * places);
   std::vector<std::uint64_t> balance(load.begin(), load.end());
+  const tensor::BalancedPlacement balanced(balance, cut);
   for (std::uint32_t i = 0; i < cut.count(); ++i) {
     const tensor::Partitioning::Piece piece = cut.piece(i);
     std::uint32_t server;
     if (own_shards && !options_.own_server.empty()) {
       server = options_.own_server[tensor.group->ranks[piece.shard]];
-    } else if (!balance.empty()) {
-      server = tensor::least_loaded(balance, piece.length);
+    } else if (!load.empty()) {
+      server = balanced.server(i);
     } else {
       server = tensor::server_of(options_.key_map, tensor.id, i);
     }
@@ -191,30 +189,26 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
   const van::Node* gone = van_.membership().by_id(node);
-  const std::string what = (gone == nullptr ? "the scheduler" : gone->describe()) + " is lost: " + why;
   {
     const std::lock_guard lock(mutex_);
-    if (!lost_.emplace(node, what).second) return;
+    if (std::ranges::find(lost_, node, [](const auto& one) { return one.first; }) != lost_.end()) return;
+    lost_.emplace_back(node, why);
   }
   any_lost_.store(true);
   const std::int32_t worker_rank = gone == nullptr ? van::kNoRank : gone->worker_rank;
   const std::int32_t server_rank = gone == nullptr ? van::kNoRank : gone->server_rank;
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post(
-        [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, what, why] {
+        [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, why] {
           worker_loop->fail_operations(
               [&](const Operation& operation) {
                 return !gone || server_rank >= 0 ||
                        operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != van::kNoRank;
               },
-              ErrorCode::kPeerLost, what, kRestart);
+              ErrorCode::kPeerLost, why, kRestart);
           if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
         });
   }
-}
-
-void Worker::lose_server(std::uint32_t server_rank, const std::string& why) {
-  if (const van::Node* node = van_.membership().server(server_rank)) lose_node(node->id, why);
 }
 
 void Worker::mark_failed(Tensor& tensor, const std::string& why) {

@@ -21,8 +21,7 @@ namespace bps::worker {
 
 struct WorkerOptions {
   tensor::KeyMapConfig key_map;
-  std::uint64_t partition_bytes = 512 << 10;
-  std::uint64_t min_partition_bytes = 64 << 10;
+  tensor::CutRule cut;
   std::uint16_t loops_per_server = 1;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
@@ -50,12 +49,9 @@ class Worker {
   std::uint32_t rank() const;
 
   // From the van's thread.
-  void lose_node(std::uint32_t node, const std::string& why);
+  void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
   void fail_tensor(std::uint32_t id, const std::string& why);
-  bool has_lost_anyone() const { return any_lost_.load(); }
   void forget_memory(std::uint64_t identity);
-  // A server's connection broke, as a worker loop saw it.
-  void lose_server(std::uint32_t server_rank, const std::string& why);
 
  private:
   struct LoopOf {
@@ -77,8 +73,8 @@ class Worker {
   mutable std::mutex mutex_;  // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
-  std::map<std::uint32_t, std::string> lost_;    // node id -> what to say
-  std::map<std::uint32_t, std::string> failed_;  // id of a tensor that ranks disagree about -> what to say
+  std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
+  std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
 };

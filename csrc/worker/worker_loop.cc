@@ -18,7 +18,7 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
       submissions_(kSubmissions),
       servers_(options.servers),
       sender_(in_flight_, counters_) {
-  reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
+  deadline_check_ = reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
 // Callers that still wait learn that nobody will complete their operations.
@@ -89,9 +89,8 @@ bool WorkerLoop::take_submissions() {
 // Everything that can fail happens here, before the operation enters the send queue; false when it did.
 bool WorkerLoop::admit(Operation::Cursor& cursor, ServerConnection& server) {
   Operation& operation = *cursor.operation;
-  if (server.is_lost()) {
-    operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + server.why_lost(),
-                   "restart the job from its last checkpoint");
+  if (!server.why_lost().empty()) {
+    operation.fail(ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
   }
   if (operation.done()) return false;
   try {
@@ -137,7 +136,7 @@ bool WorkerLoop::step() {
   has_work_ = false;
   blocked_ = false;
   for (const auto& server : servers_) {
-    if (!server || server->queue.empty()) continue;
+    if (!server || server->is_lost() || server->queue.empty()) continue;
     found |= sender_.push(*server);
     if (server->queue.empty()) continue;
     blocked_ = has_work_ = true;

@@ -50,6 +50,7 @@ class WorkerLoop final : public transport::Actor {
   // On the reactor's thread: fails every operation that `concerns` answers true for.
   void fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
                        const std::string& hint);
+  // `why` is a sentence that names the cause.
   void lose_server(std::uint32_t rank, const std::string& why);
   void forget_memory(std::uint64_t identity);
 
@@ -63,7 +64,8 @@ class WorkerLoop final : public transport::Actor {
   void on_lost(ServerConnection& server, const std::string& why);
   void count_stale() { counters_.stale.add(); }
 
-  // Called once when the connection to a server breaks; set before the reactor starts.
+  // Called once when the connection to a server breaks; answer with lose_server(), soon. Without it the operations of
+  // that server fail at once. Set before the reactor starts.
   std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
 
  private:
@@ -94,6 +96,7 @@ class WorkerLoop final : public transport::Actor {
   InFlightTable in_flight_;
   Sender sender_;
   WatchedOperations watched_;
+  Timer deadline_check_;
   bool has_work_ = false;
   bool blocked_ = false;
 };

@@ -82,22 +82,22 @@ void WorkerLoop::fail_operations(const std::function<bool(const Operation&)>& co
 
 void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   if (server.is_lost()) return;
-  lose(server, why);
-  if (when_lost) when_lost(server.rank, why);
+  if (!when_lost) return lose(server, server.name + " is lost: " + why);
+  // Operations wait until lose_server() tells the cause, which may be the loss of another member.
+  server.abandon();
+  when_lost(server.rank, why);
 }
 
 void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
   for (const auto& server : servers_) {
-    if (server && server->rank == rank && !server->is_lost()) lose(*server, why);
+    if (server && server->rank == rank && server->why_lost().empty()) lose(*server, why);
   }
 }
 
 void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   // The caller gets the memory back now, so nobody may write into it any more, alive as the server may be.
-  server.abandon(why);
-  const auto fail = [&](Operation& operation) {
-    operation.fail(ErrorCode::kPeerLost, server.name + " is lost: " + why, kRestart);
-  };
+  server.lose(why);
+  const auto fail = [&](Operation& operation) { operation.fail(ErrorCode::kPeerLost, why, kRestart); };
   for (Operation::Cursor* cursor : server.queue.take_all()) {
     fail(*cursor->operation);
     finish(*cursor, cursor->unsent(), counters_);

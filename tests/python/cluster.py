@@ -241,6 +241,13 @@ class Job:
 
     # ---- Its end
 
+    def await_end(self, member: str, timeout: float = 60) -> None:
+        """Waits until "rank 1" has ended, however it ends."""
+        process = self.ranks[int(member.removeprefix("rank "))]
+        process.join(timeout * PATIENCE)
+        if process.exitcode is None:
+            raise JobFailedError(f"{member} did not end\n{self._report()}")
+
     def outcomes(self, timeout: float = _DEADLINE_S, but: Sequence[int] = ()) -> list[Outcome]:
         """Waits for every rank (except `but`) and says how it ended."""
         deadline = time.monotonic() + timeout * PATIENCE

@@ -43,9 +43,9 @@ def run_server(env: dict[str, str], folder: str, index: int) -> None:
     config = _core.Config()
     startup = _core.Startup()
     startup.server_rank = index
-    startup.workers = config.integer("BPS_NUM_WORKERS", 1, 65535)
-    startup.servers = config.integer("BPS_NUM_SERVERS", 1, 65535)
-    startup.scheduler_ports = [config.integer("BPS_ROOT_PORT", 1, 65535)]
+    startup.workers = config.integer("BPS_NUM_WORKERS")
+    startup.servers = config.integer("BPS_NUM_SERVERS")
+    startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
     startup.job = config.text("BPS_JOB_ID")
     startup.secret = config.text("BPS_SECRET")
     process = _core.Process.start(config, startup)

@@ -134,3 +134,56 @@ def test_a_lost_connection_is_an_error_everywhere(transport):
     with cluster.start(loses_connections, workers=2, env=env) as job:
         found = [outcome.value for outcome in job.outcomes()]
     assert found == ["PeerLostError"] * 2
+
+
+# ---- The cause of a failure
+
+
+def follows_at_once(bps: Any, victim: int, follower: int) -> str:
+    """Every rank but the victim reports whom its error names. The follower leaves without waiting for the others, the
+    last rank looks only when both are gone."""
+    rank = bps.rank()
+    bps.push_pull(np.ones(1000, np.float32), name="warm")
+    if rank == victim:
+        mark("ready")
+        await_mark("never", timeout=60)
+    mark("ready")
+    if rank != follower:
+        await_mark("follower is gone")
+    try:
+        for _ in range(2000):
+            bps.push_pull(np.ones(1000, np.float32), name="after")
+    except bps.PeerLostError as error:
+        bps.shutdown()
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("servers", [None, 2])
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_rank_that_only_followed_is_not_the_cause(transport, servers, attempt):
+    victim, follower, last = [(2, 0, 1), (1, 2, 0), (2, 1, 0)][attempt % 3]
+    # Nobody waits long for the others: the follower's connections are closed while the last rank still looks away.
+    env = FAST | {"BPS_TRANSPORT": transport, "BPS_SHUTDOWN_TIMEOUT": "0.05"}
+    with cluster.start(follows_at_once, victim, follower, workers=3, servers=servers, env=env) as job:
+        job.await_marks("ready")
+        job.kill(f"rank {victim}")
+        job.await_end(f"rank {follower}")
+        job.set_mark("follower is gone")
+        outcomes = job.outcomes(but=[victim])
+    for rank in (follower, last):
+        text = outcomes[rank].value
+        assert f"worker {victim}" in text, text + outcomes[rank].error + outcomes[rank].output
+        assert f"worker {follower}" not in text, text
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_lost_scheduler_is_the_cause_and_not_the_servers_that_end_with_it(attempt):
+    with cluster.start(blocked_in, "synchronize", 0, workers=2, servers=2, env=FAST) as job:
+        job.await_marks("ready")
+        job.kill("scheduler")
+        kind, text, _ = job.outcomes(but=[0])[1].value
+        job.kill("rank 0")
+    assert kind == "PeerLostError"
+    assert "scheduler" in text, text

@@ -49,3 +49,17 @@ def test_balanced_is_even_in_bytes(servers):
     loads = cluster.run(placed, 300, workers=2, servers=servers, env=env)
     assert loads[0] == loads[1]  # all ranks agree
     assert max(loads[0]) <= 1.1 * sum(loads[0]) / servers
+
+
+def placed_alike(bps: Any, count: int, elements: int) -> list[int]:
+    bps.declare_many({f"t{i}": ((elements,), "float32") for i in range(count)})
+    from bps_rdma import job
+
+    return [sum(column) for column in zip(*(t.server_bytes for t in job.current().tensors.values()), strict=True)]
+
+
+def test_balanced_is_even_for_tensors_of_one_partition():
+    env = {"BYTEPS_KEY_HASH_FN": "balanced", "BYTEPS_SERVER_ENGINE_THREAD": "1"}
+    loads = cluster.run(placed_alike, 100, 128 << 10, workers=2, servers=4, env=env)
+    assert loads[0] == loads[1]  # all ranks agree
+    assert max(loads[0]) <= 1.05 * sum(loads[0]) / 4

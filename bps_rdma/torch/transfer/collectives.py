@@ -30,8 +30,8 @@ class _Pipelines:
         found = self._made.get((place, members.id))
         if found is None:
             config = job.current().config
-            chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES", 1 << 12, 1 << 30)
-            slots = config.integer("BPS_GPU_CHUNKS", 1, 1 << 10)
+            chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES")
+            slots = config.integer("BPS_GPU_CHUNKS")
             found = self._made[place, members.id] = CopyPipeline(device, members.size, chunk_bytes, slots)
         return found
 
@@ -165,7 +165,7 @@ def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None) -> No
             found[name] = tensor
             continue
         layout = Layout(1, tensor.numel(), [], [], tensor.dtype)
-        chunk_bytes = job.current().config.integer("BPS_GPU_CHUNK_BYTES", 1 << 12, 1 << 30)
+        chunk_bytes = job.current().config.integer("BPS_GPU_CHUNK_BYTES")
         for number, (begin, end) in enumerate(layout.cut(chunk_bytes)):
             found[f"{name} {number}"] = ((end - begin,), str(tensor.dtype).removeprefix("torch."))
     bps_rdma.declare_many(found, group=group)

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/config.h"
+#include "core/settings.h"
 #include "transport/rdma/gid.h"
 #include "transport/rdma/hca.h"
 
@@ -22,7 +22,7 @@ struct RdmaOptions {
   unsigned data_queue_pairs = 2;
 
   // Throws kInvalidArgument.
-  static RdmaOptions from(const Config& config);
+  static RdmaOptions from(const RdmaSettings& settings);
 };
 
 // One port of one device, with the address it is reached at. A loop works on one rail; several rails are spread over

@@ -39,8 +39,8 @@ void RdmaTransport::watch() {
   });
   loop_.watch(context_->channel()->fd, EPOLLIN, [this](std::uint32_t) { context_->take_completion_events(); });
   loop_.watch(context_->device()->async_fd, EPOLLIN, [this](std::uint32_t) { on_device_events(); });
-  loop_.every(kDeviceCheck_s, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired() && context_ && is_removed(*context_->device())) lose_device("the RDMA device was removed");
+  device_check_ = loop_.every(kDeviceCheck_s, [this] {
+    if (context_ && is_removed(*context_->device())) lose_device("the RDMA device was removed");
   });
 }
 

@@ -32,9 +32,7 @@ class Listener final : public RdmaListener {
     }
     log_debug("listens by rdma at " + address_.describe());
     loop_.watch(channel_->fd, EPOLLIN, [this](std::uint32_t) { on_events(); });
-    loop_.every(kDeviceCheck_s, [this, alive = std::weak_ptr(alive_)] {
-      if (!alive.expired()) close_removed();
-    });
+    device_check_ = loop_.every(kDeviceCheck_s, [this] { close_removed(); });
   }
   ~Listener() override { loop_.forget(channel_->fd); }
 
@@ -90,7 +88,7 @@ class Listener final : public RdmaListener {
   ListenerAddress address_;
   NonceMemory seen_;
   std::atomic<std::uint64_t> refused_{0};
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  Timer device_check_;
 };
 
 }  // namespace

@@ -71,7 +71,7 @@ class RdmaTransport final : public Transport {
   std::vector<std::unique_ptr<RcEndpoint>> endpoints_;
   std::vector<std::unique_ptr<RcEndpoint>> closed_;  // until no callback of theirs can be running
   std::unordered_map<std::uint32_t, RcEndpoint*> by_number_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's timers may outlive the transport
+  Timer device_check_;
 };
 
 }  // namespace bps::transport::rdma

@@ -156,12 +156,57 @@ TEST(EventLoop, SleepsNoLongerThanAsked) {
 TEST(EventLoop, RunsTimersEveryPeriod) {
   EventLoop loop;
   int ticks = 0;
-  loop.every(0.01, [&] { ++ticks; });
+  const Timer timer = loop.every(0.01, [&] { ++ticks; });
   const auto start = Clock::now();
   EXPECT_EQ(loop.turn(Duration::zero()), 0);  // not before one period has passed
   while (ticks < 3) loop.turn(kLong);         // and a sleeping turn wakes for it
   EXPECT_GE(Clock::now() - start, milliseconds(30));
   EXPECT_LT(Clock::now() - start, kLong);
+}
+
+TEST(EventLoop, ADestroyedTimerIsNotCalled) {
+  EventLoop loop;
+  int ticks = 0;
+  Timer timer = loop.every(0.005, [&] { ++ticks; });
+  while (ticks < 2) loop.turn(kLong);
+  timer = Timer();
+  loop.turn(milliseconds(30));
+  EXPECT_EQ(ticks, 2);
+}
+
+TEST(EventLoop, ATimerMayDestroyItselfAndOthersFromItsTask) {
+  EventLoop loop;
+  int ticks = 0;
+  Timer other;
+  auto own = std::make_unique<Timer>();
+  const auto guard = std::make_shared<int>(7);
+  *own = loop.every(0.005, [&, guard] {
+    own.reset();
+    other = Timer();
+    ticks += *guard;  // what the task holds lives until it returns
+  });
+  other = loop.every(0.005, [&] { ticks += 100; });
+  const Timer end = loop.after(0.04, [&] { ticks += 1000; });
+  while (ticks < 1000) loop.turn(kLong);
+  EXPECT_EQ(ticks, 1007);
+  EXPECT_EQ(guard.use_count(), 1) << "the task is gone with its timer";
+}
+
+TEST(EventLoop, AfterCallsOnce) {
+  EventLoop loop;
+  int calls = 0;
+  const Timer once = loop.after(0.005, [&] { ++calls; });
+  const auto start = Clock::now();
+  while (Clock::now() - start < milliseconds(40)) loop.turn(milliseconds(10));
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(EventLoop, ATimerMayOutliveItsLoop) {
+  Timer timer;
+  {
+    EventLoop loop;
+    timer = loop.every(0.005, [] {});
+  }
 }
 
 }  // namespace

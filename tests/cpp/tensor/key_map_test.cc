@@ -125,15 +125,26 @@ TEST(KeyMap, RefusesUnknownNamesAndListsTheKnown) {
   }
 }
 
-TEST(KeyMap, LeastLoadedEvensOutBytes) {
+TEST(KeyMap, BalancedPutsEachPieceOnTheServerWithTheFewestBytes) {
+  std::vector<std::uint64_t> load{10, 0, 4};
+  const BalancedPlacement placement(load, Partitioning(23, 1, 5));  // four pieces of 5 and one of 3
+  std::vector<std::uint32_t> servers;
+  for (std::uint64_t piece = 0; piece < 5; ++piece) servers.push_back(placement.server(piece));
+  EXPECT_EQ(servers, (std::vector<std::uint32_t>{1, 2, 1, 2, 0}));  // 5 4, 5 9, 10 9, 10 14, 13: the first of equals
+  EXPECT_EQ(load, (std::vector<std::uint64_t>{13, 10, 14}));
+  EXPECT_EQ(BalancedPlacement({}, Partitioning(23, 1, 5)).server(4), 0U);
+}
+
+TEST(KeyMap, BalancedPlacesRunsOfPiecesInTensorsOfVeryMany) {
   std::vector<std::uint64_t> load(3);
-  EXPECT_EQ(least_loaded(load, 10), 0U);
-  EXPECT_EQ(least_loaded(load, 4), 1U);
-  EXPECT_EQ(least_loaded(load, 5), 2U);
-  EXPECT_EQ(least_loaded(load, 1), 1U);
-  EXPECT_EQ(least_loaded(load, 1), 1U);  // 5 and 5: the first
-  EXPECT_EQ(load, (std::vector<std::uint64_t>{10, 6, 5}));
-  EXPECT_EQ(least_loaded({}, 1), 0U);
+  const Partitioning cut(10'000'000, 1, 8);
+  const BalancedPlacement placement(load, cut);
+  std::vector<std::uint64_t> placed(3);
+  for (std::uint64_t piece = 0; piece < cut.count(); ++piece) {
+    placed[placement.server(piece)] += cut.piece(piece).length;
+  }
+  EXPECT_EQ(load, placed);
+  EXPECT_LT(static_cast<double>(std::ranges::max(placed)), 1.001 * 10'000'000 / 3);
 }
 
 }  // namespace

@@ -109,7 +109,8 @@ TEST_F(ProgressTest, TasksAndCallsRunWhileACallerMakesProgress) {
   // From what the thread itself runs: a task, and a timer.
   EXPECT_EQ(reactor->call([&] { return reactor->call([] { return 44; }); }), 44);
   std::atomic<int> told{0};
-  reactor->call([&] { reactor->loop().every(0.01, [&] { told = reactor->call([] { return 45; }); }); });
+  Timer timer;
+  reactor->call([&] { timer = reactor->loop().every(0.01, [&] { told = reactor->call([] { return 45; }); }); });
   const Deadline deadline = Deadline::after(20);
   while (told == 0 && !deadline.passed()) std::this_thread::yield();
   EXPECT_EQ(told, 45);

@@ -89,6 +89,68 @@ TEST(Lost, ACrashIsToldToEverybodyAtOnce) {
   EXPECT_EQ(job.scheduler->counters().lost, 1U);
 }
 
+// ---- Causes: who is to blame for a connection that broke
+
+constexpr const char* kWorker2Lost = "worker 2 and server 2 (a, pid 42) was lost: connection closed";
+
+TEST(Causes, AMemberThatLeftBecauseOfALossIsNotTheCause) {
+  JointJob job(3);
+  job[2].destroy();
+  for (const std::size_t i : {0, 1}) ASSERT_TRUE(soon([&] { return job[i].lost().contains(3); }));
+  EXPECT_FALSE(job[0]->leave(0.05)) << "the other one has not left";
+  ASSERT_TRUE(soon([&] { return job[1].lost().contains(1); })) << "the scheduler tells without being asked";
+  EXPECT_EQ(job[1].lost().at(1), kWorker2Lost);
+  job[1]->suspect(1, "closed");  // is known already
+  const Thrown thrown = thrown_by([&] { job[1]->barrier(job[1].all(), 20); });
+  EXPECT_NE(thrown.what.find(kWorker2Lost), std::string::npos) << thrown.what;
+  EXPECT_TRUE(job[1]->leave(10));
+  EXPECT_FALSE(job[1]->wait_for_end());
+}
+
+TEST(Causes, ASuspectThatIsHeardOfMeansABrokenConnection) {
+  JointJob job(3);
+  job[0]->suspect(2, "reset by peer");
+  ASSERT_TRUE(soon([&] { return job[0].lost().contains(2); }));
+  const std::string text = "the connection to worker 1 and server 1 (a, pid 42) was lost: reset by peer";
+  EXPECT_EQ(job[0].lost().at(2), text);
+  EXPECT_TRUE(job[2].lost().empty()) << "the others can still use it";
+  EXPECT_FALSE(job[0]->leave(0.05));
+  for (const std::size_t i : {1, 2}) {
+    ASSERT_TRUE(soon([&] { return job[i].lost().contains(1); }));
+    EXPECT_EQ(job[i].lost().at(1), text) << "the first cause is told to those who lose the follower";
+  }
+}
+
+TEST(Causes, ASuspectThatDiesIsTheCause) {
+  JointJob job(3);
+  job[0]->suspect(3, "reset by peer");
+  job[2].destroy();
+  ASSERT_TRUE(soon([&] { return job[0].lost().contains(3); }));
+  const std::string text = job[0].lost().at(3);
+  // A heartbeat may have been on its way when the suspicion came.
+  EXPECT_TRUE(text == kWorker2Lost || text.find("reset by peer") != std::string::npos) << text;
+  ASSERT_TRUE(soon([&] { return job[1].lost().contains(3); }));
+  EXPECT_EQ(job[1].lost().at(3), kWorker2Lost);
+}
+
+TEST(Causes, ASuspectThatHasLeftIsSaidToHaveLeft) {
+  JointJob job(2);
+  EXPECT_FALSE(job[1]->leave(0.05));
+  job[0]->suspect(2, "closed");
+  ASSERT_TRUE(soon([&] { return job[0].lost().contains(2); }));
+  EXPECT_EQ(job[0].lost().at(2), "worker 1 and server 1 (a, pid 42) has left the job");
+}
+
+TEST(Causes, WithoutASchedulerItsLossIsTheCause) {
+  JointJob job(2);
+  job.scheduler.reset();
+  ASSERT_TRUE(soon([&] { return job[0].lost().contains(0); }));
+  job[0]->suspect(2, "closed");
+  ASSERT_TRUE(soon([&] { return job[0].lost().contains(2); }));
+  EXPECT_EQ(job[0].lost().at(2), job[0].lost().at(0));
+  EXPECT_NE(job[0].lost().at(2).find("the scheduler at "), std::string::npos) << job[0].lost().at(2);
+}
+
 TEST(Lost, LeavingWithoutTheLost) {
   JointJob job(3);
   job[1].destroy();
@@ -268,7 +330,7 @@ TEST(Lost, GarbageEndsAMembership) {
     };
   };
   EXPECT_NE(partner_of(say(Bytes(7, std::byte{0xee}))).what.find("malformed message"), std::string::npos);
-  EXPECT_NE(partner_of(say(encode(AllLeft{}))).what.find("out of turn"), std::string::npos);
+  EXPECT_NE(partner_of(say(encode(AllLeft{}))).what.find("unexpected message"), std::string::npos);
   EXPECT_NE(
       partner_of([](int fd) { EXPECT_GT(::send(fd, "\xff\xff\xff\xff", 4, 0), 0); }).what.find("beyond the limit"),
       std::string::npos);

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "core/clock.h"
 #include "core/dtype.h"
+#include "tensor/key_map.h"
 
 namespace bps::van {
 namespace {
@@ -106,7 +108,8 @@ TEST(Registry, GroupsAreChecked) {
 }
 
 TEST(Registry, BalancedAnswersWithTheLoadBefore) {
-  Registry registry({.workers = 2, .servers = 2, .balanced = true, .partition_bytes = 100});
+  const tensor::CutRule cut{.partition_bytes = 100, .min_partition_bytes = 8, .server_loops = 2};
+  Registry registry({.workers = 2, .servers = 2, .balanced = true, .cut = cut});
   const TensorSpec big{0, "big", kFloat32, 75, "(75,)"};  // 300 bytes: pieces of 100
   const TensorSpec small{0, "small", kFloat32, 10, "(10,)"};
   const auto ids = declare(registry, 0, {big, small, spec("w")}).ids;
@@ -115,6 +118,49 @@ TEST(Registry, BalancedAnswersWithTheLoadBefore) {
   EXPECT_EQ(ids[1].server_load, (std::vector<std::uint64_t>{200, 100}));
   EXPECT_EQ(ids[2].server_load, (std::vector<std::uint64_t>{200, 140}));
   EXPECT_EQ(declare(registry, 1, {small}).ids[0], ids[1]) << "placed once, when first declared";
+}
+
+// What the scheduler accounts for is what every worker places, for tensors of any size and element type.
+TEST(Registry, BalancedAccountsForWhatTheWorkersPlace) {
+  for (const std::uint32_t servers : {1U, 2U, 4U, 7U}) {
+    for (const std::uint64_t limit : {std::uint64_t{4'096'000}, std::uint64_t{512} << 10, std::uint64_t{1000}}) {
+      const tensor::CutRule cut{.partition_bytes = limit, .server_loops = servers * 2};
+      Registry registry({.workers = 1, .servers = servers, .balanced = true, .cut = cut});
+      std::vector<std::uint64_t> placed(servers);
+      std::uint64_t largest = 0;
+      for (std::uint64_t i = 0; i < 200; ++i) {
+        const Dtype dtype = i % 3 == 0 ? Dtype::kFloat32 : Dtype::kUint8;
+        const std::uint64_t count = (i * 7919 + i * i * 104'729) % 3'000'000;
+        const TensorSpec one{0, "t" + std::to_string(i), static_cast<std::uint8_t>(dtype), count, ""};
+        const TensorId id = declare(registry, 0, {one}).ids.at(0);
+        EXPECT_EQ(id.server_load, placed) << "tensor " << i;
+        std::vector<std::uint64_t> load = id.server_load;
+        const tensor::Partitioning pieces = cut.cut(count * size_of(dtype), static_cast<std::uint32_t>(size_of(dtype)));
+        const tensor::BalancedPlacement placement(load, pieces);
+        for (std::uint64_t p = 0; p < pieces.count(); ++p) {
+          placed[placement.server(p)] += pieces.piece(p).length;
+          largest = std::max(largest, pieces.piece(p).length);
+        }
+        EXPECT_EQ(load, placed) << "tensor " << i;
+      }
+      const auto [least, most] = std::ranges::minmax(placed);
+      EXPECT_LE(most - least, largest) << "greedy placement differs by one piece at most";
+    }
+  }
+}
+
+TEST(Registry, BalancedIsEvenForTensorsOfOnePartition) {
+  const tensor::CutRule cut{.server_loops = 4};
+  Registry registry({.workers = 1, .servers = 4, .balanced = true, .cut = cut});
+  std::vector<std::uint64_t> placed(4);
+  for (int i = 0; i < 100; ++i) {
+    const TensorSpec one{0, "t" + std::to_string(i), kFloat32, 128 << 10, ""};
+    std::vector<std::uint64_t> load = declare(registry, 0, {one}).ids.at(0).server_load;
+    const tensor::Partitioning pieces = cut.cut(512 << 10, 4);
+    const tensor::BalancedPlacement placement(load, pieces);
+    for (std::uint64_t p = 0; p < pieces.count(); ++p) placed[placement.server(p)] += pieces.piece(p).length;
+  }
+  EXPECT_LE(static_cast<double>(std::ranges::max(placed)), 1.05 * (100 * 512 << 10) / 4);
 }
 
 TEST(Registry, WithoutBalancedThereIsNoLoad) {

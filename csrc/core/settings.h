@@ -1,0 +1,154 @@
+// The settings of the library: one typed struct, filled once from one declarative table (settings_table.cc).
+//
+// SettingValues collects the text of every setting and where the text comes from: an argument of init(), a BPS_*
+// variable, an alias that BytePS, torchrun or NCCL users know, or the default. parse() turns all texts into a Settings
+// and throws kInvalidArgument for the first one outside its range, naming variable, value and range. Code that works
+// with settings takes a Settings, or a part of it, and never looks up a name.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/log.h"
+
+namespace bps {
+
+struct JobSettings {
+  std::string role;
+  std::optional<std::uint32_t> machines;  // with workers
+  std::optional<std::uint32_t> servers;
+  std::optional<std::uint32_t> worker_id;
+  std::optional<std::uint32_t> local_rank;
+  std::optional<std::uint32_t> local_size;
+  std::optional<std::uint32_t> rank;
+  std::optional<std::uint32_t> world_size;
+  std::string root_uri;
+  std::optional<std::uint16_t> root_port;
+  std::string id;
+  std::string secret;
+};
+
+struct TransportSettings {
+  std::string allowed;  // see van::allowed_transports()
+  std::string interface;
+  std::string node_host;
+  std::uint32_t tcp_streams = 0;
+  std::string tcp_congestion;
+  bool shm_cma = false;
+  std::optional<std::uint32_t> spin_us;  // nothing: as the number of cores suggests
+  std::string fault;
+};
+
+struct RdmaSettings {
+  std::string hca;
+  std::optional<unsigned> gid_index;
+  std::optional<unsigned> traffic_class;
+  std::optional<unsigned> service_level;
+  std::optional<unsigned> pkey_index;
+  unsigned timeout = 0;
+  unsigned retry_count = 0;
+  unsigned data_queue_pairs = 0;
+};
+
+struct WorkerSettings {
+  std::uint64_t partition_bytes = 0;
+  std::uint64_t min_partition_bytes = 0;
+  std::uint64_t scheduling_credit = 0;
+  std::uint32_t loops = 0;
+  std::string key_hash;  // see tensor::parse_key_hash()
+  std::uint64_t built_in_coefficient = 0;
+  std::uint64_t mixed_bound = 0;
+  std::uint64_t staging_bytes = 0;
+  std::uint64_t gpu_chunk_bytes = 0;
+  std::uint32_t gpu_chunks = 0;
+};
+
+struct ServerSettings {
+  std::uint32_t loops = 0;  // 0: see BPS_SERVER_ENGINE_THREAD
+  std::uint32_t window = 0;
+  std::uint64_t slot_memory = 0;
+};
+
+struct Deadlines {  // seconds
+  double operation = 0;
+  double join = 0;
+  double shutdown = 0;
+  double heartbeat = 0;
+};
+
+struct Settings {
+  JobSettings job;
+  TransportSettings transport;
+  RdmaSettings rdma;
+  WorkerSettings worker;
+  ServerSettings server;
+  Deadlines deadlines;
+  LogLevel log_level = LogLevel::kWarning;
+};
+
+// What a setting may be.
+struct Range {
+  enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kSeconds };
+  Kind kind = Kind::kText;
+  std::int64_t lowest = 0;
+  std::int64_t highest = 0;
+  std::string_view words{};       // separated by spaces: one of these
+  std::string_view list_words{};  // or several of these, separated by commas
+
+  std::string describe() const;  // "a whole number from 1 to 64"
+};
+
+// One row of the table.
+struct Setting {
+  std::string_view name;      // BPS_SOMETHING
+  std::string_view aliases;   // separated by spaces, the first that is set counts
+  std::string_view fallback;  // the default; empty: unset
+  Range range;
+  bool (*store)(Settings&, const Range&, std::string_view text);  // false: the text is outside the range
+  std::string_view help;
+  bool secret = false;  // shown as "set" or "unset"
+};
+
+std::span<const Setting> settings_table();
+// nullptr when there is no setting of that name.
+const Setting* find_setting(std::string_view name);
+
+class SettingValues {
+ public:
+  using Lookup = std::function<std::optional<std::string>(const std::string& variable)>;
+
+  SettingValues();                        // from the environment of this process
+  explicit SettingValues(Lookup lookup);  // from anything else, for tests
+
+  // Throws kInvalidArgument for a name that is not, or no longer, a setting.
+  void set(const std::string& name, const std::string& value, const std::string& source);
+  Settings parse() const;
+
+  struct Value {
+    std::string text;
+    std::string source;  // "default", "argument", or the variable's name
+  };
+  const Value& value(std::string_view name) const;
+  // For the settings page and for Python: one value, checked against its range.
+  std::int64_t integer(std::string_view name) const;
+  double seconds(std::string_view name) const;
+
+ private:
+  void store(const Setting& setting, Settings& into) const;
+
+  std::map<std::string, Value, std::less<>> values_;
+};
+
+// For the readers of Range::Kind in the table: each returns false for a text outside the range.
+bool read_whole(const Range& range, std::string_view text, std::int64_t& into);
+bool read_value(const Range& range, std::string_view text, std::string& into);
+bool read_value(const Range& range, std::string_view text, bool& into);
+bool read_value(const Range& range, std::string_view text, double& into);
+bool read_value(const Range& range, std::string_view text, LogLevel& into);
+
+}  // namespace bps

@@ -1,0 +1,174 @@
+// The table of all settings. docs/settings.md is generated from it (`bps config --markdown`).
+#include "core/settings.h"
+
+namespace bps {
+namespace {
+
+template <typename T>
+bool read_value(const Range& range, std::string_view text, T& into) {
+  if constexpr (requires { into.reset(); }) {  // optional: an empty text, or a negative number, leaves it unset
+    into.reset();
+    if (text.empty()) return true;
+    std::int64_t number = 0;
+    if (!read_whole(range, text, number)) return false;
+    if (number >= 0) into = static_cast<typename T::value_type>(number);
+    return true;
+  } else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    std::int64_t number = 0;
+    if (!read_whole(range, text, number)) return false;
+    into = static_cast<T>(number);
+    return true;
+  } else {
+    return bps::read_value(range, text, into);
+  }
+}
+
+// Where a row's value goes.
+template <auto Part, auto Member>
+bool into(Settings& settings, const Range& range, std::string_view text) {
+  return read_value(range, text, settings.*Part.*Member);
+}
+bool into_log_level(Settings& settings, const Range& range, std::string_view text) {
+  return read_value(range, text, settings.log_level);
+}
+
+template <auto Member>
+constexpr auto job = into<&Settings::job, Member>;
+template <auto Member>
+constexpr auto transport = into<&Settings::transport, Member>;
+template <auto Member>
+constexpr auto rdma = into<&Settings::rdma, Member>;
+template <auto Member>
+constexpr auto worker = into<&Settings::worker, Member>;
+template <auto Member>
+constexpr auto server = into<&Settings::server, Member>;
+template <auto Member>
+constexpr auto deadline = into<&Settings::deadlines, Member>;
+
+constexpr Range kText{};
+constexpr Range kFlag{.kind = Range::Kind::kFlag};
+constexpr Range kSeconds{.kind = Range::Kind::kSeconds};
+constexpr std::int64_t kMany = 65535;
+constexpr std::int64_t kGiB = 1 << 30;
+
+constexpr Range whole(std::int64_t lowest, std::int64_t highest = INT64_MAX) {
+  return {.kind = Range::Kind::kWhole, .lowest = lowest, .highest = highest};
+}
+constexpr Range words(std::string_view words, std::string_view list_words = {}) {
+  return {.kind = Range::Kind::kWords, .words = words, .list_words = list_words};
+}
+
+constexpr Setting kTable[] = {
+    // The job
+    {"BPS_ROLE", "DMLC_ROLE", "", words("worker server scheduler joint"), job<&JobSettings::role>,
+     "worker, server, scheduler or joint; empty: joint, as init() starts it"},
+    {"BPS_NUM_WORKERS", "DMLC_NUM_WORKER", "", whole(1, kMany), job<&JobSettings::machines>,
+     "machines with workers (BytePS's meaning: processes / local size)"},
+    {"BPS_NUM_SERVERS", "DMLC_NUM_SERVER", "", whole(1, kMany), job<&JobSettings::servers>,
+     "dedicated server processes; empty: every worker process is a server too"},
+    {"BPS_WORKER_ID", "DMLC_WORKER_ID", "", whole(0, kMany), job<&JobSettings::worker_id>,
+     "which of the worker machines this is, from 0"},
+    {"BPS_LOCAL_RANK", "BYTEPS_LOCAL_RANK LOCAL_RANK", "", whole(0, kMany), job<&JobSettings::local_rank>,
+     "rank of this process on its machine"},
+    {"BPS_LOCAL_SIZE", "BYTEPS_LOCAL_SIZE LOCAL_WORLD_SIZE", "", whole(1, 4096), job<&JobSettings::local_size>,
+     "worker processes on this machine"},
+    {"BPS_RANK", "BYTEPS_GLOBAL_RANK RANK", "", whole(0, kMany), job<&JobSettings::rank>,
+     "rank of this worker process, from 0"},
+    {"BPS_WORLD_SIZE", "WORLD_SIZE", "", whole(1, kMany), job<&JobSettings::world_size>, "worker processes of the job"},
+    {"BPS_ROOT_URI", "DMLC_PS_ROOT_URI MASTER_ADDR", "127.0.0.1", kText, job<&JobSettings::root_uri>,
+     "host of the scheduler"},
+    {"BPS_ROOT_PORT", "DMLC_PS_ROOT_PORT", "", whole(1, 65535), job<&JobSettings::root_port>,
+     "port of the scheduler; empty: a port derived from the job"},
+    {"BPS_JOB_ID", "TORCHELASTIC_RUN_ID", "", kText, job<&JobSettings::id>,
+     "name of the job; processes of another job are rejected"},
+    {"BPS_SECRET", "", "", kText, job<&JobSettings::secret>,
+     "shared secret of the job; empty: derived from the job's start-up variables", true},
+    // Transports
+    {"BPS_TRANSPORT", "DMLC_ENABLE_RDMA", "auto", words("auto 0 1 zmq ibverbs", "shm tcp rdma"),
+     transport<&TransportSettings::allowed>,
+     "shm, tcp, rdma or several of them, best first; auto: shm on one host, else rdma, else tcp"},
+    {"BPS_INTERFACE", "DMLC_INTERFACE NCCL_SOCKET_IFNAME", "", kText, transport<&TransportSettings::interface>,
+     "network interface to use; empty: that of the route to the scheduler"},
+    {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
+     "address at which peers reach this process"},
+    {"BPS_TCP_STREAMS", "", "2", whole(1, 64), transport<&TransportSettings::tcp_streams>,
+     "TCP data connections per pair of loops"},
+    {"BPS_TCP_CONGESTION", "", "cubic", kText, transport<&TransportSettings::tcp_congestion>,
+     "congestion control of each TCP connection; empty: the system's (BBR paces loopback)"},
+    {"BPS_SHM_CMA", "", "1", kFlag, transport<&TransportSettings::shm_cma>,
+     "1: servers on the same host read and write ordinary memory by cross-memory copies; 0: the worker stages it"},
+    {"BPS_RDMA_HCA", "NCCL_IB_HCA", "", kText, rdma<&RdmaSettings::hca>,
+     "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names, '^': all but these; empty: the best one"},
+    {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,
+     "entry of the GID table; -1: the best one, see `bps doctor`"},
+    {"BPS_RDMA_TC", "NCCL_IB_TC", "-1", whole(-1, 255), rdma<&RdmaSettings::traffic_class>,
+     "traffic class of RoCE packets; -1: the system's"},
+    {"BPS_RDMA_SL", "NCCL_IB_SL", "-1", whole(-1, 15), rdma<&RdmaSettings::service_level>,
+     "service level; -1: the system's"},
+    {"BPS_RDMA_PKEY", "NCCL_IB_PKEY", "-1", whole(-1, 65535), rdma<&RdmaSettings::pkey_index>,
+     "index of the partition key; -1: the system's"},
+    {"BPS_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT", "18", whole(1, 31), rdma<&RdmaSettings::timeout>,
+     "wait for an acknowledgement: 4.096 us times 2 to the power of this"},
+    {"BPS_RDMA_RETRY_CNT", "NCCL_IB_RETRY_CNT", "7", whole(0, 7), rdma<&RdmaSettings::retry_count>,
+     "retransmissions after such waits before the connection is lost"},
+    {"BPS_RDMA_QPS", "NCCL_IB_QPS_PER_CONNECTION", "2", whole(1, 16), rdma<&RdmaSettings::data_queue_pairs>,
+     "data queue pairs per pair of loops"},
+    // Workers
+    {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", whole(8, kGiB),
+     worker<&WorkerSettings::partition_bytes>,
+     "largest piece of a tensor, bytes; BytePS's default is 4096000, smaller pieces measured faster here (see "
+     "docs/performance.md)"},
+    {"BPS_MIN_PARTITION_BYTES", "", "65536", whole(8, kGiB), worker<&WorkerSettings::min_partition_bytes>,
+     "tensors too small to give every server loop several full pieces are cut finer, but not finer than this, bytes"},
+    {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0", whole(0), worker<&WorkerSettings::scheduling_credit>,
+     "bytes in flight per push loop, shared by the servers, that more urgent tensors cannot overtake; 0: unlimited; "
+     "below 1000: a number of partitions, as in BytePS"},
+    {"BPS_PUSH_THREAD", "BYTEPS_PUSH_THREAD", "1", whole(1, 64), worker<&WorkerSettings::loops>,
+     "worker loops; each one pushes and pulls"},
+    {"BPS_KEY_HASH_FN", "BYTEPS_KEY_HASH_FN", "raw", words("raw djb2 naive built_in sdbm mixed balanced"),
+     worker<&WorkerSettings::key_hash>,
+     "which server sums a partition: raw, djb2, naive, built_in, sdbm or mixed, hashes of its key as in BytePS, or "
+     "balanced, the server with the fewest bytes so far"},
+    {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),
+     worker<&WorkerSettings::built_in_coefficient>, "coefficient of the key hash built_in"},
+    {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", whole(1, 1 << 20), worker<&WorkerSettings::mixed_bound>,
+     "bound of the key hash mixed"},
+    {"BPS_STAGING_BYTES", "", "67108864", whole(1 << 16), worker<&WorkerSettings::staging_bytes>,
+     "memory per worker loop for tensors that a server cannot reach itself, bytes"},
+    {"BPS_GPU_CHUNK_BYTES", "", "4194304", whole(1 << 12, kGiB), worker<&WorkerSettings::gpu_chunk_bytes>,
+     "tensors on a GPU are copied through pinned memory in chunks of this size, bytes"},
+    {"BPS_GPU_CHUNKS", "", "4", whole(1, 1 << 10), worker<&WorkerSettings::gpu_chunks>,
+     "such chunks in memory, per GPU and group"},
+    // Servers
+    {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", whole(0, 64), server<&ServerSettings::loops>,
+     "server loops, the same number on all servers; 0: one per core and at most 4 on a dedicated server, as many as "
+     "BPS_PUSH_THREAD in a worker that is a server too"},
+    {"BPS_SERVER_WINDOW", "", "4", whole(1, 4096), server<&ServerSettings::window>,
+     "partitions a worker may have in flight to one server loop (landing slots)"},
+    {"BPS_SERVER_MEMORY", "", "4294967296", whole(0), server<&ServerSettings::slot_memory>,
+     "bytes of landing slots on one server; many workers get smaller windows, one slot at least; 0: no limit"},
+    // Deadlines
+    {"BPS_TIMEOUT", "", "300", kSeconds, deadline<&Deadlines::operation>,
+     "seconds until an operation that does not complete fails"},
+    {"BPS_JOIN_TIMEOUT", "", "60", kSeconds, deadline<&Deadlines::join>, "seconds to wait for all members at start-up"},
+    {"BPS_SHUTDOWN_TIMEOUT", "", "60", kSeconds, deadline<&Deadlines::shutdown>,
+     "seconds to wait for the other workers at shutdown"},
+    {"BPS_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT", "1.5", kSeconds, deadline<&Deadlines::heartbeat>,
+     "seconds of silence after which a member counts as lost"},
+    // Diagnosis
+    {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING INFO DEBUG FATAL TRACE"), into_log_level,
+     "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG"},
+    {"BPS_SPIN_US", "", "-1", whole(-1, 1'000'000), transport<&TransportSettings::spin_us>,
+     "longest spin before a loop or a waiting caller sleeps, microseconds; -1: 0 where cores are scarce, else 20 for "
+     "loops and 50 for callers"},
+    {"BPS_FAULT", "", "", kText, transport<&TransportSettings::fault>,
+     "for tests: make the transports misbehave, e.g. refuse=0.1,partial=0.3,hold=0.5,seed=7"},
+};
+
+}  // namespace
+
+std::span<const Setting> settings_table() {
+  return kTable;
+}
+
+}  // namespace bps

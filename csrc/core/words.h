@@ -1,0 +1,33 @@
+// Lists written as one text, such as "shm tcp rdma" or "mlx5_0,mlx5_1".
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+
+namespace bps {
+
+// Calls `use` with every part between separators, empty ones too.
+template <typename Use>
+void for_each_part(std::string_view text, char separator, Use use) {
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, begin), text.size());
+    use(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+// The same without empty parts.
+template <typename Use>
+void for_each_word(std::string_view text, char separator, Use use) {
+  for_each_part(text, separator, [&](std::string_view part) {
+    if (!part.empty()) use(part);
+  });
+}
+
+inline bool has_word(std::string_view words, std::string_view wanted) {
+  bool found = false;
+  for_each_word(words, ' ', [&](std::string_view word) { found = found || word == wanted; });
+  return found;
+}
+
+}  // namespace bps

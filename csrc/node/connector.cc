@@ -1,0 +1,96 @@
+#include "node/connector.h"
+
+#include "core/log.h"
+#include "transport/local/self_transport.h"
+#include "van/select.h"
+#include "worker/worker.h"
+
+namespace bps::node {
+
+using transport::Kind;
+
+Connector::Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self, Loops& loops)
+    : options_(options), members_(members), self_(self), loops_(loops), routes_(members.servers, Kind::kSelf) {}
+
+void Connector::connect(std::size_t index, const Deadline& deadline) {
+  const std::size_t server_loops = members_.server(0)->server_loops;
+  for (std::uint32_t rank = 0; rank < members_.servers; ++rank) {
+    for (std::size_t server_loop = 0; server_loop < server_loops; ++server_loop) {
+      if (!worker::Worker::meets(index, options_.worker_loops, server_loop, server_loops)) continue;
+      const Target target{.server = *members_.server(rank),
+                          .place = rank * server_loops + server_loop,
+                          .hello = {.node = self_.id,
+                                    .client_loop = static_cast<std::uint16_t>(index),
+                                    .server_loop = static_cast<std::uint16_t>(server_loop),
+                                    .plane = transport::Plane::kControl}};
+      routes_[rank] = connect_to(loops_[index], target, deadline);
+    }
+  }
+}
+
+Kind Connector::connect_to(Loop& loop, const Target& target, const Deadline& deadline) {
+  const Kind kind = van::select_transport(options_.allowed, self_, target.server);
+  if (kind == Kind::kSelf) {
+    connect_self(loop, target, deadline);
+    return kind;
+  }
+  if (kind != Kind::kRdma || !options_.allows(Kind::kTcp)) {
+    connect_by(kind, loop, target, deadline);
+    return kind;
+  }
+  try {
+    // Half of the time: the other half is for TCP.
+    connect_by(kind, loop, target, Deadline::after(deadline.left_ms() / 2e3));
+    return kind;
+  } catch (const Error& error) {  // both have RDMA but cannot reach each other: separate fabrics, most likely
+    if (error.code() != ErrorCode::kUnreachable && error.code() != ErrorCode::kTransport) throw;
+    log_warning(std::string(error.what()) + " (" + error.hint() + "); TCP is used instead");
+  }
+  connect_by(Kind::kTcp, loop, target, deadline);
+  return Kind::kTcp;
+}
+
+void Connector::connect_self(Loop& loop, const Target& target, const Deadline& deadline) {
+  loop.reactor->call([&] {
+    auto* self = static_cast<transport::local::SelfTransport*>(loop.transport(Kind::kSelf));
+    const transport::ConnectRequest request{
+        .address = {}, .hello = target.hello, .deadline = deadline, .whom = target.server.describe()};
+    worker::ServerConnection& server = add_server(loop, target, *self);
+    transport::ControlEndpoint* control = self->attach(self->connect_control(request), server);
+    loop.server_loop->accept(self->incoming(), self);
+    transport::DataEndpoint* data = self->attach(self->connect_data(request), server);
+    loop.server_loop->accept(self->incoming(), self);
+    loop.worker_loop->open(server, control, {data});
+  });
+}
+
+worker::ServerConnection& Connector::add_server(Loop& loop, const Target& target, transport::Transport& transport) {
+  return loop.worker_loop->add_server(target.place, static_cast<std::uint32_t>(target.server.server_rank),
+                                      target.server.describe(), transport);
+}
+
+std::size_t Connector::data_connections(Kind kind) const {
+  if (kind == Kind::kTcp) return options_.settings.transport.tcp_streams;
+  if (kind == Kind::kRdma) return options_.rdma.data_queue_pairs;
+  return 1;
+}
+
+void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const Deadline& deadline) {
+  transport::Transport* transport = loop.transport(kind);
+  const transport::ConnectRequest request{.address = *van::address_of(target.server, kind),
+                                          .hello = target.hello,
+                                          .deadline = deadline,
+                                          .whom = target.server.describe()};
+  // Connecting blocks, so it happens here and not on the loop, which must go on accepting connections.
+  auto control = transport->connect_control(request);
+  std::vector<std::unique_ptr<transport::DataEndpoint>> data;
+  for (std::size_t i = 0; i < data_connections(kind); ++i) data.push_back(transport->connect_data(request));
+  loop.reactor->call([&] {
+    worker::ServerConnection& server = add_server(loop, target, *transport);
+    std::vector<transport::DataEndpoint*> attached;
+    for (auto& endpoint : data) attached.push_back(transport->attach(std::move(endpoint), server));
+    loop.worker_loop->open(server, transport->attach(std::move(control), server), std::move(attached));
+  });
+}
+
+}  // namespace bps::node

@@ -1,0 +1,45 @@
+// The listeners of a server process: one per transport by which peers may connect.
+//
+// They live on the van's loop; constructor and destructor run there and wait, so they must not be called on the van's
+// thread. `enter` is called on the van's thread with each connection that has authenticated itself.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "node/startup.h"
+#include "transport/listener.h"
+#include "transport/rdma/rdma.h"
+
+namespace bps::node {
+
+class Listeners {
+ public:
+  using Enter = std::function<void(transport::Kind, std::unique_ptr<transport::IncomingConnection>)>;
+
+  // Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
+  Listeners(EventLoop& loop, const ProcessOptions& options, const transport::Credentials& credentials,
+            const std::vector<transport::rdma::Rail>& rails, Enter enter);
+  ~Listeners();
+  Listeners(const Listeners&) = delete;
+  Listeners& operator=(const Listeners&) = delete;
+
+  // Where peers connect, for the scheduler to tell them.
+  const std::vector<van::TransportAddress>& addresses() const { return addresses_; }
+
+ private:
+  void open(const std::string& host, const std::vector<transport::rdma::Rail>& rails);
+  void close();
+  void listen(transport::Kind kind, Fd socket, Bytes address);
+  void publish(transport::Kind kind, Bytes address);
+
+  EventLoop& loop_;
+  const transport::Credentials& credentials_;
+  const Enter enter_;
+  std::vector<std::unique_ptr<transport::Listener>> sockets_;
+  std::unique_ptr<transport::rdma::RdmaListener> rdma_;
+  std::vector<van::TransportAddress> addresses_;
+};
+
+}  // namespace bps::node

@@ -1,0 +1,74 @@
+// The loops of a process, their transports, and the server loops on them.
+//
+// Threading: the constructor, start_servers() and stop() belong to the thread that owns the process; the rest may be
+// called from any thread until stop() has returned.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "node/startup.h"
+#include "server/server_loop.h"
+#include "transport/rdma/rdma.h"
+#include "transport/reactor.h"
+#include "worker/worker_loop.h"
+
+namespace bps::node {
+
+// One loop of this process with what runs on it.
+struct Loop {
+  std::unique_ptr<transport::Reactor> reactor;
+  std::array<transport::Transport*, transport::kKinds> transports{};  // nullptr: not on this loop
+  std::unique_ptr<worker::WorkerLoop> worker_loop;
+  std::unique_ptr<server::ServerLoop> server_loop;
+  // Connections that came in before the membership was known, and groups that its server loop is to know.
+  std::vector<std::pair<transport::Kind, std::unique_ptr<transport::IncomingConnection>>> early;
+  std::vector<van::Group> groups;
+
+  transport::Transport* transport(transport::Kind kind) const { return transports[static_cast<std::size_t>(kind)]; }
+};
+
+class Loops {
+ public:
+  // Makes the loops with their transports and starts their threads. Throws kUnreachable when BPS_TRANSPORT leaves only
+  // RDMA and RDMA cannot be used.
+  Loops(const ProcessOptions& options, const transport::Credentials& credentials);
+  Loops(const Loops&) = delete;
+  Loops& operator=(const Loops&) = delete;
+
+  std::size_t size() const { return loops_.size(); }
+  Loop& operator[](std::size_t index) { return *loops_[index]; }
+  // What RDMA works on; none when it is not used.
+  const std::vector<transport::rdma::Rail>& rails() const { return rails_; }
+
+  // Once all members are known.
+  void start_servers(const van::Membership& members);
+  // Takes an incoming connection to the loop that its hello names.
+  void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
+  // Returns when every loop knows the group.
+  void add_group(const van::Group& group);
+  void lose_node(std::uint32_t node);
+  // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
+  void stop();
+
+  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
+  std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
+
+ private:
+  void find_rails();
+  void make_loop(std::size_t index);
+  void make_rdma_transports();
+  void do_without_rdma(const std::string& why, const std::string& hint);
+  void add(Loop& loop, transport::Kind kind, std::unique_ptr<transport::Transport> transport);
+  static void accept_on(Loop& loop, transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
+
+  const ProcessOptions& options_;
+  const transport::Credentials& credentials_;
+  std::vector<transport::rdma::Rail> rails_;
+  std::vector<std::unique_ptr<Loop>> loops_;
+};
+
+}  // namespace bps::node

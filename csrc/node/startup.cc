@@ -1,0 +1,76 @@
+#include "node/startup.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "core/error.h"
+#include "node/local_address.h"
+#include "van/select.h"
+
+namespace bps::node {
+namespace {
+
+constexpr int kThreadSpin_us = 20;
+constexpr int kCallerSpin_us = 50;
+constexpr std::size_t kMostDefaultServerLoops = 4;
+
+template <typename T>
+T needed(const std::optional<T>& value, std::string_view variable, std::string_view alias) {
+  if (value) return *value;
+  throw Error(ErrorCode::kInvalidArgument, std::string(alias) + " is not set",
+              "set " + std::string(alias) + " or " + std::string(variable) + "; `bps config` explains it");
+}
+
+std::size_t cores() {
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
+// A caller that waits leaves its core free; a thread that spins takes one more.
+transport::Spin choose_spin(std::optional<std::uint32_t> wanted_us, std::size_t loops, std::size_t processes) {
+  if (wanted_us) return {.thread_us = static_cast<int>(*wanted_us), .caller_us = static_cast<int>(*wanted_us)};
+  return {.thread_us = loops * processes < cores() ? kThreadSpin_us : 0,
+          .caller_us = processes <= cores() ? kCallerSpin_us : 0};
+}
+
+}  // namespace
+
+Startup startup_from(const JobSettings& settings) {
+  Startup startup;
+  // BytePS counts machines in DMLC_NUM_WORKER; every local process is a worker.
+  startup.workers = needed(settings.machines, "BPS_NUM_WORKERS", "DMLC_NUM_WORKER") * settings.local_size.value_or(1);
+  startup.servers = needed(settings.servers, "BPS_NUM_SERVERS", "DMLC_NUM_SERVER");
+  startup.scheduler_host = settings.root_uri;
+  startup.scheduler_ports = {needed(settings.root_port, "BPS_ROOT_PORT", "DMLC_PS_ROOT_PORT")};
+  startup.job = settings.id;
+  startup.secret = settings.secret;
+  return startup;
+}
+
+ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
+    : settings(all),
+      startup(who),
+      allowed(van::allowed_transports(all.transport.allowed)),
+      rdma(transport::rdma::RdmaOptions::from(all.rdma)),
+      faults(transport::fault::FaultPlan::parse(all.transport.fault)),
+      key_hash(tensor::parse_key_hash(all.worker.key_hash)),
+      cut{.partition_bytes = all.worker.partition_bytes, .min_partition_bytes = all.worker.min_partition_bytes},
+      worker_loops(who.is_worker() ? all.worker.loops : 0),
+      server_loops(who.is_server() ? all.server.loops : 0) {
+  if (who.joint) {
+    // Every loop carries a worker loop and a server loop, so that what a rank sends to itself never changes threads.
+    worker_loops = server_loops = loops();
+  } else if (who.is_server() && server_loops == 0) {
+    server_loops = std::min(cores(), kMostDefaultServerLoops);
+  }
+  spin = choose_spin(all.transport.spin_us, loops(), who.processes_on_host);
+}
+
+bool ProcessOptions::allows(transport::Kind kind) const {
+  return std::ranges::find(allowed, kind) != allowed.end();
+}
+
+std::string ProcessOptions::address() const {
+  return local_address(settings.transport.node_host, settings.transport.interface, startup.scheduler_host);
+}
+
+}  // namespace bps::node

@@ -1,0 +1,62 @@
+// Who this process is in its job, and the options that follow from that and from the settings.
+//
+// Everything here is parsed and checked once, before anything is started; what cannot be used throws kInvalidArgument.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/settings.h"
+#include "tensor/key_map.h"
+#include "transport/fault/fault.h"
+#include "transport/kind.h"
+#include "transport/rdma/rail.h"
+#include "transport/reactor.h"
+#include "van/membership.h"
+
+namespace bps::node {
+
+// What the launcher's variables say, already understood.
+struct Startup {
+  std::int32_t worker_rank = van::kNoRank;
+  std::int32_t server_rank = van::kNoRank;
+  std::uint32_t workers = 1;
+  std::uint32_t servers = 1;
+  bool hosts_scheduler = false;
+  bool joint = false;  // every worker is also a server
+  std::string scheduler_host = "127.0.0.1";
+  std::vector<std::uint16_t> scheduler_ports;
+  std::uint32_t processes_on_host = 1;  // of this job, as far as known: tells whether spinning would hurt
+  std::string job;
+  std::string secret;
+
+  bool is_worker() const { return worker_rank != van::kNoRank; }
+  bool is_server() const { return server_rank != van::kNoRank; }
+};
+
+// Counts, scheduler address and secret from the classic variables, for bps-server and bps-scheduler; the ranks stay
+// kNoRank. Throws kInvalidArgument naming the variable that is missing.
+Startup startup_from(const JobSettings& settings);
+
+struct ProcessOptions {
+  ProcessOptions(const Settings& settings, const Startup& startup);
+
+  Settings settings;
+  Startup startup;
+  std::vector<transport::Kind> allowed;  // best first
+  transport::rdma::RdmaOptions rdma;
+  transport::fault::FaultPlan faults;
+  tensor::KeyHash key_hash;
+  tensor::CutRule cut;  // without the number of server loops, which only the members know
+  std::size_t worker_loops = 0;
+  std::size_t server_loops = 0;
+  transport::Spin spin;
+
+  std::size_t loops() const { return std::max(worker_loops, server_loops); }
+  bool allows(transport::Kind kind) const;
+  // The address of this host that peers should use.
+  std::string address() const;
+};
+
+}  // namespace bps::node
