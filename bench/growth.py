@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows whether the cost per partition stays constant from 10 to 100,000 partitions, and from 1 to 8 workers.
 
     .venv/bin/python bench/growth.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts instructions per partition, message and queue operation with callgrind, and compares with instructions.json.
 
     python bench/instructions.py build/ci/release/bench/path_bench             # fails if a case takes 10 % more

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulates hosts with separate links on one machine: network namespaces, connected by a switch, with limited rates.
 
     sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 4 --rate 300

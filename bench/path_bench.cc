@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The walk of a partition without threads, sockets or clocks, so that its instructions can be counted: two workers and
 // a server in one thread, over the transport of a process to itself. bench/instructions.py runs it under callgrind.
 //

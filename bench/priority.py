@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures how long an urgent tensor takes that is issued after many less urgent ones.
 
     BYTEPS_SCHEDULING_CREDIT=4194304 bps run -np 2 bench/priority.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares push_pull over RDMA with perftest on the same device: goodput, latency, registered memory, idle load.
 
     ci/vm/run .venv/bin/python bench/rdma_figures.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How fast the reducer is beside memcpy: one JSON line per instruction set, element type, shape and size.
 //
 // payload_gbps counts the bytes of one source, traffic_gbps all bytes read and written; memcpy_gbps is the traffic of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots the predictions of the scale model, and compares them with measurements of the link lab.
 
 .venv/bin/python bench/scale_model.py --plot placement.png

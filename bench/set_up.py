@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures what a job costs besides its operations: declaring many tensors, and idling.
 
 bps run -np 2 bench/set_up.py

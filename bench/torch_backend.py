@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares torch's all_reduce on the backend bps with the same sums by bps_rdma directly.
 
     .venv/bin/python bench/torch_backend.py [--ranks 2] [--rounds 41] [--json FILE]

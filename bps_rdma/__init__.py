@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradient push/pull over RDMA, shared memory and TCP.
 
 import bps_rdma as bps

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The address, size and dtype of an array, as the core needs them.
 
 Accepted: numpy arrays, CPU torch tensors (when torch is imported), anything with DLPack on the CPU or with the buffer

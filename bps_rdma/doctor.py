@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bps doctor`: checks this machine under the current settings, and says how to fix what is missing."""
 
 from __future__ import annotations

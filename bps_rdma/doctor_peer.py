@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bps doctor --serve` and `--peer`: a verified push_pull between two machines, over the transport of a job."""
 
 from __future__ import annotations

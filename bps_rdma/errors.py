@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exceptions of bps_rdma: one small hierarchy, each with a hint that tells what to do."""
 
 from __future__ import annotations

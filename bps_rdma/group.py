@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A group of workers, as a value."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles of operations in progress, and awaiting them. asyncio is imported only where a handle is awaited."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job of this process: joining and leaving it, its groups, its memory, its counters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicts a push_pull on a cluster of a given size: time, bytes per link, memory of servers, control messages.
 
 This is a fluid model. Flows share links max-min fairly, as TCP and InfiniBand do on average. Pieces of the tensor are

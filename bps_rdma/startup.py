@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The role of this process in the job: turns the variables that launchers set into a `_core.Startup`.
 
 Three ways to start (architecture: Start-up):

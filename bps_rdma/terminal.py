@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by all commands: printing errors, and running a command line."""
 
 from __future__ import annotations

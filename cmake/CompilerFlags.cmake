@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Warnings are errors in our own code; symbols are hidden so that two native libraries in one process never meet.
 # No -march=native and no -Ofast: one build serves every machine of its architecture, and IEEE rules hold.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)

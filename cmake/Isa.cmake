@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The reducer has one file per instruction set, csrc/server/reduce_<isa>.cc; each is compiled with the flags of its
 # set and chosen at run time. Files of other architectures compile to nothing (they are guarded by the flags).
 function(bps_set_isa_flags)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # RDMA needs the headers of verbs and of the connection manager to build, and nothing to link: the libraries are opened
 # at run time (csrc/transport/rdma/verbs_dl.cc). BPS_RDMA=auto builds without RDMA where the headers are missing.
 set(BPS_RDMA auto CACHE STRING "Build the RDMA transport: auto, on or off")

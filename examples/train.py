@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small convolutional network on images of ten classes, with any number of ranks.
 
     python examples/train.py

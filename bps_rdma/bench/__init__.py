@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pushpull_bench: measures push/pull on this machine, beside baselines and an upper bound, and checks every result.
 
 Structure: cli.py reads the options into a plan (plan.py). launch.py starts the ranks and drives them round by round.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """allreduce_bench: measures the sum of one tensor over several numbers of ranks, for every installed library.
 
 It runs pushpull_bench's measurement once for each number of ranks and shows all results in one table. Sizes that do not

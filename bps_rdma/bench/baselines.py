@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured: bps_rdma itself, here, and its baselines: gloo and MPI in peers/, the upper bound in bound.py.
 
 Each implementation allocates its arrays once per case. A round consists of prepare (not timed), a barrier, run (timed)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An upper bound for this machine: the ranks sum shared memory without any communication or synchronisation.
 
 All tensors lie in memory that every rank has mapped, and each rank sums its part of all of them into the first one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of pushpull_bench."""
 
 from __future__ import annotations

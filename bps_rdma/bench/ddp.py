@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry point of the command `ddp_bench`; reports a missing torch. See bps_rdma.torch.compare."""
 
 from __future__ import annotations

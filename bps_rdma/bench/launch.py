@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a benchmark on this machine: starts the processes, decides on the number of rounds, gathers the times."""
 
 from __future__ import annotations

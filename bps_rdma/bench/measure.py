@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's part of the measurement: runs the rounds of a case, with all implementations in turn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory a benchmark needs, and how much is available."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Test data with a known sum: values differ by rank, round and position, and sums are exact integers.
 
 value(rank, round, i) = weight(rank) * (i mod period + round mod rounds). Period and rounds are as large as the dtype

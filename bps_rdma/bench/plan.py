@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to measure: operations, dtypes, sizes and numbers of rounds. Plain data that is sent to the ranks as JSON."""
 
 from __future__ import annotations

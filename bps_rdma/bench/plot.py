@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plot of a benchmark: bandwidth over size, for bps_rdma, the baselines and the upper bound."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pushpull_bench as one rank of a running job, which was started by torchrun, `bps run`, mpirun or by roles.
 
 No launcher of this package collects the ranks' times, so they are gathered through the job itself after each round,

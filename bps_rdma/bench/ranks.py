@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher's side of the ranks' sockets: sends requests, gathers answers, and finds the cause of a failure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of a benchmark. With one operation and dtype, each fits into a terminal of 80 columns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of a run, and their JSON form. Keys are stable: within one `schema` they are only added."""
 
 from __future__ import annotations

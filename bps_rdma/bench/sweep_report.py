@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of allreduce_bench: one row per size, one column per number of ranks and library."""
 
 from __future__ import annotations

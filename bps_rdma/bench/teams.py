@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the teams of processes that measure together, one process per rank.
 
 One team runs bps_rdma and the baselines that can share its processes. Each MPI baseline has a team of its own, because

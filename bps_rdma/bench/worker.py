@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a benchmark that launch.py drives, as a separate process.
 
 Requests and answers are lines of JSON over the socket whose descriptor is in BPS_BENCH_CHANNEL, so that the library

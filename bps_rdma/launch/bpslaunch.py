@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bpslaunch`: BytePS's launcher. DMLC_ROLE is the role of this machine; scripts and variables need no change.
 
 A worker machine runs the command BYTEPS_LOCAL_SIZE times, each with its BYTEPS_LOCAL_RANK. Servers and the scheduler

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment variables of each process of a local job, and the location of the plain binaries."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills the processes of a launcher when the launcher itself has been killed.
 
 process.py runs this script in a session of its own. It reads `+GROUP` and `-GROUP` lines from standard input. Standard

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies the output of children line by line, with the name of the child before each line."""
 
 from __future__ import annotations

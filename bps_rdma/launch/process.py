@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Child processes that never outlive their launcher; the launcher waits for them without polling.
 
 Each child leads a process group of its own, so that its own children end with it. It ends by `stop()`, at the end of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bps run`: runs a command as several ranks on this machine, with a scheduler and servers if they are needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bps_rdma for Megatron-LM (megatron-core 0.14 or later), without changes to its files.
 
 import bps_rdma.megatron

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m bps_rdma.megatron pretrain_gpt.py ...` runs an unchanged script of Megatron's with the flags of bps_rdma.
 
 Start it as that script is started: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`. Without

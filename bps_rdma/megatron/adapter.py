@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes Megatron's DistributedDataParallel use push/pull, without changing Megatron's files or copying its code.
 
 After a DistributedDataParallel has been made, the communication group of each of its bucket groups is replaced by a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The replacement of a bucket group's communication group: its collectives are push/pull operations of bps_rdma.
 
 Megatron calls three of them, through torch's coalescing manager, and uses groups of its own for everything else

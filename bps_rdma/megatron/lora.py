@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds and cures adapters (LoRA) that get no gradients.
 
 Full recomputation checkpoints a layer by an autograd function whose output needs a gradient only if a tensor input

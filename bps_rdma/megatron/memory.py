@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where Megatron's buffers lie: in memory that the host's other processes can map; and what happens when they move."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that parameters are registered in the order in which forward uses them, as overlapped gathers assume.
 
 With `overlap_param_gather`, Megatron gathers one bucket group of parameters after the other, and begins with the next

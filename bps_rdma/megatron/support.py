@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The versions and options of Megatron that push/pull supports. Others are refused."""
 
 from __future__ import annotations

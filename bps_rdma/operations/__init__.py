@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations on arrays: declare, push_pull and its relatives, and waiting for them.
 
 Arrays are numpy arrays, CPU torch tensors and other CPU arrays; they are used in place: nothing is copied on the way in

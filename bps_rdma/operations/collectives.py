@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """reduce_scatter, all_gather and broadcast."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Announcing names with their shape and dtype, and telling the core that memory has moved."""
 
 from __future__ import annotations

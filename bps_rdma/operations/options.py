@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How one operation runs, as one value that passes through all layers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """push_pull in its four forms, and its halves push and pull."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting one operation of the core on arrays in CPU memory. The public functions and the torch face call these."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for operations by their handles."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bps_rdma for PyTorch, under BytePS's names.
 
 import bps_rdma.torch as bps

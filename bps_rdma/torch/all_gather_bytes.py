@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathers bytes of any length from all ranks, and checks that all ranks are about to make the same call.
 
 An error on one rank is reported to all of them, so that none waits for a rank that has given up.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Broadcasts of a model's parameters, an optimizer's state and objects, under BytePS's and Horovod's names."""
 
 from __future__ import annotations

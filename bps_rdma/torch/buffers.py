@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps a module's buffers, such as the running statistics of batch normalisation, the same on all ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dtype in which tensors are sent: `Compression.none`, `.fp16` or `.bf16`, as in BytePS and Horovod."""
 
 from __future__ import annotations

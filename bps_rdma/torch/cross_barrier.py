@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CrossBarrier: the next forward begins while gradients of the last step are still being synchronised.
 
 step() only records the updates to make. Before a module computes, the optimizer steps on that module's own parameters,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel: a module that is trained by all ranks as if by one, on the mean of their gradients."""
 
 from __future__ import annotations

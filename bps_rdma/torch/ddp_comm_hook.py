@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A communication hook for torch's own DistributedDataParallel, on any of its backends."""
 
 # Without annotations from the future: torch compares those of a hook with its classes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names that ranks give to what they make: the same on all of them when they make the same things in the same order."""
 
 from __future__ import annotations

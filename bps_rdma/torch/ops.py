@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """push_pull and its relatives on torch tensors, under BytePS's names; gradients flow through push_pull().
 
 Names are optional here: without one, a call is identified by the function that makes it and by the tensor's dtype and

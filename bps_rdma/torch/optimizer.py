@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer: an optimizer that steps on the mean of all ranks' gradients, as BytePS and Horovod have it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names of byteps.torch.parallel: DistributedDataParallel, and what BytePS's scripts use beside it."""
 
 from bps_rdma import local_rank, local_size, poll, rank, shutdown, size, synchronize

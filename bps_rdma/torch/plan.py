@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which gradients are sent together: the strategies, and how buckets are filled."""
 
 from __future__ import annotations

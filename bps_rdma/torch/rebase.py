@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gives an optimizer another base class, without a copy of its state; removes hooks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ShardedOptimizer: any optimizer that updates each parameter by itself, with the state of each on one rank only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rank owns which parameter, and the broadcast of updated parameters from their owners to all ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joining the job from torch: by the launcher's variables, or over a torch.distributed group that is there already.
 
 Over a group only its store is used, whatever the backend and the init_method: rank 0 writes a secret and the address of

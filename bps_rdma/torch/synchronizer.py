@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine of all data parallelism here: averages gradients over the ranks as backward completes them.
 
 A pass begins with the first gradient of a backward and ends with finish(), after which every parameter's .grad is the

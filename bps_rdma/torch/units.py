@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units in which gradients are sent: a Single is one gradient in place, a Bucket several in one block of memory.
 
 In one pass a unit takes in the gradients of its parameters as they become ready (take), is sent (start), is waited for

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Reads what ci/vm/tests left in a folder, and says in one line what ran; fails if that is not what should have run.
 
 A crash of the guest, a filter that matches nothing, or tests that quietly skip themselves must not look like success.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bps-scheduler: the rendezvous of one job with separate servers. Needs no Python.
 #include <arpa/inet.h>
 #include <getopt.h>

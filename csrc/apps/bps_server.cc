@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bps-server: sums gradients for the workers of one job, on a spare host or on the cores of a DPU. Needs no Python.
 #include <getopt.h>
 #include <signal.h>

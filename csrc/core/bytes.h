@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes as the rest of the library passes them around, and the few helpers that the standard library lacks.
 #pragma once
 

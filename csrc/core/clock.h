@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Monotonic time and deadlines. Every wait of the library takes a Deadline.
 #pragma once
 

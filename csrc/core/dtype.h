@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types on the wire. The numbers are part of the protocol.
 #pragma once
 

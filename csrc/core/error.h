@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two error regimes of the library, never mixed.
 //
 // Set-up and bad input throw Error: a code (one Python exception class each), what went wrong, and a hint that is an

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One epoll loop: descriptors, timers, and functions posted by other threads.
 //
 // Threading: everything but post() and wake() belongs to the thread that calls turn(). doorbell() is an eventfd that

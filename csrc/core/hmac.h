@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), and random bytes from the kernel.
 //
 // Own lines, against the rule, because the wheel must not carry or need a crypto library: the platform's is not on the

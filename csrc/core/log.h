@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One line per event on standard error: "bps WARNING [rank 1] text". Levels from BPS_LOG_LEVEL; the data path
 // logs nothing above DEBUG. A library must not bring a logging framework into a training process.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the data path did, counted where it happens. One Counters per loop, written by that loop's thread alone and read
 // by anybody: relaxed atomics without read-modify-write, so that counting costs a plain add.
 #pragma once

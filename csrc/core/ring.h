@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bounded rings between threads. Fixed memory, no locks, no allocation.
 #pragma once
 

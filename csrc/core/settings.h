@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The settings of the library: one typed struct, filled once from one declarative table (settings_table.cc).
 //
 // SettingValues collects the text of every setting and where the text comes from: an argument of init(), a BPS_*

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of all settings. docs/settings.md is generated from it (`bps config --markdown`).
 #include "core/settings.h"
 

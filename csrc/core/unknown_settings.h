@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables of the environment that look like settings of this library and have no effect: misspelt ones, removed ones,
 // and those of BytePS that are ignored on purpose.
 #pragma once

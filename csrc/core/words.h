@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists written as one text, such as "shm tcp rdma" or "mlx5_0,mlx5_1".
 #pragma once
 

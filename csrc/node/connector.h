@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connects the worker loops of this process to the server loops of the job.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The listeners of a server process: one per transport by which peers may connect.
 //
 // They live on the van's loop; constructor and destructor run there and wait, so they must not be called on the van's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which address of this host its peers should use.
 #pragma once
 

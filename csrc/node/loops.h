@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops of a process, their transports, and the server loops on them.
 //
 // Threading: the constructor, start_servers() and stop() belong to the thread that owns the process; the rest may be

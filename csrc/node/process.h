@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One process of a job: its loops, its listeners, its connection to the scheduler, and its worker; in an embedded job
 // rank 0 also hosts the scheduler.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The worker of a process: its options, its loops and their connections to the servers.
 #include "node/connector.h"
 #include "node/process.h"

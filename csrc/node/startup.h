@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who this process is in its job, and the options that follow from that and from the settings.
 //
 // Everything here is parsed and checked once, before anything is started; what cannot be used throws kInvalidArgument.

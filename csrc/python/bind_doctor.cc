@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `bps doctor` asks of the native part, as plain dictionaries.
 #include <pybind11/stl.h>
 #include <sys/resource.h>

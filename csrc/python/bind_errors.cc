@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Error becomes the class of bps_rdma.errors that stands for its code, with .hint set.
 #include "core/error.h"
 #include "python/bind.h"

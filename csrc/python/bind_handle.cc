@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles: operations in progress, and the arrays that must outlive them.
 #include <algorithm>
 #include <optional>

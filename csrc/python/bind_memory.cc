@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory: the address, size and dtype of an array, without copying it and without a call into Python.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>

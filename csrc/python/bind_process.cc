@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process of the job, its operations and its tensors. The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 

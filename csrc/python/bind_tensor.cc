@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What operations and tensors are made of, and the pure functions of placement, for tests and tools.
 #include <pybind11/stl.h>
 

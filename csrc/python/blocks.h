@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Identities for blocks of memory, so that two blocks at one address are told apart.
 //
 // A network card that has registered a block goes on reading and writing its pages after the block has been freed, even

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of an array, as the core needs to know them.
 #pragma once
 

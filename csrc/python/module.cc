@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The native module. Each C++ face has its own bind file; this one only gathers them.
 #include "python/bind.h"
 

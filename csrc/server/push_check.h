@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks a push header against what its sender may send. Pure; nothing in a header is used before this.
 #pragma once
 

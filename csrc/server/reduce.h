@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums the pieces of all workers in one pass: [9] of the walk.
 //
 // reduce() reads every source once and writes every destination once, whatever the number of workers: N sources and M

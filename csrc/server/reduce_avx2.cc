@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels for AVX2 with F16C.
 #if defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>

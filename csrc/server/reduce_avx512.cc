@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels for AVX-512 (F, BW, DQ, VL: every server CPU that has any of it since 2017).
 #if defined(__AVX512BW__)
 #include <immintrin.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels with no more than the architecture guarantees: SSE2 on x86-64.
 #include "server/reduce_kernels.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the instruction-set files of the reducer post to reduce.cc: one function each that names a kernel.
 //
 // Those files are compiled with flags that this machine may not honour. So that none of their code can leak into the

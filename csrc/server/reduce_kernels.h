@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one pass of the reducer, for every element type. Only for reduce_<isa>.cc; see reduce_math.h for the rules.
 //
 // An element type is a Math plus how it lies in memory: load() and store() move kUnitBytes between memory and kParts

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arithmetic on vectors of the width of the including file's instruction set. Only for reduce_<isa>.cc, by way of
 // reduce_kernels.h.
 //

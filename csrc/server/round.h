@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One partition in one round: who has pushed, where the bytes lie, and who waits for the result.
 #pragma once
 

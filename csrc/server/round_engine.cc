@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rare events of the round engine: memory, workers without slots, refusals and losses. The hot part is
 // round_engine_data_path.cc.
 #include "server/round_engine.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rounds of a server loop: takes a push, sums when the last one is there, and posts the answers.
 //
 // The way of a push: it lands in a slot, or is posted in place -> find_fault() -> admit() -> keep its place in the

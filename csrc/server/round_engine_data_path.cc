@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot part of the round engine: a push comes in, a complete round is summed, answers go out. Nothing here throws,
 // registers memory or takes a lock.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The open rounds of a server loop, and which rounds of each key are over.
 //
 // A key remembers its rounds that are over, so that a late or repeated push is recognised. Rounds of one key may end in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One loop of a server: admits the sessions of workers, and drives what they share.
 //
 // It is composed of a pool of slots, a WorkerSession for each worker loop that it serves, with a SlotWindow each, and a

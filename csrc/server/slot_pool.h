@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registered memory of one server loop, cut into slots of a few sizes: landing slots for pushes, and room for
 // results.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The landing slots of one worker session, as credits.
 //
 // A worker may write only into slots that it was granted, and each grant is good for one push. The window notes the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One pass over a complete round: read every payload, write every result, block by block through the cache.
 //
 // Payloads are read where they are: in a landing slot, in mapped memory of a worker, or, by cross-memory copy, in its

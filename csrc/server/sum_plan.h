@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one pass over a complete round reads and writes.
 #pragma once
 

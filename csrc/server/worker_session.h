@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One loop of one worker, as a server loop sees it: its connections, its landing slots, and the answers that wait for
 // the send window.
 //

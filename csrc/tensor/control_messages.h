@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The control messages between a worker's loop and a server's loop: everything but tensors, see push_header.h for
 // those. Fields and bounds are lists for core/codec.h; the receiver compares with what it granted.
 #pragma once

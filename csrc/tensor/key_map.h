@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which server sums a partition. Pure functions; every worker computes the same answer.
 //
 // The formulas and their golden vectors are BytePS's (BYTEPS_KEY_HASH_FN); `raw` also folds the tensor's id into the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which bytes of a partition travel, and where they belong: a pure function that the way out and the way back share.
 //
 // Five kinds of operation differ only in this. For each partition of the cut, a member of the group may contribute

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The 64 bytes in front of every push. They say everything that the server needs, so that it keeps no table per worker.
 //
 // A rank sends one for each (tensor, partition, round), with or without payload, and asks either for the result or only

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The control plane of a connection: short messages, in order. Payload never travels here.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data plane of a connection: bulk writes into the peer's registered memory, each followed by an immediate.
 //
 // Ordering: none between writes or descriptors. A write's immediate is delivered after that write's own bytes are

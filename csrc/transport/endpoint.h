@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One connection to a peer, on one plane. What the two kinds of endpoint share: whom they lead to, and how a peer is
 // lost.
 //

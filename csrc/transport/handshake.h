@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hello that opens every connection: versioned, bound to one job, and authenticated by a shared secret.
 //
 //   client -> Hello      magic, version, plane, node and loops, job, 16 random bytes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A listening socket with a doorman: accepts connections, greets them without blocking, and hands over those that
 // proved to belong to the job. A caller that has not proved itself within two seconds, or that is refused, is closed
 // and counted; it cannot hold up the others.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that takes part in transfers: regions of this process, and spans of a peer's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Short messages over a stream socket, without blocking: a 32-bit length, then the bytes.
 //
 // Threading: belongs to the thread of its loop. Errors: a closed socket, or a length beyond the limit, is reported once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The progress lock of a reactor: whoever holds it makes progress on the reactor's transports and actors. That is the
 // reactor's own thread, or a caller that waits for an operation and works meanwhile.
 //

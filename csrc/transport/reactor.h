@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One event loop, the transports on it, the actors that work with them, and a thread that drives them.
 //
 // A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Registrations by block of memory: shared, bounded, and never taken for those of another block.
 //
 // A device that was told of a block goes on using its pages when the block has been freed and its addresses belong to

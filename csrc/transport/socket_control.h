@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A control endpoint over a stream socket: the control plane of tcp and shm, and every connection of the van.
 #pragma once
 

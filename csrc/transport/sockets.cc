@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Listening and connecting: the parts of listener.h that need no loop.
 #include <fcntl.h>
 #include <netdb.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How one process reaches another.
 //
 // A Transport owns the NIC (or the sockets, or the mappings) and the memory registered with it. It makes endpoints of

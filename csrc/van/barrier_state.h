@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Worker ranks that wait for each other: in a barrier, or to form a group. A pure state machine.
 //
 // Each rank may have several callers waiting (threads); the n-th of one rank meets the n-th of the others.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What members ask of the scheduler while a job runs: tensors, groups, barriers.
 //
 // A call that needs a rank which has left or is lost fails at once, naming it; so do those that already wait when a

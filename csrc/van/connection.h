@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stream of van messages between a node and the scheduler; both ends use it.
 //
 // Threading: belongs to the thread of its loop, which must outlive it. It may be destroyed at any time, also by its own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finding the scheduler of a job among the ports where it may listen.
 //
 // Several jobs may share the ports of a host, and the scheduler may start later than its nodes: closed ports,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One job as the scheduler sees it: gathering, running, over. No sockets: messages and losses come in, messages go out.
 //
 // Belongs to the scheduler's thread; its callbacks must not call back into it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The members of a running job, and what has become of each.
 #pragma once
 

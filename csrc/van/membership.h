@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who takes part in a job. The scheduler fixes it once, when all have joined, and tells everybody.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages between nodes and the scheduler.
 //
 // On the stream, a message is a 32-bit length, then what encode() returns: one byte of type and the fields

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls to the scheduler that wait for their answers.
 //
 // Threading: callers wait on their own threads; the van's thread brings the answers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors and groups of a job, by name. A pure state machine of the scheduler: no sockets, no clock.
 //
 // A tensor's id is a hash of its group and name, so it does not depend on the order in which ranks declare; two names

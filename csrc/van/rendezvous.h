@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processes that have asked to join, and the ranks they get. A pure state machine of the scheduler: no sockets, no
 // clock.
 //

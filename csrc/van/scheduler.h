@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The scheduler: rendezvous, barriers, the registry of tensors and groups, and the detector of lost peers.
 //
 // Small messages only; no tensor byte ever comes here. Runs on a thread of its own, started by the constructor.

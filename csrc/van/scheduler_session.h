@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The connection to the scheduler, and everything else that runs on the van's thread.
 //
 // Threading: post() and the waiting functions may be called from any thread, the rest belongs to the van's thread. What

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which transport reaches which peer: a pure function of the two nodes and the setting.
 //
 // A process reaches itself by kSelf whatever the setting says. Another one it reaches by the first of the allowed

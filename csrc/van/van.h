@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process's connection to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
 //
 // Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The partitions of a worker loop that are on their way, from the push until the answer.
 //
 // A partition's index in the table, with a generation that changes each time the entry is used again, is the immediate

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One call of the user on one tensor, from start() to the last partition's answer. The handle of Python is a reference
 // to one of these.
 //

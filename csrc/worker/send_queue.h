@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a worker loop has to send to one server, most urgent first: step 3 of the walk.
 //
 // Entries are operations, not partitions: one entry walks through all partitions that an operation has for this server,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot part of the way out: step 4 of the walk (docs/internals.md).
 #include "worker/sender.h"
 

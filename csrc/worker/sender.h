@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way out of a worker loop: takes the most urgent partition for a server that has room, and writes it into a
 // landing slot, or posts a descriptor to a server on the same host that reads it in place.
 //

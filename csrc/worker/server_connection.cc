@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "worker/server_connection.h"
 
 #include "worker/worker_loop.h"

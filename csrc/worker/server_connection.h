@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The connection of a worker loop to one loop of one server: its endpoints, the landing slots that the server has
 // granted, and what waits to be sent. It is the sink of its endpoints.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A declared name: its id, its cut into partitions, and which loop and server each partition belongs to. Made once.
 #pragma once
 

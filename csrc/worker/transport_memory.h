@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a worker loop has registered with one transport: the callers' blocks, and staging buffers for tensors that the
 // servers behind that transport cannot reach.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations whose deadline a loop watches. They stay alive for as long as the loops may touch them.
 #pragma once
 

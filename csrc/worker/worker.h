@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The worker's face: declares tensors, starts operations, and tells them when a peer is lost.
 //
 // Threading: every public function may be called from any thread. Names, groups and rounds are kept here under a mutex

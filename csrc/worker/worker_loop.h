@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One loop of a worker: operations come in, partitions go out, answers come back. All of it runs to completion on one
 // thread, so that nothing is handed between threads but the operation itself, once on its way in (a bounded ring) and
 // once when its caller wakes.

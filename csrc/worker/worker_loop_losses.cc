@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What goes wrong on a worker loop: deadlines, refused pushes, lost servers. The data path is sender.cc and
 // worker_loop.cc.
 #include <string>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves a training and resumes it in another job, by Megatron's own functions; for dense models."""
 
 from __future__ import annotations

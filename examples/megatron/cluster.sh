@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs Megatron on several GPU hosts with gradients that are summed by servers on their DPUs. Runs one member of the job
 # in the foreground until the job ends. Start it on every machine, for example by ssh, pdsh, srun, or one pod each:
 #

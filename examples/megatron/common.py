@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the scripts of this folder: options of the model and of parallelism, set-up, and suppressed warnings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares stock Megatron with bps_rdma: trains one model with each in turns, and without sending gradients.
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 examples/megatron/compare.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets megatron-core run without a GPU by redirecting its CUDA calls to the CPU. Its logic does not change."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes statistics from times, and shows a table and a plot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small GPT of Megatron on its own schedules, and returns losses, norms, weights and times."""
 
 from __future__ import annotations

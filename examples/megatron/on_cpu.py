@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a script of a Megatron-LM checkout without a GPU, through `bps_rdma.megatron`, and so with its flags.
 
     torchrun --nproc-per-node 2 examples/megatron/on_cpu.py Megatron-LM/pretrain_gpt.py [its arguments] --use-dpu-reduce

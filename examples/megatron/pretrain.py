@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pretrains a small GPT on Megatron's own training loop, without a GPU, on generated data.
 
     torchrun --nproc-per-node 2 examples/megatron/pretrain.py --use-dpu-reduce

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags, refusals, and what the adapter leaves alone."""
 
 from __future__ import annotations

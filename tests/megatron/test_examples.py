@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts of examples/megatron, started as their users start them."""
 
 from __future__ import annotations

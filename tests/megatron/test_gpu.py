@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron on a GPU that two ranks share, staged, against stock on gloo. Collected only where there is a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA under full recomputation: layers that would never train are named, and cured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathers of parameters in another order than forward's are named, once."""
 
 from __future__ import annotations

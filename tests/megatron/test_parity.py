@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training over push/pull is training on stock Megatron, bit for bit: losses, norms and weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank dies in the middle of a step: the others learn of it, and a new job goes on as if nothing had happened."""
 
 from __future__ import annotations

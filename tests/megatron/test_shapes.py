@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations that change their shape under --use-dpu-tp-reduce: every size is summed as stock does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's buffers on a device: staged through pinned memory, training is bit for bit what it is on stock.
 
 The device is simulated: its streams are slow threads, so whatever is not ordered by events comes too early or too late.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's unit tests of its data parallelism, stock and over push/pull: the same ones pass."""
 
 from __future__ import annotations

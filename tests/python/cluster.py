@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one job of real processes for a test.
 
 `run(body, workers=3)` calls `body(bps_rdma, *args)` on three ranks, each a process of its own, and returns what the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs in the processes of a test's job; see cluster.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums do not depend on who came first."""
 
 from __future__ import annotations

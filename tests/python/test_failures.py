@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Somebody dies: everybody else gets PeerLostError naming it, soon, and can leave; nothing hangs, nothing is left."""
 
 from __future__ import annotations

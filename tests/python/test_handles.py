@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles: polling, waiting, awaiting, forgetting; the GIL while waiting; many threads at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the package's modules depend on each other."""
 
 from __future__ import annotations

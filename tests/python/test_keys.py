@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which server gets what: BytePS's golden vectors, and balance."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing grows: memory, descriptors, threads and mappings are after many operations what they were after a few."""
 
 from __future__ import annotations

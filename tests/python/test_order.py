@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that do things in different orders and at different speeds: nothing blocks for good, and no round mixes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """push_pull gives the right numbers: every dtype, number of members, transport and kind of memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes at every border: elements, partitions, 32 bits, many tensors; and every way to spread partitions over loops."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting: alone, under torchrun, by hand; what import costs; what idling costs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that ranks push, and what their sums must be.
 
 Every value depends on rank, round, name and place, so that an answer of another round, rank, name or partition is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests on real verbs: of the device that BPS_TEST_HCA names. `ci/test rdma` runs them in the VM; see docs."""
 
 from __future__ import annotations

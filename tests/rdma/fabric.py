@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests know about the RDMA device that BPS_TEST_HCA names, from sysfs and the `rdma` tool.
 
 In the VM (ci/vm) the kernel is ours: tests there may add links, lose packets and remove devices. On a machine with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verbs by pyverbs, someone else's binding of them; run as a program of its own, prints JSON.
 
     pyverbs_peer.py query DEVICE             what the device offers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is counted, by us, by the kernel and by the device.
 
 Two writes per partition, no payload on control, one plane per queue pair, and nothing left behind.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can go wrong with a peer, a wire or a device, on real verbs: the same exceptions as over tcp, and soon."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """push_pull and its companions over real verbs: the bodies of tests/python, with transport rdma."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callers who do not belong to the job: refused or ignored, and the job goes on."""
 
 from __future__ import annotations

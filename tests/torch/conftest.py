@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the torch face. Ranks are forked from a process that has imported torch too; see tests/python/cluster.py."""
 
 from __future__ import annotations

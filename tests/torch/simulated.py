@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device that is not there: its memory is the host's, but its streams are threads, and nothing happens at once.
 
 Copies that the pipeline does not order, or puts into memory that is not pinned, give wrong results as on a GPU.

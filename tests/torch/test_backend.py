@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend: every collective, in every form, against what it should give."""
 
 from __future__ import annotations

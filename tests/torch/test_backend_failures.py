@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend when something is wrong: exceptions on every rank, soon, and never a crash."""
 
 from __future__ import annotations

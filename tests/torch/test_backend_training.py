@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What trains over torch.distributed trains over the backend bps, and learns what one process learns alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m bps_rdma.torch.compare`, as people and machines read it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel: every strategy trains as one process would on the whole batch."""
 
 from __future__ import annotations

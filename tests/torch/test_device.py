@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models on a device: every face trains them as on the CPU, bit for bit, whatever the order of gradients.
 
 The device is simulated (simulated.py): work that nothing orders happens too early or too late there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples run as their README says, and learn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer and CrossBarrier: the same course as one process on the whole batch."""
 
 from __future__ import annotations

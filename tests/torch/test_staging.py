@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors on a device: none is read before it is computed or used before it is copied back, and the caller goes on.
 
 The device is simulated (simulated.py), which proves the order of things; on a machine with a GPU the last test uses it.

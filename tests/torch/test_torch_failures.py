@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank that dies, hangs or disagrees: an exception on all others, through backward too, and never a hang."""
 
 from __future__ import annotations

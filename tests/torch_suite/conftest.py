@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leaves out the tests that run.py names in BPS_SUITE_LEAVE; pytest's own --deselect takes beginnings of names."""
 
 import os

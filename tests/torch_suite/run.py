@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs torch's own suite for torch.distributed on the backend bps, and compares with gloo and with expected.txt.
 
     .venv/bin/python tests/torch_suite/run.py [file for the closing line]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's own suite for torch.distributed, once: collected by pytest in the process that run.py starts.
 
 BPS_SUITE says as what: `gloo` is torch's own backend, for comparison; `bps` names ours openly, so that tests which are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other libraries as baselines: one file each, imported only when requested."""
 
 from __future__ import annotations

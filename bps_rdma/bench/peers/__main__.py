@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates the environments of the MPI baselines; see environments.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual environments of the MPI baselines. Each MPI library, with its mpi4py, needs one of its own.
 
     python -m bps_rdma.bench.peers openmpi mpich

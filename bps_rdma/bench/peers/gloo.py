@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed's gloo all_reduce, in the same processes and on the same kind of memory as a plain push_pull."""
 
 from __future__ import annotations

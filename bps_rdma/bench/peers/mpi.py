@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MPI's Allreduce as a baseline: Open MPI or MPICH, whichever this interpreter's mpi4py belongs to.
 
 mpiexec starts the ranks (teams.py) in the virtual environment of that library (environments.py). They measure and check

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend named bps: init_process_group("bps"), after `import bps_rdma.torch`.
 
 Reductions, gathers, broadcasts and barriers use push and pull; all other operations go through gloo, among the same

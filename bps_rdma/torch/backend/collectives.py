@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's collectives in terms of the core's operations: each starts some and returns what remains to be done after.
 
 They take dense tensors of any strides. Contiguous ones are used in place, others through a copy.

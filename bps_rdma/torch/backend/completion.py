@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The thread that completes futures of works. It starts when a future is first needed, and ends with the job."""
 
 from __future__ import annotations

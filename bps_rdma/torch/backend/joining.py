@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates process groups: the default one joins the job of bps_rdma, the others are groups of its workers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A torch.distributed process group over bps_rdma.
 
 It contains gloo, and NCCL where it is available, as torch's own groups do: operations that are not defined here (point

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's reductions in terms of the core's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Work that a collective returns: waited for in the calling thread, or by a future, which a thread completes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ddp_bench`: trains one model with each strategy of bps_rdma and with torch's DDP, side by side.
 
 Structure: cli.py reads the options. launch.py starts the ranks and lets all methods (baselines.py) take turns, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods that are compared: strategies of bps_rdma, and torch's DDP as baseline. Each wraps the same module."""
 
 from __future__ import annotations

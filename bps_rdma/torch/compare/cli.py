@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of `python -m bps_rdma.torch.compare`."""
 
 from __future__ import annotations

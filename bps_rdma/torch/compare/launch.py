@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the ranks of a comparison and lets the methods take turns."""
 
 from __future__ import annotations

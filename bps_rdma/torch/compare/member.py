@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a comparison, as a separate process that serves the requests of launch.py."""
 
 from __future__ import annotations

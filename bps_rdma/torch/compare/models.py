@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models to train: a perceptron, and GPT-like transformers of several sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table and the plot of a comparison."""
 
 from __future__ import annotations

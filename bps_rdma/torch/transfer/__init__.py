@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one layer through which everything in bps_rdma.torch moves tensors.
 
 CPU tensors are used in place. Tensors on a device are staged: started by a call that only notes how far the caller's

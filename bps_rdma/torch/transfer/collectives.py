@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """all_reduce, reduce_scatter, all_gather and broadcast of torch tensors: in place on the CPU, staged from a device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contiguous memory with a tensor's values: its own where that is possible, otherwise a copy on the same device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a tensor lies, and what staging needs of a device: copy streams, events that order them, pinned host memory."""
 
 from __future__ import annotations

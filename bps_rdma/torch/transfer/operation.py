@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One staged collective: how it is cut into chunks, and its handle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The copy pipeline of one device and group: down to pinned memory, through the core, and up again, chunk by chunk.
 
 One thread copies chunks down and sends them, another one waits for them in the order in which they complete and copies

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pinned memory of a copy pipeline: a fixed number of shared slots, and one slot of its own for an operation.
 
 An operation that has no chunk in progress always gets a slot: when all shared ones are taken it gets an extra one, of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A decorator that makes any transport misbehave within its contract, and sometimes beyond it.
 //
 // Within: it accepts only part of a batch, refuses for a while, holds writes back and delivers them in another order.

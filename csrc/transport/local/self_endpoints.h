@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ends of a connection within one process. What one end posts is queued at the other one and delivered by the next
 // poll(), so that callbacks never nest.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/local/self_transport.h"
 
 #include <algorithm>

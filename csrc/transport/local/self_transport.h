@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process's way to its own server: both ends live on one loop, so a descriptor is a pointer in a queue and nothing
 // more.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RDMA in a build that was made without the headers of verbs: there is none, and it says so.
 #include "transport/rdma/rdma.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How deep the queues are, and why none of them can overflow, whatever the number of peers.
 //
 //   send queue     an endpoint posts only while fewer than its window are unfinished; the queue is as deep as the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The connection manager's events and errors, made easy to handle.
 #pragma once
 

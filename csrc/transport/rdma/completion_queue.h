@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A completion queue that cannot overflow: a queue pair reserves its entries when it is made, and the queue grows with
 // them, or refuses.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calling side of a connection: blocks, with a deadline, on an event channel of its own.
 #include <poll.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One loop's share of a device: a verbs context of its own, a protection domain, completion queues and a shared receive
 // queue. Connections that were made of it hold on to it, so that it ends after all of them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The devices of this machine: looking at them, and opening one.
 #pragma once
 

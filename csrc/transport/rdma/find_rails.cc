@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rails to use on this machine, or why there are none.
 #include <algorithm>
 

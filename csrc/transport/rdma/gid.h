@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which entry of the GID tables to use, as a pure function of the tables and the user's wishes.
 //
 // An address of RDMA is a GID: 16 bytes that are, on Ethernet, an IP address of the port's interface, in two versions

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ports of which devices may be used, in the grammar that users know from NCCL_IB_HCA: device names separated by
 // commas, each with an optional ":port"; a name stands for every device that starts with it. "=" in front of the list
 // makes names exact, "^" in front of that excludes instead.

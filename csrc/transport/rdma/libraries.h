@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libibverbs and librdmacm, which this program opens at run time, once, and never closes: it starts where they are not
 // installed, and says so. Their functions are defined in verbs_dl.cc, hidden, under their own names; what calls them
 // looks as if it were linked with the libraries.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handshake of an RDMA connection, which travels in the connection manager's messages. See handshake.h for that of
 // sockets; here there is one request and one reply, and 56 bytes for the request.
 //

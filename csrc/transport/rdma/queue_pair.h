@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reliable queue pair, with its entries in the completion queues.
 #pragma once
 

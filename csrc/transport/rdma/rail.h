@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a transport needs to know of the fabric: the user's settings, and the port it works on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A queue pair with the identifier that the connection manager connects it by.
 //
 // The states are ours to change (the connection manager knows the numbers, but not the queue pair), so that the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RDMA as the rest of the program sees it, in builds with and without it; no header of verbs comes in here.
 //
 // A transport works on one rail. Connections are made by the connection manager (librdmacm): RdmaListener lets callers

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The control endpoint of rdma: messages as sends into the peer's posted buffers.
 //
 // Buffers of 4 KiB, registered once with the endpoint, on both sides; longer messages are cut, and put together again

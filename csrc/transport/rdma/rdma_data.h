@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data endpoint of rdma: a window of write requests on one queue pair. Hot part in rdma_data_path.cc.
 //
 // A write is one request, RDMA WRITE WITH IMMEDIATE, of up to two pieces of memory: the header, from a small ring that

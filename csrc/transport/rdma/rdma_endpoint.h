@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two kinds of RDMA endpoint share: a connection, and how it is lost.
 //
 // RcEndpoint is what the transport works with, whichever the plane; RdmaEndpoint joins it to the plane's interface. A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What goes wrong: connections that end, queue pairs that fail, devices that go.
 #include <sys/epoll.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What stands behind RdmaListener: a listening identifier per rail, and the incoming it lets through.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes anywhere, by RDMA: one reliable queue pair for the control plane, several for data, between two loops.
 //
 // Each transport has an context of its own: a loop shares nothing of the device with another loop. Receives of data are

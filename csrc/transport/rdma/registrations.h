@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of this process that one context knows.
 //
 // A registration lives as long as its Region, and as the writes from it that are unfinished: until a write is

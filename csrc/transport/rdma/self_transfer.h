@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A transfer from this process to itself over the NIC: the whole way of a push, checked byte by byte. For `bps doctor`.
 #pragma once
 

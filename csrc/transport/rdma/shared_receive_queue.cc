@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/rdma/shared_receive_queue.h"
 
 #include "transport/rdma/context.h"

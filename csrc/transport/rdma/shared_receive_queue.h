@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receive requests that all data queue pairs of a loop share. They are empty, since a write brings its own address:
 // each stands for one immediate.
 //

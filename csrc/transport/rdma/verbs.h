@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Verbs objects that release themselves. Each must go before what it was made from: a class holds them in the order of
 // their making.
 #pragma once

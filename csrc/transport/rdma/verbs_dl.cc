@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of libibverbs and librdmacm that we use, each forwarding to the library that was opened at run time.
 //
 // The headers' hot functions (ibv_post_send, ibv_poll_cq, ...) are inline and go through the device's own table: they

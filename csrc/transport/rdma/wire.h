@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The integers of RDMA as types: the ids of work requests, immediates, and what precedes each piece of a control
 // message.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A bounded ring of descriptors in shared memory: one producer process, one consumer process.
 //
 // The consumer says when it goes to sleep; the producer then knows that it has to ring the consumer's doorbell. Both

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fixed-size records over a Unix stream socket, with descriptors attached.
 #pragma once
 

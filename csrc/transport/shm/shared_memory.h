@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that other processes of the host can map: what bps_rdma.empty() returns.
 //
 // Each piece is an anonymous memory file; nothing has a name, so nothing can be left behind. The process keeps a table

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc.
 #pragma once
 

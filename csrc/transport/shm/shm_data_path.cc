@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot part of shm: descriptors out, descriptors in, and the peer's memory.
 #include <sys/uio.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes of one host: control messages over a Unix socket, data as descriptors in shared rings.
 //
 // A data endpoint is a ring of descriptors in each direction, and the knowledge of the peer's regions. Regions in

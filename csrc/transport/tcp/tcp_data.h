@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data endpoint of tcp: one connection, a bounded queue of writes out, and frames in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot part of tcp: frames out, frames in.
 #include <fcntl.h>
 #include <sys/epoll.h>

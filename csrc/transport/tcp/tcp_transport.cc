@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/tcp_transport.h"
 
 #include <netinet/in.h>

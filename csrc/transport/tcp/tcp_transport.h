@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes anywhere: control messages over one connection, data over others.
 //
 // A data endpoint is one TCP connection. A write is a frame: 32 bytes that name the region, then the bytes, which go

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A transport without a peer: it records what is sent, and the test decides what its endpoints accept and reach.
 #pragma once
 

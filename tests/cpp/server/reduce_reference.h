@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What reduce() should compute, written for clearness and by other means: scalars, frexp and nearbyint.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A round engine alone: no loop, no peer, and every step taken by the test.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A server loop alone, with workers in the same thread that send what they like.
 #pragma once
 

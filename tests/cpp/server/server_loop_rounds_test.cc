@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rounds through a whole server loop: right sums, and no harm from wrong pushes.
 #include "server/server_loop_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A server loop: which connections it accepts, how many slots it grants, and what a lost worker leaves behind.
 #include <algorithm>
 #include <set>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each kind of operation sends and wants, against a walk over all bytes of a small tensor.
 #include "tensor/placement.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every transport promises, plain and behind the fault decorator.
 #include <numeric>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reactor that is worked by its thread and by callers in turn.
 #include "transport/progress.h"
 

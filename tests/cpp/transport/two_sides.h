@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two processes' worth of one transport, in one test: each side has a thread, a loop, and a sink that writes down what
 // it is told.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ends: well, early, and in every order of destruction.
 #include <cstdio>
 #include <filesystem>

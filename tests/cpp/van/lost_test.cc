@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Members and schedulers that vanish, fall silent, or are stopped for a moment.
 #include <signal.h>
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One or more of each van message, for round trips, mutations and as seeds of the fuzzer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A scheduler and vans inside the test's process, and small helpers around them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Immediates name exactly one partition, and only while it is on its way.
 #include "worker/in_flight.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker loop and two servers in one thread, with nothing between them but the transport of a process to itself.
 #include "worker/worker_loop.h"
 

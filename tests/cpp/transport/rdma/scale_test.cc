@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many endpoints, and many one after the other, on real verbs. What the kernel holds for the device is as before.
 #include <gtest/gtest.h>
 
