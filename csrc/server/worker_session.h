@@ -22,7 +22,7 @@ namespace bps::server {
 class RoundEngine;
 class WorkerSession;
 
-// Whoever made the sessions.
+// The owner of the sessions.
 class SessionOwner {
  public:
   virtual void on_message(WorkerSession& from, std::span<const std::byte> message) = 0;

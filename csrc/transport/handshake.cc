@@ -166,7 +166,8 @@ ServerHandshake::State ServerHandshake::read_hello() {
   const Read start = read_up_to(codec::kSize<Preamble>);
   if (start != Read::kDone) return start == Read::kMore ? State::kPending : State::kRefused;
   const Preamble preamble = *codec::decode_front<Preamble>(hello_bytes_);
-  if (!preamble.is(HandshakeKind::kHello)) return State::kRefused;  // whoever speaks another protocol gets no answer
+  if (!preamble.is(HandshakeKind::kHello))
+    return State::kRefused;  // a peer that speaks another protocol gets no answer
   if (preamble.version != kProtocolVersion) return refuse(Refusal::kVersion);
   const Read rest = read_up_to(hello_bytes_.size());
   if (rest != Read::kDone) return rest == Read::kMore ? State::kPending : State::kRefused;

@@ -17,7 +17,7 @@ namespace bps::transport {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(2);
-// Strangers may hold this many descriptors; real callers stay for milliseconds.
+// Unauthenticated peers may hold this many descriptors; members of the job stay for milliseconds.
 constexpr std::size_t kMostPending = 1024;
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The progress lock of a reactor: whoever holds it makes progress on the reactor's transports and actors. That is the
+// The progress lock of a reactor: its holder makes progress on the reactor's transports and actors. That is the
 // reactor's own thread, or a caller that waits for an operation and works meanwhile.
 //
 // The thread releases the lock while it sleeps. A caller that would otherwise wake the thread, and then sleep until it

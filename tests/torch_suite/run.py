@@ -134,7 +134,7 @@ def main() -> int:
         print(f"error: {complaint}")
     presented = [f"{counts[mode, world]} with {world} ranks" for mode, world in RUNS if mode == "bps-as-gloo"]
     line = (
-        f"torch's suite: {counts['bps', 2]} passed with bps named openly; presented as gloo {', '.join(presented)} "
+        f"torch's suite: {counts['bps', 2]} passed under the name bps; presented as gloo {', '.join(presented)} "
         f"(gloo: {passes['gloo', 2]}/{passes['gloo', 3]}/{passes['gloo', 4]} with 2/3/4)"
     )
     print(line)

@@ -120,9 +120,9 @@ TEST(Listener, SendsStrangersAway) {
     char byte = 0;
     EXPECT_LE(::recv(garbage.get(), &byte, 1, 0), 0) << "closed, without an answer";
   }
-  for (const auto& stranger : {Credentials::from("job", "wrong"), Credentials::from("other", "secret")}) {
+  for (const auto& other : {Credentials::from("job", "wrong"), Credentials::from("other", "secret")}) {
     const Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(5));
-    EXPECT_THROW(call(socket.get(), 1, stranger), HandshakeError);
+    EXPECT_THROW(call(socket.get(), 1, other), HandshakeError);
   }
   EXPECT_TRUE(soon([&] { return house.refused() == 3; }));
   EXPECT_EQ(house.entered, 0);

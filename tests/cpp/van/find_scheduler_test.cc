@@ -19,11 +19,11 @@ std::uint16_t closed_port() {
 }
 
 TEST(FindScheduler, LooksOnWhereOthersListen) {
-  const auto stranger = make_scheduler(1, 0, {}, transport::Credentials::from("other job", "secret"));
+  const auto other = make_scheduler(1, 0, {}, transport::Credentials::from("other job", "secret"));
   const Fd silent = transport::Listener::listen_tcp("127.0.0.1", 0);
   const auto ours = make_scheduler(1, 0);
   const auto found =
-      find_scheduler("127.0.0.1", {closed_port(), stranger->port(), ours->port()}, kJob, Deadline::after(5));
+      find_scheduler("127.0.0.1", {closed_port(), other->port(), ours->port()}, kJob, Deadline::after(5));
   EXPECT_EQ(found.where, "127.0.0.1:" + std::to_string(ours->port()));
 }
 

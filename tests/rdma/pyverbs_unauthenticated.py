@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Somebody else's rdma_cm client, by pyverbs: calls a door and says what became of it; prints JSON.
 
-    pyverbs_stranger.py ADDRESS PORT HEX      connects with HEX as private data; let in, it writes where it may not
+    pyverbs_unauthenticated.py ADDRESS PORT HEX   connects with HEX as private data; if accepted, it writes where it may not
 
 Runs under the distribution's Python, like pyverbs_peer.py.
 """

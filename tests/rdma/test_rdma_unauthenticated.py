@@ -38,7 +38,7 @@ def request_of_a_member(node: int, nonce: bytes, job: str, secret: str) -> bytes
     return said + hmac.digest(secret.encode(), b"rdma client" + said + nonce + job_id, "sha256")[:16]
 
 
-STRANGERS = {
+UNAUTHENTICATED = {
     "nothing at all": b"\0",
     "noise": random.Random(1).randbytes(SIZE),
     "another version": request(version=VERSION + 1),
@@ -66,8 +66,8 @@ def doors(pids: list[int]) -> list[tuple[str, str]]:
 
 
 def knock(address: str, port: str, data: bytes) -> dict[str, Any]:
-    stranger = str(HERE / "pyverbs_stranger.py")
-    return dict(json.loads(fabric.command(fabric.SYSTEM_PYTHON, stranger, address, port, data.hex())))
+    program = str(HERE / "pyverbs_unauthenticated.py")
+    return dict(json.loads(fabric.command(fabric.SYSTEM_PYTHON, program, address, port, data.hex())))
 
 
 def test_who_knows_the_secret_takes_nobodys_place():
@@ -87,23 +87,23 @@ def test_who_knows_the_secret_takes_nobodys_place():
         assert job.results() == [True, True]
 
 
-def test_strangers_are_refused_and_the_job_goes_on():
+def test_unauthenticated_peers_are_refused_and_the_job_goes_on():
     with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("ready")
         (address, port), *_ = doors([job.pid("server 0")])
         before = None
-        for who, data in STRANGERS.items():
+        for who, data in UNAUTHENTICATED.items():
             assert not knock(address, port, data)["connected"], f"{who} was let in"
             if before is None:
                 job.await_marks("worked")
                 before = fabric.resources()
-        assert fabric.resources() == before, "strangers leave nothing behind"
+        assert fabric.resources() == before, "unauthenticated peers leave nothing behind"
         job.set_mark("end")
         assert job.results() == [True, True]
 
 
 @pytest.mark.slow
-def test_many_strangers_leave_nothing():
+def test_many_unauthenticated_peers_leave_nothing():
     with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("worked", timeout=120)
         (address, port), *_ = doors([job.pid("server 0")])
