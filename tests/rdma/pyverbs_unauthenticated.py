@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody else's rdma_cm client, by pyverbs: calls a door and says what became of it; prints JSON.
+"""An rdma_cm client that is not ours, by pyverbs: connects to a listener and prints as JSON what became of that.
 
-    pyverbs_unauthenticated.py ADDRESS PORT HEX   connects with HEX as private data; if accepted, it writes where it may not
+    pyverbs_unauthenticated.py ADDRESS PORT HEX
+
+It connects with HEX as private data; if it is accepted, it writes to memory that it was not granted.
 
 Runs under the distribution's Python, like pyverbs_peer.py.
 """
