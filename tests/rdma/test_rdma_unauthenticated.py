@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers who do not belong to the job: refused or ignored, and the job goes on."""
+"""Peers that do not belong to the job are refused or ignored, and the job goes on."""
 
 from __future__ import annotations
 
@@ -58,31 +58,31 @@ def works_meanwhile(bps: Any) -> bool:
     return right and bool((bps.push_pull(np.ones(1000, np.float32), False, "x") == 2).all())
 
 
-def doors(pids: list[int]) -> list[tuple[str, str]]:
+def listening_addresses(pids: list[int]) -> list[tuple[str, str]]:
     """Where these processes listen."""
     process_of = {int(task.name) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
     found = [one for one in fabric.rdma("resource", "show", "cm_id") if one.get("state") == "LISTEN"]
     return [tuple(one["src-addr"].rsplit(":", 1)) for one in found if one.get("pid") in process_of]
 
 
-def knock(address: str, port: str, data: bytes) -> dict[str, Any]:
+def connect(address: str, port: str, data: bytes) -> dict[str, Any]:
     program = str(HERE / "pyverbs_unauthenticated.py")
     return dict(json.loads(fabric.command(fabric.SYSTEM_PYTHON, program, address, port, data.hex())))
 
 
-def test_who_knows_the_secret_takes_nobodys_place():
+def test_a_peer_with_the_secret_takes_nobodys_place():
     """A second implementation of the hello; it passes for the server, for a worker that is there, for nobody known."""
     with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA | {"BPS_LOG_LEVEL": "debug"}) as job:
         job.await_marks("worked")
-        (address, port), *_ = doors([job.pid("server 0")])
+        (address, port), *_ = listening_addresses([job.pid("server 0")])
         nonce = bytes.fromhex(re.findall(r"listens by rdma at ([0-9a-f]{32}) ", job.log("server 0"))[0])
-        assert not knock(address, port, request_of_a_member(1, nonce, job.name, "another secret"))["connected"]
+        assert not connect(address, port, request_of_a_member(1, nonce, job.name, "another secret"))["connected"]
         for node in (1, 2, 3, 77):  # ids: the workers, then the server
-            told = knock(address, port, request_of_a_member(node, nonce, job.name, job.name))
-            assert told.get("write", "refused") == "refused", told  # most often it is thrown out before it can write
+            told = connect(address, port, request_of_a_member(node, nonce, job.name, job.name))
+            assert told.get("write", "refused") == "refused", told  # most often it is rejected before it can write
         log = job.log("server 0")  # its proof was good, or it would not come as far as here
         assert log.count("whose connections are complete") == 2, log
-        assert log.count("that is no worker") == 2, log
+        assert log.count("is not a worker of this job") == 2, log
         job.set_mark("end")
         assert job.results() == [True, True]
 
@@ -90,10 +90,10 @@ def test_who_knows_the_secret_takes_nobodys_place():
 def test_unauthenticated_peers_are_refused_and_the_job_goes_on():
     with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("ready")
-        (address, port), *_ = doors([job.pid("server 0")])
+        (address, port), *_ = listening_addresses([job.pid("server 0")])
         before = None
         for who, data in UNAUTHENTICATED.items():
-            assert not knock(address, port, data)["connected"], f"{who} was let in"
+            assert not connect(address, port, data)["connected"], f"{who} was accepted"
             if before is None:
                 job.await_marks("worked")
                 before = fabric.resources()
@@ -106,11 +106,11 @@ def test_unauthenticated_peers_are_refused_and_the_job_goes_on():
 def test_many_unauthenticated_peers_leave_nothing():
     with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("worked", timeout=120)
-        (address, port), *_ = doors([job.pid("server 0")])
+        (address, port), *_ = listening_addresses([job.pid("server 0")])
         server = Path(f"/proc/{job.pid('server 0')}/fd")
         before = fabric.resources(), len(list(server.iterdir()))
         for seed in range(20):
-            knock(address, port, random.Random(seed).randbytes(SIZE))
+            connect(address, port, random.Random(seed).randbytes(SIZE))
         assert (fabric.resources(), len(list(server.iterdir()))) == before
         job.set_mark("end")
         assert job.results() == [True, True]
