@@ -51,6 +51,6 @@ def test_everybody_is_compared(tmp_path):
 )
 def test_wrong_options(arguments, says, tmp_path):
     done = compare(*arguments, folder=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
