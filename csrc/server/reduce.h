@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums the pieces of all workers in one pass: [9] of the walk.
+// Sums the pieces of all workers in one pass: step 6 of the walk.
 //
 // reduce() reads every source once and writes every destination once, whatever the number of workers: N sources and M
 // destinations cost N + M memory touches. Half types are widened, accumulated in float32 in the order of the sources,

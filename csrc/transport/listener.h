@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listening socket with a doorman: accepts connections, greets them without blocking, and hands over those that
-// proved to belong to the job. A caller that has not proved itself within two seconds, or that is refused, is closed
-// and counted; it cannot hold up the others.
+// A listening socket that accepts connections, runs their handshakes without blocking, and hands over those that have
+// proved to belong to the job. A pending connection that is refused, or whose handshake is not finished within two
+// seconds, is closed and counted; it cannot hold up the others.
 //
-// Threading: belongs to the thread of its event loop, except refused(). `enter` must not destroy the door.
+// Threading: belongs to the thread of its event loop, except refused(). `enter` must not destroy the listener.
 #pragma once
 
 #include <atomic>

@@ -21,7 +21,7 @@ from pyverbs.qp import QPCap, QPInitAttr
 
 
 def call(address: str, port: str, data: bytes) -> dict[str, object]:
-    """Whether the door let us in, and if not, with which error; how a write to memory that is not ours ended."""
+    """Whether the listener accepted us, else with which error; how a write to memory that is not ours ended."""
     where = AddrInfo(dst=address, dst_service=port, port_space=ce.RDMA_PS_TCP)
     pair = QPInitAttr(qp_type=e.IBV_QPT_RC, cap=QPCap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1))
     caller = CMID(creator=where, qp_init_attr=pair)
@@ -35,7 +35,7 @@ def call(address: str, port: str, data: bytes) -> dict[str, object]:
     try:
         caller.post_write(memory, 4096, 0x10000, 0x5A5A, e.IBV_SEND_SIGNALED)
         status = caller.get_send_comp().status
-    except PyverbsError as error:  # the door has thrown us out before we could
+    except PyverbsError as error:  # the listener has rejected us before we could
         return {"connected": True, "error": str(error), "write": "refused"}
     return {"connected": True, "error": "", "write": "done" if status == e.IBV_WC_SUCCESS else "refused"}
 

@@ -15,7 +15,7 @@ namespace {
 
 const Credentials kOurs = Credentials::from("job", "secret");
 
-// A door on a thread of its own.
+// A listener on a thread of its own.
 class House {
  public:
   explicit House(Fd listener) {
@@ -100,7 +100,7 @@ TEST(Listener, LetsMembersInOverEveryFamily) {
 }
 
 TEST(Listener, LetsMembersInOverALocalSocket) {
-  const std::string name = "bps-door-test-" + std::to_string(::getpid());
+  const std::string name = "bps-listener-test-" + std::to_string(::getpid());
   House house(Listener::listen_local(name));
   const Fd socket = connect_local(name, Deadline::after(5));
   call(socket.get(), 5);
