@@ -54,8 +54,9 @@ void Loops::make_loop(std::size_t index) {
   loop->transports[static_cast<std::size_t>(Kind::kSelf)] = self.get();
   reactor.add(std::move(self));
   add(*loop, Kind::kShm,
-      std::make_unique<transport::shm::ShmTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                                     transport::shm::ShmOptions{settings.shm_cma, settings.shm_fence == "kill"}));
+      std::make_unique<transport::shm::ShmTransport>(
+          reactor.loop(), credentials_, reactor.counters(),
+          transport::shm::ShmOptions{settings.shm_cma, settings.shm_fence == "kill"}));
   add(*loop, Kind::kTcp,
       std::make_unique<transport::tcp::TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
                                                      settings.tcp_congestion));

@@ -11,7 +11,7 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
-constexpr double kSlice_s = 0.2;   // of waiting, after which Ctrl-C is seen
+constexpr double kSlice_s = 0.2;  // of waiting, after which Ctrl-C is seen
 // The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
 constexpr double kGrace_s = 60.0;
 

@@ -197,7 +197,10 @@ bool RoundEngine::cancel(Round& round, std::uint32_t member, const tensor::Cance
     if (!round.arrivals[i].pushed && i != member) late.push_back(round.group->ranks[i]);
   }
   if (missing.empty()) missing = late;
-  fail(round, {cancel.code, cancel.what + (late.empty() ? "" : "; it still waited for " + van::name_ranks(late)),
+  fail(round, {cancel.code,
+               cancel.what + (late.empty() || cancel.code != ErrorCode::kTimeout
+                                  ? ""
+                                  : "; it still waited for " + van::name_ranks(late)),
                cancel.hint});
   return false;
 }

@@ -5,9 +5,9 @@
 // Threading: made by the calling thread, then worked on by the worker loops; `remaining` and `state` are the meeting
 // points. The caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
 //
-// An operation ends in one of two ways: complete, or aborted for all ranks. fail() only notes the reason; the loops then
-// cancel what the servers hold of it, and the caller learns of the failure when every server has acknowledged that, or
-// can write no more. From then on nobody touches the caller's memory.
+// An operation ends in one of two ways: complete, or aborted for all ranks. fail() only notes the reason; the loops
+// then cancel what the servers hold of it, and the caller learns of the failure when every server has acknowledged
+// that, or can write no more. From then on nobody touches the caller's memory.
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     // send queue, and held until the last answer.
     transport::RegionPtr input{};
     transport::RegionPtr output{};
-    bool staged = false;  // the server may not reach that memory: partitions travel through staging buffers
+    bool staged = false;     // the server may not reach that memory: partitions travel through staging buffers
     bool cancelled = false;  // nothing more is sent, and the server has been told
 
     std::size_t unsent() const { return partitions->size() - next; }

@@ -48,9 +48,8 @@ void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, 
 bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
                             const Deadline& deadline) {
   for (const LoopOf& each : worker_loops_) {
-    each.reactor->call([&] {
-      each.worker_loop->abort_operations([](const Operation&) { return true; }, code, what, hint);
-    });
+    each.reactor->call(
+        [&] { each.worker_loop->abort_operations([](const Operation&) { return true; }, code, what, hint); });
   }
   const auto idle = [this] {
     return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {

@@ -177,8 +177,9 @@ void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled&
   for (const std::uint32_t immediate : cancelled.aborted) {
     const InFlight* entry = in_flight_.find(immediate, server);
     if (entry == nullptr) continue;  // an error that was sent before has ended it
-    if (!cancelled.missing.empty()) {
-      entry->cursor->operation->explain(server.name + " still waits for " + van::name_ranks(cancelled.missing));
+    Operation& operation = *entry->cursor->operation;
+    if (!cancelled.missing.empty() && operation.failure()->code() == ErrorCode::kTimeout) {
+      operation.explain(server.name + " still waits for " + van::name_ranks(cancelled.missing));
     }
     end_when_unread(InFlightTable::index_of(immediate));
   }

@@ -13,8 +13,8 @@
 
 #include "core/event_loop.h"
 #include "transport/shm/descriptor_ring.h"
-#include "transport/shm/record.h"
 #include "transport/shm/options.h"
+#include "transport/shm/record.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 

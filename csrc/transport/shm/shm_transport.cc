@@ -77,8 +77,7 @@ ControlEndpoint* ShmTransport::accept_control(std::unique_ptr<IncomingConnection
 
 DataEndpoint* ShmTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
   Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, options_),
-                sink);
+  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, options_), sink);
 }
 
 void ShmTransport::close(Endpoint* endpoint) {

@@ -83,7 +83,8 @@ TEST_F(ServerLoopTest, WhoIsWaitedForWithoutAnySlotGetsOneMore) {
 
 TEST_F(ServerLoopTest, ACancelSaysWhoWasMissing) {
   push(1, header(1));
-  tensor::Cancel cancel{.tensor = 11, .code = ErrorCode::kTimeout, .what = "rank 1 gave up", .hint = "", .partitions = {}};
+  tensor::Cancel cancel{
+      .tensor = 11, .code = ErrorCode::kTimeout, .what = "rank 1 gave up", .hint = "", .partitions = {}};
   cancel.partitions.push_back({101, 0});
   (void)workers[1].control->send(encode(cancel, 1));
   settle();
