@@ -53,6 +53,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
                                     sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
         return {std::move(socket), where};
       } catch (const Error& error) {
+        if (error.code() == ErrorCode::kTransport) throw;  // this process cannot open a socket, now or later
         const int rank = informative(error);
         if (rank == 3 && ports.size() == 1) throw;
         if (rank >= best_rank) best = error;

@@ -80,7 +80,7 @@ int Operation::completion_fd() {
   int fd = completion_fd_.load();
   if (fd >= 0) return fd;
   const int made = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (made < 0) throw_errno("cannot create an eventfd", "raise the limit on open files (ulimit -n)");
+  if (made < 0) throw_errno("cannot create an eventfd");
   if (!completion_fd_.compare_exchange_strong(fd, made)) {
     ::close(made);
     return fd;

@@ -16,7 +16,8 @@ inline constexpr std::size_t kMaxFds = 4;
 
 // Sends all of `record` and `fds` at once, or nothing (kAgain). kPeerLost when the socket is closed.
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds);
-// Receives exactly `record`, without blocking: kAgain when nothing is there yet.
+// Receives exactly `record`, without blocking: kAgain when nothing is there yet. The kernel drops descriptors for which
+// this process has no room: `fds` is then shorter than what the peer sent.
 Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds);
 // The same, but waits.
 Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline);

@@ -71,6 +71,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   void on_socket();
   void take_records();
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
+  bool refuse(std::uint64_t key);
   bool announce(const Region& region);
   const PeerRegion* find(const RemoteSpan& span);
   void publish();

@@ -3,15 +3,18 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "core/hmac.h"
+#include "core/limits.h"
 #include "core/log.h"
 #include "transport/listener.h"
 #include "transport/shm/local_socket.h"
@@ -107,6 +110,14 @@ void ShmTransport::disarm() {
 
 // ---- Set-up of a data endpoint
 
+namespace {
+
+bool is_out_of_files() {
+  return !Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE);
+}
+
+}  // namespace
+
 ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const ShmOptions& options)
     : DataEndpoint(made_by),
       socket_(std::move(socket)),
@@ -186,6 +197,11 @@ void ShmData::take_records() {
     if (status == Status::kAgain) return;
     if (status != Status::kOk) return lose("connection closed");
     const auto record = codec::decode<ShmRecord>(bytes);
+    if (record && record->kind == ShmRecord::kRefused) {
+      return lose("it cannot map our memory: " + std::string(std::strerror(static_cast<int>(record->base))) +
+                  ": its limit on open files is " + std::to_string(record->size) +
+                  "; raise it there: `ulimit -n 65536`, or `docker run --ulimit nofile=65536`");
+    }
     if (!record || !take_record(*record, fds)) return lose("it broke the shared-memory protocol");
   }
 }
@@ -205,6 +221,7 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       return send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk;
     }
     case ShmRecord::kMapped: {
+      if (fds.empty() && is_out_of_files()) return refuse(record.key);
       if (fds.size() != 1) return false;
       auto piece = SharedMemory::map(std::move(fds[0]), record.file_size);
       std::byte* mapped = piece->bytes().data() + record.base;
@@ -213,11 +230,27 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
     }
     case ShmRecord::kPlain: peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size}; return true;
     case ShmRecord::kWithdrawn: peer_regions_.erase(record.key); return true;
-    case ShmRecord::kReply: break;
+    case ShmRecord::kReply:
+    case ShmRecord::kRefused: break;
   }
   return false;
 } catch (const Error&) {
   return false;
+}
+
+// The kernel has dropped the file of a region, because this process may not open more. The peer says so to its caller,
+// and gives this connection up.
+bool ShmData::refuse(std::uint64_t key) {
+  const auto limit = limit_behind(EMFILE);
+  log_warning("cannot map the memory of a peer: " + limit->what + "; " + limit->hint);
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  ShmRecord refusal{};
+  refusal.kind = ShmRecord::kRefused;
+  refusal.key = key;
+  refusal.base = EMFILE;
+  refusal.size = files.rlim_cur;
+  return send_record(socket_.get(), codec::encode(refusal), {}) == Status::kOk;
 }
 
 // A peer that waits for word from us, or is about to fence us, sees that we write no more.
