@@ -3,6 +3,10 @@
 //
 // Each piece is an anonymous memory file; nothing has a name, so nothing can be left behind. The process keeps a table
 // of its pieces so that a transport can find the file behind a pointer. Thread-safe (set-up path).
+//
+// A process that is forked inherits the pieces as copies, like all memory: what it writes stays in its own. (Pages that
+// it has not written itself show what the parent writes; the kernel has no copy of shared memory that is both lazy and
+// exact.) In the child they are plain memory.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +15,7 @@
 #include <span>
 
 #include "core/fd.h"
+#include "core/fork.h"
 
 namespace bps::transport::shm {
 
@@ -29,6 +34,7 @@ class SharedMemory {
 
   std::span<std::byte> bytes() const { return bytes_; }
   int fd() const { return file_.get(); }
+  bool shared() const { return forks_ == fork_count(); }  // false in a child of the process that made it
 
  private:
   SharedMemory(Fd file, std::span<std::byte> bytes) : file_(std::move(file)), bytes_(bytes) {}
@@ -36,6 +42,7 @@ class SharedMemory {
   Fd file_;
   std::span<std::byte> bytes_;
   bool listed_ = false;
+  const std::uint32_t forks_ = fork_count();
 };
 
 }  // namespace bps::transport::shm
