@@ -9,6 +9,8 @@
 namespace bps::worker {
 namespace {
 
+// What a member contributed before it left is answered within this time, unless somebody is stopped for longer.
+constexpr double kLeftGrace_s = 2;
 constexpr const char* kRestart = "restart the job from its last checkpoint";
 
 // Spreads partitions over loops, independently of the choice of the server.
@@ -170,11 +172,8 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   const std::uint64_t sequence = sequence_.fetch_add(1);
   auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
                                                options_.key_map.servers * options_.loops_per_server);
-  // The worker loops share the work; one of them also watches the deadline.
-  const std::size_t watches_deadline = sequence % worker_loops_.size();
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
-  for (std::size_t i = 0; i < worker_loops_.size(); ++i)
-    worker_loops_[i].worker_loop->submit(operation, i == watches_deadline);
+  submit(operation);
   if (!request.awaited || !operation->progress) {
     for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
@@ -186,6 +185,35 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     }
   }
   return operation;
+}
+
+// The worker loops share the work. The first to get it also watches its deadline, and keeps it alive.
+void Worker::submit(const std::shared_ptr<Operation>& operation) {
+  const std::size_t loops = worker_loops_.size();
+  const std::size_t first = operation->sequence % loops;
+  worker_loops_[first].worker_loop->submit(operation, true);
+  for (std::size_t i = 0; i < loops; ++i) {
+    if (i == first) continue;
+    try {
+      worker_loops_[i].worker_loop->submit(operation, false);
+    } catch (const Error& error) {  // others work on it already, so that it can only fail in its own time
+      operation->fail(error.code(), error.what(), error.hint());
+      worker_loops_[first].reactor->loop().post([this, operation, i, first] { skip_loops(*operation, i, first); });
+      return;
+    }
+  }
+}
+
+// Finishes the shares of loop `from` and those after it, which never saw the operation. On the loop `first`.
+void Worker::skip_loops(Operation& operation, std::size_t from, std::size_t first) {
+  const std::size_t places = operation.cursors.size() / worker_loops_.size();
+  std::uint64_t count = 0;
+  for (std::size_t i = from; i < worker_loops_.size(); ++i) {
+    if (i == first) continue;
+    ++count;
+    for (std::size_t j = 0; j < places; ++j) count += operation.cursors[i * places + j].unfinished;
+  }
+  finish(operation, count, worker_loops_[first].reactor->counters());
 }
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
@@ -209,6 +237,34 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
               ErrorCode::kPeerLost, why, kRestart);
           if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
         });
+  }
+}
+
+// Answers to what that member has contributed to are on their way.
+void Worker::leave_node(std::uint32_t node, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    left_.emplace_back(node, why);
+    if (left_.size() > 1) return;
+  }
+  for (LoopOf& one : worker_loops_) {
+    one.reactor->loop().post([this, &one] {
+      one.after_leaving = one.reactor->loop().every(kLeftGrace_s, [this, &one, before = sequence_.load()]() mutable {
+        fail_what_waits_for_left(*one.worker_loop, std::exchange(before, sequence_.load()));
+      });
+    });
+  }
+}
+
+void Worker::fail_what_waits_for_left(WorkerLoop& loop, std::uint64_t before) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [node, why] : left_) {
+    const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
+    loop.fail_operations(
+        [&](const Operation& operation) {
+          return operation.sequence < before && operation.tensor->group->index_of(rank) != van::kNoRank;
+        },
+        ErrorCode::kPeerLost, why, kRestart);
   }
 }
 

@@ -34,7 +34,7 @@ class Worker {
 
   // Set-up: one per push loop, in order; both outlive the worker's last operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
-    worker_loops_.push_back({worker_loop, reactor});
+    worker_loops_.push_back({.worker_loop = worker_loop, .reactor = reactor});
   }
   // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
@@ -51,6 +51,8 @@ class Worker {
 
   // From the van's thread.
   void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
+  // It has left as it should: what it has contributed to still completes, the rest fails soon.
+  void leave_node(std::uint32_t node, const std::string& why);
   void fail_tensor(std::uint32_t id, const std::string& why);
   void forget_memory(std::uint64_t identity);
 
@@ -58,6 +60,7 @@ class Worker {
   struct LoopOf {
     WorkerLoop* worker_loop;
     transport::Reactor* reactor;
+    Timer after_leaving{};  // of a member: fails what still waits for it
   };
   using Plan = std::vector<std::vector<std::uint32_t>>;
 
@@ -66,6 +69,9 @@ class Worker {
             std::span<const std::uint64_t> load) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor) const;
+  void submit(const std::shared_ptr<Operation>& operation);
+  void skip_loops(Operation& operation, std::size_t from, std::size_t first);
+  void fail_what_waits_for_left(WorkerLoop& loop, std::uint64_t before);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   const WorkerOptions options_;
@@ -75,6 +81,7 @@ class Worker {
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
+  std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should
   std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};

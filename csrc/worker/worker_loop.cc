@@ -26,6 +26,7 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
 WorkerLoop::~WorkerLoop() {
   fail_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
                   "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
+  for (const auto& operation : watched_) operation->end();  // no loop runs any more
 }
 
 // ---- Set-up
