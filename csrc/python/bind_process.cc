@@ -81,8 +81,7 @@ void bind_process(py::module_& module) {
       .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
       .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
       .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
-      .def_readwrite("job", &node::Startup::job)
-      .def_readwrite("secret", &node::Startup::secret);
+      .def_readwrite("job", &node::Startup::job);
 
   py::class_<node::Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
       .def_static("start", &start, py::arg("config"), py::arg("startup"), ReleaseGil())
@@ -91,6 +90,7 @@ void bind_process(py::module_& module) {
       .def("wait_for_end", &node::Process::wait_for_end, ReleaseGil())
       .def("metrics", &node::Process::metrics, ReleaseGil())
       .def_property_readonly("routes", &node::Process::routes)
+      .def_property_readonly("is_authenticated", &node::Process::is_authenticated)
       .def_property_readonly("timeout_s", &node::Process::operation_timeout_s)
       .def_property_readonly("workers", [](const node::Process& p) { return p.membership().workers; })
       .def_property_readonly("servers", [](const node::Process& p) { return p.membership().servers; })

@@ -20,7 +20,7 @@ from rank_main import await_mark, mark
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
 HERE = Path(__file__).parent
-MAGIC, VERSION, REQUEST, DATA_PLANE = 0x44535042, 2, 1, 2  # handshake_messages.h, private_data.h; Plane in handshake.h
+MAGIC, VERSION, REQUEST, DATA_PLANE = 0x44535042, 3, 1, 2  # handshake_messages.h, private_data.h; Plane in handshake.h
 SIZE = 56
 
 

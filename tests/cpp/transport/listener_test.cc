@@ -19,9 +19,9 @@ const Credentials kOurs = Credentials::from("job", "secret");
 class House {
  public:
   explicit House(Fd listener) {
-    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kOurs, [this](Fd socket, const Hello& hello) {
-      last_node = hello.node;
-      pending_.push_back(std::move(socket));
+    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kOurs, [this](AuthenticatedSocket&& socket) {
+      last_node = socket.hello.node;
+      pending_.push_back(std::move(socket.socket));
       ++entered;
     });
     thread_ = std::thread([this] {

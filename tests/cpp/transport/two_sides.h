@@ -172,9 +172,10 @@ class Side {
         address = "bps-test-" + std::to_string(number);
         listener = Listener::listen_local(address);
       }
-      listener_ = std::make_unique<Listener>(
-          reactor_.loop(), std::move(listener), credentials_,
-          [this](Fd fd, const Hello& who) { accept_connection(std::make_unique<IncomingSocket>(std::move(fd), who)); });
+      listener_ = std::make_unique<Listener>(reactor_.loop(), std::move(listener), credentials_,
+                                             [this](AuthenticatedSocket&& socket) {
+                                               accept_connection(std::make_unique<IncomingSocket>(std::move(socket)));
+                                             });
       const auto bytes = as_bytes(address);
       return Bytes(bytes.begin(), bytes.end());
     });

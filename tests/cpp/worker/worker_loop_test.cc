@@ -31,6 +31,7 @@ class WorkerLoopTest : public ::testing::Test {
     van::Node node;
     node.id = 1;
     node.worker_rank = 0;
+    node.worker_loops = 1;
     members.nodes.push_back(node);
     for (std::size_t i = 0; i < kServers; ++i) {
       server_loops.push_back(
