@@ -435,10 +435,16 @@ def test_a_flood_of_connections_ends_nothing(how):
         assert job.results() == [True, True]
 
 
-def test_a_member_joins_during_a_flood():
-    with cluster.start(works_until_told, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:  # fmt: skip
-        port = job.port
-        with flood([port], silent_connections):
-            job.await_marks("ready")
-            job.set_mark("end")
-            assert job.results() == [True, True]
+def joins_when_told(bps: Any) -> float:
+    await_mark("flood")
+    bps.init()
+    total = sums(bps)
+    bps.shutdown()
+    return total
+
+
+def test_members_join_during_a_flood():
+    with cluster.start(joins_when_told, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}, init=False) as job:
+        with flood([job.port, listening_port(job.pid("server 0"))], silent_connections):
+            job.set_mark("flood")
+            assert job.results() == [2, 2]
