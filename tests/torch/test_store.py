@@ -54,7 +54,7 @@ def joins_from_two_hosts(bps: Any, store: str) -> str:
 
     rank = int(bps.job.config_with({}).text("BPS_RANK"))
     start._host_identity = lambda: f"host {rank}"
-    start._address_of_rank_0 = lambda _: "127.0.0.2"
+    start._address_of_rank_0 = lambda _: "192.0.2.1"
     try:
         start.init_from_store(dist.FileStore(store, 2), rank, 2, {"join_timeout": 5})
     except bps.BpsError as error:
