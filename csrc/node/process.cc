@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <exception>
+
 #include "core/log.h"
 #include "core/unknown_settings.h"
 #include "node/listeners.h"
@@ -14,6 +17,13 @@
 #include "worker/worker.h"
 
 namespace bps::node {
+namespace {
+
+constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
+constexpr double kAbortPatience_s = 1;
+constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
+
+}  // namespace
 
 std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
   std::unique_ptr<Process> process(new Process(settings, startup));
@@ -44,7 +54,10 @@ void Process::bring_up() {
   }
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   set_log(options_.settings.log_level, van_->self().describe());
-  if (options_.startup.is_server()) loops_->start_servers(van_->membership());
+  if (options_.startup.is_server()) {
+    loops_->start_servers(van_->membership(),
+                          [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); });
+  }
   if (options_.startup.is_worker()) make_worker();
 }
 
@@ -103,6 +116,7 @@ van::VanEvents Process::events() {
   return {
       .on_view = [this](const transport::View& view) { use(view); },
       .on_lost = [this](std::uint32_t node, const std::string& why) { lose_node(node, why); },
+      .on_left = [this](std::uint32_t node, const std::string& why) { leave_node(node, why); },
       // Waits until each loop knows it: the scheduler tells the workers only after this returns.
       .on_group = [this](const van::Group& group) { loops_->add_group(group); },
       .on_tensor_failed =
@@ -123,29 +137,65 @@ void Process::use(const transport::View& view) {
 void Process::lose_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (options_.startup.is_worker() && !worker_) {
-    early_losses_.emplace_back(node, why);
+    early_events_.push_back({node, why, true});
     return;
   }
   if (worker_ && !leaving_) {
     const bool host_lost = node == 0 && options_.startup.joint;
     worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
   }
-  if (node != 0) loops_->lose_node(node);
+  if (node != 0) loops_->lose_node(node, why);
 }
 
-void Process::lose_connection(std::uint32_t server_rank, const std::string& why) {
-  if (!leaving_) van_->suspect(van_->membership().server(server_rank)->id, why);
+void Process::leave_node(std::uint32_t node, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (!worker_) {
+    early_events_.push_back({node, why, false});
+  } else if (!leaving_) {
+    worker_->leave_node(node, why);
+  }
+}
+
+void Process::lose_connection(std::uint32_t node, const std::string& why) {
+  if (!leaving_) van_->suspect(node, why);
+}
+
+// Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
+// servers acknowledge that, or are fenced.
+void Process::end_operations() {
+  if (!worker_) return;
+  const Deadline deadline = Deadline::after(options_.settings.deadlines.heartbeat + kFenceGrace_s);
+  (void)worker_->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
+                                "wait for your handles before shutdown()", deadline);
+}
+
+void Process::abort(const std::string& exception) {
+  const Call call(*this);
+  aborted_ = true;
+  try {
+    van_->abort(exception);
+  } catch (const Error& error) {
+    log_info(std::string("ends without the scheduler: ") + error.what());
+  }
 }
 
 bool Process::shutdown(double timeout_s) {
+  if (!calls_.close()) return false;
+  end_operations();
   leaving_ = true;
   bool well = false;
+  std::exception_ptr interrupt;
   try {
-    well = van_->leave(timeout_s);
+    // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
+    well = van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s);
   } catch (const Error& error) {  // the scheduler is lost: nobody is left to be told
     log_info(std::string("left without the scheduler: ") + error.what());
+  } catch (...) {
+    interrupt = std::current_exception();
   }
-  take_down();
+  van_->give_up();
+  calls_.run_when_empty([this] { take_down(); }, Deadline::after(kCallPatience_s));
+  if (interrupt) std::rethrow_exception(interrupt);
   return well;
 }
 
@@ -160,6 +210,7 @@ void Process::take_down() {
   van_.reset();  // its thread may still post to the loops until here
   loops_.reset();
   scheduler_.reset();
+  down_ = true;
 }
 
 worker::Worker& Process::worker() {

@@ -5,20 +5,26 @@
 
 #include "python/bind.h"
 #include "python/handle.h"
+#include "python/interruptible.h"
 
 namespace py = pybind11;
 
 namespace bps::python {
 namespace {
 
-constexpr double kSlice_s = 0.2;   // of waiting, after which Ctrl-C is seen
-constexpr double kGrace_s = 10.0;  // the core ends every operation at its deadline, and then asks who is missing
+constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
+// The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
+constexpr double kGrace_s = 60.0;
 
 // Arrays of handles that were dropped too early. They go when nobody can write into them any more.
 class Orphans {
  public:
   static Orphans& instance() {
-    static auto& orphans = *new Orphans;  // never destroyed: Python objects may not be, so late
+    static auto& orphans = *[] {
+      auto* made = new Orphans;  // never destroyed: Python objects may not be, so late
+      hold_across_fork(made->mutex_);
+      return made;
+    }();
     return orphans;
   }
   void adopt(PendingArrays arrays) {
@@ -30,7 +36,7 @@ class Orphans {
     if (!any_.load(std::memory_order_relaxed)) return;
     std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
     const std::lock_guard lock(mutex_);
-    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->finished(); };
+    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->done(); };
     const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
     std::move(first, all_.end(), std::back_inserter(over));
     all_.erase(first, all_.end());
@@ -53,7 +59,7 @@ bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
       if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
     }
     if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    check_signals();
     if (deadline->passed()) return operation.done();
   }
 }
@@ -66,7 +72,7 @@ Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, 
 }
 
 Handle::~Handle() {
-  if (!pending_.operation->finished()) Orphans::instance().adopt(std::move(pending_));
+  if (!pending_.operation->done()) Orphans::instance().adopt(std::move(pending_));
 }
 
 void Handle::check_not_taken() const {
@@ -76,6 +82,11 @@ void Handle::check_not_taken() const {
 
 py::object Handle::wait() {
   check_not_taken();
+  if (forks_ != fork_count()) {
+    throw Error(ErrorCode::kNotInitialized,
+                "this process was forked while " + pending_.operation->describe() + " was in progress in its parent",
+                "wait for handles in the process that made them");
+  }
   const worker::Operation& operation = *pending_.operation;
   if (!wait_interruptibly(operation, operation.request.timeout_s + kGrace_s)) {
     throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
@@ -83,7 +94,7 @@ py::object Handle::wait() {
   check_not_taken();  // by another thread, while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
-  if (operation.finished()) pending_.source = pending_.target = py::object();
+  pending_.source = pending_.target = py::object();
   operation.rethrow();
   return result;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/handshake.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "core/interrupt.h"
 #include "transport/handshake_messages.h"
 
 namespace bps::transport {
@@ -39,12 +39,9 @@ JobId first_half(const Digest& digest) {
 
 void await(int fd, short events, const Deadline& deadline, const std::string& whom) {
   pollfd wait{fd, events, 0};
-  for (;;) {
-    const int ready = ::poll(&wait, 1, deadline.left_ms());
-    if (ready > 0) return;
-    if (ready == 0) fail(whom + " did not complete the handshake in time", "check that it is running and not stopped");
-    if (errno != EINTR) throw_errno("cannot wait for " + whom);
-  }
+  const int ready = poll_until(wait, deadline);
+  if (ready == 0) fail(whom + " did not complete the handshake in time", "check that it is running and not stopped");
+  if (ready < 0) throw_errno("cannot wait for " + whom);
 }
 
 [[noreturn]] void fail_closed(const std::string& whom) {

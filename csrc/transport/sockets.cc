@@ -4,17 +4,17 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "core/error.h"
+#include "core/interrupt.h"
+#include "core/limits.h"
 #include "transport/listener.h"
 
 namespace bps::transport {
@@ -103,9 +103,7 @@ bool is_own_echo(int fd) {
 int try_connect(int fd, const Address& address, const Deadline& deadline) {
   if (::connect(fd, address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) return errno;
   pollfd wait{fd, POLLOUT, 0};
-  int ready = 0;
-  while ((ready = ::poll(&wait, 1, deadline.left_ms())) < 0 && errno == EINTR) {
-  }
+  const int ready = poll_until(wait, deadline);
   if (ready == 0) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof error;
@@ -170,6 +168,7 @@ Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& dead
     // An address that swallows packets may not use up the time of those after it.
     const Deadline share = Deadline::after(deadline.left_ms() / 1e3 / static_cast<double>(addresses.size() - i));
     Fd socket = open_socket(addresses[i].family());
+    if (!socket && limit_behind(errno)) throw_errno("cannot open a socket");
     error = socket ? try_connect(socket.get(), addresses[i], share) : errno;
     if (error != 0) continue;
     const int one = 1;
@@ -185,14 +184,14 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
   const Address address = local_address(name, ErrorCode::kUnreachable);
   for (;;) {
     Fd socket = open_socket(AF_UNIX);
-    if (!socket) throw_errno("cannot open a local socket", "raise the limit on open files (ulimit -n)");
+    if (!socket) throw_errno("cannot open a local socket");
     if (::connect(socket.get(), address.get(), address.size) == 0) {
       make_blocking(socket.get());
       return socket;
     }
     const int error = errno;
     if ((error == EAGAIN || error == EINTR) && !deadline.passed()) {  // the listener's queue is full for a moment
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      sleep_until(Deadline::after(1e-3));
       continue;
     }
     throw Error(ErrorCode::kUnreachable, "cannot connect to the local socket '" + name + "': " + std::strerror(error),

@@ -50,7 +50,7 @@ Job::Options job_options(const SchedulerOptions& options) {
   job.registry.balanced = options.balanced;
   job.registry.cut = options.cut;
   job.silence_ms = static_cast<std::uint32_t>(std::clamp(options.heartbeat_timeout_s * 1e3, 1.0, 1e9));
-  job.join_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.join_timeout_s * 1e3));
+  job.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(to_duration(options.join_timeout_s));
   return job;
 }
 

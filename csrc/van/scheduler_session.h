@@ -42,8 +42,10 @@ class SchedulerSession {
   bool joined() const { return joined_; }
   const Membership& membership() const { return membership_; }  // once joined
   const Node& self() const { return *self_; }                   // once joined
-  // kNotYet when the deadline passed first; without a deadline it never is.
-  End wait_for_end(const Deadline* deadline);
+  // Lets wait_for_end() return kBadly.
+  void give_up() { end(End::kBadly, ""); }
+  // kNotYet when the deadline passed first.
+  End wait_for_end(const Deadline& deadline);
   std::string why_lost();
   // Node and text of the first loss; an empty text: none so far.
   std::pair<std::uint32_t, std::string> first_loss();

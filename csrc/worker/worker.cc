@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "core/log.h"
 
@@ -23,6 +24,45 @@ Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(option
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
+}
+
+void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
+  worker_loops_.push_back({worker_loop, reactor});
+  worker_loop->when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
+    cancel(operation, worker_loop);
+  };
+}
+
+void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
+  for (const LoopOf& each : worker_loops_) {
+    if (each.worker_loop == except) continue;
+    each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
+  }
+}
+
+void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
+                   const std::string& hint) {
+  if (operation->fail(code, what, hint)) cancel(operation, nullptr);
+}
+
+bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
+                            const Deadline& deadline) {
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->call(
+        [&] { each.worker_loop->abort_operations([](const Operation&) { return true; }, code, what, hint); });
+  }
+  const auto idle = [this] {
+    return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
+      bool is_idle = false;
+      each.reactor->call([&] { is_idle = each.worker_loop->is_idle(); });
+      return is_idle;
+    });
+  };
+  while (!idle()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
+  }
+  return true;
 }
 
 bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
@@ -156,6 +196,12 @@ void Worker::check_alive(const Tensor& tensor) const {
                           tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != van::kNoRank;
     if (concerns) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
+  for (const auto& [node, what] : left_) {
+    const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
+    if (tensor.group->index_of(rank) != van::kNoRank) {
+      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+    }
+  }
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
@@ -170,11 +216,8 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   const std::uint64_t sequence = sequence_.fetch_add(1);
   auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
                                                options_.key_map.servers * options_.loops_per_server);
-  // The worker loops share the work; one of them also watches the deadline.
-  const std::size_t watches_deadline = sequence % worker_loops_.size();
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
-  for (std::size_t i = 0; i < worker_loops_.size(); ++i)
-    worker_loops_[i].worker_loop->submit(operation, i == watches_deadline);
+  submit(operation);
   if (!request.awaited || !operation->progress) {
     for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
@@ -182,10 +225,31 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     try {
       check_alive(*tensor);
     } catch (const Error& error) {
-      operation->fail(error.code(), error.what(), error.hint());
+      abort(operation, error.code(), error.what(), error.hint());
     }
   }
   return operation;
+}
+
+// The worker loops share the work. The first to get it also watches its deadline, and keeps it alive.
+void Worker::submit(const std::shared_ptr<Operation>& operation) {
+  const std::size_t loops = worker_loops_.size();
+  const std::size_t first = operation->sequence % loops;
+  worker_loops_[first].worker_loop->submit(operation, true);
+  for (std::size_t i = 0; i < loops; ++i) {
+    if (i == first) continue;
+    try {
+      worker_loops_[i].worker_loop->submit(operation, false);
+    } catch (const Error& error) {
+      // Others work on it already. These loops cancel their parts without having admitted it; their share ends here.
+      std::uint64_t unreached = 0;
+      for (std::size_t left = i; left < loops; ++left) unreached += left == first ? 0 : 1;
+      abort(operation, error.code(), error.what(), error.hint());
+      transport::Reactor& reactor = *worker_loops_[first].reactor;
+      reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
+      return;
+    }
+  }
 }
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
@@ -201,7 +265,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post(
         [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, why] {
-          worker_loop->fail_operations(
+          worker_loop->abort_operations(
               [&](const Operation& operation) {
                 return !gone || server_rank >= 0 ||
                        operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != van::kNoRank;
@@ -209,6 +273,25 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
               ErrorCode::kPeerLost, why, kRestart);
           if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
         });
+  }
+}
+
+// Answers to what that member has contributed to are on their way.
+// The servers decide what becomes of the operations in progress: an answer to what that member has contributed to is on
+// its way, the rest cannot complete.
+void Worker::leave_node(std::uint32_t node, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    left_.emplace_back(node, why);
+  }
+  any_lost_.store(true);
+  const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->loop().post([worker_loop = each.worker_loop, rank, why] {
+      worker_loop->abort_operations(
+          [&](const Operation& operation) { return operation.tensor->group->index_of(rank) != van::kNoRank; },
+          ErrorCode::kPeerLost, why, kRestart);
+    });
   }
 }
 
@@ -228,9 +311,9 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   }
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
-      worker_loop->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
-                                   ErrorCode::kMismatch, why,
-                                   "declare the tensor with the same dtype and shape everywhere");
+      worker_loop->abort_operations([&](const Operation& operation) { return operation.tensor->id == id; },
+                                    ErrorCode::kMismatch, why,
+                                    "declare the tensor with the same dtype and shape everywhere");
     });
   }
 }

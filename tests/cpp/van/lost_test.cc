@@ -182,6 +182,48 @@ TEST(Lost, WhoHasLeftIsNotWaitedFor) {
   EXPECT_TRUE(job[0]->leave(10));
   EXPECT_TRUE(job[0]->wait_for_end()) << "leaving is no loss, even if the process ends early";
   EXPECT_TRUE(job[0].lost().empty());
+  EXPECT_EQ(job[0].left(),
+            (std::map<std::uint32_t, std::string>{{2, "worker 1 and server 1 (a, pid 42) has left the job"}}));
+}
+
+TEST(Lost, AnExceptionIsToldToEverybodyAtOnce) {
+  JointJob job(3);
+  together({[&] {
+              const Thrown thrown = thrown_by([&] { job[0]->barrier(job[0].all(), 20); });
+              EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+              EXPECT_EQ(thrown.what, "barrier of group 0: rank 1 ended: ValueError: no such file");
+            },
+            [&] {
+              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages >= 4; }));
+              job[1]->abort("ValueError: no such file");
+              EXPECT_EQ(thrown_by([&] { job[1]->barrier(job[1].all(), 20); }).code, ErrorCode::kNotInitialized);
+              EXPECT_FALSE(job[1]->leave(0.05)) << "the others have not left";
+            }});
+  for (const std::size_t i : {0, 2}) {
+    ASSERT_TRUE(soon([&] { return job[i].lost().contains(2); }));
+    EXPECT_EQ(job[i].lost().at(2), "rank 1 ended: ValueError: no such file");
+    EXPECT_TRUE(job[i].left().empty());
+  }
+  job[2]->abort("PeerLostError: rank 1 ended: ValueError: no such file");
+  ASSERT_TRUE(soon([&] { return job[0].lost().contains(3); }));
+  EXPECT_EQ(job[0].lost().at(3), "rank 1 ended: ValueError: no such file") << "the first cause";
+  EXPECT_TRUE(job[0]->leave(10));
+  EXPECT_FALSE(job[0]->wait_for_end()) << "it did not end well";
+}
+
+TEST(Lost, LeavingEndsTheCallsOfOtherThreads) {
+  JointJob job(2);
+  together({[&] { EXPECT_EQ(thrown_by([&] { job[0]->barrier(job[0].all(), 20); }).code, ErrorCode::kNotInitialized); },
+            [&] { EXPECT_EQ(thrown_by([&] { job[0]->new_group({0, 1}, "g", 20); }).code, ErrorCode::kNotInitialized); },
+            [&] {
+              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages >= 4; }));
+              EXPECT_FALSE(job[0]->leave(0.05));
+            }});
+}
+
+TEST(Lost, GivingUpEndsTheWaitForTheEnd) {
+  JointJob job(1);
+  together({[&] { EXPECT_FALSE(job[0]->wait_for_end()); }, [&] { job[0]->give_up(); }});
 }
 
 TEST(Lost, KilledProcessesAreSeenAtOnce) {
@@ -292,6 +334,7 @@ void raw_member(std::uint16_t port, const Behaviour& behave) {
   const auto session = transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
   auto keys = transport::MessageKeys::of_client(session.key);
   Node self;
+  self.worker_loops = 1;
   self.worker_rank = 1;
   const Bytes bytes = test::framed(encode(Join{self, 2, 0, 20000}), keys.sent);
   ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));

@@ -51,6 +51,7 @@ class TestNode {
             job,
             VanEvents{
                 .on_lost = [this](std::uint32_t node, const std::string& why) { note(lost_, node, why); },
+                .on_left = [this](std::uint32_t node, const std::string& why) { note(left_, node, why); },
                 .on_group = [this](const Group& group) { note(groups_, group.id, group); },
                 .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); }})) {}
 
@@ -62,6 +63,7 @@ class TestNode {
     self.server_rank = server;
     self.host = "a";
     self.pid = 42;
+    self.worker_loops = self.server_loops = 1;
     van_->join(self, workers, servers);
   }
   Group all() {
@@ -70,6 +72,7 @@ class TestNode {
     return group;
   }
   std::map<std::uint32_t, std::string> lost() { return read(lost_); }
+  std::map<std::uint32_t, std::string> left() { return read(left_); }
   std::map<std::uint32_t, std::string> failed() { return read(failed_); }
   std::map<std::uint32_t, Group> groups() { return read(groups_); }
 
@@ -87,6 +90,7 @@ class TestNode {
 
   std::mutex mutex_;
   std::map<std::uint32_t, std::string> lost_;
+  std::map<std::uint32_t, std::string> left_;
   std::map<std::uint32_t, std::string> failed_;
   std::map<std::uint32_t, Group> groups_;
   std::unique_ptr<Van> van_;
