@@ -313,7 +313,6 @@ class Startup:
     job: str
     joint: bool
     scheduler_host: str
-    secret: str
     def __init__(self) -> None: ...
     @property
     def processes_on_host(self) -> int: ...
@@ -400,6 +399,8 @@ class Process:
         awaited: the caller waits next. timeout_s: None is the job's.
         """
     def wait_for_end(self) -> bool: ...
+    @property
+    def is_authenticated(self) -> bool: ...
     @property
     def is_down(self) -> bool:
         """

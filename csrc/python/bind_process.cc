@@ -112,8 +112,7 @@ void bind_process(py::module_& module) {
       .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
       .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
       .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
-      .def_readwrite("job", &node::Startup::job)
-      .def_readwrite("secret", &node::Startup::secret);
+      .def_readwrite("job", &node::Startup::job);
 
   py::class_<Stop>(module, "Stop", "Ends a start of a process before it is complete.")
       .def(py::init<>())
@@ -130,6 +129,7 @@ void bind_process(py::module_& module) {
       .def("wait_for_end", as_call(+[](Process& p) { return p.wait_for_end(); }), MayWait())
       .def("metrics", as_call(+[](Process& p) { return p.metrics(); }), MayWait())
       .def_property_readonly("routes", as_call(+[](Process& p) { return p.routes(); }))
+      .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))
       .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))
       .def_property_readonly("workers", as_call(+[](Process& p) { return p.membership().workers; }))
       .def_property_readonly("servers", as_call(+[](Process& p) { return p.membership().servers; }))

@@ -64,6 +64,11 @@ void WorkerSession::discard() {
   window_.close();
 }
 
+bool WorkerSession::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
+  const Slot* slot = context_.pool.by_number(immediate);
+  return slot != nullptr && window_.allows(*slot, where);
+}
+
 void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {
   context_.rounds.on_write(*this, from, immediate);
 }
