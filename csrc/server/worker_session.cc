@@ -64,6 +64,13 @@ void WorkerSession::discard() {
   window_.close();
 }
 
+// A worker writes into the slots that it was granted, though others lie in the same region.
+bool WorkerSession::accepts(transport::DataEndpoint&, std::uint32_t immediate, std::span<const std::byte> where) {
+  const Slot* slot = context_.pool.by_number(immediate);
+  return slot != nullptr && slot->window == &window_ && slot->granted && where.data() >= slot->data &&
+         where.data() + where.size() <= slot->data + slot->capacity;
+}
+
 void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {
   context_.rounds.on_write(*this, from, immediate);
 }

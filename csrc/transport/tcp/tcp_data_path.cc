@@ -175,9 +175,11 @@ bool TcpData::begin_frame() {
     if (found != regions_.end()) {
       const std::uint64_t size = found->second.size();
       if (frame_.address > size || frame_.length > size - frame_.address) return false;
-      target_ = found->second.data() + frame_.address;
+      const std::span<std::byte> where = found->second.subspan(frame_.address, frame_.length);
+      if (sink->accepts(*this, frame_.immediate, where)) target_ = where.data();
     }
-    // An unknown key is a region withdrawn while the bytes were on the way: they go nowhere, and are counted.
+    // An unknown key is a region withdrawn while the bytes were on the way: they go nowhere, and are counted. So do
+    // those that the sink does not accept.
   } else {
     end_frame();
   }
