@@ -41,6 +41,7 @@ struct TransportSettings {
   std::uint32_t tcp_streams = 0;
   std::string tcp_congestion;
   bool shm_cma = false;
+  std::string shm_fence;
   std::optional<std::uint32_t> spin_us;  // nothing: as the number of cores suggests
   std::string fault;
 };

@@ -98,6 +98,9 @@ constexpr Setting kTable[] = {
      "congestion control of each TCP connection; empty: the system's (BBR paces loopback)"},
     {"BPS_SHM_CMA", "", "1", kFlag, transport<&TransportSettings::shm_cma>,
      "1: servers on the same host read and write ordinary memory by cross-memory copies; 0: the worker stages it"},
+    {"BPS_SHM_FENCE", "", "kill", words("kill copy"), transport<&TransportSettings::shm_fence>,
+     "what keeps a server process of this host that is lost from writing to a worker's memory later: kill ends that "
+     "process; copy lets servers work on copies only"},
     {"BPS_RDMA_HCA", "NCCL_IB_HCA", "", kText, rdma<&RdmaSettings::hca>,
      "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names, '^': all but these; empty: the best one"},
     {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,

@@ -14,6 +14,11 @@
 #include "worker/worker.h"
 
 namespace bps::node {
+namespace {
+
+constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
+
+}  // namespace
 
 std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
   std::unique_ptr<Process> process(new Process(settings, startup));
@@ -41,7 +46,10 @@ void Process::bring_up() {
   }
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   set_log(options_.settings.log_level, van_->self().describe());
-  if (options_.startup.is_server()) loops_->start_servers(van_->membership());
+  if (options_.startup.is_server()) {
+    loops_->start_servers(van_->membership(),
+                          [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); });
+  }
   if (options_.startup.is_worker()) make_worker();
 }
 
@@ -111,14 +119,24 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
     const bool host_lost = node == 0 && options_.startup.joint;
     worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
   }
-  if (node != 0) loops_->lose_node(node);
+  if (node != 0) loops_->lose_node(node, why);
 }
 
-void Process::lose_connection(std::uint32_t server_rank, const std::string& why) {
-  if (!leaving_) van_->suspect(van_->membership().server(server_rank)->id, why);
+void Process::lose_connection(std::uint32_t node, const std::string& why) {
+  if (!leaving_) van_->suspect(node, why);
+}
+
+// Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
+// servers acknowledge that, or are fenced.
+void Process::end_operations() {
+  if (!worker_) return;
+  const Deadline deadline = Deadline::after(options_.settings.deadlines.heartbeat + kFenceGrace_s);
+  (void)worker_->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
+                                "wait for your handles before shutdown()", deadline);
 }
 
 bool Process::shutdown(double timeout_s) {
+  end_operations();
   leaving_ = true;
   bool well = false;
   try {

@@ -69,7 +69,8 @@ class Process {
   // From the van's thread and from the loops.
   van::VanEvents events();
   void lose_node(std::uint32_t node, const std::string& why);
-  void lose_connection(std::uint32_t server_rank, const std::string& why);
+  void lose_connection(std::uint32_t node, const std::string& why);
+  void end_operations();
 
   const ProcessOptions options_;
   const transport::Credentials credentials_;

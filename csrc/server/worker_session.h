@@ -39,6 +39,7 @@ struct SessionContext {
   RoundEngine& rounds;
   SlotPool& pool;
   SendsDue& sends_due;
+  std::uint32_t epoch;
 };
 
 // One write to a worker: the result of a round, or a bare immediate.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "core/log.h"
 
@@ -23,6 +24,45 @@ Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(option
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
+}
+
+void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
+  worker_loops_.push_back({worker_loop, reactor});
+  worker_loop->when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
+    cancel(operation, worker_loop);
+  };
+}
+
+void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
+  for (const LoopOf& each : worker_loops_) {
+    if (each.worker_loop == except) continue;
+    each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
+  }
+}
+
+void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
+                   const std::string& hint) {
+  if (operation->fail(code, what, hint)) cancel(operation, nullptr);
+}
+
+bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
+                            const Deadline& deadline) {
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->call(
+        [&] { each.worker_loop->abort_operations([](const Operation&) { return true; }, code, what, hint); });
+  }
+  const auto idle = [this] {
+    return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
+      bool is_idle = false;
+      each.reactor->call([&] { is_idle = each.worker_loop->is_idle(); });
+      return is_idle;
+    });
+  };
+  while (!idle()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
+  }
+  return true;
 }
 
 bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
@@ -182,7 +222,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     try {
       check_alive(*tensor);
     } catch (const Error& error) {
-      operation->fail(error.code(), error.what(), error.hint());
+      abort(operation, error.code(), error.what(), error.hint());
     }
   }
   return operation;
@@ -201,7 +241,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post(
         [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, why] {
-          worker_loop->fail_operations(
+          worker_loop->abort_operations(
               [&](const Operation& operation) {
                 return !gone || server_rank >= 0 ||
                        operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != van::kNoRank;
@@ -228,9 +268,9 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   }
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
-      worker_loop->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
-                                   ErrorCode::kMismatch, why,
-                                   "declare the tensor with the same dtype and shape everywhere");
+      worker_loop->abort_operations([&](const Operation& operation) { return operation.tensor->id == id; },
+                                    ErrorCode::kMismatch, why,
+                                    "declare the tensor with the same dtype and shape everywhere");
     });
   }
 }

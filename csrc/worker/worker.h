@@ -33,9 +33,7 @@ class Worker {
   Worker(WorkerOptions options, van::Van& van);
 
   // Set-up: one per push loop, in order; both outlive the worker's last operation.
-  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
-    worker_loops_.push_back({worker_loop, reactor});
-  }
+  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor);
   // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
 
@@ -43,6 +41,12 @@ class Worker {
   // another dtype or size, on this rank or on another one.
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
   std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& tensor, const Request& request);
+
+  // Aborts an operation for all ranks; it is done when its memory is the caller's again.
+  void abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
+             const std::string& hint);
+  // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
+  bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
 
   van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
   van::Group world() const;
@@ -66,6 +70,8 @@ class Worker {
             std::span<const std::uint64_t> load) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor) const;
+  // On all loops but `except`, which has done it.
+  void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   const WorkerOptions options_;

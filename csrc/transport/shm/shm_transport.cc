@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,8 +22,9 @@
 
 namespace bps::transport::shm {
 
-ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory)
-    : loop_(loop), credentials_(credentials), counters_(counters), allow_cross_memory_(allow_cross_memory) {}
+ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters,
+                           const ShmOptions& options)
+    : loop_(loop), credentials_(credentials), counters_(counters), options_(options) {}
 
 ShmTransport::~ShmTransport() {
   *alive_ = false;
@@ -51,7 +54,7 @@ std::unique_ptr<ControlEndpoint> ShmTransport::connect_control(const ConnectRequ
 
 std::unique_ptr<DataEndpoint> ShmTransport::connect_data(const ConnectRequest& request) {
   auto data = std::make_unique<ShmData>(open_socket(request, Plane::kData), request.hello_for(Plane::kData), loop_,
-                                        counters_, allow_cross_memory_);
+                                        counters_, options_);
   data->connect(request.deadline, request.whom);
   return data;
 }
@@ -77,8 +80,7 @@ ControlEndpoint* ShmTransport::accept_control(std::unique_ptr<IncomingConnection
 
 DataEndpoint* ShmTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
   Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, allow_cross_memory_),
-                sink);
+  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, options_), sink);
 }
 
 void ShmTransport::close(Endpoint* endpoint) {
@@ -116,13 +118,14 @@ bool is_out_of_files() {
 
 }  // namespace
 
-ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory)
+ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const ShmOptions& options)
     : DataEndpoint(made_by),
       socket_(std::move(socket)),
       loop_(loop),
       counters_(counters),
-      allow_cross_memory_(allow_cross_memory),
-      pid_(peer_pid(socket_.get())) {
+      options_(options),
+      pid_(peer_pid(socket_.get())),
+      process_(options.end_lost_peers && pid_ != ::getpid() ? open_process(pid_) : Fd()) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   random_bytes(probe_);
 }
@@ -147,7 +150,7 @@ ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
 }
 
 bool ShmData::probe_succeeds(const ShmRecord& record) const {
-  if (!allow_cross_memory_ || pid_ == 0) return false;
+  if (!options_.cross_memory || pid_ == 0) return false;
   std::array<std::byte, 16> found{};
   iovec here{found.data(), found.size()};
   iovec there{reinterpret_cast<void*>(record.base), found.size()};
@@ -250,8 +253,25 @@ bool ShmData::refuse(std::uint64_t key) {
   return send_record(socket_.get(), codec::encode(refusal), {}) == Status::kOk;
 }
 
+// A peer that waits for word from us, or is about to fence us, sees that we write no more.
 void ShmData::sever() {
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
+  ::shutdown(socket_.get(), SHUT_RDWR);
+}
+
+bool ShmData::is_own_process() const {
+  return pid_ == ::getpid();
+}
+
+bool ShmData::is_fenced() {
+  return is_own_process() || is_closed(socket_.get()) || (process_ && has_ended(process_));
+}
+
+void ShmData::fence() {
+  if (is_fenced() || !process_) return;
+  log_warning("ends process " + std::to_string(pid_) +
+              ", which is lost to the job but could still write to the memory of this process");
+  end_process(process_);
 }
 
 void ShmData::on_loss_noted() {

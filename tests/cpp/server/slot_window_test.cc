@@ -34,7 +34,7 @@ class SlotWindowTest : public ::testing::Test {
   FakeTransport transport;
   SlotPool pool{{&transport}};
   SendsDue due;
-  SlotWindow window{pool, transport, due};
+  SlotWindow window{pool, transport, due, 1};
   FakeControl control{transport::Hello{}};
 };
 
@@ -64,7 +64,7 @@ TEST_F(SlotWindowTest, AShareOfTheMemoryLimitsBothSizes) {
 TEST_F(SlotWindowTest, ASlotIsFilledOncePerGrantAndByItsWorkerOnly) {
   window.open(kLarge, 2, 0);
   Slot* slot = large_slots(announced()).front();
-  SlotWindow other(pool, transport, due);
+  SlotWindow other(pool, transport, due, 1);
   EXPECT_FALSE(other.fill(*slot));
   EXPECT_TRUE(window.fill(*slot));
   EXPECT_FALSE(window.fill(*slot)) << "its bytes are in use";
@@ -126,7 +126,7 @@ TEST_F(SlotWindowTest, ALostWorkersSlotsServeOthers) {
   EXPECT_FALSE(window.is_starved());
   SlotWindow::release(in_use, pool);
   EXPECT_TRUE(announced().empty());
-  SlotWindow other(pool, transport, due);
+  SlotWindow other(pool, transport, due, 1);
   other.open(kLarge, 20, 0);
   EXPECT_EQ(pool.bytes(), before);
 }

@@ -124,7 +124,7 @@ class Side {
           rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
     } else {
       made = std::make_unique<shm::ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
-                                                 way.transport != "shm-copy");
+                                                 shm::ShmOptions{.cross_memory = way.transport != "shm-copy"});
     }
     if (way.faulty) {
       fault::FaultPlan plan;
