@@ -32,12 +32,13 @@ constexpr std::uint32_t kMembers = 3;
 constexpr std::uint32_t kBad = 2;     // the rank that has gone bad; the first group has all ranks,
 constexpr std::uint32_t kOthers = 1;  // the second one all but this one
 constexpr std::uint32_t kAnswer = 77;
+constexpr std::uint32_t kEpoch = 1;
 constexpr std::size_t kMostBytes = 4096;  // of one input
 
 struct RecordingControl final : ControlEndpoint {
   explicit RecordingControl(const Hello& hello) : ControlEndpoint(hello) {}
   Status send(std::span<const std::byte> message) override {
-    const auto decoded = tensor::decode(message);
+    const auto decoded = tensor::decode(message, kEpoch);
     fuzz::expect(decoded.has_value());
     if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
       slots.insert(slots.end(), credits->slots.begin(), credits->slots.end());
@@ -161,7 +162,7 @@ class Job {
       fuzz::expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
       sockets_.emplace_back(fds[0]);
       server_->accept(std::make_unique<IncomingSocket>(Fd(fds[1]), hello), &transport_);
-      say(rank, encode(tensor::Attach{kPartition, true, 1}));
+      say(rank, encode(tensor::Attach{kPartition, true, 1}, kEpoch));
     }
     settle();
   }
@@ -204,6 +205,7 @@ class Job {
     made.group = group;
     made.tensor = 11;
     made.immediate = kAnswer;
+    made.epoch = kEpoch;
     made.length = kPartition;
     made.answer_key = 1;
     return made;
@@ -280,8 +282,19 @@ class Job {
 // One step of the member that has gone bad.
 void misbehave(Job& job, Input& input) {
   const auto step = input.take<std::uint8_t>();
-  switch (step % 5) {
-    case 0: return job.say(kBad, input.take_bytes(input.take<std::uint8_t>()));
+  switch (step % 6) {
+    case 0: {  // a control message, of which some bytes are changed
+      static const std::vector<Bytes> samples{
+          encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}}, kEpoch),
+          encode(tensor::Cancel{kOthers, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}}}, kEpoch),
+          encode(tensor::Attach{kPartition, true, 2}, kEpoch), encode(tensor::Ping{5}, kEpoch)};
+      Bytes message = samples[input.take<std::uint8_t>() % samples.size()];
+      for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
+        const auto at = input.take<std::uint8_t>() % message.size();
+        message[at] = input.take<std::byte>();
+      }
+      return job.say(kBad, message);
+    }
     case 1: {  // a valid push into a slot of its own, of which some bytes are changed
       PushHeader header = Job::header(kBad, input.take<std::uint8_t>() % 3);
       for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
@@ -305,6 +318,7 @@ void misbehave(Job& job, Input& input) {
       job.describe(kBad, input.take_bytes(input.take<std::uint8_t>() % 80), {frame.key, frame.address, frame.length});
       return job.write(kBad, frame, input.take_bytes(64));
     }
+    case 4: return job.say(kBad, input.take_bytes(input.take<std::uint8_t>()));
     default: return job.settle();
   }
 }
