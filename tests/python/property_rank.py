@@ -87,13 +87,14 @@ class Rank:
 
     def leave(self, **what: Any) -> str:
         """Starts an operation that no other rank takes part in, and leaves the job."""
-        handle = self.start(**what)
-        bps.shutdown()
         error = ""
         try:
+            handle = self.start(**what)  # an error already, when the other rank was faster
+            bps.shutdown()
             bps.synchronize(handle)
         except bps.BpsError as raised:
             error = type(raised).__name__
+        bps.shutdown()
         self.arrays[what["number"]].values.fill(MINE)
         return error
 

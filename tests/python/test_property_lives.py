@@ -47,11 +47,13 @@ class Rank:
             [sys.executable, str(Path(__file__).with_name("property_rank.py"))],
             env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self.owed = 0  # answers that nobody has read
 
     def tell(self, do: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
         self.process.stdin.flush()
+        self.owed += 1
 
     def answer(self) -> Any:
         assert self.process.stdout is not None
@@ -59,11 +61,16 @@ class Rank:
         assert ready, "a rank does not answer"
         line = self.process.stdout.readline()
         assert line, f"a rank ended with status {self.process.wait()}"
+        self.owed -= 1
         return json.loads(line)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 class Lives(RuleBasedStateMachine):
-    ranks: list[Rank]
+    ranks: list[Rank] = []  # noqa: RUF012  # of all examples: they need a second to start
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +98,17 @@ class Lives(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
+        if any(rank.owed for rank in self.ranks):  # the example before has failed
+            self.end_ranks()
+        if not self.ranks:
+            secret = os.urandom(16).hex()
+            self.ranks += [Rank(rank, secret) for rank in (0, 1)]
         self.both("reset")
+
+    @classmethod
+    def end_ranks(cls) -> None:
+        while cls.ranks:
+            cls.ranks.pop().end()
 
     @precondition(lambda self: not self.alive)
     @rule(transport=st.sampled_from(["shm", "tcp"]))
@@ -197,13 +214,11 @@ class Lives(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)
 def test_arrays_and_results_in_any_order():
-    secret = os.urandom(16).hex()
-    Lives.ranks = [Rank(rank, secret) for rank in (0, 1)]
     try:
         run_state_machine_as_test(
             Lives,
             settings=settings(
-                max_examples=400 if LONG else 30,
+                max_examples=600 if LONG else 100,
                 stateful_step_count=30 if LONG else 20,
                 deadline=None,
                 database=None,
@@ -214,6 +229,4 @@ def test_arrays_and_results_in_any_order():
             ),
         )
     finally:
-        for rank in Lives.ranks:
-            rank.process.kill()
-            rank.process.communicate()
+        Lives.end_ranks()

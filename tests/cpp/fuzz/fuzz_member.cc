@@ -75,6 +75,9 @@ struct DirectData final : DataEndpoint, DirectAccess {
     if (into != nullptr) std::memcpy(into, from, span.length);
     return into != nullptr ? Status::kOk : Status::kProtocol;
   }
+  bool is_fenced() override { return true; }
+  bool can_fence() const override { return true; }
+  void fence() override {}
   void sever() override {}
 
   std::vector<float> tensor;
