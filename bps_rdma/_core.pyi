@@ -20,6 +20,7 @@ __all__: list[str] = [
     "ReduceOp",
     "SharedMemory",
     "Startup",
+    "Stop",
     "Tensor",
     "check_environment",
     "copy_bytes",
@@ -312,7 +313,6 @@ class Startup:
     job: str
     joint: bool
     scheduler_host: str
-    secret: str
     def __init__(self) -> None: ...
     @property
     def processes_on_host(self) -> int: ...
@@ -339,12 +339,23 @@ class Startup:
     @workers.setter
     def workers(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 
+class Stop:
+    """
+    Ends a start of a process before it is complete.
+    """
+    def __init__(self) -> None: ...
+    def request(self) -> None: ...
+
 class Process:
     """
     This process as a member of a job.
     """
     @staticmethod
-    def start(config: Config, startup: Startup) -> Process: ...
+    def start(config: Config, startup: Startup, stop: Stop) -> Process: ...
+    def abort(self, exception: str) -> None:
+        """
+        Tells all members that this process ends with an exception, before its shutdown.
+        """
     def barrier(
         self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
     ) -> None: ...
@@ -388,6 +399,13 @@ class Process:
         awaited: the caller waits next. timeout_s: None is the job's.
         """
     def wait_for_end(self) -> bool: ...
+    @property
+    def is_authenticated(self) -> bool: ...
+    @property
+    def is_down(self) -> bool:
+        """
+        After shutdown(): whether nothing of it is left.
+        """
     @property
     def rank(self) -> int: ...
     @property

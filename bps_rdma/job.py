@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
+import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -76,8 +80,22 @@ class Job:
                 part.close()
 
 
+class _Change:
+    """An init() or shutdown() in progress: there is one at a time.
+
+    Other threads wait for its end. A signal handler that has interrupted it cannot.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.stop = _core.Stop()
+        self.over = threading.Event()
+
+
 _job: Job | None = None
-_lock = threading.Lock()
+_change: _Change | None = None
+_lock = threading.RLock()  # guards _change, for moments; a signal handler may interrupt its holder
+_of_parent: list[Job] = []  # jobs of the process that this one was forked from, kept so that they are never destroyed
 
 
 def current() -> Job:
@@ -102,21 +120,37 @@ def init(**settings: object) -> None:
         UnreachableError, AuthenticationError, VersionError, PortTakenError: the connection to the scheduler or a server
             failed.
         DeadlineError: not all members joined within BPS_JOIN_TIMEOUT seconds.
+        NotInitializedError: shutdown() was called meanwhile, by another thread or a signal handler.
     """
     global _job
-    with _lock:
+    change = _begin_change(ends_init=False)
+    if change is None:
+        raise NotInitializedError(
+            "init() was called by a signal handler that interrupted init() or shutdown()",
+            "call init() when the handler has returned",
+        )
+    try:
         if _job is not None:
             return
         config = config_with(settings)
-        process = _core.Process.start(config, startup.from_config(config))
+        process = _core.Process.start(config, startup.from_config(config), change.stop)
         _job = Job(process, config, Group(0, tuple(range(process.workers))))
         atexit.register(shutdown)
+        _report_exceptions()
+    finally:
+        _end_change(change)
 
 
 def shutdown() -> None:
-    """Leaves the job once all workers do, or after BPS_SHUTDOWN_TIMEOUT seconds. Without a job it has no effect."""
+    """Leaves the job once all workers do, or after BPS_SHUTDOWN_TIMEOUT seconds. Without a job it has no effect.
+
+    An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
+    """
     global _job
-    with _lock:
+    change = _begin_change(ends_init=True)
+    if change is None:
+        return  # a signal handler: what it has interrupted ends by itself
+    try:
         if _job is None:
             return
         job, _job = _job, None
@@ -125,7 +159,65 @@ def shutdown() -> None:
             job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
         finally:
             job.close()
-        _core.release_orphans(all=True)  # no peer can write into them any more
+            # When it is down no peer can write into them any more.
+            _core.release_orphans(all=job.process.is_down)
+    finally:
+        _end_change(change)
+
+
+def _begin_change(*, ends_init: bool) -> _Change | None:
+    """Waits until no other thread is in init() or shutdown(). None: this thread itself is, in a signal handler."""
+    global _change
+    while True:
+        with _lock:
+            running = _change
+            if running is None:
+                _change = mine = _Change()
+                return mine
+        if ends_init:
+            running.stop.request()
+        if running.thread == threading.get_ident():
+            return None
+        running.over.wait()
+
+
+def _end_change(change: _Change) -> None:
+    global _change
+    _change = None
+    change.over.set()
+
+
+_previous_excepthook: Any = None
+
+
+def _report_exceptions() -> None:
+    """Makes an exception that ends this process known to the other ranks, which otherwise would wait for it."""
+    global _previous_excepthook
+    if _previous_excepthook is None:
+        _previous_excepthook, sys.excepthook = sys.excepthook, _excepthook
+
+
+def _excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+    job = _job
+    if job is not None:
+        with contextlib.suppress(BaseException):  # whatever goes wrong, the exception itself must be shown
+            job.process.abort("".join(traceback.format_exception_only(kind, value)).strip()[:_LONGEST_REPORT])
+    _previous_excepthook(kind, value, trace)
+
+
+_LONGEST_REPORT = 2000  # characters
+
+
+def _after_fork_in_child() -> None:
+    """A forked process is no member of its parent's job."""
+    global _job, _change, _lock
+    if _job is not None:
+        _of_parent.append(_job)
+    _job, _change, _lock = None, None, threading.RLock()
+    atexit.unregister(shutdown)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def is_initialized() -> bool:
@@ -242,6 +334,10 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     Args:
         shape: as for numpy.empty.
         dtype: as for numpy.empty; any that push_pull takes.
+
+    A process that is forked, such as a worker of torch's DataLoader, inherits the array as a copy, like other memory:
+    what it writes stays its own. Parts that it has not written may show what the parent writes later; pass it a copy if
+    that matters. To share an array with child processes, use multiprocessing.shared_memory.
 
     Raises:
         TransportError: there is not enough shared memory.

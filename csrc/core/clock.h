@@ -11,11 +11,19 @@ namespace bps {
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
+// What nanoseconds can hold and be added to any time of the clock; a negative time is none, a longer one is forever.
+inline constexpr double kForever_s = 1e9;
+inline Duration to_duration(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kForever_s)));
+}
+
 class Deadline {
  public:
+  // An infinite time, or one of more than thirty years, is no deadline.
   static Deadline after(double seconds) {
-    return Deadline(Clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+    return seconds < kForever_s ? Deadline(Clock::now() + to_duration(seconds)) : never();
   }
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
   bool passed() const { return Clock::now() >= at_; }
   // Time left, never negative, in whole milliseconds rounded up (what poll(2) takes).
   int left_ms() const {

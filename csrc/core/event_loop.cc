@@ -44,15 +44,14 @@ void EventLoop::forget(int fd) {
 }
 
 Timer EventLoop::every(double period_s, std::function<void()> task) {
-  const auto period = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(period_s));
   Timer timer = after(period_s, std::move(task));
-  timer.entry_->period = period;
+  timer.entry_->period = to_duration(period_s);
   return timer;
 }
 
 Timer EventLoop::after(double delay_s, std::function<void()> task) {
-  const auto due = Clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(delay_s));
-  Timer timer(std::make_shared<Timer::Entry>(Timer::Entry{due, Duration::zero(), std::move(task)}));
+  Timer timer(std::make_shared<Timer::Entry>(
+      Timer::Entry{Clock::now() + to_duration(delay_s), Duration::zero(), std::move(task)}));
   timers_.push_back(timer.entry_);
   return timer;
 }

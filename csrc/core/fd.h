@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file descriptor that closes itself.
+// A file descriptor that closes itself. A process that is forked does not get it: see fork.h.
 #pragma once
 
 #include <unistd.h>
 
 #include <utility>
 
+#include "core/fork.h"
+
 namespace bps {
 
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  explicit Fd(int fd) : fd_(fd), forks_(fork_count()) {
+    if (fd_ >= 0) close_in_children(fd_);
+  }
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), forks_(other.forks_) {}
   Fd& operator=(Fd&& other) noexcept {
     if (this != &other) {
       reset();
       fd_ = std::exchange(other.fd_, -1);
+      forks_ = other.forks_;
     }
     return *this;
   }
@@ -25,12 +30,16 @@ class Fd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   void reset() {
-    if (fd_ >= 0) ::close(fd_);
+    if (fd_ >= 0 && forks_ == fork_count()) {  // else it was closed at the fork, and the number may be another file's
+      keep_in_children(fd_);
+      ::close(fd_);
+    }
     fd_ = -1;
   }
 
  private:
   int fd_ = -1;
+  std::uint32_t forks_ = 0;  // when it was made
 };
 
 }  // namespace bps

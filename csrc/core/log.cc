@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <mutex>
 
+#include "core/fork.h"
+
 namespace bps {
 namespace {
 
@@ -16,6 +18,8 @@ std::mutex g_mutex;
 std::string g_who;  // guarded by g_mutex
 
 constexpr const char* kNames[] = {"ERROR", "WARNING", "INFO", "DEBUG"};
+
+[[maybe_unused]] const bool g_held = (hold_across_fork(g_mutex), true);
 
 }  // namespace
 

@@ -32,6 +32,8 @@ struct JobSettings {
   std::optional<std::uint16_t> root_port;
   std::string id;
   std::string secret;
+  std::string secret_file;
+  bool insecure = false;
 };
 
 struct TransportSettings {

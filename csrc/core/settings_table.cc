@@ -83,7 +83,13 @@ constexpr Setting kTable[] = {
     {"BPS_JOB_ID", "TORCHELASTIC_RUN_ID", "", kText, job<&JobSettings::id>,
      "name of the job; processes of another job are rejected"},
     {"BPS_SECRET", "", "", kText, job<&JobSettings::secret>,
-     "shared secret of the job; empty: derived from the job's start-up variables", true},
+     "shared secret of the job, random text; empty: see BPS_SECRET_FILE", true},
+    {"BPS_SECRET_FILE", "", "", kText, job<&JobSettings::secret_file>,
+     "file with the secret, which only this user can read; empty: on one host a secret of this user, made at first "
+     "use; "
+     "a job on several hosts is refused"},
+    {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
+     "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports
     {"BPS_TRANSPORT", "DMLC_ENABLE_RDMA", "auto", words("auto 0 1 zmq ibverbs", "shm tcp rdma"),
      transport<&TransportSettings::allowed>,

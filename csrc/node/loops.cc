@@ -108,7 +108,11 @@ void Loops::start_servers(const van::Membership& members, const WhenLost& when_l
 
 void Loops::accept(Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
   const transport::Hello& hello = incoming->hello;
-  if (hello.server_loop >= options_.server_loops || hello.plane == transport::Plane::kVan) return;
+  if (hello.server_loop >= options_.server_loops || hello.plane == transport::Plane::kVan) {
+    log_warning("rejected a connection of node " + std::to_string(hello.node) + ": it names server loop " +
+                std::to_string(hello.server_loop) + " of " + std::to_string(options_.server_loops));
+    return;
+  }
   Loop& loop = *loops_[hello.server_loop];
   // A posted function must be copyable.
   auto moved = std::make_shared<std::unique_ptr<transport::IncomingConnection>>(std::move(incoming));
@@ -141,6 +145,14 @@ void Loops::lose_node(std::uint32_t node, const std::string& why) {
   for (const auto& loop : loops_) {
     loop->reactor->loop().post([&loop = *loop, node, why] {
       if (loop.server_loop) loop.server_loop->lose_node(node, why);
+    });
+  }
+}
+
+void Loops::leave_node(std::uint32_t node, const std::string& why) {
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, node, why] {
+      if (loop.server_loop) loop.server_loop->leave_node(node, why);
     });
   }
 }

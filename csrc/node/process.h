@@ -3,8 +3,12 @@
 // rank 0 also hosts the scheduler.
 //
 // start() brings everything up and returns when this process has joined and is connected; shutdown() leaves the job,
-// waits for the other workers within the deadline, and takes everything down. Threading: both from one thread; the rest
-// from any.
+// waits for the other workers within the deadline, and takes everything down.
+//
+// Threading: from any thread. Whoever may meet a shutdown() of another thread, or of a signal handler, holds a
+// Process::Call meanwhile: it throws kNotInitialized once the shutdown has begun, and nothing is taken down before it
+// ends. Waits end at the shutdown, and can be interrupted (core/interrupt.h). A process that is forked may do nothing
+// with the object, not even destroy it.
 #pragma once
 
 #include <atomic>
@@ -15,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "node/call_gate.h"
+#include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
 #include "van/membership.h"
@@ -36,6 +42,15 @@ class Loops;
 
 class Process {
  public:
+  // One call into this process.
+  class Call {
+   public:
+    explicit Call(Process& process) : call_(process.calls_) {}
+
+   private:
+    CallGate::Call call_;
+  };
+
   static std::unique_ptr<Process> start(const Settings& settings, const Startup& startup);
   ~Process();
   Process(const Process&) = delete;
@@ -46,11 +61,19 @@ class Process {
   const van::Membership& membership() const;
   double operation_timeout_s() const { return options_.settings.deadlines.operation; }
 
-  // False when the others did not all leave in time, or a member was lost.
+  // False when the others did not all leave in time, or a member was lost. When the wait is interrupted, everything is
+  // taken down all the same. May be called within a Call of the same thread, which then takes everything down at its
+  // end.
   bool shutdown(double timeout_s);
+  // Whether nothing of it is left that peers or threads could use.
+  bool is_down() const { return down_; }
+  // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
+  void abort(const std::string& exception);
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
 
+  // Whether only those who were told a secret can be members.
+  bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
   // How this process reaches each server: "self", "shm", "tcp" or "rdma".
@@ -68,21 +91,34 @@ class Process {
 
   // From the van's thread and from the loops.
   van::VanEvents events();
+  void use(const transport::View& view);
   void lose_node(std::uint32_t node, const std::string& why);
+  void leave_node(std::uint32_t node, const std::string& why);
   void lose_connection(std::uint32_t node, const std::string& why);
   void end_operations();
 
+  std::string address() const;
+
+  CallGate calls_;
   const ProcessOptions options_;
-  const transport::Credentials credentials_;
+  const JobSecret secret_;
+  transport::Credentials view_credentials_;  // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
   std::unique_ptr<Loops> loops_;
   std::unique_ptr<Listeners> listeners_;
   std::vector<transport::Kind> routes_;
   std::atomic<bool> leaving_{false};
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> down_{false};
   std::mutex mutex_;  // the van may report losses before the worker is made
   std::unique_ptr<worker::Worker> worker_;
-  std::vector<std::pair<std::uint32_t, std::string>> early_losses_;
+  struct EarlyEvent {
+    std::uint32_t node;
+    std::string why;
+    bool lost;  // or left as it should
+  };
+  std::vector<EarlyEvent> early_events_;
 };
 
 }  // namespace bps::node

@@ -74,13 +74,13 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
 
 void Process::make_worker() {
   auto worker = connect_worker();
-  std::vector<std::pair<std::uint32_t, std::string>> early;
+  std::vector<EarlyEvent> early;
   {
     const std::lock_guard lock(mutex_);
     worker_ = std::move(worker);
-    early.swap(early_losses_);
+    early.swap(early_events_);
   }
-  for (const auto& [node, why] : early) lose_node(node, why);
+  for (const auto& [node, why, lost] : early) lost ? lose_node(node, why) : leave_node(node, why);
 }
 
 }  // namespace bps::node

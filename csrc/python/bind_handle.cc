@@ -5,13 +5,14 @@
 
 #include "python/bind.h"
 #include "python/handle.h"
+#include "python/interruptible.h"
 
 namespace py = pybind11;
 
 namespace bps::python {
 namespace {
 
-constexpr double kSlice_s = 0.2;  // of waiting, after which Ctrl-C is seen
+constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
 // The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
 constexpr double kGrace_s = 60.0;
 
@@ -19,7 +20,11 @@ constexpr double kGrace_s = 60.0;
 class Orphans {
  public:
   static Orphans& instance() {
-    static auto& orphans = *new Orphans;  // never destroyed: Python objects may not be, so late
+    static auto& orphans = *[] {
+      auto* made = new Orphans;  // never destroyed: Python objects may not be, so late
+      hold_across_fork(made->mutex_);
+      return made;
+    }();
     return orphans;
   }
   void adopt(PendingArrays arrays) {
@@ -54,7 +59,7 @@ bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
       if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
     }
     if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    check_signals();
     if (deadline->passed()) return operation.done();
   }
 }
@@ -77,6 +82,11 @@ void Handle::check_not_taken() const {
 
 py::object Handle::wait() {
   check_not_taken();
+  if (forks_ != fork_count()) {
+    throw Error(ErrorCode::kNotInitialized,
+                "this process was forked while " + pending_.operation->describe() + " was in progress in its parent",
+                "wait for handles in the process that made them");
+  }
   const worker::Operation& operation = *pending_.operation;
   if (!wait_interruptibly(operation, operation.request.timeout_s + kGrace_s)) {
     throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");

@@ -2,10 +2,14 @@
 // A process of the job, its operations and its tensors. The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 
+#include <atomic>
+
+#include "core/fork.h"
 #include "node/process.h"
 #include "python/bind.h"
 #include "python/blocks.h"
 #include "python/handle.h"
+#include "python/interruptible.h"
 #include "python/memory.h"
 #include "server/reduce.h"
 #include "van/van.h"
@@ -16,7 +20,8 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+using MayWait = py::call_guard<Interruptible>;
+using node::Process;
 
 void bind_declared(py::module_& module) {
   py::class_<worker::Tensor, std::shared_ptr<worker::Tensor>>(module, "Tensor", "A declared name.")
@@ -45,24 +50,50 @@ void bind_declared(py::module_& module) {
 }
 
 struct DetachAndDelete {
-  void operator()(node::Process* process) const {
+  std::uint32_t forks = fork_count();
+  void operator()(Process* process) const {
+    if (forks != fork_count()) return;  // it is the parent's
     BlockTable::instance().detach(*process);
     delete process;
   }
 };
 
-using OwnedProcess = std::unique_ptr<node::Process, DetachAndDelete>;
+using OwnedProcess = std::unique_ptr<Process, DetachAndDelete>;
+
+// Ends a start() that another thread waits in, or that a signal handler has interrupted.
+class Stop {
+ public:
+  void request() { requested_ = true; }
+  void check() const {
+    if (!requested_) return;
+    throw Error(ErrorCode::kNotInitialized, "shutdown() was called before init() was complete", "call init() again");
+  }
+
+ private:
+  std::atomic<bool> requested_{false};
+};
 
 // A worker forgets the memory of arrays that are freed from its start to its shutdown.
-OwnedProcess start(const SettingValues& config, const node::Startup& startup) {
-  OwnedProcess process(node::Process::start(config.parse(), startup).release());
+OwnedProcess start(const SettingValues& config, const node::Startup& startup, const Stop& stop) {
+  const InterruptScope scope([&stop] { stop.check(); });
+  OwnedProcess process(Process::start(config.parse(), startup).release());
+  check_interrupt();
   if (startup.worker_rank != van::kNoRank) BlockTable::instance().attach(*process);
   return process;
 }
 
-bool shutdown(node::Process& process, double timeout_s) {
+bool shutdown(Process& process, double timeout_s) {
   BlockTable::instance().detach(process);
-  return process.shutdown(timeout_s);
+  return process.shutdown(checked_timeout(timeout_s));
+}
+
+// `function` as a call into the process; see Process::Call.
+template <typename R, typename... Args>
+auto as_call(R (*function)(Process&, Args...)) {
+  return [function](Process& process, Args... args) {
+    const Process::Call call(process);
+    return function(process, std::forward<Args>(args)...);
+  };
 }
 
 }  // namespace
@@ -81,52 +112,53 @@ void bind_process(py::module_& module) {
       .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
       .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
       .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
-      .def_readwrite("job", &node::Startup::job)
-      .def_readwrite("secret", &node::Startup::secret);
+      .def_readwrite("job", &node::Startup::job);
 
-  py::class_<node::Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
-      .def_static("start", &start, py::arg("config"), py::arg("startup"), ReleaseGil())
-      .def("shutdown", &shutdown, py::arg("timeout_s"), ReleaseGil(),
+  py::class_<Stop>(module, "Stop", "Ends a start of a process before it is complete.")
+      .def(py::init<>())
+      .def("request", &Stop::request);
+
+  using Specs = std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>;
+  py::class_<Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
+      .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop"), MayWait())
+      .def("shutdown", &shutdown, py::arg("timeout_s"), MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
-      .def("wait_for_end", &node::Process::wait_for_end, ReleaseGil())
-      .def("metrics", &node::Process::metrics, ReleaseGil())
-      .def_property_readonly("routes", &node::Process::routes)
-      .def_property_readonly("timeout_s", &node::Process::operation_timeout_s)
-      .def_property_readonly("workers", [](const node::Process& p) { return p.membership().workers; })
-      .def_property_readonly("servers", [](const node::Process& p) { return p.membership().servers; })
-      .def_property_readonly("rank", [](node::Process& p) { return p.worker().rank(); })
-      .def("describe",
-           [](const node::Process& p) {
+      .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
+      .def("abort", &Process::abort, py::arg("exception"), MayWait(),
+           "Tells all members that this process ends with an exception, before its shutdown.")
+      .def("wait_for_end", as_call(+[](Process& p) { return p.wait_for_end(); }), MayWait())
+      .def("metrics", as_call(+[](Process& p) { return p.metrics(); }), MayWait())
+      .def_property_readonly("routes", as_call(+[](Process& p) { return p.routes(); }))
+      .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))
+      .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))
+      .def_property_readonly("workers", as_call(+[](Process& p) { return p.membership().workers; }))
+      .def_property_readonly("servers", as_call(+[](Process& p) { return p.membership().servers; }))
+      .def_property_readonly("rank", as_call(+[](Process& p) { return p.worker().rank(); }))
+      .def("describe", as_call(+[](Process& p) {
              std::vector<std::string> nodes;
              for (const van::Node& node : p.membership().nodes) nodes.push_back(node.describe());
              return nodes;
-           })
-      .def(
-          "barrier",
-          [](node::Process& p, std::uint32_t group, double timeout_s) {
-            p.van().barrier(*p.worker().group(group), timeout_s);
-          },
-          py::arg("group"), py::arg("timeout_s"), ReleaseGil())
-      .def(
-          "new_group",
-          [](node::Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
-            return p.worker().new_group(std::move(ranks), name, timeout_s).id;
-          },
-          py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), ReleaseGil())
-      .def(
-          "declare",
-          [](node::Process& p,
-             const std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>& specs) {
-            std::vector<van::TensorSpec> tensors;
-            for (const auto& [group, name, dtype, count, shape] : specs) {
-              tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape});
-            }
-            return p.worker().declare(tensors);
-          },
-          py::arg("tensors"), ReleaseGil(), "tensors: (group, name, dtype, count, shape) each.")
+           }))
+      .def("barrier", as_call(+[](Process& p, std::uint32_t group, double timeout_s) {
+             p.van().barrier(*p.worker().group(group), checked_timeout(timeout_s));
+           }),
+           py::arg("group"), py::arg("timeout_s"), MayWait())
+      .def("new_group",
+           as_call(+[](Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+             return p.worker().new_group(std::move(ranks), name, checked_timeout(timeout_s)).id;
+           }),
+           py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), MayWait())
+      .def("declare", as_call(+[](Process& p, const Specs& specs) {
+             std::vector<van::TensorSpec> tensors;
+             for (const auto& [group, name, dtype, count, shape] : specs) {
+               tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape});
+             }
+             return p.worker().declare(tensors);
+           }),
+           py::arg("tensors"), MayWait(), "tensors: (group, name, dtype, count, shape) each.")
       .def(
           "start_operation",
-          [](node::Process& p, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
+          [](Process& p, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
              const Memory& source, const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
              std::int32_t priority, bool awaited, std::optional<double> timeout_s) {
             worker::Request request;
@@ -140,10 +172,11 @@ void bind_process(py::module_& module) {
             request.input_allocation = source.block;
             request.output_allocation = target.block;
             request.priority = priority;
-            request.timeout_s = timeout_s.value_or(p.operation_timeout_s());
             request.awaited = awaited;
             const auto start = [&] {
               const py::gil_scoped_release released;
+              const Process::Call call(p);
+              request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : p.operation_timeout_s();
               return p.worker().start(tensor, request);
             };
             return std::make_unique<Handle>(start(), std::move(result), source.keep, target.keep);

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/fork.h"
 #include "node/process.h"
 #include "worker/worker.h"
 
@@ -11,7 +12,13 @@ namespace py = pybind11;
 namespace bps::python {
 
 BlockTable& BlockTable::instance() {
-  static auto& table = *new BlockTable;  // never destroyed: owners may die after everything else of this module
+  static auto& table = *[] {
+    auto* made = new BlockTable;  // never destroyed: owners may die after everything else of this module
+    hold_across_fork(made->processes_mutex_);
+    hold_across_fork(made->mutex_);
+    after_fork_in_child([] { instance().processes_.clear(); });  // they are the parent's
+    return made;
+  }();
   return table;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "core/fork.h"
 #include "worker/operation.h"
 
 namespace bps::python {
@@ -26,7 +27,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  bool done() const { return pending_.operation->done(); }
+  bool done() const { return pending_.operation->done() || forks_ != fork_count(); }
   bool taken() const { return taken_; }
   pybind11::object wait();
   int completion_fd() { return pending_.operation->completion_fd(); }
@@ -37,6 +38,7 @@ class Handle {
 
   PendingArrays pending_;
   pybind11::object result_;
+  const std::uint32_t forks_ = fork_count();
   bool taken_ = false;
 };
 

@@ -29,6 +29,11 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
       log_warning("rejected a connection: node " + std::to_string(hello.node) + " is not a worker of this job");
       return nullptr;
     }
+    if (hello.client_loop >= node->worker_loops) {
+      log_warning("rejected a connection of " + node->describe() + ": it names worker loop " +
+                  std::to_string(hello.client_loop) + " of " + std::to_string(node->worker_loops));
+      return nullptr;
+    }
     const SessionContext context{*this, rounds_, pool_, sends_due_, options_.epoch};
     return sessions_.emplace_back(std::make_unique<WorkerSession>(context, *node, hello.client_loop, transport)).get();
   }
@@ -88,6 +93,13 @@ void ServerLoop::lose_node(std::uint32_t node, const std::string& why) {
   }
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
     rounds_.lose_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
+  }
+  losses_due_ = true;
+}
+
+void ServerLoop::leave_node(std::uint32_t node, const std::string& why) {
+  if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
+    rounds_.leave_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
   }
   losses_due_ = true;
 }

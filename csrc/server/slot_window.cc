@@ -52,6 +52,12 @@ void SlotWindow::release(Slot* slot, SlotPool& pool) {
   }
 }
 
+bool SlotWindow::allows(const Slot& slot, const transport::RemoteSpan& where) const {
+  if (slot.window != this || !slot.granted || where.length > slot.capacity) return false;
+  const transport::RemoteSpan granted = pool_.region(slot, transport_).remote(slot.offset, slot.capacity);
+  return where.key == granted.key && where.address == granted.address;
+}
+
 bool SlotWindow::is_starved() const {
   return open_ && free_large_ == 0 && (largest_payload_ > kSmallPayload || free_small_ == 0);
 }

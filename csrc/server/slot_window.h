@@ -34,6 +34,8 @@ class SlotWindow {
   // The worker is lost and can write no more: its slots go back to the pool, those in use when they are released.
   void close();
 
+  // Whether the worker may write `where` into `slot`: it was granted that slot, and has not filled it.
+  bool allows(const Slot& slot, const transport::RemoteSpan& where) const;
   // The worker says that it has filled `slot`. False if it was not granted that slot; nothing changes then.
   bool fill(Slot& slot);
   // The bytes of `slot` have been consumed. Grants it to its worker again, or gives it back to its pool.

@@ -64,11 +64,9 @@ void WorkerSession::discard() {
   window_.close();
 }
 
-// A worker writes into the slots that it was granted, though others lie in the same region.
-bool WorkerSession::accepts(transport::DataEndpoint&, std::uint32_t immediate, std::span<const std::byte> where) {
+bool WorkerSession::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
   const Slot* slot = context_.pool.by_number(immediate);
-  return slot != nullptr && slot->window == &window_ && slot->granted && where.data() >= slot->data &&
-         where.data() + where.size() <= slot->data + slot->capacity;
+  return slot != nullptr && window_.allows(*slot, where);
 }
 
 void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {

@@ -71,11 +71,9 @@ class DataEndpoint;
 // The user of a data endpoint. Called on the transport's thread; must not block.
 class DataSink {
  public:
-  // Whether the peer may write these bytes of ours, which lie in a region that it knows, to announce them by
-  // `immediate`. A write that it may not is dropped.
-  virtual bool accepts(DataEndpoint&, std::uint32_t /*immediate*/, std::span<const std::byte> /*where*/) {
-    return true;
-  }
+  // Whether the peer may write there now, with this immediate: asked before the first byte lands, by transports whose
+  // writes pass through this process. What is not allowed goes nowhere, and is counted as stale.
+  virtual bool allows_write(const RemoteSpan&, std::uint32_t /*immediate*/) const { return true; }
   virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;
   virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;

@@ -4,17 +4,16 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/limits.h"
 #include "transport/listener.h"
 
@@ -104,9 +103,7 @@ bool is_own_echo(int fd) {
 int try_connect(int fd, const Address& address, const Deadline& deadline) {
   if (::connect(fd, address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) return errno;
   pollfd wait{fd, POLLOUT, 0};
-  int ready = 0;
-  while ((ready = ::poll(&wait, 1, deadline.left_ms())) < 0 && errno == EINTR) {
-  }
+  const int ready = poll_until(wait, deadline);
   if (ready == 0) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof error;
@@ -194,7 +191,7 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
     }
     const int error = errno;
     if ((error == EAGAIN || error == EINTR) && !deadline.passed()) {  // the listener's queue is full for a moment
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      sleep_until(Deadline::after(1e-3));
       continue;
     }
     throw Error(ErrorCode::kUnreachable, "cannot connect to the local socket '" + name + "': " + std::strerror(error),

@@ -2,10 +2,9 @@
 #include "van/find_scheduler.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
-#include <thread>
 
+#include "core/interrupt.h"
 #include "transport/listener.h"
 
 namespace bps::van {
@@ -14,6 +13,7 @@ namespace {
 // A port that drops packets, or a program that never answers, must not delay the ports after it for long.
 constexpr double kConnectSeconds = 1;
 constexpr double kHandshakeSeconds = 3;
+constexpr double kLongestPauseSeconds = 0.2;
 
 // How informative an error is: a refusal by our scheduler, then one by another job's, then a closed port.
 int informative(const Error& error) {
@@ -43,15 +43,16 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
   const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";  // IPv6
   std::optional<Error> best;
   int best_rank = -1;
-  auto pause = std::chrono::milliseconds(10);
+  double pause_s = 0.01;
   for (;;) {
     for (const std::uint16_t port : ports) {
       const std::string where = shown + ":" + std::to_string(port);
       try {
         Fd socket = transport::connect_tcp(host, port, sooner(deadline, kConnectSeconds));
-        transport::client_handshake(socket.get(), {.plane = transport::Plane::kVan}, credentials,
-                                    sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
-        return {std::move(socket), where};
+        const transport::Session session =
+            transport::client_handshake(socket.get(), {.plane = transport::Plane::kVan}, credentials,
+                                        sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
+        return {std::move(socket), session, where};
       } catch (const Error& error) {
         if (error.code() == ErrorCode::kTransport) throw;  // this process cannot open a socket, now or later
         const int rank = informative(error);
@@ -62,8 +63,8 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
       if (deadline.passed()) break;
     }
     if (deadline.passed()) break;
-    std::this_thread::sleep_for(std::min(pause, std::chrono::milliseconds(deadline.left_ms())));
-    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+    sleep_until(sooner(deadline, pause_s));
+    pause_s = std::min(pause_s * 2, kLongestPauseSeconds);
   }
   if (best_rank > 1) throw *best;
   std::string where = shown + (ports.size() == 1 ? ":" : ", ports ");

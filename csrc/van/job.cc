@@ -105,11 +105,17 @@ void Job::leave(Member& member, const Leave& leave) {
   if (member.fate != Member::Fate::kHere) return;
   member.fate = Member::Fate::kLeft;
   member.farewell = member.node->describe() + " has left the job";
-  if (!leave.reason.empty()) {
+  if (leave.reason.empty()) {
+    if (member.is_worker()) tell_here(MemberLeft{member.node->id, member.farewell});
+  } else {
     // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
     const Member* lost = members_->by_node(leave.lost_node);
     member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : leave.reason;
-    member.farewell += " because of a loss: " + member.cause;
+    if (leave.lost_node == 0) {
+      member.farewell = member.cause = member.name() + " ended: " + leave.reason;
+    } else {
+      member.farewell += " because of a loss: " + member.cause;
+    }
     left_early_ = true;
     if (phase_ == Phase::kRunning) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
   }
@@ -165,6 +171,12 @@ void Job::end_if_all_left() {
   finish();
   ended_well_ = lost_ == 0 && !left_early_;
   tell_all(AllLeft{ended_well_});
+}
+
+void Job::tell_here(const Message& message) {
+  for (const Member& member : members_->members()) {
+    if (member.fate == Member::Fate::kHere) events_.send(member.peer, message);
+  }
 }
 
 void Job::tell_all(const Message& message, Peer except) {

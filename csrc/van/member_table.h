@@ -21,6 +21,7 @@ struct Member {
 
   bool is_worker() const { return node->worker_rank >= 0; }
   bool is_server() const { return node->server_rank >= 0; }
+  std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker
 };
 

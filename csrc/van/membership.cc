@@ -42,7 +42,7 @@ bool Membership::is_consistent() const {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const Node& node = nodes[i];
     const bool is_worker = i < workers;
-    if (node.id != i + 1) return false;
+    if (node.id != i + 1 || !node.has_loops()) return false;
     if (node.worker_rank != (is_worker ? static_cast<std::int32_t>(i) : kNoRank)) return false;
     if (node.server_rank < kNoRank || (!is_worker && node.server_rank <= last_extra)) return false;
     if (!is_worker) last_extra = node.server_rank;

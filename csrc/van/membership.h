@@ -48,6 +48,10 @@ struct Node {
   std::string host_key;  // equal for processes that can share memory
   std::vector<TransportAddress> addresses;
 
+  // A worker without a loop, or a server, could not do anything.
+  bool has_loops() const {
+    return (worker_rank == kNoRank || worker_loops > 0) && (server_rank == kNoRank || server_loops > 0);
+  }
   // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
   std::string describe() const;
   static constexpr void fields(auto& io, auto& m) {

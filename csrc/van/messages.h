@@ -142,8 +142,8 @@ struct GroupReady {
 };
 struct Leave {  // the reply is Done; nothing else is sent after it
   std::uint32_t call = 0;
-  std::uint32_t lost_node = 0;  // the sender leaves because of this loss; 0: for no such reason
-  std::string reason;           // what the sender knows of it
+  std::uint32_t lost_node = 0;  // the sender leaves because of this loss
+  std::string reason;           // what the sender knows of it; of no loss: the exception with which it ends, or nothing
   static constexpr void fields(auto& io, auto& m) {
     io(m.call, m.lost_node);
     io.bounded(m.reason, kMostTextBytes);
@@ -175,11 +175,20 @@ struct Reachable {  // scheduler -> node: the suspected node has been heard of s
   static constexpr void fields(auto& io, auto& m) { io(m.node); }
   bool operator==(const Reachable&) const = default;
 };
+struct MemberLeft {  // scheduler -> workers: the worker `node` has left, and contributes to nothing that begins now
+  std::uint32_t node = 0;
+  std::string text;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.node);
+    io.bounded(m.text, kMostTextBytes);
+  }
+  bool operator==(const MemberLeft&) const = default;
+};
 
 // The position in this list is the type on the wire: append only.
-using Message =
-    std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
-                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable>;
+using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
+                             Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
+                             PeerLost, Suspect, Reachable, MemberLeft>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

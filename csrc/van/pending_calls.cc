@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "van/pending_calls.h"
 
+#include "core/interrupt.h"
+
 namespace bps::van {
+namespace {
+
+const Failed kClosed{.call = 0,
+                     .code = ErrorCode::kNotInitialized,
+                     .text = "this process has left the job",
+                     .hint = "end the threads that use bps_rdma before shutdown(), or call init() again"};
+
+}  // namespace
 
 PendingCalls::Call::Call(PendingCalls& calls) : calls_(calls), number_(0) {
   const std::lock_guard lock(calls_.mutex_);
+  if (calls_.closed_) throw Error(kClosed.code, kClosed.text, kClosed.hint);
   do {
     number_ = ++calls_.last_number_;
   } while (number_ == 0 || !calls_.waiting_.try_emplace(number_, this).second);
@@ -22,7 +33,7 @@ PendingCalls::Call::~Call() {
 
 std::optional<Message> PendingCalls::Call::wait(const Deadline& deadline) {
   std::unique_lock lock(calls_.mutex_);
-  answered_.wait_until(lock, deadline.at(), [this] { return answer_ || calls_.broken_; });
+  (void)wait_until(lock, answered_, deadline, [this] { return answer_ || calls_.broken_; });
   if (!answer_) {
     if (!calls_.broken_) return std::nullopt;
     throw Error(ErrorCode::kPeerLost, *calls_.broken_, "look into the log of the scheduler, then start the job again");
@@ -44,6 +55,15 @@ void PendingCalls::break_all(const std::string& why) {
   const std::lock_guard lock(mutex_);
   broken_ = why;
   for (const auto& [number, call] : waiting_) call->answered_.notify_one();
+}
+
+void PendingCalls::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  for (const auto& [number, call] : waiting_) {
+    if (!call->answer_) call->answer_ = kClosed;
+    call->answered_.notify_one();
+  }
 }
 
 void PendingCalls::reset() {

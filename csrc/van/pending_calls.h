@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls to the scheduler that wait for their answers.
 //
-// Threading: callers wait on their own threads; the van's thread brings the answers.
+// Threading: callers wait on their own threads, and can be interrupted; the van's thread brings the answers.
 #pragma once
 
 #include <condition_variable>
@@ -21,8 +21,8 @@ class PendingCalls {
   // One call; removes itself when destroyed. Lives on the caller's stack.
   class Call {
    public:
-    explicit Call(PendingCalls& calls);               // with the next free number
-    Call(PendingCalls& calls, std::uint32_t number);  // with this number
+    explicit Call(PendingCalls& calls);               // with the next free number; throws kNotInitialized after close()
+    Call(PendingCalls& calls, std::uint32_t number);  // with this number; also after close()
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -43,6 +43,8 @@ class PendingCalls {
   void answer(std::uint32_t number, Message&& message);
   // No answers will come: `why` is a sentence that names the lost peer.
   void break_all(const std::string& why);
+  // This process leaves the job: the calls that wait fail with kNotInitialized, and so do further ones.
+  void close();
   // For a new connection.
   void reset();
 
@@ -51,6 +53,7 @@ class PendingCalls {
   std::unordered_map<std::uint32_t, Call*> waiting_;
   std::uint32_t last_number_ = 0;
   std::optional<std::string> broken_;
+  bool closed_ = false;
 };
 
 }  // namespace bps::van

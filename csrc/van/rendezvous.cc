@@ -25,6 +25,10 @@ std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
     return Refused{ErrorCode::kInvalidArgument, "this process is neither worker nor server",
                    "set DMLC_ROLE to worker or server"};
   }
+  if (!join.node.has_loops()) {
+    return Refused{ErrorCode::kInvalidArgument, "this process has no loop to work on",
+                   "install the same bps_rdma version everywhere"};
+  }
   if (auto refused = check_rank(join.node, &Node::worker_rank, workers_, "worker")) return refused;
   if (auto refused = check_rank(join.node, &Node::server_rank, servers_, "server")) return refused;
   joined_.push_back({peer, join.node});

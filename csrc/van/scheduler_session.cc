@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "core/log.h"
 
 namespace bps::van {
@@ -32,12 +33,14 @@ void SchedulerSession::run() {
   connection_.reset();
 }
 
-void SchedulerSession::open(Fd socket, std::string where, const Join& join) {
-  const auto shared = std::make_shared<Fd>(std::move(socket));  // a posted function must be copyable
-  loop_.post([this, shared, where = std::move(where), join] {
-    where_ = where;
+void SchedulerSession::open(FoundScheduler scheduler, const Join& join) {
+  const auto shared = std::make_shared<FoundScheduler>(std::move(scheduler));  // a posted function must be copyable
+  loop_.post([this, shared, join] {
+    where_ = shared->where;
+    if (events_.on_view) events_.on_view(shared->session.view);  // before anybody can learn where this node listens
     connection_ = std::make_unique<Connection>(
-        loop_, std::move(*shared), [this](Message&& message) { receive(std::move(message)); },
+        loop_, std::move(shared->socket), transport::MessageKeys::of_client(shared->session.key),
+        [this](Message&& message) { receive(std::move(message)); },
         [this](const std::string& why) { lose_scheduler(why); });
     connection_->send(join);
   });
@@ -81,6 +84,10 @@ void SchedulerSession::receive(Message&& message) {
   if (!joined_) return lose_scheduler("it sent an unexpected message");
   if (const auto* info = std::get_if<GroupInfo>(&message)) return learn(info->group);
   if (const auto* lost = std::get_if<PeerLost>(&message)) return lose(lost->node, lost->text);
+  if (const auto* left = std::get_if<MemberLeft>(&message)) {
+    if (events_.on_left && !lost_.contains(left->node)) events_.on_left(left->node, left->text);
+    return;
+  }
   if (const auto* reachable = std::get_if<Reachable>(&message)) return answer_suspicion(reachable->node);
   if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, "");
   if (const auto* failed = std::get_if<TensorFailed>(&message)) {
@@ -102,8 +109,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   self_ = membership_.by_id(welcome.you);
   // A scheduler with a longer time-out sends heartbeats less often: a shorter one here would find it lost too early.
   const double its_silence_s = welcome.silence_ms / 1e3;
-  silence_ = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(std::max(heartbeat_timeout_s_, its_silence_s)));
+  silence_ = to_duration(std::max(heartbeat_timeout_s_, its_silence_s));
   joined_ = true;
   if (self_->server_rank != kNoRank && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership_.workers)};
@@ -139,8 +145,7 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
   if (const std::string first = first_loss().second; !first.empty()) text = first + "; after that, " + text;
   connection_.reset();
   if (!joined_) return calls_.break_all(text);
-  const Deadline now = Deadline::after(0);
-  if (wait_for_end(&now) == End::kNotYet) lose(0, text);
+  if (wait_for_end(Deadline::after(0)) == End::kNotYet) lose(0, text);
   while (!suspected_.empty()) lose(suspected_.begin()->first, std::string(text));
   end(End::kSchedulerLost, text);
 }
@@ -162,14 +167,9 @@ std::pair<std::uint32_t, std::string> SchedulerSession::first_loss() {
   return first_loss_;
 }
 
-SchedulerSession::End SchedulerSession::wait_for_end(const Deadline* deadline) {
+SchedulerSession::End SchedulerSession::wait_for_end(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
-  const auto is_over = [this] { return end_ != End::kNotYet; };
-  if (deadline == nullptr) {
-    ended_.wait(lock, is_over);
-  } else {
-    ended_.wait_until(lock, deadline->at(), is_over);
-  }
+  (void)wait_until(lock, ended_, deadline, [this] { return end_ != End::kNotYet; });
   return end_;
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "van/connection.h"
+#include "van/find_scheduler.h"
 #include "van/pending_calls.h"
 #include "van/van.h"
 
@@ -34,15 +35,17 @@ class SchedulerSession {
   PendingCalls& calls() { return calls_; }
 
   // From any thread.
-  void open(Fd socket, std::string where, const Join& join);
+  void open(FoundScheduler scheduler, const Join& join);
   void hang_up();
   void post(const Message& message);
   void suspect(std::uint32_t node, const std::string& why);
   bool joined() const { return joined_; }
   const Membership& membership() const { return membership_; }  // once joined
   const Node& self() const { return *self_; }                   // once joined
-  // kNotYet when the deadline passed first; without a deadline it never is.
-  End wait_for_end(const Deadline* deadline);
+  // Lets wait_for_end() return kBadly.
+  void give_up() { end(End::kBadly, ""); }
+  // kNotYet when the deadline passed first.
+  End wait_for_end(const Deadline& deadline);
   std::string why_lost();
   // Node and text of the first loss; an empty text: none so far.
   std::pair<std::uint32_t, std::string> first_loss();

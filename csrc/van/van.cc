@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <list>
-#include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "van/find_scheduler.h"
 #include "van/scheduler_session.h"
 
@@ -17,6 +17,10 @@ namespace {
 
 // The scheduler decides when a wait has been too long, because it knows for whom; this is what it may be late by.
 constexpr double kGraceSeconds = 1;
+constexpr double kJoinPauseSeconds = 0.05;
+// The others are counted from 1.
+constexpr std::uint32_t kJoinCall = 0;
+constexpr std::uint32_t kLeaveCall = ~0U;
 // A longer list of tensors goes out in several messages at once: the answers are as long as the questions.
 constexpr std::size_t kMostBatchBytes = kMostMessageBytes / 4;
 
@@ -41,7 +45,7 @@ class Van::Impl {
       throw Error(ErrorCode::kInvalidArgument, "this van has joined already", "make a new one for each job");
     }
     const Deadline deadline = Deadline::after(options_.join_timeout_s);
-    while (!try_to_join(self, workers, servers, deadline)) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (!try_to_join(self, workers, servers, deadline)) sleep_until(Deadline::after(kJoinPauseSeconds));
   }
 
   void barrier(const Group& group, double timeout_s) {
@@ -86,26 +90,24 @@ class Van::Impl {
   bool leave(double timeout_s) {
     require_joined();
     const Deadline deadline = Deadline::after(timeout_s);
-    if (!left_.exchange(true)) {
-      auto [lost_node, reason] = session_.first_loss();
-      PendingCalls::Call call(session_.calls());
-      session_.post(Leave{call.number(), lost_node, std::move(reason)});
-      // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
-      const Deadline now = Deadline::after(0);
-      if (session_.wait_for_end(&now) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
-    }
-    const SchedulerSession::End end = session_.wait_for_end(&deadline);
+    say_goodbye("", deadline);
+    const SchedulerSession::End end = session_.wait_for_end(deadline);
     if (end == SchedulerSession::End::kSchedulerLost) {
       throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
     }
     return end != SchedulerSession::End::kNotYet;
   }
 
+  void abort(const std::string& exception) {
+    require_joined();
+    say_goodbye(exception.empty() ? "an exception" : exception, Deadline::after(kGraceSeconds));
+  }
+
   void suspect(std::uint32_t node, const std::string& why) { session_.suspect(node, why); }
 
   bool wait_for_end() {
     require_joined();
-    return session_.wait_for_end(nullptr) == SchedulerSession::End::kWell;
+    return session_.wait_for_end(Deadline::never()) == SchedulerSession::End::kWell;
   }
 
   void require_joined() const {
@@ -118,12 +120,24 @@ class Van::Impl {
   SchedulerSession session_;
 
  private:
+  // A loss that is known says more than the exception, which followed from it.
+  void say_goodbye(std::string exception, const Deadline& deadline) {
+    if (left_.exchange(true)) return;
+    session_.calls().close();
+    auto [lost_node, reason] = session_.first_loss();
+    PendingCalls::Call call(session_.calls(), kLeaveCall);
+    session_.post(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason)});
+    // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
+    if (session_.wait_for_end(Deadline::after(0)) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
+  }
+
   // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
   bool try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline) {
-    auto [socket, where] = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
+    FoundScheduler found = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
+    const std::string where = found.where;
     session_.calls().reset();
-    PendingCalls::Call call(session_.calls(), 0);
-    session_.open(std::move(socket), where, {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
+    PendingCalls::Call call(session_.calls(), kJoinCall);
+    session_.open(std::move(found), {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
     try {
       if (call.wait(Deadline::after(deadline.left_ms() / 1e3 + kGraceSeconds))) return true;
       throw Error(ErrorCode::kTimeout, "the scheduler at " + where + " did not let this process join in time",
@@ -146,7 +160,15 @@ class Van::Impl {
 
   template <typename Answer>
   Answer await(PendingCalls::Call& call, double timeout_s, const std::string& what) {
-    auto answer = call.wait(Deadline::after(timeout_s));
+    std::optional<Message> answer;
+    try {
+      answer = call.wait(Deadline::after(timeout_s));
+    } catch (const Error&) {
+      throw;
+    } catch (...) {  // interrupted: nobody is to count on this call any more
+      session_.post(Cancel{call.number()});
+      throw;
+    }
     if (!answer) {
       session_.post(Cancel{call.number()});
       answer = call.wait(Deadline::after(kGraceSeconds));
@@ -200,8 +222,14 @@ bool Van::leave(double timeout_s) {
 void Van::suspect(std::uint32_t node, const std::string& why) {
   impl_->suspect(node, why);
 }
+void Van::abort(const std::string& exception) {
+  impl_->abort(exception);
+}
 bool Van::wait_for_end() {
   return impl_->wait_for_end();
+}
+void Van::give_up() {
+  impl_->session_.give_up();
 }
 
 }  // namespace bps::van

@@ -2,7 +2,8 @@
 // A process's connection to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
 //
 // Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
-// block up to their time-out without spinning, and throw Error. Callbacks run on the van's thread and must not block.
+// block up to their time-out without spinning, can be interrupted (core/interrupt.h), and throw Error. Callbacks run on
+// the van's thread and must not block.
 // Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it.
 #pragma once
 
@@ -29,9 +30,14 @@ struct VanOptions {
 };
 
 struct VanEvents {
+  // The scheduler has been found, and this is the view that it tells: before the node asks to join.
+  std::function<void(const transport::View&)> on_view = nullptr;
   // A node can no longer be used; `node` 0 is the scheduler. `why` is a sentence for people that names the first cause:
   // this node, or the one whose loss made this one leave. Reported once per node.
   std::function<void(std::uint32_t node, const std::string& why)> on_lost;
+  // Workers: this worker has left the job as it should. What it has contributed to still completes; `why` says so of
+  // what waits for more.
+  std::function<void(std::uint32_t node, const std::string& why)> on_left;
   // Servers: a group exists. Called before any worker may use it.
   std::function<void(const Group&)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
@@ -69,10 +75,15 @@ class Van {
 
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
   // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without
-  // leaving counts as lost.
+  // leaving counts as lost. Calls that other threads wait in, and later ones, fail with kNotInitialized.
   bool leave(double timeout_s);
+  // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
+  // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
+  void abort(const std::string& exception);
   // For servers: blocks until every worker has left or the job is lost; true when it ended well.
   bool wait_for_end();
+  // Lets wait_for_end() return.
+  void give_up();
 
  private:
   class Impl;

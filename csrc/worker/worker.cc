@@ -184,7 +184,7 @@ Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut,
   return plan;
 }
 
-void Worker::check_alive(const Tensor& tensor) const {
+void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
   if (tensor.failed.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kMismatch, tensor.why_failed, "declare the tensor with the same dtype and shape everywhere");
   }
@@ -196,10 +196,18 @@ void Worker::check_alive(const Tensor& tensor) const {
                           tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != van::kNoRank;
     if (concerns) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
+  // A member may have pushed its part before it left: a push or pull on its own can still succeed.
+  if (kind == tensor::OperationKind::kSplit) return;
+  for (const auto& [node, what] : left_) {
+    const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
+    if (tensor.group->index_of(rank) != van::kNoRank) {
+      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+    }
+  }
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
-  check_alive(*tensor);
+  check_alive(*tensor, request.kind);
   std::uint32_t round;
   if (request.kind == tensor::OperationKind::kSplit && request.pulls) {
     round = tensor->next_pull.fetch_add(1);
@@ -210,22 +218,40 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   const std::uint64_t sequence = sequence_.fetch_add(1);
   auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
                                                options_.key_map.servers * options_.loops_per_server);
-  // The worker loops share the work; one of them also watches the deadline.
-  const std::size_t watches_deadline = sequence % worker_loops_.size();
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
-  for (std::size_t i = 0; i < worker_loops_.size(); ++i)
-    worker_loops_[i].worker_loop->submit(operation, i == watches_deadline);
+  submit(operation);
   if (!request.awaited || !operation->progress) {
     for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
   if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
-      check_alive(*tensor);
+      check_alive(*tensor, request.kind);
     } catch (const Error& error) {
       abort(operation, error.code(), error.what(), error.hint());
     }
   }
   return operation;
+}
+
+// The worker loops share the work. The first to get it also watches its deadline, and keeps it alive.
+void Worker::submit(const std::shared_ptr<Operation>& operation) {
+  const std::size_t loops = worker_loops_.size();
+  const std::size_t first = operation->sequence % loops;
+  worker_loops_[first].worker_loop->submit(operation, true);
+  for (std::size_t i = 0; i < loops; ++i) {
+    if (i == first) continue;
+    try {
+      worker_loops_[i].worker_loop->submit(operation, false);
+    } catch (const Error& error) {
+      // Others work on it already. These loops cancel their parts without having admitted it; their share ends here.
+      std::uint64_t unreached = 0;
+      for (std::size_t left = i; left < loops; ++left) unreached += left == first ? 0 : 1;
+      abort(operation, error.code(), error.what(), error.hint());
+      transport::Reactor& reactor = *worker_loops_[first].reactor;
+      reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
+      return;
+    }
+  }
 }
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
@@ -250,6 +276,14 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
           if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
         });
   }
+}
+
+// Answers to what that member has contributed to are on their way.
+// What becomes of operations in progress the servers decide, who know what that member has contributed to.
+void Worker::leave_node(std::uint32_t node, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  left_.emplace_back(node, why);
+  any_lost_.store(true);
 }
 
 void Worker::mark_failed(Tensor& tensor, const std::string& why) {

@@ -55,6 +55,8 @@ class Worker {
 
   // From the van's thread.
   void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
+  // It has left as it should: what it has contributed to still completes, the rest fails.
+  void leave_node(std::uint32_t node, const std::string& why);
   void fail_tensor(std::uint32_t id, const std::string& why);
   void forget_memory(std::uint64_t identity);
 
@@ -69,7 +71,8 @@ class Worker {
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
-  void check_alive(const Tensor& tensor) const;
+  void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
+  void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   static void mark_failed(Tensor& tensor, const std::string& why);
@@ -81,6 +84,7 @@ class Worker {
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
+  std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should
   std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};

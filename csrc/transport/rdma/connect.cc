@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calling side of a connection: blocks, with a deadline, on an event channel of its own.
-#include <poll.h>
-
 #include <cerrno>
 #include <cstring>
 
 #include "core/hmac.h"
+#include "core/interrupt.h"
 #include "transport/rdma/rc_connection.h"
 
 namespace bps::transport::rdma {
@@ -40,9 +39,9 @@ struct Attempt {
         fail_network(in_words(event));
       }
       pollfd wait{channel->fd, POLLIN, 0};
-      const int ready = ::poll(&wait, 1, deadline.left_ms());
+      const int ready = poll_until(wait, deadline);
       if (ready == 0) fail_network("no answer in time");
-      if (ready < 0 && errno != EINTR) throw_errno("cannot wait for " + whom);
+      if (ready < 0) throw_errno("cannot wait for " + whom);
     }
   }
 };

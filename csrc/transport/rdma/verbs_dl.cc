@@ -54,6 +54,9 @@ Handles open_libraries() {
     found.hint = "install rdma-core 32 or newer";
     return handles;
   }
+  // Before the first registration: on kernels before 5.12 a fork would otherwise part the process from the pages that
+  // its device uses. There, children do not get registered pages at all.
+  if (auto* protect = reinterpret_cast<int (*)()>(::dlsym(handles.verbs, "ibv_fork_init"))) protect();
   found.ready = true;
   return handles;
 }

@@ -10,6 +10,8 @@
 #include <csignal>
 #include <cstring>
 
+#include "core/interrupt.h"
+
 namespace bps::transport::shm {
 
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds) {
@@ -72,7 +74,7 @@ Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& 
     const Status status = receive_record(socket, record, fds);
     if (status != Status::kAgain) return status;
     pollfd wait{socket, POLLIN, 0};
-    if (::poll(&wait, 1, deadline.left_ms()) == 0) return Status::kAgain;
+    if (poll_until(wait, deadline) == 0) return Status::kAgain;
   }
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "core/fork.h"
 #include "core/limits.h"
 
 namespace bps::transport::shm {
@@ -21,10 +22,27 @@ struct Table {
 
 // Whoever maps a file that somebody else shrinks is killed by SIGBUS at the next access, so the size is final.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// In a child: its view of each piece becomes a private copy, as of memory that is not shared, and no peer of the child
+// maps the file.
+void make_private();
 
 Table& table() {
-  static Table* table = new Table;  // never destroyed: arrays may outlive static destruction
+  static Table* table = [] {
+    auto* made = new Table;  // never destroyed: arrays may outlive static destruction
+    hold_across_fork(made->mutex);
+    after_fork_in_child(make_private);
+    return made;
+  }();
   return *table;
+}
+
+void make_private() {
+  for (const auto& [address, weak] : table().pieces) {
+    const auto piece = weak.lock();
+    if (!piece) continue;
+    const std::span<std::byte> bytes = piece->bytes();
+    ::mmap(bytes.data(), bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, piece->fd(), 0);
+  }
 }
 
 std::span<std::byte> map_file(int fd, std::size_t size) {
@@ -72,7 +90,7 @@ std::shared_ptr<SharedMemory> SharedMemory::find(std::span<const std::byte> byte
   if (found == table().pieces.begin()) return nullptr;
   --found;
   auto piece = found->second.lock();
-  if (!piece || begin + bytes.size() > found->first + piece->bytes_.size()) return nullptr;
+  if (!piece || !piece->shared() || begin + bytes.size() > found->first + piece->bytes_.size()) return nullptr;
   return piece;
 }
 

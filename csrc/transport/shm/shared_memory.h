@@ -5,6 +5,10 @@
 // that no process can make the memory of another one vanish. The process that made a piece keeps the file open, to
 // announce it to peers, and a table of its pieces, so that a transport can find the file behind a pointer; the others
 // keep only the mapping. Thread-safe (set-up path).
+//
+// A process that is forked inherits the pieces as copies, like all memory: what it writes stays in its own. (Pages that
+// it has not written itself show what the parent writes; the kernel has no copy of shared memory that is both lazy and
+// exact.) In the child they are plain memory.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +17,7 @@
 #include <span>
 
 #include "core/fd.h"
+#include "core/fork.h"
 
 namespace bps::transport::shm {
 
@@ -31,7 +36,8 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
-  int fd() const { return file_.get(); }  // of a piece that was created here
+  int fd() const { return file_.get(); }                  // of a piece that was created here
+  bool shared() const { return forks_ == fork_count(); }  // false in a child of the process that made it
 
  private:
   SharedMemory(Fd file, std::span<std::byte> bytes) : file_(std::move(file)), bytes_(bytes) {}
@@ -39,6 +45,7 @@ class SharedMemory {
   Fd file_;
   std::span<std::byte> bytes_;
   bool listed_ = false;
+  const std::uint32_t forks_ = fork_count();
 };
 
 }  // namespace bps::transport::shm

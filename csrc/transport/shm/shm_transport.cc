@@ -48,8 +48,8 @@ Fd ShmTransport::open_socket(const ConnectRequest& request, Plane plane) const {
 }
 
 std::unique_ptr<ControlEndpoint> ShmTransport::connect_control(const ConnectRequest& request) {
-  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), request.hello_for(Plane::kControl),
-                                         counters_);
+  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), std::nullopt,
+                                         request.hello_for(Plane::kControl), counters_);
 }
 
 std::unique_ptr<DataEndpoint> ShmTransport::connect_data(const ConnectRequest& request) {
@@ -75,7 +75,7 @@ DataEndpoint* ShmTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataS
 
 ControlEndpoint* ShmTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
   Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  return attach(std::make_unique<SocketControl>(std::move(socket), incoming->hello, counters_), sink);
+  return attach(std::make_unique<SocketControl>(std::move(socket), std::nullopt, incoming->hello, counters_), sink);
 }
 
 DataEndpoint* ShmTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {

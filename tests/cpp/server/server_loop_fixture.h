@@ -52,6 +52,7 @@ class ServerLoopTest : public ::testing::Test {
       van::Node node;
       node.id = i + 1;
       node.worker_rank = static_cast<std::int32_t>(i);
+      node.worker_loops = 1;
       members.nodes.push_back(node);
     }
     server_loop = std::make_unique<ServerLoop>(ServerLoopOptions{.window = kWindow, .largest_partition = 1 << 20},

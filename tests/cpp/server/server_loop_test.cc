@@ -31,6 +31,7 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
     van::Node node;
     node.id = 1;
     node.worker_rank = 0;
+    node.worker_loops = 1;
     members.nodes.push_back(node);
     ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members,
                    {&transport}, counters);

@@ -101,11 +101,13 @@ TEST(Lifetime, EventsMayPostToTheLoop) {
     Van* self = nullptr;
     Van van({.scheduler_host = "127.0.0.1", .scheduler_ports = {scheduler->port()}}, kJob,
             {.on_lost = nullptr,
+             .on_left = nullptr,
              .on_group = [&](const Group&) { self->loop().post([&] { ++ran; }); },
              .on_tensor_failed = nullptr});
     self = &van;
     Node node;
     node.worker_rank = node.server_rank = kAnyRank;
+    node.worker_loops = node.server_loops = 1;
     van.join(node, 1, 1);
     EXPECT_TRUE(soon([&] { return ran == 1; }));
     EXPECT_TRUE(van.leave(10));

@@ -9,8 +9,15 @@ namespace bps::van {
 namespace {
 
 Node node(std::uint32_t id, std::int32_t worker, std::int32_t server) {
-  return {
-      .id = id, .worker_rank = worker, .server_rank = server, .pid = 42, .host = "a", .host_key = "", .addresses = {}};
+  return {.id = id,
+          .worker_rank = worker,
+          .server_rank = server,
+          .worker_loops = 1,
+          .server_loops = 1,
+          .pid = 42,
+          .host = "a",
+          .host_key = "",
+          .addresses = {}};
 }
 
 TEST(Membership, DescribesNodesForPeople) {
@@ -31,6 +38,17 @@ TEST(Membership, FindsByRankAndId) {
   EXPECT_EQ(members.by_id(3), &members.nodes[2]);
   EXPECT_EQ(members.by_id(0), nullptr);
   EXPECT_EQ(members.by_id(4), nullptr);
+}
+
+TEST(Membership, EveryRoleHasALoop) {
+  Membership members{{node(1, 0, 1), node(2, 1, kNoRank), node(3, kNoRank, 0)}, 2, 2};
+  members.nodes[1].server_loops = members.nodes[2].worker_loops = 0;
+  EXPECT_TRUE(members.is_consistent()) << "what a node does not do it needs no loop for";
+  members.nodes[0].server_loops = 0;
+  EXPECT_FALSE(members.is_consistent());
+  members.nodes[0].server_loops = 1;
+  members.nodes[1].worker_loops = 0;
+  EXPECT_FALSE(members.is_consistent());
 }
 
 TEST(Membership, GroupsKnowPositions) {

@@ -45,6 +45,8 @@ inline std::vector<Message> message_samples() {
       GroupAck{3},
       GroupReady{12, 3},
       Leave{7, 2, "worker 1 was lost: connection closed"},
+      Leave{7, 0, "ValueError: no such file"},
+      MemberLeft{2, "worker 1 has left the job"},
       Suspect{3},
       Reachable{3},
       AllLeft{true},

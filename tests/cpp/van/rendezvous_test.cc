@@ -7,7 +7,14 @@ namespace bps::van {
 namespace {
 
 Join wish(std::int32_t worker, std::int32_t server, std::uint32_t workers, std::uint32_t servers) {
-  Node node{.worker_rank = worker, .server_rank = server, .pid = 42, .host = "a", .host_key = "", .addresses = {}};
+  Node node{.worker_rank = worker,
+            .server_rank = server,
+            .worker_loops = 1,
+            .server_loops = 1,
+            .pid = 42,
+            .host = "a",
+            .host_key = "",
+            .addresses = {}};
   return {node, workers, servers, 1000};
 }
 
@@ -22,6 +29,19 @@ TEST(Rendezvous, GrantsWishesInAnyOrder) {
   const auto [members, peers] = rendezvous.seat();
   EXPECT_TRUE(members.is_consistent());
   EXPECT_EQ(peers, (std::vector<Peer>{12, 13, 10, 11}));
+}
+
+TEST(Rendezvous, AProcessWithoutLoopsIsRefused) {
+  Rendezvous rendezvous(1, 1);
+  for (const bool worker : {true, false}) {
+    Join join = worker ? wish(0, kNoRank, 1, 1) : wish(kNoRank, 0, 1, 1);
+    (worker ? join.node.worker_loops : join.node.server_loops) = 0;
+    const auto refused = rendezvous.add(10, join);
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(refused->text, "this process has no loop to work on");
+  }
+  EXPECT_TRUE(rendezvous.empty());
 }
 
 TEST(Rendezvous, FreeRanksGoByArrival) {

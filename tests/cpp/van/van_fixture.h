@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "transport/message_mac.h"
 #include "van/scheduler.h"
 #include "van/van.h"
 
@@ -32,10 +33,11 @@ inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uin
   return std::make_unique<Scheduler>(options, job);
 }
 
-// A message as it goes over the stream, behind its length.
-inline Bytes framed(const Bytes& message) {
+// A message as it goes over the stream: behind its length, and before its authentication code.
+inline Bytes framed(const Bytes& message, transport::MessageSigner& signer) {
   const auto length = static_cast<std::uint32_t>(message.size());
-  return concatenate({std::as_bytes(std::span(&length, 1)), message});
+  const Bytes signed_bytes = concatenate({std::as_bytes(std::span(&length, 1)), message});
+  return concatenate({signed_bytes, signer.sign(signed_bytes)});
 }
 
 // A van that writes down its events.
@@ -49,6 +51,7 @@ class TestNode {
             job,
             VanEvents{
                 .on_lost = [this](std::uint32_t node, const std::string& why) { note(lost_, node, why); },
+                .on_left = [this](std::uint32_t node, const std::string& why) { note(left_, node, why); },
                 .on_group = [this](const Group& group) { note(groups_, group.id, group); },
                 .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); }})) {}
 
@@ -60,6 +63,7 @@ class TestNode {
     self.server_rank = server;
     self.host = "a";
     self.pid = 42;
+    self.worker_loops = self.server_loops = 1;
     van_->join(self, workers, servers);
   }
   Group all() {
@@ -68,6 +72,7 @@ class TestNode {
     return group;
   }
   std::map<std::uint32_t, std::string> lost() { return read(lost_); }
+  std::map<std::uint32_t, std::string> left() { return read(left_); }
   std::map<std::uint32_t, std::string> failed() { return read(failed_); }
   std::map<std::uint32_t, Group> groups() { return read(groups_); }
 
@@ -85,6 +90,7 @@ class TestNode {
 
   std::mutex mutex_;
   std::map<std::uint32_t, std::string> lost_;
+  std::map<std::uint32_t, std::string> left_;
   std::map<std::uint32_t, std::string> failed_;
   std::map<std::uint32_t, Group> groups_;
   std::unique_ptr<Van> van_;

@@ -32,6 +32,7 @@ class WorkerLoopTest : public ::testing::Test {
       van::Node node;
       node.id = i + 1;
       node.worker_rank = static_cast<std::int32_t>(i);
+      node.worker_loops = 1;
       members.nodes.push_back(node);
     }
     for (std::size_t i = 0; i < kServers; ++i) {

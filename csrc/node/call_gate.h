@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keeps what threads use in their calls until they have returned: counts the calls in progress, refuses further ones
+// once the gate is closed, and runs what may only happen when there are none.
+//
+// Threading: from any thread. A thread may close the gate within a call of its own, in a signal handler for example.
+// Cost: one atomic addition at either end of a call.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+#include "core/clock.h"
+
+namespace bps::node {
+
+class CallGate {
+ public:
+  // One call in progress; lives on the caller's stack.
+  class Call {
+   public:
+    explicit Call(CallGate& gate);  // throws kNotInitialized when the gate is closed, or is that of the parent process
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    friend class CallGate;
+    CallGate& gate_;
+    Call* const outer_;  // the call of this thread within which this one was made, on whatever gate
+  };
+
+  CallGate();
+  // False when it was closed before.
+  bool close();
+  // On a closed gate, once: waits for the calls of other threads, up to the deadline, then runs `task`. Calls that are
+  // still in progress then, which may be the calling thread's own, leave it to the last of them. `task` must not throw.
+  void run_when_empty(std::function<void()> task, const Deadline& deadline);
+
+ private:
+  static constexpr std::uint32_t kClosed = 1U << 31;
+  void leave();
+  std::uint32_t own_calls() const;
+
+  const std::uint32_t forks_;
+  std::atomic<std::uint32_t> state_{0};  // calls in progress, and kClosed
+  std::mutex mutex_;                     // of a closed gate: guards the rest
+  std::condition_variable changed_;
+  std::function<void()> task_;
+};
+
+}  // namespace bps::node
