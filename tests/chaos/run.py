@@ -77,9 +77,10 @@ class Run:
             if self.trial.servers:
                 env |= {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
             else:
+                apart = self._network is not None  # each namespace is a host
                 env |= {
-                    "RANK": str(rank), "WORLD_SIZE": str(self.trial.workers), "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(self.trial.workers), "MASTER_ADDR": self._root(),
+                    "RANK": str(rank), "WORLD_SIZE": str(self.trial.workers), "LOCAL_RANK": "0" if apart else str(rank),
+                    "LOCAL_WORLD_SIZE": "1" if apart else str(self.trial.workers), "MASTER_ADDR": self._root(),
                     "MASTER_PORT": str(self._port), "BPS_ROOT_PORT": str(self._port),
                 }  # fmt: skip
             self._spawn(f"worker {rank}", [sys.executable, str(Path(__file__).with_name("worker.py"))], env)
