@@ -88,7 +88,9 @@ def draw(seed: int, number: int, transports: tuple[str, ...], events: tuple[str,
     }[role]
     plane = rng.choice(["all", "control"] if role == "scheduler" else ["all", "control", "data"])
     tensors = tuple(
-        Tensor(rng.choice(KINDS), rng.choice(COUNTS), rng.random() < 0.25) for _ in range(rng.randint(2, 6))
+        # The first one is for all ranks, so that each has something to do.
+        Tensor(rng.choice(KINDS), rng.choice(COUNTS), rng.random() < 0.25 and index > 0)
+        for index in range(rng.randint(2, 6))
     )
     return Trial(
         seed=seed,

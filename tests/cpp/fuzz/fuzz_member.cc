@@ -311,8 +311,10 @@ void misbehave(Job& job, Input& input) {
     }
     case 2: {  // any write near a slot that it knows
       auto slot = job.slot_of(kBad, input.take<std::uint8_t>());
-      slot.address += static_cast<std::uint64_t>(static_cast<std::int64_t>(input.take<std::int16_t>()) * 64);
-      slot.slot += static_cast<std::uint32_t>(input.take<std::int8_t>());
+      const std::int64_t distance =
+          input.take<std::int8_t>() % 8 * static_cast<std::int64_t>(slot.capacity) + input.take<std::int8_t>() * 64;
+      slot.address += static_cast<std::uint64_t>(distance);
+      slot.slot += static_cast<std::uint32_t>(input.take<std::int8_t>() % 4);
       const auto length = input.take<std::uint16_t>();
       return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, length}, input.take_bytes(64));
     }
