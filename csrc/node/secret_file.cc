@@ -122,7 +122,8 @@ std::string random_text() {
 // Makes the file, unless another process was faster. It appears whole or not at all.
 void make_secret(const Fd& folder) {
   const std::string text = random_text() + "\n";
-  const std::string part = "." + random_text();
+  std::string part = ".";
+  part += random_text();  // joined at once, gcc 12 takes it for overlapping copies (its bug 105651)
   Fd file(::openat(folder.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file) return;
   if (::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
