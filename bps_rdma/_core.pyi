@@ -352,7 +352,7 @@ class Process:
     This process as a member of a job.
     """
     @staticmethod
-    def start(config: Config, startup: Startup, stop: Stop) -> Process: ...
+    def start(config: Config, startup: Startup, stop: Stop = None) -> Process: ...
     def abort(self, exception: str) -> None:
         """
         Tells all members that this process ends with an exception, before its shutdown.

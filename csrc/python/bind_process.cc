@@ -20,6 +20,8 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
+constexpr double kReturn_s = 2;  // for threads whose calls have ended to come back to Python
+
 using MayWait = py::call_guard<Interruptible>;
 using node::Process;
 
@@ -74,8 +76,10 @@ class Stop {
 };
 
 // A worker forgets the memory of arrays that are freed from its start to its shutdown.
-OwnedProcess start(const SettingValues& config, const node::Startup& startup, const Stop& stop) {
-  const InterruptScope scope([&stop] { stop.check(); });
+OwnedProcess start(const SettingValues& config, const node::Startup& startup, const Stop* stop) {
+  const InterruptScope scope([stop] {
+    if (stop != nullptr) stop->check();
+  });
   OwnedProcess process(Process::start(config.parse(), startup).release());
   check_interrupt();
   if (startup.worker_rank != van::kNoRank) BlockTable::instance().attach(*process);
@@ -84,7 +88,15 @@ OwnedProcess start(const SettingValues& config, const node::Startup& startup, co
 
 bool shutdown(Process& process, double timeout_s) {
   BlockTable::instance().detach(process);
-  return process.shutdown(checked_timeout(timeout_s));
+  const auto others_return = [] { AwayFromPython::await_others(Deadline::after(kReturn_s)); };
+  try {
+    const bool well = process.shutdown(checked_timeout(timeout_s));
+    others_return();
+    return well;
+  } catch (...) {
+    others_return();
+    throw;
+  }
 }
 
 // `function` as a call into the process; see Process::Call.
@@ -121,7 +133,7 @@ void bind_process(py::module_& module) {
 
   using Specs = std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>;
   py::class_<Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
-      .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop"), MayWait())
+      .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop") = py::none(), MayWait())
       .def("shutdown", &shutdown, py::arg("timeout_s"), MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
@@ -174,6 +186,7 @@ void bind_process(py::module_& module) {
             request.priority = priority;
             request.awaited = awaited;
             const auto start = [&] {
+              const AwayFromPython away;
               const py::gil_scoped_release released;
               const Process::Call call(p);
               request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : p.operation_timeout_s();

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -120,6 +121,40 @@ def test_ctrl_c_while_waiting(where):
         assert outcomes[1].value[2] > 0.3
     elif where != "push_pull":
         assert [outcome.value[2] for outcome in outcomes] == [2.0, 2.0]
+
+
+def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = open_things()
+    bps.init()
+    if bps.rank() == 1:
+        await_mark("go on")
+        bps.shutdown()
+        return "left", 0.0, True
+    mark("ready")
+    try:
+        bps.shutdown()
+        kind = "left"
+    except KeyboardInterrupt:
+        kind = "interrupted"
+    came = time.monotonic()
+    return kind, came, open_things() == before and not bps.is_initialized()
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_ctrl_c_in_shutdown(servers):
+    env = ENV | {"BPS_SHUTDOWN_TIMEOUT": "60"}
+    with cluster.start(leaves_and_is_interrupted, workers=2, servers=servers, env=env, init=False) as job:
+        job.await_marks("ready", ranks=[0])
+        time.sleep(0.5)
+        sent = job.kill("rank 0", signal.SIGINT)
+        job.await_end("rank 0")
+        job.set_mark("go on")
+        kind, came, clean = job.outcomes()[0].value
+        job.helper_statuses()
+    assert kind == "interrupted"
+    assert came - sent < SOON_S
+    assert clean
 
 
 # ---- A signal handler that shuts down
@@ -301,6 +336,30 @@ def test_another_thread_that_shuts_down_during_init():
     assert "before init() was complete" in kind
     assert seconds < SOON_S
     assert clean
+
+
+def ends_beside_daemon_threads(_: Any) -> list[int]:
+    """The interpreter ends while daemon threads are within calls of every kind."""
+    code = """
+import threading, time, numpy, bps_rdma as bps
+bps.init()
+def forever(call):
+    try:
+        while True:
+            call()
+    except bps.BpsError:
+        pass
+array = numpy.ones(1000, numpy.float32)
+for call in (bps.metrics, bps.barrier, lambda: bps.push_pull(array, name="x"), lambda: bps.new_group([0])):
+    threading.Thread(target=forever, args=(call,), daemon=True).start()
+time.sleep(0.2)
+"""
+    folder = os.environ["BPS_TEST_FOLDER"]
+    return [subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode for _ in range(8)]
+
+
+def test_the_interpreter_ends_beside_daemon_threads():
+    assert cluster.run(ends_beside_daemon_threads, workers=1, env=ENV, init=False) == [[0] * 8]
 
 
 # ---- Time-outs
