@@ -313,7 +313,6 @@ class Startup:
     job: str
     joint: bool
     scheduler_host: str
-    secret: str
     def __init__(self) -> None: ...
     @property
     def processes_on_host(self) -> int: ...
@@ -352,7 +351,7 @@ class Process:
     This process as a member of a job.
     """
     @staticmethod
-    def start(config: Config, startup: Startup, stop: Stop = None) -> Process: ...
+    def start(config: Config, startup: Startup, stop: Stop) -> Process: ...
     def abort(self, exception: str) -> None:
         """
         Tells all members that this process ends with an exception, before its shutdown.
@@ -400,6 +399,8 @@ class Process:
         awaited: the caller waits next. timeout_s: None is the job's.
         """
     def wait_for_end(self) -> bool: ...
+    @property
+    def is_authenticated(self) -> bool: ...
     @property
     def is_down(self) -> bool:
         """

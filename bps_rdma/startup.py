@@ -79,7 +79,6 @@ def _separate(config: Any, startup: Any) -> None:
         )
     startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
     startup.job = config.text("BPS_JOB_ID")
-    startup.secret = config.text("BPS_SECRET")
 
 
 def _embedded(config: Any, startup: Any) -> None:
@@ -89,12 +88,11 @@ def _embedded(config: Any, startup: Any) -> None:
     startup.hosts_scheduler = startup.worker_rank == 0
     if startup.workers == 1:
         startup.job = secrets.token_hex(16)
-        startup.secret = secrets.token_hex(32)
         startup.scheduler_host = "127.0.0.1"
         startup.scheduler_ports = [0]
         return
-    # All ranks have the same variables, so all derive the same job, secret and ports. Only a random secret (BPS_SECRET)
-    # keeps other users of the hosts out; `bps run` makes one.
+    # All ranks have the same variables, so all derive the same job and ports. The secret comes from elsewhere
+    # (csrc/node/job_secret.h): what is derived from variables, others can derive as well.
     parts = [config.text("BPS_JOB_ID")]
     if config.source("BPS_JOB_ID") != "argument":  # an argument identifies the job by itself; see torch/start.py
         parts += [
@@ -103,14 +101,18 @@ def _embedded(config: Any, startup: Any) -> None:
             os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
         ]
     startup.job = "|".join(parts)
-    digest = hashlib.sha256(f"bps_rdma|{startup.job}|{os.getuid()}".encode()).digest()
-    startup.secret = config.text("BPS_SECRET") or digest.hex()
+    if config.source("BPS_ROOT_URI") in ("default", "MASTER_ADDR") and _all_on_this_host(config, startup.workers):
+        startup.scheduler_host = "127.0.0.1"  # closed to the network
     if config.text("BPS_ROOT_PORT"):
         startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
         return
     # Below the range of the system's ephemeral ports (32768 and up). Rank 0 takes the first free one; the other ranks
     # find it because only the scheduler of this job accepts them.
-    pool = hashlib.sha256(digest).digest()
+    pool = hashlib.sha256(f"bps_rdma|{startup.job}|{os.getuid()}".encode()).digest()
     startup.scheduler_ports = [
         12000 + int.from_bytes(pool[2 * i : 2 * i + 2], "big") % 20000 for i in range(_PORT_CANDIDATES)
     ]
+
+
+def _all_on_this_host(config: Any, workers: int) -> bool:
+    return config.source("BPS_LOCAL_SIZE") != "default" and _integer(config, "BPS_LOCAL_SIZE", default=1) == workers

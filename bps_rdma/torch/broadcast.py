@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +13,8 @@ import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidArgumentError, MismatchError
 from bps_rdma.torch.all_gather_bytes import all_gather_bytes, check_alike, optimizer_lines, place_of, tensor_line
-from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, check_tensor, unpickled
+from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, check_pickle, check_tensor
+from bps_rdma.torch.encoding import Encoder, decode
 from bps_rdma.torch.sharded import ShardedOptimizer
 from bps_rdma.torch.start import group_of
 from bps_rdma.torch.transfer import members_of
@@ -85,7 +85,12 @@ def _named_tensors(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "Parameter.", group: Any = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    prefix: str = "Parameter.",
+    group: Any = None,
+    *,
+    allow_pickle: bool = False,
 ) -> None:
     """Gives all ranks one rank's optimizer state and options (lr, betas, ...). Every rank of the group must call it.
 
@@ -96,15 +101,17 @@ def broadcast_optimizer_state(
         root_rank: worker rank whose state is taken.
         prefix: of the names of all operations.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
+        allow_pickle: as for broadcast_object(); for optimizers that keep objects of their own classes.
 
     Raises:
         InvalidArgumentError: `root_rank` is not in the group; not an optimizer, or one whose state is sharded; a state
-            that cannot be pickled. MismatchError: optimizers, parameters or roots differ between ranks.
+            that cannot be sent. MismatchError: optimizers, parameters or roots differ between ranks.
             These are raised on every rank.
         PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
     _check_root(root_rank, ours)
+    check_pickle(allow_pickle=allow_pickle)
     failure, lines = None, [f"root {root_rank}"]
     given: Any = optimizer
     if not isinstance(given, torch.optim.Optimizer):
@@ -118,30 +125,37 @@ def broadcast_optimizer_state(
     name = f"broadcast_optimizer_state {prefix}"
     check_alike(lines, name, ours, failure)
     state = optimizer.state_dict() if bps_rdma.rank() == root_rank else None
-    found = broadcast_objects(state, [root_rank], name, ours)[root_rank]
+    found = broadcast_objects(state, [root_rank], name, ours, allow_pickle=allow_pickle)[root_rank]
     if bps_rdma.rank() != root_rank:
         optimizer.load_state_dict(found)
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, group: Any = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, group: Any = None, *, allow_pickle: bool = False
+) -> Any:
     """The object of one rank, on all ranks; on `root_rank` it is `obj` itself. Every rank of the group must call it.
 
     Args:
-        obj: any object that pickle accepts, of any size: no lambdas or local functions. Ignored on the other ranks.
+        obj: of any size, made of None, numbers, strings, bytes, lists, tuples, dicts, sets, dense tensors, dtypes and
+            numpy arrays. Ignored on the other ranks.
         root_rank: worker rank whose object is taken.
         name: the same on all ranks; optional.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
+        allow_pickle: objects of other classes are pickled, except lambdas and local functions. Reading a pickled object
+            can run code: the root can do everything on the other ranks. The same on all ranks; refused in a job without
+            a secret.
 
     Raises:
-        InvalidArgumentError: `root_rank` is not in the group; the object cannot be pickled (raised on all ranks) or
-            unpickled (raised on that rank).
+        InvalidArgumentError: `root_rank` is not in the group; the object cannot be sent (raised on all ranks) or read
+            (raised on that rank); allow_pickle in a job without a secret.
         MismatchError: ranks name different roots. PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
     _check_root(root_rank, ours)
+    check_pickle(allow_pickle=allow_pickle)
 
     def write(file: io.BytesIO) -> None:
-        pickle.dump(obj, file, protocol=5)
+        Encoder(allow_pickle=allow_pickle).write(obj, file)
 
     is_root = bps_rdma.rank() == root_rank
     messages = all_gather_bytes(write if is_root else None, f"broadcast_object {name or ''}", ours)
@@ -154,7 +168,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, grou
         )
     text = messages[ranks.index(root_rank)]
     assert text is not None
-    return obj if is_root else unpickled(lambda: pickle.loads(text), root_rank)  # noqa: S301 - members of a job trust each other
+    return obj if is_root else decode(text, root_rank, allow_pickle=allow_pickle)
 
 
 def _check_root(root_rank: int, group: Group | None) -> None:

@@ -7,9 +7,8 @@ Tensors are sent as bytes, whatever their dtype: in place where they are contigu
 from __future__ import annotations
 
 import io
-import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import Options
 from bps_rdma.torch import transfer
 from bps_rdma.torch.all_gather_bytes import all_gather_bytes, place_of
+from bps_rdma.torch.encoding import Encoder, decode
 from bps_rdma.torch.transfer import AnyHandle, members_of
 
 _WINDOW_BYTES = 64 << 20  # received at once by ranks that do not keep the result
@@ -117,57 +117,31 @@ class _Wire:
             torch.autograd.graph.increment_version(target)  # autograd has not seen it change
 
 
-# ---- Objects: pickled, with the tensors in them sent beside the pickle
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves plain tensors out, and numbers them."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.tensors: list[torch.Tensor] = []
-        self._places: dict[int, int] = {}
-
-    def persistent_id(self, obj: Any) -> Any:
-        """The placeholder of a tensor: its number, dtype, shape and type of device."""
-        if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.is_quantized:
-            return None
-        place = self._places.setdefault(id(obj), len(self.tensors))
-        if place == len(self.tensors):
-            self.tensors.append(obj)
-        return place, obj.dtype, tuple(obj.shape), obj.device.type
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes new tensors for the values that will be received; on the meta device when they are not kept."""
-
-    def __init__(self, text: memoryview, *, keep: bool) -> None:
-        super().__init__(io.BytesIO(text))
-        self.tensors: list[torch.Tensor] = []
-        self._keep = keep
-
-    def persistent_load(self, pid: Any) -> Any:
-        """The tensor of that number; numbers occur in ascending order at first."""
-        place, dtype, shape, device = pid
-        if place == len(self.tensors):
-            self.tensors.append(torch.empty(shape, dtype=dtype, device=device if self._keep else "meta"))
-        return self.tensors[place]
+# ---- Objects: encoded, with the values of the tensors in them sent beside
 
 
 def broadcast_objects(
-    nest: Any, roots: Sequence[int], name: str, group: Group | None, keepers: Sequence[int] | None = None
+    nest: Any,
+    roots: Sequence[int],
+    name: str,
+    group: Group | None,
+    keepers: Sequence[int] | None = None,
+    *,
+    allow_pickle: bool = False,
 ) -> dict[int, Any]:
     """The objects of all `roots`, by their worker rank, on every rank of the group; the own one is `nest` itself.
 
     Args:
-        nest: picklable, with tensors at any depth, which are read in place. Ignored on ranks that are not roots.
+        nest: what encoding.py knows, with tensors at any depth, which are read in place. Ignored on ranks that are not
+            roots.
         roots: worker ranks that have an object.
         name: the same on all ranks.
         group: who takes part; None: all workers.
         keepers: worker ranks that need the result. The others get an empty dict and never hold more than a window.
+        allow_pickle: see check_pickle(); the same on all ranks.
 
     Raises:
-        InvalidArgumentError: an object cannot be pickled (raised on all ranks) or unpickled (raised on that rank).
+        InvalidArgumentError: an object cannot be encoded (raised on all ranks) or read (raised on that rank).
     """
     members = members_of(group)
     own_rank = bps_rdma.rank()
@@ -175,9 +149,9 @@ def broadcast_objects(
     own: list[torch.Tensor] = []
 
     def write(file: io.BytesIO) -> None:
-        pickler = _Pickler(file)
-        pickler.dump(nest)
-        own.extend(pickler.tensors)
+        encoder = Encoder(tensors_beside=True, allow_pickle=allow_pickle)
+        encoder.write(nest, file)
+        own.extend(encoder.tensors)
 
     found: dict[int, Any] = {}
     messages = all_gather_bytes(write if own_rank in roots else None, name, members)
@@ -189,7 +163,7 @@ def broadcast_objects(
         if rank == own_rank:
             found[rank], tensors = nest, own
         else:
-            found[rank], tensors = _load(text, rank, keep=keep)
+            found[rank], tensors = _load(text, rank, keep=keep, allow_pickle=allow_pickle)
         if keepers is not None and set(keepers) <= {rank}:
             continue  # the only rank that needs them has them
         for tensor in tensors:
@@ -204,25 +178,28 @@ def broadcast_objects(
     return found if keep else {}
 
 
-def _load(text: memoryview, rank: int, *, keep: bool) -> tuple[Any, list[torch.Tensor]]:
-    unpickler = _Unpickler(text, keep=keep)
-    nest = unpickled(unpickler.load, rank)
-    return nest, unpickler.tensors
+def _load(text: memoryview, rank: int, *, keep: bool, allow_pickle: bool) -> tuple[Any, list[torch.Tensor]]:
+    tensors: list[torch.Tensor] = []
+
+    def make(place: int, dtype: torch.dtype, shape: tuple[int, ...], device: str) -> torch.Tensor:
+        if place == len(tensors):  # numbers occur in ascending order at first
+            tensors.append(torch.empty(shape, dtype=dtype, device=device if keep else "meta"))
+        return tensors[place]
+
+    return decode(text, rank, make, allow_pickle=allow_pickle), tensors
 
 
-def unpickled(load: Callable[[], Any], rank: int) -> Any:
-    """Unpickles the object of worker `rank`.
+def check_pickle(*, allow_pickle: bool) -> None:
+    """Checks that objects may be pickled in this job.
 
     Raises:
-        InvalidArgumentError: it cannot be unpickled here; says why.
+        InvalidArgumentError: they may not, because everybody can join a job without a secret.
     """
-    try:
-        return load()
-    except Exception as error:
+    if allow_pickle and not job.current().process.is_authenticated:
         raise InvalidArgumentError(
-            f"the object of worker {rank} cannot be unpickled here: {type(error).__name__}: {error}",
-            "define its class in a module that every rank can import",
-        ) from error
+            "allow_pickle is refused in a job without a secret (BPS_INSECURE=1): everybody could run code here",
+            "set BPS_SECRET or BPS_SECRET_FILE on all hosts",
+        )
 
 
 def _with_memory(each: Transfer) -> Transfer:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joining the job from torch: by the launcher's variables, or over a torch.distributed group that is there already.
 
-Over a group only its store is used, whatever the backend and the init_method: rank 0 writes a secret and the address of
-the scheduler into it, all ranks read them, and bps_rdma starts with the same ranks.
+Over a group only its store is used, whatever the backend and the init_method: rank 0 writes a job id and the address of
+the scheduler into it, all ranks read them, and bps_rdma starts with the same ranks. A store is not authenticated: the
+secret of the job never goes through it (see SECURITY.md for where it comes from).
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _servers_are_configured(settings: dict[str, object]) -> bool:
 
 
 def init_from_store(store: Any, rank: int, world: int, settings: dict[str, object]) -> None:
-    """Calls bps_rdma.init() with an address and a secret on which the ranks agree through a torch store.
+    """Calls bps_rdma.init() with an address and a job id on which the ranks agree through a torch store.
 
     Args:
         store: a torch.distributed store that all `world` ranks share; not used after this call.
@@ -149,12 +150,12 @@ def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
         hosts = [store.get(f"{prefix}/host/{other}").decode() for other in range(world)]
         store.set(f"{prefix}/job", json.dumps({
             "job_id": secrets.token_hex(16),
-            "secret": secrets.token_hex(32),
             "root_uri": "127.0.0.1" if len(set(hosts)) == 1 else _address_of_rank_0(store),
             "hosts": [hosts.index(host) for host in hosts],
         }))  # fmt: skip
-    agreed: dict[str, object] = json.loads(store.get(f"{prefix}/job"))
-    hosts = agreed.pop("hosts")  # type: ignore[assignment]
+    told = json.loads(store.get(f"{prefix}/job"))
+    agreed: dict[str, object] = {name: str(told[name]) for name in ("job_id", "root_uri")}  # nothing else counts
+    hosts = told["hosts"]
     agreed["local_rank"] = hosts[:rank].count(hosts[rank])
     agreed["local_size"] = hosts.count(hosts[rank])
     return agreed

@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/settings.h"
 #include "core/unknown_settings.h"
+#include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/listener.h"
 #include "van/scheduler.h"
@@ -94,8 +95,11 @@ int run(bps::SettingValues values, const std::string& address) {
   bps::log_unknown_settings();
   const bps::node::Startup startup = bps::node::startup_from(settings.job);
   const bps::node::ProcessOptions parsed(settings, startup);
+  const bps::node::JobSecret secret = bps::node::job_secret(settings.job, startup);
+  if (!secret.warning.empty()) bps::log_warning(secret.warning);
   bps::van::SchedulerOptions options;
-  options.address = address.empty() ? address_from(values) : address;
+  options.address = address;
+  if (address.empty()) options.address = secret.one_host ? startup.scheduler_host : address_from(values);
   options.ports = startup.scheduler_ports;
   options.workers = startup.workers;
   options.servers = startup.servers;
@@ -104,7 +108,7 @@ int run(bps::SettingValues values, const std::string& address) {
   options.balanced = parsed.key_hash == bps::tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
-  bps::van::Scheduler scheduler(options, bps::transport::Credentials::from(startup.job, startup.secret));
+  bps::van::Scheduler scheduler(options, secret.credentials);
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
                count(startup.servers, "server").c_str(), scheduler.port());
   signals.stop_on_signal(scheduler);

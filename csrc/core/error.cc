@@ -4,10 +4,16 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/limits.h"
+
 namespace bps {
 
 void throw_errno(const std::string& what, const std::string& hint) {
-  throw Error(ErrorCode::kTransport, what + ": " + std::strerror(errno), hint);
+  const int error = errno;
+  const std::string text = what + ": " + std::strerror(error);
+  if (const auto limit = limit_behind(error))
+    throw Error(ErrorCode::kTransport, text + ": " + limit->what, limit->hint);
+  throw Error(ErrorCode::kTransport, text, hint);
 }
 
 }  // namespace bps

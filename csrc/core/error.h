@@ -60,7 +60,8 @@ inline const char* to_string(Status status) {
   return "?";
 }
 
-// Throws kTransport with errno in words.
+// Throws kTransport with errno in words. Where a limit of the system is behind it (core/limits.h), the error names the
+// limit and its value, and the hint tells how to raise it; `hint` is for everything else.
 [[noreturn]] void throw_errno(const std::string& what, const std::string& hint = "");
 
 }  // namespace bps

@@ -17,7 +17,7 @@ constexpr unsigned kTurnsPerClock = 16;
 }  // namespace
 
 EventLoop::EventLoop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!epoll_ || !doorbell_) throw_errno("cannot create an event loop", "raise the limit on open files (ulimit -n)");
+  if (!epoll_ || !doorbell_) throw_errno("cannot create an event loop");
   watch(doorbell_.get(), EPOLLIN, [this](std::uint32_t) {
     std::uint64_t rings = 0;
     [[maybe_unused]] const auto n = ::read(doorbell_.get(), &rings, sizeof rings);

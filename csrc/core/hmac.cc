@@ -6,15 +6,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstring>
-#include <vector>
 
+#include "core/bytes.h"
 #include "core/error.h"
 
 namespace bps {
 namespace {
-
-constexpr std::size_t kBlock = 64;
 
 // First 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4, 4.2.2).
 constexpr std::array<std::uint32_t, 64> kRoundConstants = {
@@ -27,14 +24,12 @@ constexpr std::array<std::uint32_t, 64> kRoundConstants = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-using State = std::array<std::uint32_t, 8>;
-
 std::uint32_t big_endian(const std::byte* at) {
   return std::to_integer<std::uint32_t>(at[0]) << 24 | std::to_integer<std::uint32_t>(at[1]) << 16 |
          std::to_integer<std::uint32_t>(at[2]) << 8 | std::to_integer<std::uint32_t>(at[3]);
 }
 
-void compress(State& state, const std::byte* block) {
+void compress(std::array<std::uint32_t, 8>& state, const std::byte* block) {
   std::array<std::uint32_t, 64> w;
   for (std::size_t t = 0; t < 16; ++t) w[t] = big_endian(block + 4 * t);
   for (std::size_t t = 16; t < 64; ++t) {
@@ -58,51 +53,73 @@ void compress(State& state, const std::byte* block) {
     b = a;
     a = t1 + t2;
   }
-  const State add = {a, b, c, d, e, f, g, h};
+  const std::array<std::uint32_t, 8> add = {a, b, c, d, e, f, g, h};
   for (std::size_t i = 0; i < 8; ++i) state[i] += add[i];
 }
 
 }  // namespace
 
-Digest sha256(std::span<const std::byte> message) {
-  State state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::size_t at = 0;
-  for (; at + kBlock <= message.size(); at += kBlock) compress(state, message.data() + at);
+Sha256::Sha256()
+    : state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19} {}
 
-  // The rest, a one bit, zeros, and the length in bits: one block or two.
-  std::array<std::byte, 2 * kBlock> tail{};
-  const std::size_t left = message.size() - at;
-  std::copy_n(message.data() + at, left, tail.data());
-  tail[left] = std::byte{0x80};
-  const std::size_t end = left + 9 <= kBlock ? kBlock : 2 * kBlock;
-  const std::uint64_t bits = std::uint64_t{message.size()} * 8;
-  for (std::size_t i = 0; i < 8; ++i) tail[end - 1 - i] = static_cast<std::byte>(bits >> (8 * i));
-  for (std::size_t t = 0; t < end; t += kBlock) compress(state, tail.data() + t);
+void Sha256::update(std::span<const std::byte> bytes) {
+  std::size_t have = size_ % kBlock;
+  size_ += bytes.size();
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(bytes.size(), kBlock - have));
+    copy_bytes(part, block_.data() + have);
+    bytes = bytes.subspan(part.size());
+    have += part.size();
+    if (have < kBlock) return;
+    compress(state_, block_.data());
+    have = 0;
+  }
+}
+
+Digest Sha256::finish() {
+  // A one bit, zeros up to the last eight bytes of a block, and the length in bits.
+  const std::uint64_t bits = size_ * 8;
+  std::array<std::byte, kBlock + 8> padding{std::byte{0x80}};
+  const std::size_t zeros = (2 * kBlock - 9 - size_ % kBlock) % kBlock;
+  for (std::size_t i = 0; i < 8; ++i) padding[1 + zeros + i] = static_cast<std::byte>(bits >> (56 - 8 * i));
+  update(std::span(padding).first(1 + zeros + 8));
 
   Digest digest;
   for (std::size_t i = 0; i < digest.size(); ++i)
-    digest[i] = static_cast<std::byte>(state[i / 4] >> (24 - 8 * (i % 4)));
+    digest[i] = static_cast<std::byte>(state_[i / 4] >> (24 - 8 * (i % 4)));
   return digest;
 }
 
-Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message) {
-  std::array<std::byte, kBlock> padded{};
-  if (key.size() > kBlock) {
+HmacKey::HmacKey(std::span<const std::byte> key) {
+  std::array<std::byte, Sha256::kBlock> padded{};
+  if (key.size() > padded.size()) {
     const Digest digest = sha256(key);
     std::copy(digest.begin(), digest.end(), padded.begin());
   } else {
-    std::copy(key.begin(), key.end(), padded.begin());
+    copy_bytes(key, padded.data());
   }
-  std::vector<std::byte> inner(kBlock + message.size());
-  std::vector<std::byte> outer(kBlock + sizeof(Digest));
-  for (std::size_t i = 0; i < kBlock; ++i) {
-    inner[i] = padded[i] ^ std::byte{0x36};
-    outer[i] = padded[i] ^ std::byte{0x5c};
-  }
-  std::copy(message.begin(), message.end(), inner.begin() + kBlock);
-  const Digest digest = sha256(inner);
-  std::copy(digest.begin(), digest.end(), outer.begin() + kBlock);
-  return sha256(outer);
+  for (std::byte& byte : padded) byte ^= std::byte{0x36};
+  inner_.update(padded);
+  for (std::byte& byte : padded) byte ^= std::byte{0x36} ^ std::byte{0x5c};
+  outer_.update(padded);
+}
+
+Digest HmacKey::sign(std::initializer_list<std::span<const std::byte>> parts) const {
+  Sha256 inner = inner_;
+  for (const auto part : parts) inner.update(part);
+  Sha256 outer = outer_;
+  outer.update(inner.finish());
+  return outer.finish();
+}
+
+Digest sha256(std::span<const std::byte> message) {
+  Sha256 hash;
+  hash.update(message);
+  return hash.finish();
+}
+
+Digest hmac_sha256(std::span<const std::byte> key, std::initializer_list<std::span<const std::byte>> parts) {
+  return HmacKey(key).sign(parts);
 }
 
 bool equal_constant_time(std::span<const std::byte> a, std::span<const std::byte> b) {

@@ -26,6 +26,7 @@ struct Counters {
   Counter data_bytes;        // bytes those put into peers' memory, or posted to peers that read them in place
   Counter control_messages;  // messages sent on control endpoints
   Counter control_bytes;
+  Counter forged;  // control messages whose authentication code was wrong; each ended its connection
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
   // Worker
@@ -48,6 +49,7 @@ struct Counters {
             {"data_bytes", data_bytes.get()},
             {"control_messages", control_messages.get()},
             {"control_bytes", control_bytes.get()},
+            {"forged", forged.get()},
             {"copies", copies.get()},
             {"copied_bytes", copied_bytes.get()},
             {"partitions", partitions.get()},

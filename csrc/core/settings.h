@@ -32,6 +32,8 @@ struct JobSettings {
   std::optional<std::uint16_t> root_port;
   std::string id;
   std::string secret;
+  std::string secret_file;
+  bool insecure = false;
 };
 
 struct TransportSettings {
@@ -41,6 +43,7 @@ struct TransportSettings {
   std::uint32_t tcp_streams = 0;
   std::string tcp_congestion;
   bool shm_cma = false;
+  std::string shm_fence;
   std::optional<std::uint32_t> spin_us;  // nothing: as the number of cores suggests
   std::string fault;
 };

@@ -83,7 +83,13 @@ constexpr Setting kTable[] = {
     {"BPS_JOB_ID", "TORCHELASTIC_RUN_ID", "", kText, job<&JobSettings::id>,
      "name of the job; processes of another job are rejected"},
     {"BPS_SECRET", "", "", kText, job<&JobSettings::secret>,
-     "shared secret of the job; empty: derived from the job's start-up variables", true},
+     "shared secret of the job, random text; empty: see BPS_SECRET_FILE", true},
+    {"BPS_SECRET_FILE", "", "", kText, job<&JobSettings::secret_file>,
+     "file with the secret, which only this user can read; empty: on one host a secret of this user, made at first "
+     "use; "
+     "a job on several hosts is refused"},
+    {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
+     "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports
     {"BPS_TRANSPORT", "DMLC_ENABLE_RDMA", "auto", words("auto 0 1 zmq ibverbs", "shm tcp rdma"),
      transport<&TransportSettings::allowed>,
@@ -98,6 +104,9 @@ constexpr Setting kTable[] = {
      "congestion control of each TCP connection; empty: the system's (BBR paces loopback)"},
     {"BPS_SHM_CMA", "", "1", kFlag, transport<&TransportSettings::shm_cma>,
      "1: servers on the same host read and write ordinary memory by cross-memory copies; 0: the worker stages it"},
+    {"BPS_SHM_FENCE", "", "kill", words("kill copy"), transport<&TransportSettings::shm_fence>,
+     "what keeps a server process of this host that is lost from writing to a worker's memory later: kill ends that "
+     "process; copy lets servers work on copies only"},
     {"BPS_RDMA_HCA", "NCCL_IB_HCA", "", kText, rdma<&RdmaSettings::hca>,
      "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names, '^': all but these; empty: the best one"},
     {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <future>
 
 #include "core/hmac.h"
 #include "core/log.h"
@@ -32,20 +31,19 @@ Bytes to_address(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// Runs `task` on the loop and waits for it; exceptions come back to the caller.
-void run_on(EventLoop& loop, std::function<void()> task) {
-  const auto packaged = std::make_shared<std::packaged_task<void()>>(std::move(task));
-  loop.post([packaged] { (*packaged)(); });
-  packaged->get_future().get();
+// What nobody knows.
+transport::Credentials no_credentials() {
+  transport::Credentials none;
+  random_bytes(none.job);
+  random_bytes(none.key);
+  return none;
 }
 
 }  // namespace
 
-Listeners::Listeners(EventLoop& loop, const ProcessOptions& options, const transport::Credentials& credentials,
-                     const std::vector<transport::rdma::Rail>& rails, Enter enter)
-    : loop_(loop), credentials_(credentials), enter_(std::move(enter)) {
-  const std::string host = options.address();
-  run_on(loop_, [&] {
+Listeners::Listeners(const std::string& host, const std::vector<transport::rdma::Rail>& rails, Enter enter)
+    : credentials_(no_credentials()), enter_(std::move(enter)) {
+  loop_.call([&] {
     try {
       open(host, rails);
     } catch (...) {  // what is open already must be closed on this thread
@@ -56,7 +54,11 @@ Listeners::Listeners(EventLoop& loop, const ProcessOptions& options, const trans
 }
 
 Listeners::~Listeners() {
-  run_on(loop_, [this] { close(); });
+  loop_.call([this] { close(); });
+}
+
+void Listeners::use(const transport::Credentials& credentials) {
+  loop_.call([&] { credentials_ = credentials; });
 }
 
 void Listeners::open(const std::string& host, const std::vector<transport::rdma::Rail>& rails) {
@@ -67,7 +69,7 @@ void Listeners::open(const std::string& host, const std::vector<transport::rdma:
   listen(Kind::kShm, transport::Listener::listen_local(name), to_address(name));
   if (rails.empty()) return;
   rdma_ = transport::rdma::open_rdma_listener(
-      loop_, credentials_, rails,
+      loop_.loop(), credentials_, rails,
       [this](std::unique_ptr<transport::IncomingConnection> incoming) { enter_(Kind::kRdma, std::move(incoming)); });
   publish(Kind::kRdma, rdma_->address());
 }
@@ -79,8 +81,8 @@ void Listeners::close() {
 
 void Listeners::listen(Kind kind, Fd socket, Bytes address) {
   sockets_.push_back(std::make_unique<transport::Listener>(
-      loop_, std::move(socket), credentials_, [this, kind](Fd fd, const transport::Hello& hello) {
-        enter_(kind, std::make_unique<transport::IncomingSocket>(std::move(fd), hello));
+      loop_.loop(), std::move(socket), credentials_, [this, kind](transport::AuthenticatedSocket&& accepted) {
+        enter_(kind, std::make_unique<transport::IncomingSocket>(std::move(accepted)));
       }));
   publish(kind, std::move(address));
 }

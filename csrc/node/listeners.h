@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The listeners of a server process: one per transport by which peers may connect.
 //
-// They live on the van's loop; constructor and destructor run there and wait, so they must not be called on the van's
-// thread. `enter` is called on the van's thread with each connection that has authenticated itself.
+// They have a thread of their own. `enter` is called on it with each connection that has authenticated itself.
 #pragma once
 
 #include <functional>
@@ -20,12 +19,13 @@ class Listeners {
   using Enter = std::function<void(transport::Kind, std::unique_ptr<transport::IncomingConnection>)>;
 
   // Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
-  Listeners(EventLoop& loop, const ProcessOptions& options, const transport::Credentials& credentials,
-            const std::vector<transport::rdma::Rail>& rails, Enter enter);
+  Listeners(const std::string& host, const std::vector<transport::rdma::Rail>& rails, Enter enter);
   ~Listeners();
   Listeners(const Listeners&) = delete;
   Listeners& operator=(const Listeners&) = delete;
 
+  // Nobody can connect before this; waits until it holds.
+  void use(const transport::Credentials& credentials);
   // Where peers connect, for the scheduler to tell them.
   const std::vector<van::TransportAddress>& addresses() const { return addresses_; }
 
@@ -35,8 +35,8 @@ class Listeners {
   void listen(transport::Kind kind, Fd socket, Bytes address);
   void publish(transport::Kind kind, Bytes address);
 
-  EventLoop& loop_;
-  const transport::Credentials& credentials_;
+  transport::ListenerLoop loop_;
+  transport::Credentials credentials_;  // read by the listeners, on their thread
   const Enter enter_;
   std::vector<std::unique_ptr<transport::Listener>> sockets_;
   std::unique_ptr<transport::rdma::RdmaListener> rdma_;

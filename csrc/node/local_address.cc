@@ -75,6 +75,20 @@ std::string numeric_address(const std::string& host) {
   return numeric(found->ai_addr);
 }
 
+bool is_loopback(const std::string& host) {
+  in_addr ipv4{};
+  in6_addr ipv6{};
+  if (::inet_pton(AF_INET, host.c_str(), &ipv4) == 1) return ntohl(ipv4.s_addr) >> 24 == IN_LOOPBACKNET;
+  if (::inet_pton(AF_INET6, host.c_str(), &ipv6) == 1) return IN6_IS_ADDR_LOOPBACK(&ipv6);
+  return host == "localhost";
+}
+
+bool is_of_this_host(const std::string& host) {
+  const std::string address = numeric_address(host);
+  // The kernel routes to an address of this host from that address.
+  return is_loopback(address) || (!address.empty() && address_of_route(address) == address);
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   ::gethostname(name.data(), name.size() - 1);

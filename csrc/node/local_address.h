@@ -13,6 +13,12 @@ std::string local_address(const std::string& wanted, const std::string& interfac
 // A name or an address as a numeric address; "" when it cannot be resolved.
 std::string numeric_address(const std::string& host);
 
+// 127.0.0.0/8, ::1, or "localhost", which no other host can mean. A name does not count, wherever it leads: many hosts
+// map their own to a loopback address.
+bool is_loopback(const std::string& host);
+// Whether this name or address leads back to this host.
+bool is_of_this_host(const std::string& host);
+
 std::string host_name();
 
 }  // namespace bps::node

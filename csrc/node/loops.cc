@@ -54,8 +54,9 @@ void Loops::make_loop(std::size_t index) {
   loop->transports[static_cast<std::size_t>(Kind::kSelf)] = self.get();
   reactor.add(std::move(self));
   add(*loop, Kind::kShm,
-      std::make_unique<transport::shm::ShmTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                                     settings.shm_cma));
+      std::make_unique<transport::shm::ShmTransport>(
+          reactor.loop(), credentials_, reactor.counters(),
+          transport::shm::ShmOptions{settings.shm_cma, settings.shm_fence == "kill"}));
   add(*loop, Kind::kTcp,
       std::make_unique<transport::tcp::TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
                                                      settings.tcp_congestion));
@@ -85,17 +86,19 @@ void Loops::make_rdma_transports() {
   for (std::size_t i = 0; i < made.size(); ++i) add(*loops_[i], Kind::kRdma, std::move(made[i]));
 }
 
-void Loops::start_servers(const van::Membership& members) {
+void Loops::start_servers(const van::Membership& members, const WhenLost& when_lost) {
   server::ServerLoopOptions options;
   options.window = options_.settings.server.window;
   options.slot_memory = options_.settings.server.slot_memory / loops_.size();
   options.largest_partition = 1 << 30;
+  options.epoch = members.epoch;
   for (const auto& loop : loops_) {
     loop->reactor->call([&] {
       std::vector<transport::Transport*> write_into_slots{loop->transport(Kind::kTcp)};
       if (transport::Transport* rdma = loop->transport(Kind::kRdma)) write_into_slots.push_back(rdma);
       loop->server_loop = std::make_unique<server::ServerLoop>(options, members, std::move(write_into_slots),
                                                                loop->reactor->counters());
+      loop->server_loop->when_lost = when_lost;
       for (const van::Group& group : loop->groups) loop->server_loop->add_group(group);
       loop->reactor->add(loop->server_loop.get());
       for (auto& [kind, incoming] : std::exchange(loop->early, {})) accept_on(*loop, kind, std::move(incoming));
@@ -105,7 +108,11 @@ void Loops::start_servers(const van::Membership& members) {
 
 void Loops::accept(Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
   const transport::Hello& hello = incoming->hello;
-  if (hello.server_loop >= options_.server_loops || hello.plane == transport::Plane::kVan) return;
+  if (hello.server_loop >= options_.server_loops || hello.plane == transport::Plane::kVan) {
+    log_warning("rejected a connection of node " + std::to_string(hello.node) + ": it names server loop " +
+                std::to_string(hello.server_loop) + " of " + std::to_string(options_.server_loops));
+    return;
+  }
   Loop& loop = *loops_[hello.server_loop];
   // A posted function must be copyable.
   auto moved = std::make_shared<std::unique_ptr<transport::IncomingConnection>>(std::move(incoming));
@@ -134,10 +141,18 @@ void Loops::add_group(const van::Group& group) {
   }
 }
 
-void Loops::lose_node(std::uint32_t node) {
+void Loops::lose_node(std::uint32_t node, const std::string& why) {
   for (const auto& loop : loops_) {
-    loop->reactor->loop().post([&loop = *loop, node] {
-      if (loop.server_loop) loop.server_loop->lose_node(node);
+    loop->reactor->loop().post([&loop = *loop, node, why] {
+      if (loop.server_loop) loop.server_loop->lose_node(node, why);
+    });
+  }
+}
+
+void Loops::leave_node(std::uint32_t node, const std::string& why) {
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, node, why] {
+      if (loop.server_loop) loop.server_loop->leave_node(node, why);
     });
   }
 }

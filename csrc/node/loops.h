@@ -45,13 +45,15 @@ class Loops {
   // What RDMA works on; none when it is not used.
   const std::vector<transport::rdma::Rail>& rails() const { return rails_; }
 
-  // Once all members are known.
-  void start_servers(const van::Membership& members);
+  // Once all members are known. `when_lost`: the connection to a worker broke; answer with lose_node().
+  using WhenLost = std::function<void(std::uint32_t node, const std::string& why)>;
+  void start_servers(const van::Membership& members, const WhenLost& when_lost);
   // Takes an incoming connection to the loop that its hello names.
   void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
   // Returns when every loop knows the group.
   void add_group(const van::Group& group);
-  void lose_node(std::uint32_t node);
+  void lose_node(std::uint32_t node, const std::string& why);
+  void leave_node(std::uint32_t node, const std::string& why);
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();
 

@@ -19,6 +19,7 @@
 namespace bps::node {
 namespace {
 
+constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
 constexpr double kAbortPatience_s = 1;
 constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
 
@@ -31,7 +32,7 @@ std::unique_ptr<Process> Process::start(const Settings& settings, const Startup&
 }
 
 Process::Process(const Settings& settings, const Startup& startup)
-    : options_(settings, startup), credentials_(transport::Credentials::from(startup.job, startup.secret)) {}
+    : options_(settings, startup), secret_(job_secret(options_.settings.job, startup)) {}
 
 Process::~Process() {
   take_down();
@@ -39,18 +40,24 @@ Process::~Process() {
 
 void Process::bring_up() {
   set_log(options_.settings.log_level, "pid " + std::to_string(::getpid()));
-  if (options_.settings.job.local_rank.value_or(0) == 0) log_unknown_settings();
+  if (options_.settings.job.local_rank.value_or(0) == 0) {
+    log_unknown_settings();
+    if (!secret_.warning.empty()) log_warning(secret_.warning);
+  }
   if (options_.startup.hosts_scheduler) make_scheduler();
   make_van();
-  loops_ = std::make_unique<Loops>(options_, credentials_);
+  loops_ = std::make_unique<Loops>(options_, view_credentials_);
   if (options_.startup.is_server()) {
-    listeners_ = std::make_unique<Listeners>(
-        van_->loop(), options_, credentials_, loops_->rails(),
-        [this](transport::Kind kind, auto incoming) { loops_->accept(kind, std::move(incoming)); });
+    listeners_ = std::make_unique<Listeners>(address(), loops_->rails(), [this](transport::Kind kind, auto incoming) {
+      loops_->accept(kind, std::move(incoming));
+    });
   }
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   set_log(options_.settings.log_level, van_->self().describe());
-  if (options_.startup.is_server()) loops_->start_servers(van_->membership());
+  if (options_.startup.is_server()) {
+    loops_->start_servers(van_->membership(),
+                          [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); });
+  }
   if (options_.startup.is_worker()) make_worker();
 }
 
@@ -64,19 +71,27 @@ void Process::make_scheduler() {
   options.join_timeout_s = options_.settings.deadlines.join;
   options.balanced = options_.key_hash == tensor::KeyHash::kBalanced;
   options.cut = options_.cut;
-  const bool one_host = startup.scheduler_host == "127.0.0.1" || startup.scheduler_host == "localhost";
-  if (startup.workers == 1 || one_host) options.address = "127.0.0.1";
-  scheduler_ = std::make_unique<van::Scheduler>(options, credentials_);
+  options.address = scheduler_listens_at(startup, secret_);
+  scheduler_ = std::make_unique<van::Scheduler>(options, secret_.credentials);
 }
 
 void Process::make_van() {
   van::VanOptions options;
-  options.scheduler_host = scheduler_ ? "127.0.0.1" : options_.startup.scheduler_host;
+  options.scheduler_host = options_.startup.scheduler_host;
+  // A scheduler that listens on all interfaces is reached without the network.
+  if (scheduler_ && scheduler_listens_at(options_.startup, secret_).empty()) options.scheduler_host = "127.0.0.1";
   options.scheduler_ports = options_.startup.scheduler_ports;
   if (scheduler_) options.scheduler_ports = {scheduler_->port()};
   options.join_timeout_s = options_.settings.deadlines.join;
   options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
-  van_ = std::make_unique<van::Van>(options, credentials_, events());
+  van_ = std::make_unique<van::Van>(options, secret_.credentials, events());
+}
+
+// Peers of one host need no interface but loopback, unless the settings name one.
+std::string Process::address() const {
+  const TransportSettings& settings = options_.settings.transport;
+  if (secret_.one_host && settings.node_host.empty() && settings.interface.empty()) return "127.0.0.1";
+  return options_.address();
 }
 
 van::Node Process::describe_self() const {
@@ -99,6 +114,7 @@ van::Node Process::describe_self() const {
 
 van::VanEvents Process::events() {
   return {
+      .on_view = [this](const transport::View& view) { use(view); },
       .on_lost = [this](std::uint32_t node, const std::string& why) { lose_node(node, why); },
       .on_left = [this](std::uint32_t node, const std::string& why) { leave_node(node, why); },
       // Waits until each loop knows it: the scheduler tells the workers only after this returns.
@@ -111,6 +127,13 @@ van::VanEvents Process::events() {
   };
 }
 
+// On the van's thread. A process of an earlier run of this job has other credentials from here on.
+void Process::use(const transport::View& view) {
+  const std::lock_guard lock(mutex_);
+  view_credentials_ = secret_.credentials.of(view);
+  if (listeners_) listeners_->use(view_credentials_);
+}
+
 void Process::lose_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (options_.startup.is_worker() && !worker_) {
@@ -121,20 +144,30 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
     const bool host_lost = node == 0 && options_.startup.joint;
     worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
   }
-  if (node != 0) loops_->lose_node(node);
+  if (node != 0) loops_->lose_node(node, why);
 }
 
 void Process::leave_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (!worker_) {
+  if (options_.startup.is_worker() && !worker_) {
     early_events_.push_back({node, why, false});
-  } else if (!leaving_) {
-    worker_->leave_node(node, why);
+    return;
   }
+  if (worker_ && !leaving_) worker_->leave_node(node, why);
+  loops_->leave_node(node, why);
 }
 
-void Process::lose_connection(std::uint32_t server_rank, const std::string& why) {
-  if (!leaving_) van_->suspect(van_->membership().server(server_rank)->id, why);
+void Process::lose_connection(std::uint32_t node, const std::string& why) {
+  if (!leaving_) van_->suspect(node, why);
+}
+
+// Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
+// servers acknowledge that, or are fenced.
+void Process::end_operations() {
+  if (!worker_) return;
+  const Deadline deadline = Deadline::after(options_.settings.deadlines.heartbeat + kFenceGrace_s);
+  (void)worker_->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
+                                "wait for your handles before shutdown()", deadline);
 }
 
 void Process::abort(const std::string& exception) {
@@ -149,6 +182,7 @@ void Process::abort(const std::string& exception) {
 
 bool Process::shutdown(double timeout_s) {
   if (!calls_.close()) return false;
+  end_operations();
   leaving_ = true;
   bool well = false;
   std::exception_ptr interrupt;
@@ -169,9 +203,9 @@ bool Process::shutdown(double timeout_s) {
 void Process::take_down() {
   leaving_ = true;
   if (loops_) loops_->stop();
-  listeners_.reset();  // on the van's thread, which must still run
   {
     const std::lock_guard lock(mutex_);
+    listeners_.reset();
     worker_.reset();
   }
   van_.reset();  // its thread may still post to the loops until here

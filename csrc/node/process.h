@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "node/call_gate.h"
+#include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
 #include "van/membership.h"
@@ -71,6 +72,8 @@ class Process {
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
 
+  // Whether only those who were told a secret can be members.
+  bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
   // How this process reaches each server: "self", "shm", "tcp" or "rdma".
@@ -88,13 +91,18 @@ class Process {
 
   // From the van's thread and from the loops.
   van::VanEvents events();
+  void use(const transport::View& view);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
-  void lose_connection(std::uint32_t server_rank, const std::string& why);
+  void lose_connection(std::uint32_t node, const std::string& why);
+  void end_operations();
+
+  std::string address() const;
 
   CallGate calls_;
   const ProcessOptions options_;
-  const transport::Credentials credentials_;
+  const JobSecret secret_;
+  transport::Credentials view_credentials_;  // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
   std::unique_ptr<Loops> loops_;

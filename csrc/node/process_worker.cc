@@ -50,6 +50,8 @@ worker::WorkerLoopOptions loop_options(const WorkerSettings& settings, const wor
 std::unique_ptr<worker::Worker> Process::connect_worker() {
   const worker::WorkerOptions options = worker_options(options_, van_->membership());
   worker::WorkerLoopOptions of_loop = loop_options(options_.settings.worker, options);
+  of_loop.epoch = van_->membership().epoch;
+  of_loop.silence_s = options_.settings.deadlines.heartbeat;
   auto worker = std::make_unique<worker::Worker>(options, *van_);
   Connector connector(options_, van_->membership(), van_->self(), *loops_);
   const Deadline deadline = Deadline::after(options_.settings.deadlines.join);
@@ -58,7 +60,9 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
     Loop& loop = (*loops_)[i];
     loop.reactor->call([&] {
       loop.worker_loop = std::make_unique<worker::WorkerLoop>(of_loop, *loop.reactor);
-      loop.worker_loop->when_lost = [this](std::uint32_t rank, const std::string& why) { lose_connection(rank, why); };
+      loop.worker_loop->when_lost = [this](std::uint32_t rank, const std::string& why) {
+        lose_connection(van_->membership().server(rank)->id, why);
+      };
     });
     connector.connect(i, deadline);
     loop.reactor->call([&] { loop.reactor->add(loop.worker_loop.get()); });

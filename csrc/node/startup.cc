@@ -43,7 +43,6 @@ Startup startup_from(const JobSettings& settings) {
   startup.scheduler_host = settings.root_uri;
   startup.scheduler_ports = {needed(settings.root_port, "BPS_ROOT_PORT", "DMLC_PS_ROOT_PORT")};
   startup.job = settings.id;
-  startup.secret = settings.secret;
   return startup;
 }
 

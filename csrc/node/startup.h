@@ -30,13 +30,12 @@ struct Startup {
   std::vector<std::uint16_t> scheduler_ports;
   std::uint32_t processes_on_host = 1;  // of this job, as far as known: tells whether spinning would hurt
   std::string job;
-  std::string secret;
 
   bool is_worker() const { return worker_rank != van::kNoRank; }
   bool is_server() const { return server_rank != van::kNoRank; }
 };
 
-// Counts, scheduler address and secret from the classic variables, for bps-server and bps-scheduler; the ranks stay
+// Counts and scheduler address from the classic variables, for bps-server and bps-scheduler; the ranks stay
 // kNoRank. Throws kInvalidArgument naming the variable that is missing.
 Startup startup_from(const JobSettings& settings);
 

@@ -13,7 +13,8 @@ namespace bps::python {
 namespace {
 
 constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
-constexpr double kGrace_s = 10.0;  // the core ends every operation at its deadline, and then asks who is missing
+// The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
+constexpr double kGrace_s = 60.0;
 
 // Arrays of handles that were dropped too early. They go when nobody can write into them any more.
 class Orphans {
@@ -35,7 +36,7 @@ class Orphans {
     if (!any_.load(std::memory_order_relaxed)) return;
     std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
     const std::lock_guard lock(mutex_);
-    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->finished(); };
+    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->done(); };
     const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
     std::move(first, all_.end(), std::back_inserter(over));
     all_.erase(first, all_.end());
@@ -72,7 +73,7 @@ Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, 
 }
 
 Handle::~Handle() {
-  if (!pending_.operation->finished()) Orphans::instance().adopt(std::move(pending_));
+  if (!pending_.operation->done()) Orphans::instance().adopt(std::move(pending_));
 }
 
 void Handle::check_not_taken() const {
@@ -94,7 +95,7 @@ py::object Handle::wait() {
   check_not_taken();  // by another thread, while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
-  if (operation.finished()) pending_.source = pending_.target = py::object();
+  pending_.source = pending_.target = py::object();
   operation.rethrow();
   return result;
 }

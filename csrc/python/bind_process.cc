@@ -76,10 +76,8 @@ class Stop {
 };
 
 // A worker forgets the memory of arrays that are freed from its start to its shutdown.
-OwnedProcess start(const SettingValues& config, const node::Startup& startup, const Stop* stop) {
-  const InterruptScope scope([stop] {
-    if (stop != nullptr) stop->check();
-  });
+OwnedProcess start(const SettingValues& config, const node::Startup& startup, const Stop& stop) {
+  const InterruptScope scope([&stop] { stop.check(); });
   OwnedProcess process(Process::start(config.parse(), startup).release());
   check_interrupt();
   if (startup.worker_rank != van::kNoRank) BlockTable::instance().attach(*process);
@@ -124,8 +122,7 @@ void bind_process(py::module_& module) {
       .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
       .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
       .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
-      .def_readwrite("job", &node::Startup::job)
-      .def_readwrite("secret", &node::Startup::secret);
+      .def_readwrite("job", &node::Startup::job);
 
   py::class_<Stop>(module, "Stop", "Ends a start of a process before it is complete.")
       .def(py::init<>())
@@ -133,7 +130,7 @@ void bind_process(py::module_& module) {
 
   using Specs = std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>;
   py::class_<Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
-      .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop") = py::none(), MayWait())
+      .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop"), MayWait())
       .def("shutdown", &shutdown, py::arg("timeout_s"), MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
@@ -142,6 +139,7 @@ void bind_process(py::module_& module) {
       .def("wait_for_end", as_call(+[](Process& p) { return p.wait_for_end(); }), MayWait())
       .def("metrics", as_call(+[](Process& p) { return p.metrics(); }), MayWait())
       .def_property_readonly("routes", as_call(+[](Process& p) { return p.routes(); }))
+      .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))
       .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))
       .def_property_readonly("workers", as_call(+[](Process& p) { return p.membership().workers; }))
       .def_property_readonly("servers", as_call(+[](Process& p) { return p.membership().servers; }))

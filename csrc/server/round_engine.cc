@@ -8,6 +8,8 @@
 namespace bps::server {
 namespace {
 
+constexpr const char* kRestart = "restart the job from its last checkpoint";
+
 // All loops that talk to this one have the same index.
 std::uint16_t worker_loop_of(const Round& round) {
   for (const Arrival& arrival : round.arrivals) {
@@ -62,7 +64,7 @@ bool RoundEngine::resume() {
   for (std::size_t i = 0; i < waiting_.size(); ++i) {
     Round& round = *waiting_[i];
     // A round that was closed meanwhile waits no more, even if its entry serves another one by now.
-    if (!std::exchange(round.waits, false) || round.failure || has_lost_member(*round.group)) continue;
+    if (!std::exchange(round.waits, false) || round.failure) continue;
     try {
       reserve(round);
       if (waits_for_starved(round)) grant_overflow(round);
@@ -104,6 +106,16 @@ void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
   }
 }
 
+// Whether the push would open a round of a group that lacks a member.
+bool RoundEngine::refuse_gone(const Push& push, const van::Group& group) {
+  const std::string* why = why_gone(group, nullptr);
+  if (why == nullptr) return false;
+  const tensor::PushHeader& header = push.header;
+  if (table_.find(round_key(header.tensor, header.partition), header.round) != nullptr) return false;
+  refuse(push.session, header.immediate, {ErrorCode::kPeerLost, *why, kRestart});
+  return true;
+}
+
 // A member comes to a round that has failed. The round is over when all of them have been told.
 void RoundEngine::refuse_failed(Round& round, Arrival& arrival, const Push& push) {
   refuse(push.session, push.header.immediate, *round.failure);
@@ -141,28 +153,88 @@ void RoundEngine::fail(Round& round, RoundFailure why) {
   close_if_over(round);
 }
 
+// ---- Cancelled operations
+
+tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor::Cancel& cancel) {
+  tensor::Cancelled reply;
+  const auto known = groups_.find(cancel.group);
+  const std::int32_t member = known == groups_.end() ? van::kNoRank : known->second.index_of(session.worker_rank());
+  if (member == van::kNoRank) {
+    counters_.stale.add();
+    return reply;
+  }
+  const van::Group& group = known->second;
+  for (const tensor::CancelledPartition& one : cancel.partitions) {
+    const std::uint64_t key = round_key(cancel.tensor, one.partition);
+    Round* round = table_.find(key, cancel.round);
+    // Once it is over, every member has been answered, or told of a failure.
+    bool answered = round == nullptr && table_.is_over(key, cancel.round);
+    // A group that lacks a member opens no rounds: a late push is refused without one.
+    if (round == nullptr && !answered && why_gone(group, nullptr) == nullptr) {
+      round = table_.find_or_open(key, cancel.round, group).round;
+    }
+    if (round != nullptr) {
+      answered = this->cancel(*round, static_cast<std::uint32_t>(member), cancel, reply.missing);
+    }
+    (answered ? reply.answered : reply.aborted).push_back(one.immediate);
+  }
+  return reply;
+}
+
+// Whether the member's answer has been posted. If not, it will not be, even if the member's push is still to come.
+bool RoundEngine::cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel,
+                         std::vector<std::uint32_t>& missing) {
+  Arrival& arrival = round.arrivals[member];
+  const bool answered = round.summed && arrival.done;
+  if (!std::exchange(arrival.done, true)) ++round.done;
+  arrival.pull_waiting = arrival.unacknowledged = false;
+  if (round.summed || round.failure) {
+    close_if_over(round);
+    return answered;
+  }
+  std::vector<std::uint32_t> late;
+  for (std::uint32_t i = 0; i < round.group->size(); ++i) {
+    if (!round.arrivals[i].pushed && i != member) late.push_back(round.group->ranks[i]);
+  }
+  if (missing.empty()) missing = late;
+  fail(round, {cancel.code,
+               cancel.what + (late.empty() || cancel.code != ErrorCode::kTimeout
+                                  ? ""
+                                  : "; it still waited for " + van::name_ranks(late)),
+               cancel.hint});
+  return false;
+}
+
 // ---- Losses
 
-void RoundEngine::drop(Round& round) {
-  for (Arrival& arrival : round.arrivals) release(arrival.slot);
-  release(round.result);
-  table_.close(&round);
+// Why this round of the group, or a new one, cannot complete; nullptr if it can.
+const std::string* RoundEngine::why_gone(const van::Group& group, const Round* round) const {
+  for (const auto& [rank, gone] : gone_ranks_) {
+    const std::int32_t member = group.index_of(rank);
+    if (member == van::kNoRank) continue;
+    const bool has_pushed = round != nullptr && round->arrivals[static_cast<std::uint32_t>(member)].pushed;
+    if (gone.lost || !has_pushed) return &gone.why;
+  }
+  return nullptr;
 }
 
-void RoundEngine::drop_lost() {
+void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
-    if (has_lost_member(*round.group) && round.writes_in_flight == 0) drop(round);
+    const std::string* why = why_gone(*round.group, &round);
+    for (const auto& [rank, gone] : gone_ranks_) {  // nobody is left to be told
+      const std::int32_t member = round.group->index_of(rank);
+      if (member == van::kNoRank) continue;
+      Arrival& arrival = round.arrivals[static_cast<std::uint32_t>(member)];
+      arrival.pull_waiting = arrival.unacknowledged = false;
+      if (!std::exchange(arrival.done, true)) ++round.done;
+    }
+    if (round.summed || round.failure || why == nullptr) {
+      close_if_over(round);
+    } else {
+      fail(round, {ErrorCode::kPeerLost, *why, kRestart});
+    }
   }
-}
-
-std::vector<std::uint32_t> RoundEngine::missing(const tensor::WhoIsMissing& question) {
-  std::vector<std::uint32_t> ranks;
-  const Round* round = table_.find(round_key(question.tensor, question.partition), question.round);
-  for (std::uint32_t i = 0; round != nullptr && i < round->group->size(); ++i) {
-    if (!round->arrivals[i].pushed) ranks.push_back(round->group->ranks[i]);
-  }
-  return ranks;
 }
 
 }  // namespace bps::server

@@ -11,8 +11,10 @@
 // Memory: what is called by an endpoint never grows the pool. A round that lacks a slot waits for the next resume(),
 // which grows the pool first; if that fails, the round fails for all its members. Each open round waits at most once.
 //
-// A group that has lost a member can complete no round. Its pushes are ignored, because the scheduler tells the workers
-// of the loss; its rounds are dropped as soon as no answer reads their memory any more.
+// A round ends for everybody or for nobody: it is summed, and then every member gets its answer; or it fails, and then
+// every member is told, now if it waits for something, else when it comes. A failed round stays in the table until the
+// last member has come, so that a late push finds it. A member that gives an operation up says Cancel, which fails the
+// rounds that are not summed. A group that has lost a member fails all rounds that are not summed, and all later ones.
 //
 // Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
@@ -20,7 +22,6 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "core/metrics.h"
@@ -33,8 +34,12 @@ namespace bps::server {
 
 class RoundEngine {
  public:
-  RoundEngine(std::uint64_t largest_partition, const Sessions& sessions, SlotPool& pool, Counters& counters)
-      : largest_partition_(largest_partition), sessions_(sessions), pool_(pool), counters_(counters) {}
+  struct Limits {
+    std::uint64_t largest_partition = 0;
+    std::uint32_t epoch = 1;
+  };
+  RoundEngine(const Limits& limits, const Sessions& sessions, SlotPool& pool, Counters& counters)
+      : limits_(limits), sessions_(sessions), pool_(pool), counters_(counters) {}
 
   void add_group(const van::Group& group) { groups_.emplace(group.id, group); }
 
@@ -47,13 +52,19 @@ class RoundEngine {
   // Grants slots beyond the windows and grows the pool for the rounds that wait for that. Returns whether any did.
   bool resume();
 
-  // No round of a group with this rank can complete.
-  void lose_rank(std::uint32_t worker_rank) { lost_ranks_.insert(worker_rank); }
-  // Drops the rounds of such groups. A result that is still being sent stays until it has been sent.
-  void drop_lost();
+  // No round of a group with this rank can complete. `why` is a sentence; the first one counts.
+  void lose_rank(std::uint32_t worker_rank, const std::string& why) {
+    gone_ranks_[worker_rank].lost = true;
+    if (gone_ranks_[worker_rank].why.empty()) gone_ranks_[worker_rank].why = why;
+  }
+  // It pushes nothing more; what it has pushed counts.
+  void leave_rank(std::uint32_t worker_rank, const std::string& why) { gone_ranks_.try_emplace(worker_rank, why); }
+  // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been sent.
+  void fail_lost();
 
-  // The ranks that have not pushed this partition yet.
-  std::vector<std::uint32_t> missing(const tensor::WhoIsMissing& question);
+  // A member gives these partitions up. From the return on nothing reads or writes its memory for them, except the
+  // answers that the reply names.
+  tensor::Cancelled cancel(const WorkerSession& session, const tensor::Cancel& cancel);
   std::size_t open_rounds() const { return table_.open().size(); }
 
  private:
@@ -76,9 +87,14 @@ class RoundEngine {
   void answer(Round& round, Arrival& arrival);
   void close_if_over(Round& round);
   void release(Slot*& slot);
-  bool has_lost_member(const van::Group& group) const;
 
   // round_engine.cc
+  struct Gone {
+    std::string why;
+    bool lost = false;
+  };
+  const std::string* why_gone(const van::Group& group, const Round* round) const;
+  bool cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing);
   void wait(Round& round);
   bool waits_for_starved(const Round& round) const;
   void grant_overflow(const Round& round);
@@ -86,12 +102,12 @@ class RoundEngine {
   void proceed(Round& round);
   void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
   void refuse_round(const Push& push, RoundTable::Found found);
+  bool refuse_gone(const Push& push, const van::Group& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
   void disagree(Round& round, const WorkerSession& session);
   void fail(Round& round, RoundFailure why);
-  void drop(Round& round);
 
-  const std::uint64_t largest_partition_;
+  const Limits limits_;
   const Sessions& sessions_;
   SlotPool& pool_;
   Counters& counters_;
@@ -99,7 +115,7 @@ class RoundEngine {
   Summer summer_;
   SumPlan plan_;  // of the pass in progress; keeps its capacity
   std::unordered_map<std::uint32_t, van::Group> groups_;
-  std::unordered_set<std::uint32_t> lost_ranks_;
+  std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
 };

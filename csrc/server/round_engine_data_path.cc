@@ -37,7 +37,12 @@ void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint&
 }
 
 void RoundEngine::take(const Push& push) {
-  Round* admitted = admit(push);
+  Round* admitted = nullptr;
+  if (push.header.epoch == limits_.epoch) {
+    admitted = admit(push);
+  } else {
+    counters_.stale.add();
+  }
   const bool has_payload = (push.header.flags & tensor::kHasPayload) != 0;
   if (push.slot != nullptr && (admitted == nullptr || !has_payload)) {
     Slot* consumed = push.slot;  // it held a header and nothing else that we need
@@ -78,7 +83,7 @@ Round* RoundEngine::admit(const Push& push) {
   const auto group = groups_.find(header.group);
   const PushLimits limits{.group = group == groups_.end() ? nullptr : &group->second,
                           .sender_rank = push.session.worker_rank(),
-                          .largest_partition = largest_partition_,
+                          .largest_partition = limits_.largest_partition,
                           .room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length,
                           .landed = push.slot != nullptr};
   if (const char* fault = find_fault(header, limits)) {
@@ -87,7 +92,7 @@ Round* RoundEngine::admit(const Push& push) {
             "install the same bps_rdma version everywhere and use the same settings on all ranks"});
     return nullptr;
   }
-  if (has_lost_member(*limits.group)) return nullptr;
+  if (!gone_ranks_.empty() && refuse_gone(push, *limits.group)) return nullptr;
   const auto [found, opened] =
       table_.find_or_open(round_key(header.tensor, header.partition), header.round, *limits.group);
   if (opened == nullptr) {
@@ -214,11 +219,7 @@ void RoundEngine::answer(Round& round, Arrival& arrival) {
 void RoundEngine::on_written(std::uint64_t token) {
   Round& round = table_.by_number(token);  // our own token: it never leaves this process
   --round.writes_in_flight;
-  if (!has_lost_member(*round.group)) {
-    close_if_over(round);
-  } else if (round.writes_in_flight == 0) {
-    drop(round);
-  }
+  close_if_over(round);
 }
 
 void RoundEngine::close_if_over(Round& round) {
@@ -230,13 +231,6 @@ void RoundEngine::close_if_over(Round& round) {
 // The bytes of the slot, if there is one, have been consumed.
 void RoundEngine::release(Slot*& slot) {
   if (slot != nullptr) SlotWindow::release(std::exchange(slot, nullptr), pool_);
-}
-
-bool RoundEngine::has_lost_member(const van::Group& group) const {
-  for (const std::uint32_t rank : lost_ranks_) {
-    if (group.index_of(rank) >= 0) return true;
-  }
-  return false;
 }
 
 }  // namespace bps::server

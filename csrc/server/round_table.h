@@ -28,6 +28,7 @@ class RoundTable {
 
   Lookup find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group);
   Round* find(std::uint64_t key, std::uint32_t number);
+  bool is_over(std::uint64_t key, std::uint32_t number) const;
   Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
   // The round is over; its entry will serve another one.
   void close(Round* round);

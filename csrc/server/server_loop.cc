@@ -14,7 +14,7 @@ ServerLoop::ServerLoop(ServerLoopOptions options, van::Membership membership,
       membership_(std::move(membership)),
       counters_(counters),
       pool_(std::move(slot_transports)),
-      rounds_(options.largest_partition, sessions_, pool_, counters) {}
+      rounds_({options.largest_partition, options.epoch}, sessions_, pool_, counters) {}
 
 // ---- Sessions
 
@@ -29,7 +29,12 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
       log_warning("rejected a connection: node " + std::to_string(hello.node) + " is not a worker of this job");
       return nullptr;
     }
-    const SessionContext context{*this, rounds_, pool_, sends_due_};
+    if (hello.client_loop >= node->worker_loops) {
+      log_warning("rejected a connection of " + node->describe() + ": it names worker loop " +
+                  std::to_string(hello.client_loop) + " of " + std::to_string(node->worker_loops));
+      return nullptr;
+    }
+    const SessionContext context{*this, rounds_, pool_, sends_due_, options_.epoch};
     return sessions_.emplace_back(std::make_unique<WorkerSession>(context, *node, hello.client_loop, transport)).get();
   }
   if ((*found)->is_complete(hello.plane)) {
@@ -44,7 +49,7 @@ void ServerLoop::accept(std::unique_ptr<transport::IncomingConnection> incoming,
 }
 
 void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> message) {
-  const auto decoded = tensor::decode(message);
+  const auto decoded = tensor::decode(message, options_.epoch);
   if (!decoded) {
     counters_.stale.add();
     log_warning(session.name() + " sent a malformed control message, which was ignored");
@@ -52,8 +57,10 @@ void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> m
   }
   if (const auto* attached = std::get_if<tensor::Attach>(&*decoded)) {
     attach(session, *attached);
-  } else if (const auto* question = std::get_if<tensor::WhoIsMissing>(&*decoded)) {
-    session.send(tensor::Missing{question->immediate, rounds_.missing(*question)});
+  } else if (const auto* cancel = std::get_if<tensor::Cancel>(&*decoded)) {
+    session.send(rounds_.cancel(session, *cancel));
+  } else if (const auto* ping = std::get_if<tensor::Ping>(&*decoded)) {
+    session.send(tensor::Echo{ping->number});
   }
 }
 
@@ -77,31 +84,42 @@ void ServerLoop::reject(WorkerSession& session, const Error& error) {
   log_warning("cannot serve " + session.name() + ": " + error.what() + " (" + error.hint() + ")");
   session.send(tensor::PushFailed{tensor::kWholeSession, error.code(), error.what(), error.hint()});
   session.abandon(true);  // the control endpoint still has to say so
-  lose_node(session.node());
+  lose_node(session.node(), "server cannot serve " + session.name() + ": " + error.what());
 }
 
-void ServerLoop::lose_node(std::uint32_t node) {
+void ServerLoop::lose_node(std::uint32_t node, const std::string& why) {
   for (const auto& session : sessions_) {
     if (session->node() == node && !session->is_lost()) session->abandon(false);
   }
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
-    rounds_.lose_rank(static_cast<std::uint32_t>(gone->worker_rank));
+    rounds_.lose_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
+  }
+  losses_due_ = true;
+}
+
+void ServerLoop::leave_node(std::uint32_t node, const std::string& why) {
+  if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
+    rounds_.leave_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
   }
   losses_due_ = true;
 }
 
 void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
-  if (!session.is_lost()) log_info("connection to " + session.name() + " lost: " + why);
-  lose_node(session.node());
+  if (session.is_lost()) return;
+  log_info("connection to " + session.name() + " lost: " + why);
+  session.abandon(false);
+  const std::string text = session.name() + " is lost: " + why;
+  if (!when_lost) return lose_node(session.node(), text);
+  // Its rounds fail when the cause is known, which may be the loss of another member.
+  when_lost(session.node(), text);
 }
 
-// The workers learn of a loss from the scheduler; here only the memory matters.
 void ServerLoop::forget_lost() {
   losses_due_ = false;
   for (const auto& session : sessions_) {
     if (session->is_lost()) session->discard();
   }
-  rounds_.drop_lost();
+  rounds_.fail_lost();
 }
 
 // ---- What is due

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct ServerLoopOptions {
   std::uint32_t window = 8;       // large landing slots per worker loop, at most
   std::uint64_t slot_memory = 0;  // bytes for the slots of all workers; fewer each when they are many; 0: no limit
   std::uint64_t largest_partition = 0;  // bytes; refuses more
+  std::uint32_t epoch = 1;              // what carries another one is dropped and counted
 };
 
 class ServerLoop final : public transport::Actor, private SessionOwner {
@@ -40,11 +42,17 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   // Takes a worker's connection, which came by `transport`, or rejects it with a line in the log.
   void accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport);
   void add_group(const van::Group& group) { rounds_.add_group(group); }
-  // The worker is gone: its rounds can never complete. They are dropped in the next step().
-  void lose_node(std::uint32_t node);
+  // The worker is gone: its rounds can never complete. They fail in the next step(), for this reason.
+  void lose_node(std::uint32_t node, const std::string& why);
+  // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
+  void leave_node(std::uint32_t node, const std::string& why);
 
   bool step() override;
   bool blocked() const override { return blocked_; }
+
+  // Called once when the connection to a worker breaks; answer with lose_node(), soon. Without it the rounds of that
+  // worker fail at once. Set before the reactor starts.
+  std::function<void(std::uint32_t node, const std::string& why)> when_lost;
 
   std::uint64_t slot_bytes() const { return pool_.bytes(); }
   std::size_t open_rounds() const { return rounds_.open_rounds(); }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "core/limits.h"
+
 namespace bps::server {
 namespace {
 
@@ -31,6 +33,8 @@ void SlotPool::reserve(std::uint64_t payload, std::size_t count) {
   const std::uint64_t capacity = capacity_for(payload);
   SizeClass* size_class = find(capacity);
   if (size_class == nullptr) size_class = &classes_.emplace_back(SizeClass{.capacity = capacity, .free = {}});
+  if (size_class->free.size() >= count) return;
+  check_memory((count - size_class->free.size()) * capacity, "cannot reserve landing slots");
   while (size_class->free.size() < count) grow(*size_class);
 }
 

@@ -9,7 +9,7 @@ namespace {
 constexpr std::uint64_t kSmallPayload = tensor::kSmallSlot - transport::kMaxHeader;
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
 constexpr std::uint32_t kFewestSmallSlots = 8;
-constexpr std::size_t kMostCredits = (transport::kMaxMessage - 16) / sizeof(tensor::SlotCredit);
+constexpr std::size_t kMostCredits = (transport::kMaxMessage - 32) / sizeof(tensor::SlotCredit);
 
 }  // namespace
 
@@ -52,6 +52,12 @@ void SlotWindow::release(Slot* slot, SlotPool& pool) {
   }
 }
 
+bool SlotWindow::allows(const Slot& slot, const transport::RemoteSpan& where) const {
+  if (slot.window != this || !slot.granted || where.length > slot.capacity) return false;
+  const transport::RemoteSpan granted = pool_.region(slot, transport_).remote(slot.offset, slot.capacity);
+  return where.key == granted.key && where.address == granted.address;
+}
+
 bool SlotWindow::is_starved() const {
   return open_ && free_large_ == 0 && (largest_payload_ > kSmallPayload || free_small_ == 0);
 }
@@ -67,7 +73,7 @@ void SlotWindow::send_credits(transport::ControlEndpoint& control) {
   for (std::size_t at = 0; at < credits_.size(); at += kMostCredits) {
     const auto first = credits_.begin() + static_cast<std::ptrdiff_t>(at);
     const auto count = std::min(kMostCredits, credits_.size() - at);
-    (void)control.send(encode(tensor::Credits{{first, first + static_cast<std::ptrdiff_t>(count)}}));
+    (void)control.send(encode(tensor::Credits{{first, first + static_cast<std::ptrdiff_t>(count)}}, epoch_));
   }
   credits_.clear();
 }

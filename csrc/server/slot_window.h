@@ -23,8 +23,8 @@ struct SendsDue {
 
 class SlotWindow {
  public:
-  SlotWindow(SlotPool& pool, const transport::Transport& transport, SendsDue& sends_due)
-      : pool_(pool), transport_(transport), sends_due_(sends_due) {}
+  SlotWindow(SlotPool& pool, const transport::Transport& transport, SendsDue& sends_due, std::uint32_t epoch)
+      : pool_(pool), transport_(transport), sends_due_(sends_due), epoch_(epoch) {}
   SlotWindow(const SlotWindow&) = delete;
   SlotWindow& operator=(const SlotWindow&) = delete;
 
@@ -34,6 +34,8 @@ class SlotWindow {
   // The worker is lost and can write no more: its slots go back to the pool, those in use when they are released.
   void close();
 
+  // Whether the worker may write `where` into `slot`: it was granted that slot, and has not filled it.
+  bool allows(const Slot& slot, const transport::RemoteSpan& where) const;
   // The worker says that it has filled `slot`. False if it was not granted that slot; nothing changes then.
   bool fill(Slot& slot);
   // The bytes of `slot` have been consumed. Grants it to its worker again, or gives it back to its pool.
@@ -59,6 +61,7 @@ class SlotWindow {
   SlotPool& pool_;
   const transport::Transport& transport_;  // the worker writes by this one
   SendsDue& sends_due_;
+  const std::uint32_t epoch_;
   bool open_ = false;
   std::uint64_t largest_payload_ = 0;
   std::uint32_t free_small_ = 0;  // slots that the worker holds and has not filled yet

@@ -15,7 +15,7 @@ WorkerSession::WorkerSession(const SessionContext& context, const van::Node& wor
       worker_loop_(its_loop),
       name_(worker.describe()),
       transport_(by),
-      window_(context.pool, by, context.sends_due) {}
+      window_(context.pool, by, context.sends_due, context.epoch) {}
 
 bool WorkerSession::is_complete(transport::Plane plane) const {
   return plane == transport::Plane::kData ? data_.size() >= data_endpoints_ : control_ != nullptr;
@@ -36,7 +36,7 @@ bool WorkerSession::attach(const tensor::Attach& attach) {
 }
 
 void WorkerSession::send(const tensor::ControlMessage& message) {
-  if (control_ != nullptr) (void)control_->send(encode(message));
+  if (control_ != nullptr) (void)control_->send(encode(message, context_.epoch));
 }
 
 bool WorkerSession::flush() {
@@ -62,6 +62,11 @@ void WorkerSession::discard() {
   }
   answers_.clear();
   window_.close();
+}
+
+bool WorkerSession::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
+  const Slot* slot = context_.pool.by_number(immediate);
+  return slot != nullptr && window_.allows(*slot, where);
 }
 
 void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {

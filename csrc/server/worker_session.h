@@ -39,6 +39,7 @@ struct SessionContext {
   RoundEngine& rounds;
   SlotPool& pool;
   SendsDue& sends_due;
+  std::uint32_t epoch;
 };
 
 // One write to a worker: the result of a round, or a bare immediate.
@@ -83,6 +84,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // Drops what waits to be sent to a worker that is lost, and takes its landing slots back.
   void discard();
 
+  bool allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;

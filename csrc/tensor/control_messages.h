@@ -67,28 +67,63 @@ struct PushFailed {
   bool operator==(const PushFailed&) const = default;
 };
 
-// Worker to server, at an operation's deadline: which ranks have not pushed this partition yet? The reply is Missing.
-struct WhoIsMissing {
-  std::uint32_t immediate = 0;
-  std::uint32_t tensor = 0;
+// Worker to server: this rank gives an operation up, after its deadline or another failure. The server fails the rounds
+// of these partitions for all ranks of the group, unless they have been summed; `code`, `what` and `hint` are what the
+// other ranks are told. The reply is one Cancelled, after which the server neither reads nor writes the operation's
+// memory but for the answers that it names.
+struct CancelledPartition {
+  std::uint32_t immediate = 0;  // the one that its answer has, or would have had
   std::uint32_t partition = 0;
-  std::uint32_t round = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.immediate, m.tensor, m.partition, m.round); }
-  bool operator==(const WhoIsMissing&) const = default;
+  static constexpr void fields(auto& io, auto& m) { io(m.immediate, m.partition); }
+  bool operator==(const CancelledPartition&) const = default;
 };
-struct Missing {
-  std::uint32_t immediate = 0;
-  std::vector<std::uint32_t> ranks;  // worker ranks
-  static constexpr void fields(auto& io, auto& m) { io(m.immediate, m.ranks); }
-  bool operator==(const Missing&) const = default;
+inline constexpr std::size_t kMostCancelled = 3072;  // in one message, beside the texts
+struct Cancel {
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t round = 0;
+  ErrorCode code = ErrorCode::kInternal;
+  std::string what;
+  std::string hint;
+  std::vector<CancelledPartition> partitions;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.group, m.tensor, m.round, m.code);
+    io.bounded(m.what, kMostTextBytes);
+    io.bounded(m.hint, kMostTextBytes);
+    io(m.partitions);
+    io.require([&] { return m.partitions.size() <= kMostCancelled; });
+  }
+  bool operator==(const Cancel&) const = default;
+};
+
+// Server to worker: the reply to a Cancel, with the immediates of its partitions.
+struct Cancelled {
+  std::vector<std::uint32_t> aborted;   // no answer was sent, and none will be
+  std::vector<std::uint32_t> answered;  // the answer has been sent, or an error that was sent before
+  std::vector<std::uint32_t> missing;   // worker ranks that had not pushed one of the aborted partitions
+  static constexpr void fields(auto& io, auto& m) { io(m.aborted, m.answered, m.missing); }
+  bool operator==(const Cancelled&) const = default;
+};
+
+// Either way, while a worker waits for answers and hears nothing: the other side replies with an Echo of the same
+// number, which proves that its loop makes progress and that the network carries messages both ways.
+struct Ping {
+  std::uint32_t number = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.number); }
+  bool operator==(const Ping&) const = default;
+};
+struct Echo {
+  std::uint32_t number = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.number); }
+  bool operator==(const Echo&) const = default;
 };
 
 // The position in this list is the type on the wire: append only.
-using ControlMessage = std::variant<Attach, Credits, PushFailed, WhoIsMissing, Missing>;
+using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo>;
 
 // Texts beyond their limit are cut.
-Bytes encode(const ControlMessage& message);
-// Nothing for malformed bytes.
-std::optional<ControlMessage> decode(std::span<const std::byte> bytes);
+Bytes encode(const ControlMessage& message, std::uint32_t epoch);
+// Nothing for malformed bytes, and for those of another epoch.
+std::optional<ControlMessage> decode(std::span<const std::byte> bytes, std::uint32_t epoch);
 
 }  // namespace bps::tensor

@@ -40,7 +40,7 @@ struct PushHeader {
   std::uint32_t partition;
   std::uint32_t round;
   std::uint32_t immediate;   // of the answer
-  std::uint32_t reserved;    // zero
+  std::uint32_t epoch;       // of the sender's view: a push of another epoch is dropped and counted
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
@@ -48,10 +48,10 @@ struct PushHeader {
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);
-    io(m.reserved, m.length, m.answer_key, m.answer_address, m.padding);
+    io(m.epoch, m.length, m.answer_key, m.answer_address, m.padding);
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
-    io.require([&] { return (m.reserved | m.padding) == 0; });
+    io.require([&] { return m.padding == 0; });
     io.require([&] { return m.flags < 2 * kWantsData && (m.flags & (kIsPush | kIsPull)) != 0; });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
   }

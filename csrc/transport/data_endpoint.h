@@ -53,6 +53,15 @@ class DirectAccess {
   virtual Status get(const RemoteSpan& span, std::byte* into) = 0;
   virtual Status put(const RemoteSpan& span, const std::byte* from) = 0;
 
+  // A peer that can write to our memory can do so after the connection has been given up: it may have been stopped
+  // in the middle of a sum, and go on later. Before the memory is used again the peer must be fenced.
+  // Whether the peer can write no more: it has closed its side of the connection, or has ended.
+  virtual bool is_fenced() = 0;
+  // Whether fence() could make sure of that. If not, the peer must be given buffers that nobody else uses.
+  virtual bool can_fence() const = 0;
+  // Ends the peer's process, whatever it does, and waits until it is gone; has no effect on one that is_fenced().
+  virtual void fence() = 0;
+
  protected:
   ~DirectAccess() = default;
 };
@@ -62,6 +71,9 @@ class DataEndpoint;
 // The user of a data endpoint. Called on the transport's thread; must not block.
 class DataSink {
  public:
+  // Whether the peer may write there now, with this immediate: asked before the first byte lands, by transports whose
+  // writes pass through this process. What is not allowed goes nowhere, and is counted as stale.
+  virtual bool allows_write(const RemoteSpan&, std::uint32_t /*immediate*/) const { return true; }
   virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;
   virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;

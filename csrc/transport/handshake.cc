@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/hmac.h"
 #include "core/interrupt.h"
 #include "transport/handshake_messages.h"
 
@@ -16,9 +15,15 @@ namespace {
 
 // Both sides sign the random bytes of both, each under its own label: a proof can neither be replayed nor sent back to
 // the side that made it.
-Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> hello,
-         const Nonce& challenge) {
-  return hmac_sha256(credentials.secret, concatenate({as_bytes(label), hello, challenge}));
+Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> hello, const Nonce& nonce,
+         const View& view) {
+  return hmac_sha256(credentials.key, {as_bytes(label), hello, nonce, codec::encode(view)});
+}
+
+JobId first_half(const Digest& digest) {
+  JobId job{};
+  std::copy_n(digest.begin(), job.size(), job.begin());
+  return job;
 }
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
@@ -87,7 +92,7 @@ void receive_preamble(int fd, std::span<std::byte> message, HandshakeKind kind, 
 
 void throw_secret(const std::string& whom) {
   throw HandshakeError(Refusal::kSecret, ErrorCode::kAuthentication, whom + " has another secret",
-                       "set the same BPS_SECRET on every node");
+                       "set the same BPS_SECRET or BPS_SECRET_FILE on every node");
 }
 
 void throw_refused(Refusal refusal, std::uint16_t version, const std::string& whom) {
@@ -103,16 +108,16 @@ void throw_refused(Refusal refusal, std::uint16_t version, const std::string& wh
 }
 
 Credentials Credentials::from(std::string_view job_name, std::string_view secret) {
-  Credentials credentials;
-  const auto digest = sha256(as_bytes(job_name));
-  std::copy_n(digest.begin(), credentials.job.size(), credentials.job.begin());
-  const auto bytes = as_bytes(secret);
-  credentials.secret.assign(bytes.begin(), bytes.end());
-  return credentials;
+  return {.job = first_half(sha256(as_bytes(job_name))),
+          .key = hmac_sha256(as_bytes(secret), {as_bytes("job"), as_bytes(job_name)})};
 }
 
-void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-                      const std::string& whom) {
+Credentials Credentials::of(const View& which) const {
+  return {.job = first_half(hmac_sha256(key, {as_bytes("view"), job, codec::encode(which)})), .key = key};
+}
+
+Session client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
+                         const std::string& whom) {
   ClientHello message{.preamble = Preamble(HandshakeKind::kHello, hello.plane), .hello = hello, .job = credentials.job};
   random_bytes(message.nonce);
   const auto sent = codec::encode(message);
@@ -122,12 +127,14 @@ void client_handshake(int fd, const Hello& hello, const Credentials& credentials
   receive_preamble(fd, received, HandshakeKind::kChallenge, deadline, whom);
   receive_bytes(fd, std::span(received).subspan(codec::kSize<Preamble>), deadline, whom);
   const auto challenge = codec::decode<Challenge>(received);
-  if (!challenge || !equal_constant_time(challenge->mac, sign(credentials, "server", sent, challenge->nonce))) {
-    throw_secret(whom);
-  }
-  send_bytes(fd, codec::encode(Proof{sign(credentials, "client", sent, challenge->nonce)}), deadline, whom);
+  const auto signed_as = [&](std::string_view label) {
+    return sign(credentials, label, sent, challenge->nonce, challenge->view);
+  };
+  if (!challenge || !equal_constant_time(challenge->mac, signed_as("server"))) throw_secret(whom);
+  send_bytes(fd, codec::encode(Proof{signed_as("client")}), deadline, whom);
   std::array<std::byte, codec::kSize<Preamble>> welcome{};
   receive_preamble(fd, welcome, HandshakeKind::kWelcome, deadline, whom);
+  return {.key = signed_as("session"), .view = challenge->view};
 }
 
 ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials)
@@ -175,8 +182,8 @@ ServerHandshake::State ServerHandshake::read_hello() {
   if (message->job != credentials_.job) return refuse(Refusal::kJob);
 
   random_bytes(challenge_);
-  const Challenge challenge{Preamble(HandshakeKind::kChallenge), challenge_,
-                            sign(credentials_, "server", hello_bytes_, challenge_)};
+  const Challenge challenge{Preamble(HandshakeKind::kChallenge), challenge_, credentials_.view,
+                            sign(credentials_, "server", hello_bytes_, challenge_, credentials_.view)};
   if (!send_all(codec::encode(challenge))) return State::kRefused;
   step_ = Step::kProof;
   have_ = 0;
@@ -186,10 +193,14 @@ ServerHandshake::State ServerHandshake::read_hello() {
 ServerHandshake::State ServerHandshake::read_proof() {
   const Read read = read_up_to(proof_.size());
   if (read != Read::kDone) return read == Read::kMore ? State::kPending : State::kRefused;
-  if (!equal_constant_time(proof_, sign(credentials_, "client", hello_bytes_, challenge_))) {
+  if (!equal_constant_time(proof_, sign(credentials_, "client", hello_bytes_, challenge_, credentials_.view))) {
     return refuse(Refusal::kSecret);
   }
   return send_all(codec::encode(Preamble(HandshakeKind::kWelcome))) ? State::kAccepted : State::kRefused;
+}
+
+AuthenticatedSocket ServerHandshake::take() {
+  return {std::move(fd_), hello_, sign(credentials_, "session", hello_bytes_, challenge_, credentials_.view)};
 }
 
 ServerHandshake::State ServerHandshake::refuse(Refusal reason) {

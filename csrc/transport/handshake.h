@@ -2,12 +2,14 @@
 // The hello that opens every connection: versioned, bound to one job, and authenticated by a shared secret.
 //
 //   client -> Hello      magic, version, plane, node and loops, job, 16 random bytes
-//   server -> Challenge  16 random bytes, HMAC(secret, "server" | hello | random)     or  Refusal with the reason
-//   client -> Proof      HMAC(secret, "client" | hello | random)
-//   server -> Welcome                                                                 or  Refusal
+//   server -> Challenge  16 random bytes, view, HMAC(key, "server" | hello | random | view)  or  Refusal with the
+//   reason client -> Proof      HMAC(key, "client" | hello | random | view) server -> Welcome or  Refusal
 //
-// Both sides prove that they know the secret, which never travels. The messages are in handshake_messages.h; all have
-// fixed sizes.
+// Both sides prove that they know the key, which never travels, and both derive a key of this connection from it:
+// HMAC(key, "session" | hello | random | view). The messages are in handshake_messages.h; all have fixed sizes.
+//
+// The view says which run of a job this is: the scheduler chooses it and tells it in its challenges. On the other
+// planes it is part of the job (Credentials::of), so that a process of an earlier run is a member of another job there.
 #pragma once
 
 #include <array>
@@ -19,21 +21,33 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/fd.h"
+#include "core/hmac.h"
 
 namespace bps::transport {
 
 // Of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 2;
+inline constexpr std::uint16_t kProtocolVersion = 3;
 
 using JobId = std::array<std::byte, 16>;
 
-// What the members of one job share. `job` distinguishes jobs, `secret` authenticates their members.
+// The run of a job, and which of its memberships counts.
+struct View {
+  std::uint64_t incarnation = 0;  // random, of the scheduler; 0: none is known
+  std::uint32_t epoch = 1;
+  static constexpr void fields(auto& io, auto& m) { io(m.incarnation, m.epoch); }
+  bool operator==(const View&) const = default;
+};
+
+// What the members of one job share. `job` distinguishes jobs, `key` authenticates their members.
 struct Credentials {
   JobId job{};
-  Bytes secret;
+  Digest key{};
+  View view{};  // told to clients; the scheduler's alone is not empty
 
-  // The job is the first half of SHA-256(name); the secret's bytes are used as given.
+  // The job is the first half of SHA-256(name), the key HMAC(secret, name): jobs of one secret have different keys.
   static Credentials from(std::string_view job_name, std::string_view secret);
+  // For connections within this view: the job is the first half of HMAC(key, job | view).
+  Credentials of(const View& view) const;
 };
 
 enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2 };
@@ -73,10 +87,23 @@ class HandshakeError : public Error {
 // Throws the HandshakeError of a client whose server did not prove that it knows the secret.
 [[noreturn]] void throw_secret(const std::string& whom);
 
+// What a handshake leaves behind.
+struct Session {
+  Digest key{};  // of this connection alone
+  View view{};   // of the server
+};
+
 // The client's side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the
 // server belongs to another job), kUnreachable (closed or silent); `whom` names the server in the message.
-void client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
-                      const std::string& whom);
+Session client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
+                         const std::string& whom);
+
+// A client that has proved to belong to the job.
+struct AuthenticatedSocket {
+  Fd socket;
+  Hello hello;
+  Digest key;  // of this connection
+};
 
 // The server's side, without blocking: call advance() whenever the descriptor is readable. A client that is refused
 // stays pending until it closes the connection, because closing a socket with unread bytes discards the reason that is
@@ -89,7 +116,8 @@ class ServerHandshake {
   State advance();
   int fd() const { return fd_.get(); }
   const Hello& hello() const { return hello_; }
-  Fd take() { return std::move(fd_); }  // once accepted
+  bool has_heard() const { return have_ > 0 || step_ != Step::kHello; }  // a first byte
+  AuthenticatedSocket take();                                            // once accepted
 
  private:
   enum class Step : std::uint8_t { kHello, kProof, kDrain };
@@ -103,7 +131,7 @@ class ServerHandshake {
   bool send_all(std::span<const std::byte> bytes);
 
   Fd fd_;
-  const Credentials& credentials_;
+  const Credentials credentials_;  // as they were when the client came
   Hello hello_;
   std::array<std::byte, 48> hello_bytes_{};
   std::array<std::byte, 32> proof_{};

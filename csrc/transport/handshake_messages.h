@@ -15,7 +15,7 @@
 namespace bps::transport {
 
 using Nonce = std::array<std::byte, 16>;
-using Mac = std::array<std::byte, 32>;  // HMAC-SHA-256
+using Mac = Digest;  // HMAC-SHA-256
 
 inline constexpr std::uint32_t kSocketMagic = 0x52'53'50'42;  // "BPSR"
 inline constexpr std::uint32_t kRdmaMagic = 0x44'53'50'42;    // "BPSD"
@@ -58,13 +58,14 @@ struct ClientHello {
   }
 };
 
-// Server to client: the server's random bytes, and its proof that it knows the secret.
+// Server to client: the server's random bytes, its view, and its proof that it knows the key.
 struct Challenge {
   Preamble preamble{};
   Nonce nonce{};
+  View view{};
   Mac mac{};
   static constexpr void fields(auto& io, auto& m) {
-    io(m.preamble, m.nonce, m.mac);
+    io(m.preamble, m.nonce, m.view, m.mac);
     io.require([&] { return m.preamble.is_current(HandshakeKind::kChallenge) && m.preamble.detail == 0; });
   }
 };
@@ -78,6 +79,6 @@ struct Proof {
 // Server to client: a Welcome or a Refusal is a preamble alone.
 
 static_assert(codec::kSize<Preamble> == 8 && codec::kSize<ClientHello> == 48, "part of the protocol");
-static_assert(codec::kSize<Challenge> == 56 && codec::kSize<Proof> == 32, "part of the protocol");
+static_assert(codec::kSize<Challenge> == 68 && codec::kSize<Proof> == 32, "part of the protocol");
 
 }  // namespace bps::transport

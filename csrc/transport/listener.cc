@@ -5,28 +5,58 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <vector>
+#include <future>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace bps::transport {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(2);
-// Unauthenticated peers may hold this many descriptors; members of the job stay for milliseconds.
+constexpr double kExpiryPeriod_s = 0.5;
+// Unauthenticated peers may hold this many descriptors, and never more than an eighth of what the process may open;
+// members of the job stay for milliseconds.
 constexpr std::size_t kMostPending = 1024;
+constexpr std::size_t kLeastPending = 32;
+// Accepted in one turn, so that handshakes that are under way are not kept waiting by those that begin.
+constexpr int kAcceptsPerTurn = 16;
+// Looked at for one that is silent when there is no room.
+constexpr int kLooks = 64;
+
+std::size_t most_pending() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeastPending;
+  return std::clamp(static_cast<std::size_t>(limit.rlim_cur / 8), kLeastPending, kMostPending);
+}
+
+bool is_local_socket(int fd) {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+Fd open_reserve() {
+  return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
 
 }  // namespace
 
 Listener::Listener(EventLoop& loop, Fd listener, const Credentials& credentials, Enter enter)
-    : loop_(loop), listener_(std::move(listener)), credentials_(credentials), enter_(std::move(enter)) {
+    : loop_(loop),
+      listener_(std::move(listener)),
+      reserve_(open_reserve()),
+      credentials_(credentials),
+      enter_(std::move(enter)),
+      is_local_(is_local_socket(listener_.get())),
+      most_pending_(most_pending()) {
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
-  listen();
-  expiry_ = loop_.every(1.0, [this] { expire_pending(); });
+  loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
 }
 
 Listener::~Listener() {
@@ -34,72 +64,112 @@ Listener::~Listener() {
 }
 
 void Listener::close() {
-  if (listening_) loop_.forget(listener_.get());
-  listening_ = false;
+  if (listener_) loop_.forget(listener_.get());
   listener_.reset();
-  while (!pending_.empty()) close_pending(pending_.begin()->first);
+  while (!pending_.empty()) close_pending(pending_.begin());
+  expiry_ = {};
 }
 
-void Listener::listen() {
-  loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { accept_all(); });
-  listening_ = true;
-}
-
-void Listener::accept_all() {
-  while (listener_) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        // The caller stays in the queue and would wake the loop for ever: look away until the next second.
-        loop_.forget(listener_.get());
-        listening_ = false;
-      }
-      return;
-    }
-    const int one = 1;
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // fails on a Unix socket: no matter
-    if (pending_.size() >= kMostPending) make_room();
-    const int fd = socket.get();
-    pending_[fd] = {std::make_unique<ServerHandshake>(std::move(socket), credentials_), Clock::now()};
-    loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { advance(fd); });
-    advance(fd);  // most callers have said hello by now
+void Listener::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn && listener_ && accept_one(); ++i) {
   }
+}
+
+// False when nobody waits.
+bool Listener::accept_one() {
+  Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket) {
+    if (errno == EINTR || errno == ECONNABORTED) return true;
+    if (errno == EMFILE || errno == ENFILE) refuse_for_lack_of_descriptors();
+    return false;
+  }
+  if (is_local_ && !is_of_this_user(socket.get())) {
+    ++refused_;
+    return true;
+  }
+  const int one = 1;
+  if (!is_local_) ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  if (pending_.size() >= most_pending_) make_room();
+  if (pending_.empty()) expiry_ = loop_.every(kExpiryPeriod_s, [this] { expire_pending(); });
+  const int fd = socket.get();
+  const auto pending =
+      pending_.insert(pending_.end(), {ServerHandshake(std::move(socket), credentials_), Clock::now()});
+  loop_.watch(fd, EPOLLIN, [this, pending](std::uint32_t) { advance(pending); });
+  advance(pending);  // most clients have said hello by now
+  return true;
+}
+
+// The kernel vouches for the peer's user. Root may do everything with this process anyway.
+bool Listener::is_of_this_user(int fd) const {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+  return peer.uid == ::geteuid() || peer.uid == 0;
+}
+
+// A connection that stays in the queue would wake the loop for ever: it is rejected by means of the reserve.
+void Listener::refuse_for_lack_of_descriptors() {
+  ++refused_;
+  if (!pending_.empty()) return make_room();  // the next turn accepts it
+  reserve_.reset();
+  Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
+  reserve_ = open_reserve();
 }
 
 void Listener::make_room() {
-  const auto older = [](const auto& a, const auto& b) { return a.second.since < b.second.since; };
-  close_pending(std::min_element(pending_.begin(), pending_.end(), older)->first);
+  auto silent = pending_.begin();
+  for (int i = 0; i < kLooks && silent != pending_.end() && silent->handshake.has_heard(); ++i) ++silent;
+  const bool found = silent != pending_.end() && !silent->handshake.has_heard();
+  close_pending(found ? silent : pending_.begin());
 }
 
-void Listener::advance(int fd) {
-  const auto pending = pending_.find(fd);
-  if (pending == pending_.end()) return;
-  switch (pending->second.handshake->advance()) {
+void Listener::advance(Pending::iterator pending) {
+  switch (pending->handshake.advance()) {
     case ServerHandshake::State::kPending: return;
-    case ServerHandshake::State::kRefused: close_pending(fd); return;
+    case ServerHandshake::State::kRefused: close_pending(pending); return;
     case ServerHandshake::State::kAccepted: break;
   }
-  const std::unique_ptr<ServerHandshake> handshake = std::move(pending->second.handshake);
+  loop_.forget(pending->handshake.fd());
+  AuthenticatedSocket socket = pending->handshake.take();
   pending_.erase(pending);
-  loop_.forget(fd);
-  enter_(handshake->take(), handshake->hello());
+  enter_(std::move(socket));
 }
 
-void Listener::close_pending(int fd) {
-  loop_.forget(fd);
-  pending_.erase(fd);
+void Listener::close_pending(Pending::iterator pending) {
+  loop_.forget(pending->handshake.fd());
+  pending_.erase(pending);
   ++refused_;
 }
 
 void Listener::expire_pending() {
   const auto before = Clock::now() - kPatience;
-  std::vector<int> silent;
-  for (const auto& [fd, pending] : pending_) {
-    if (pending.since <= before) silent.push_back(fd);
+  while (!pending_.empty() && pending_.front().since <= before) close_pending(pending_.begin());
+  if (pending_.empty()) expiry_ = {};
+}
+
+ListenerLoop::ListenerLoop() : thread_([this] { run(); }) {}
+
+ListenerLoop::~ListenerLoop() {
+  stopping_ = true;
+  loop_.wake();
+  thread_.join();
+}
+
+void ListenerLoop::run() {
+  name_thread("bps-listener");
+  while (!stopping_) {
+    try {
+      loop_.turn(std::chrono::hours(1));
+    } catch (const std::exception& error) {  // of one connection: the next may do better
+      log_warning(std::string("a listener failed: ") + error.what());
+    }
   }
-  for (const int fd : silent) close_pending(fd);
-  if (listener_ && !listening_) listen();
+}
+
+void ListenerLoop::call(std::function<void()> task) {
+  const auto packaged = std::make_shared<std::packaged_task<void()>>(std::move(task));
+  loop_.post([packaged] { (*packaged)(); });
+  packaged->get_future().get();
 }
 
 }  // namespace bps::transport

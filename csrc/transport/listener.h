@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A listening socket that accepts connections, runs their handshakes without blocking, and hands over those that have
 // proved to belong to the job. A pending connection that is refused, or whose handshake is not finished within two
-// seconds, is closed and counted; it cannot hold up the others.
+// seconds, is closed and counted.
+//
+// Unauthenticated peers cost little, however many come: at most kMostPending descriptors (fewer where the process may
+// open few), and the listener's loop is one of its own (ListenerLoop), on which neither heartbeats nor data depend.
+// When there is no room, the pending connection that has been silent for longest makes room: members of the job say
+// hello at once. On a local socket, processes of other users are rejected before a byte is read.
 //
 // Threading: belongs to the thread of its event loop, except refused(). `enter` must not destroy the listener.
 #pragma once
@@ -9,9 +14,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <thread>
 
 #include "core/event_loop.h"
 #include "core/fd.h"
@@ -21,7 +27,7 @@ namespace bps::transport {
 
 class Listener {
  public:
-  using Enter = std::function<void(Fd, const Hello&)>;
+  using Enter = std::function<void(AuthenticatedSocket&&)>;
 
   // TCP on `address` ("" = every interface, IPv6 and IPv4) and `port` (0 = any). Throws kPortTaken, or
   // kInvalidArgument when the address is not one of this machine's.
@@ -30,37 +36,63 @@ class Listener {
   static Fd listen_local(const std::string& name);
   static std::uint16_t port_of(int fd);
 
+  // `credentials` may change between two connections, on the loop's thread.
   Listener(EventLoop& loop, Fd listener, const Credentials& credentials, Enter enter);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Stops listening, which frees the port, and sends away who has not entered yet.
+  // Stops listening, which frees the port, and closes the pending connections.
   void close();
-  // Callers sent away; from any thread.
+  // Connections that were refused; from any thread.
   std::uint64_t refused() const { return refused_; }
 
  private:
   struct PendingConnection {
-    std::unique_ptr<ServerHandshake> handshake;
+    ServerHandshake handshake;
     Clock::time_point since;
   };
+  using Pending = std::list<PendingConnection>;  // the oldest first
 
-  void listen();
-  void accept_all();
+  void accept_some();
+  bool accept_one();
+  bool is_of_this_user(int fd) const;
+  void refuse_for_lack_of_descriptors();
   void make_room();
-  void advance(int fd);
-  void close_pending(int fd);
+  void advance(Pending::iterator pending);
+  void close_pending(Pending::iterator pending);
   void expire_pending();
 
   EventLoop& loop_;
   Fd listener_;
+  Fd reserve_;  // closed for a moment to reject a connection when this process can open no more descriptors
   const Credentials& credentials_;
-  Enter enter_;
-  std::unordered_map<int, PendingConnection> pending_;
-  bool listening_ = false;
+  const Enter enter_;
+  const bool is_local_;
+  const std::size_t most_pending_;
+  Pending pending_;
   std::atomic<std::uint64_t> refused_{0};
-  Timer expiry_;
+  Timer expiry_;  // while connections are pending
+};
+
+// An event loop with a thread of its own, for the listeners of a process.
+class ListenerLoop {
+ public:
+  ListenerLoop();
+  ~ListenerLoop();
+  ListenerLoop(const ListenerLoop&) = delete;
+  ListenerLoop& operator=(const ListenerLoop&) = delete;
+
+  EventLoop& loop() { return loop_; }
+  // Runs `task` on the loop and waits for it; exceptions come back to the caller. Not from the loop's own thread.
+  void call(std::function<void()> task);
+
+ private:
+  void run();
+
+  EventLoop loop_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
 };
 
 // Connects a blocking TCP socket (TCP_NODELAY) within the deadline; name or IPv4/IPv6 address. One attempt per address

@@ -11,8 +11,8 @@
 
 namespace bps::transport {
 
-MessageStream::MessageStream(Fd socket, std::size_t largest_message)
-    : socket_(std::move(socket)), largest_(largest_message), in_(4096) {
+MessageStream::MessageStream(Fd socket, std::optional<MessageKeys> keys, std::size_t largest_message)
+    : socket_(std::move(socket)), keys_(std::move(keys)), largest_(largest_message), in_(4096) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
 }
 
@@ -47,6 +47,10 @@ Status MessageStream::send(std::span<const std::byte> message) {
   const auto* prefix = reinterpret_cast<const std::byte*>(&length);
   out_.insert(out_.end(), prefix, prefix + sizeof length);
   out_.insert(out_.end(), message.begin(), message.end());
+  if (keys_) {
+    const MessageMac mac = keys_->sent.sign(std::span(out_).last(sizeof length + message.size()));
+    out_.insert(out_.end(), mac.begin(), mac.end());
+  }
   transmit();
   // A failure shows up as an event of the loop as well, so that on_closed never runs inside send().
   return Status::kOk;
@@ -88,6 +92,12 @@ void MessageStream::on_ready(std::uint32_t events) {
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
 }
 
+bool MessageStream::is_authentic(std::span<const std::byte> length_and_bytes, std::span<const std::byte> mac) {
+  if (!keys_) return true;
+  was_forged_ = !equal_constant_time(keys_->received.sign(length_and_bytes), mac);
+  return !was_forged_;
+}
+
 void MessageStream::receive() {
   for (;;) {
     if (in_size_ == in_.size()) in_.resize(in_.size() * 2);  // bounded: a message beyond largest_ is refused below
@@ -102,10 +112,15 @@ void MessageStream::receive() {
       std::uint32_t length = 0;
       std::memcpy(&length, in_.data() + begin, sizeof length);
       if (length > largest_) return fail("a message of " + std::to_string(length) + " bytes is beyond the limit");
-      if (in_size_ - begin - sizeof length < length) break;
-      events_.on_message({in_.data() + begin + sizeof length, length});
+      const std::size_t size = sizeof length + length;
+      if (in_size_ - begin < size + mac_size()) break;
+      const std::span<const std::byte> signed_bytes(in_.data() + begin, size);
+      if (!is_authentic(signed_bytes, {in_.data() + begin + size, mac_size()})) {
+        return fail("a message failed its authentication: it was changed or inserted on the way");
+      }
+      events_.on_message(signed_bytes.subspan(sizeof length));
       if (!socket_) return;  // the callback closed us
-      begin += sizeof length + length;
+      begin += size + mac_size();
     }
     std::memmove(in_.data(), in_.data() + begin, in_size_ - begin);
     in_size_ -= begin;

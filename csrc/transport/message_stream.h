@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short messages over a stream socket, without blocking: a 32-bit length, then the bytes.
+// Short messages over a stream socket, without blocking: a 32-bit length, the bytes, and an authentication code
+// (message_mac.h). A stream without keys has no codes: between processes of one host the kernel vouches for the peer.
 //
-// Threading: belongs to the thread of its loop. Errors: a closed socket, or a length beyond the limit, is reported once
-// through on_closed; after that send() answers kPeerLost.
+// Threading: belongs to the thread of its loop. Errors: a closed socket, a length beyond the limit, or a wrong code is
+// reported once through on_closed; after that send() answers kPeerLost.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -14,6 +16,7 @@
 #include "core/error.h"
 #include "core/event_loop.h"
 #include "core/fd.h"
+#include "transport/message_mac.h"
 
 namespace bps::transport {
 
@@ -24,7 +27,7 @@ class MessageStream {
     std::function<void(const std::string& why)> on_closed;
   };
 
-  MessageStream(Fd socket, std::size_t largest_message);
+  MessageStream(Fd socket, std::optional<MessageKeys> keys, std::size_t largest_message);
   ~MessageStream();
   MessageStream(const MessageStream&) = delete;
   MessageStream& operator=(const MessageStream&) = delete;
@@ -37,14 +40,19 @@ class MessageStream {
   // Sends what is queued, waiting up to the deadline: for a last message before close().
   void flush(int timeout_ms);
   int fd() const { return socket_.get(); }
+  // A message with a wrong code has come, which is why the stream was closed.
+  bool was_forged() const { return was_forged_; }
 
  private:
   void on_ready(std::uint32_t events);
   void receive();
   void transmit();
+  std::size_t mac_size() const { return keys_ ? sizeof(MessageMac) : 0; }
+  bool is_authentic(std::span<const std::byte> length_and_bytes, std::span<const std::byte> mac);
   void fail(const std::string& why);
 
   Fd socket_;
+  std::optional<MessageKeys> keys_;
   const std::size_t largest_;
   EventLoop* loop_ = nullptr;
   Events events_;
@@ -53,6 +61,7 @@ class MessageStream {
   Bytes out_;
   std::size_t out_begin_ = 0;
   bool want_write_ = false;
+  bool was_forged_ = false;
 };
 
 }  // namespace bps::transport

@@ -17,7 +17,7 @@ constexpr unsigned kLongestStay = 1 << 14;  // polls, after which a caller check
 
 Fd duplicate(int fd) {
   Fd made(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!made) throw_errno("cannot duplicate a descriptor", "raise the limit on open files (ulimit -n)");
+  if (!made) throw_errno("cannot duplicate a descriptor");
   return made;
 }
 

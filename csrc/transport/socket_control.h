@@ -12,12 +12,14 @@ namespace bps::transport {
 
 class SocketControl final : public ControlEndpoint {
  public:
-  SocketControl(Fd socket, const Hello& opened_by, Counters& counters, std::size_t largest_message = kMaxMessage)
-      : ControlEndpoint(opened_by), stream_(std::move(socket), largest_message), counters_(counters) {}
+  SocketControl(Fd socket, std::optional<MessageKeys> keys, const Hello& opened_by, Counters& counters,
+                std::size_t largest_message = kMaxMessage)
+      : ControlEndpoint(opened_by), stream_(std::move(socket), std::move(keys), largest_message), counters_(counters) {}
 
   void start(EventLoop& loop) {
     stream_.start(loop, {[this](std::span<const std::byte> message) { sink->on_message(*this, message); },
                          [this](const std::string& why) {
+                           if (stream_.was_forged()) counters_.forged.add();
                            lose(why);
                            tell_loss();
                          }});

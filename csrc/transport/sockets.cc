@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/limits.h"
 #include "transport/listener.h"
 
 namespace bps::transport {
@@ -167,6 +168,7 @@ Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& dead
     // An address that swallows packets may not use up the time of those after it.
     const Deadline share = Deadline::after(deadline.left_ms() / 1e3 / static_cast<double>(addresses.size() - i));
     Fd socket = open_socket(addresses[i].family());
+    if (!socket && limit_behind(errno)) throw_errno("cannot open a socket");
     error = socket ? try_connect(socket.get(), addresses[i], share) : errno;
     if (error != 0) continue;
     const int one = 1;
@@ -182,7 +184,7 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
   const Address address = local_address(name, ErrorCode::kUnreachable);
   for (;;) {
     Fd socket = open_socket(AF_UNIX);
-    if (!socket) throw_errno("cannot open a local socket", "raise the limit on open files (ulimit -n)");
+    if (!socket) throw_errno("cannot open a local socket");
     if (::connect(socket.get(), address.get(), address.size) == 0) {
       make_blocking(socket.get());
       return socket;

@@ -40,8 +40,10 @@ class IncomingConnection {
 // One that came through a Listener.
 class IncomingSocket final : public IncomingConnection {
  public:
-  IncomingSocket(Fd by, const Hello& who) : IncomingConnection(who), socket(std::move(by)) {}
+  explicit IncomingSocket(AuthenticatedSocket by)
+      : IncomingConnection(by.hello), socket(std::move(by.socket)), key(by.key) {}
   Fd socket;
+  const Digest key;  // of this connection
 };
 
 struct ConnectRequest {

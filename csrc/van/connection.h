@@ -22,7 +22,7 @@ class Connection {
   using OnMessage = std::function<void(Message&&)>;
   using OnClosed = std::function<void(const std::string& why)>;
 
-  Connection(EventLoop& loop, Fd socket, OnMessage on_message, OnClosed on_closed);
+  Connection(EventLoop& loop, Fd socket, transport::MessageKeys keys, OnMessage on_message, OnClosed on_closed);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -37,7 +37,10 @@ class Connection {
  private:
   // Outlives the connection while one of its callbacks runs.
   struct State final : transport::ControlSink {
-    explicit State(Fd socket) : endpoint(std::move(socket), {}, counters, kMostMessageBytes) { endpoint.sink = this; }
+    State(Fd socket, transport::MessageKeys keys)
+        : endpoint(std::move(socket), std::move(keys), {}, counters, kMostMessageBytes) {
+      endpoint.sink = this;
+    }
     void on_message(transport::ControlEndpoint& from, std::span<const std::byte> bytes) override;
     void on_lost(transport::Endpoint& peer, const std::string& why) override;
 

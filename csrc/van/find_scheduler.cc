@@ -49,10 +49,12 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
       const std::string where = shown + ":" + std::to_string(port);
       try {
         Fd socket = transport::connect_tcp(host, port, sooner(deadline, kConnectSeconds));
-        transport::client_handshake(socket.get(), {.plane = transport::Plane::kVan}, credentials,
-                                    sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
-        return {std::move(socket), where};
+        const transport::Session session =
+            transport::client_handshake(socket.get(), {.plane = transport::Plane::kVan}, credentials,
+                                        sooner(deadline, kHandshakeSeconds), "the scheduler at " + where);
+        return {std::move(socket), session, where};
       } catch (const Error& error) {
+        if (error.code() == ErrorCode::kTransport) throw;  // this process cannot open a socket, now or later
         const int rank = informative(error);
         if (rank == 3 && ports.size() == 1) throw;
         if (rank >= best_rank) best = error;

@@ -17,8 +17,9 @@
 namespace bps::van {
 
 struct FoundScheduler {
-  Fd socket;          // authenticated
-  std::string where;  // "host:port"
+  Fd socket;                   // authenticated
+  transport::Session session;  // the connection's key, and the view that the scheduler tells
+  std::string where;           // "host:port"
 };
 
 // Throws the most informative error of all tries: kVersion and kAuthentication (wrong secret) at once if there is one

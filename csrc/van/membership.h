@@ -68,6 +68,7 @@ struct Membership {
   std::vector<Node> nodes;  // workers by rank first, then servers that are no workers
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
+  std::uint32_t epoch = 1;  // of this view: what another epoch's members send is dropped
 
   // nullptr for a rank or an id that does not exist.
   const Node* worker(std::uint32_t rank) const;
@@ -78,7 +79,7 @@ struct Membership {
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
   static constexpr void fields(auto& io, auto& m) {
-    io(m.workers, m.servers, m.nodes);
+    io(m.workers, m.servers, m.epoch, m.nodes);
     io.require([&] { return m.is_consistent(); });
   }
   bool operator==(const Membership&) const = default;

@@ -33,6 +33,14 @@ Fd listen_on_first_free(const SchedulerOptions& options) {
   throw Error(ErrorCode::kInvalidArgument, "the scheduler has no port to listen on", "give at least one port");
 }
 
+// Each scheduler begins a new incarnation of its job.
+transport::Credentials with_view(transport::Credentials credentials) {
+  while (credentials.view.incarnation == 0) {
+    random_bytes(std::as_writable_bytes(std::span(&credentials.view.incarnation, 1)));
+  }
+  return credentials;
+}
+
 Job::Options job_options(const SchedulerOptions& options) {
   if (options.workers == 0)
     throw Error(ErrorCode::kInvalidArgument, "a job needs at least one worker", "set DMLC_NUM_WORKER");
@@ -50,18 +58,20 @@ Job::Options job_options(const SchedulerOptions& options) {
 
 class Scheduler::Impl {
  public:
-  Impl(SchedulerOptions options, transport::Credentials credentials)
+  Impl(SchedulerOptions options, const transport::Credentials& credentials)
       : options_(std::move(options)),
-        credentials_(std::move(credentials)),
+        credentials_(with_view(credentials)),
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
                                      // Members that learn of the end may start the next job on this port at once.
-                                     .on_over = [this] { listener_->close(); }}) {
+                                     .on_over = [this] { close_listener(); }}) {
     Fd listener = listen_on_first_free(options_);
     port_ = transport::Listener::port_of(listener.get());
-    listener_ = std::make_unique<transport::Listener>(
-        loop_, std::move(listener), credentials_,
-        [this](Fd socket, const transport::Hello& hello) { enter(std::move(socket), hello); });
+    listener_loop_.call([&] {
+      listener_ = std::make_unique<transport::Listener>(
+          listener_loop_.loop(), std::move(listener), credentials_,
+          [this](transport::AuthenticatedSocket&& socket) { post_entry(std::move(socket)); });
+    });
     sweep_ = loop_.every(period_s(), [this] { sweep(); });
     thread_ = std::thread([this] { run(); });
   }
@@ -69,6 +79,7 @@ class Scheduler::Impl {
   ~Impl() {
     stop();
     thread_.join();
+    listener_loop_.call([this] { listener_.reset(); });
   }
 
   std::uint16_t port() const { return port_; }
@@ -101,7 +112,7 @@ class Scheduler::Impl {
       log_line(LogLevel::kError, std::string("the scheduler failed: ") + error.what());
     }
     connections_.clear();
-    listener_->close();
+    close_listener();
     const std::lock_guard lock(mutex_);
     done_ = true;
     ended_well_ = job_.phase() == Job::Phase::kOver && job_.ended_well();
@@ -114,11 +125,22 @@ class Scheduler::Impl {
     return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
   }
 
-  void enter(Fd socket, const transport::Hello& hello) {
-    if (hello.plane != transport::Plane::kVan) return;
+  void close_listener() {
+    listener_loop_.call([this] { listener_->close(); });
+  }
+
+  // On the listener's thread: unauthenticated peers never reach the loop that sends heartbeats.
+  void post_entry(transport::AuthenticatedSocket&& socket) {
+    if (socket.hello.plane != transport::Plane::kVan) return;
+    const auto shared = std::make_shared<transport::AuthenticatedSocket>(std::move(socket));  // must be copyable
+    loop_.post([this, shared] { enter(std::move(shared->socket), shared->key); });
+  }
+
+  void enter(Fd socket, const Digest& key) {
     const Peer peer = ++last_peer_;
     connections_[peer] = std::make_unique<Connection>(
-        loop_, std::move(socket), [this, peer](Message&& message) { receive(peer, std::move(message)); },
+        loop_, std::move(socket), transport::MessageKeys::of_server(key),
+        [this, peer](Message&& message) { receive(peer, std::move(message)); },
         [this, peer](const std::string& why) { cut_off(peer, why); });
   }
 
@@ -175,6 +197,7 @@ class Scheduler::Impl {
   const SchedulerOptions options_;
   const transport::Credentials credentials_;
   EventLoop loop_;
+  transport::ListenerLoop listener_loop_;
   Job job_;
   std::unique_ptr<transport::Listener> listener_;
   std::unordered_map<Peer, std::unique_ptr<Connection>> connections_;
@@ -192,8 +215,8 @@ class Scheduler::Impl {
   std::thread thread_;
 };
 
-Scheduler::Scheduler(SchedulerOptions options, transport::Credentials credentials)
-    : impl_(std::make_unique<Impl>(std::move(options), std::move(credentials))) {}
+Scheduler::Scheduler(SchedulerOptions options, const transport::Credentials& credentials)
+    : impl_(std::make_unique<Impl>(std::move(options), credentials)) {}
 Scheduler::~Scheduler() = default;
 std::uint16_t Scheduler::port() const {
   return impl_->port();

@@ -31,7 +31,7 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   // Binds and starts. Throws kPortTaken.
-  Scheduler(SchedulerOptions options, transport::Credentials credentials);
+  Scheduler(SchedulerOptions options, const transport::Credentials& credentials);
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;

@@ -33,12 +33,14 @@ void SchedulerSession::run() {
   connection_.reset();
 }
 
-void SchedulerSession::open(Fd socket, std::string where, const Join& join) {
-  const auto shared = std::make_shared<Fd>(std::move(socket));  // a posted function must be copyable
-  loop_.post([this, shared, where = std::move(where), join] {
-    where_ = where;
+void SchedulerSession::open(FoundScheduler scheduler, const Join& join) {
+  const auto shared = std::make_shared<FoundScheduler>(std::move(scheduler));  // a posted function must be copyable
+  loop_.post([this, shared, join] {
+    where_ = shared->where;
+    if (events_.on_view) events_.on_view(shared->session.view);  // before anybody can learn where this node listens
     connection_ = std::make_unique<Connection>(
-        loop_, std::move(*shared), [this](Message&& message) { receive(std::move(message)); },
+        loop_, std::move(shared->socket), transport::MessageKeys::of_client(shared->session.key),
+        [this](Message&& message) { receive(std::move(message)); },
         [this](const std::string& why) { lose_scheduler(why); });
     connection_->send(join);
   });

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "van/connection.h"
+#include "van/find_scheduler.h"
 #include "van/pending_calls.h"
 #include "van/van.h"
 
@@ -34,7 +35,7 @@ class SchedulerSession {
   PendingCalls& calls() { return calls_; }
 
   // From any thread.
-  void open(Fd socket, std::string where, const Join& join);
+  void open(FoundScheduler scheduler, const Join& join);
   void hang_up();
   void post(const Message& message);
   void suspect(std::uint32_t node, const std::string& why);

@@ -133,10 +133,11 @@ class Van::Impl {
 
   // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
   bool try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline) {
-    auto [socket, where] = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
+    FoundScheduler found = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
+    const std::string where = found.where;
     session_.calls().reset();
     PendingCalls::Call call(session_.calls(), kJoinCall);
-    session_.open(std::move(socket), where, {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
+    session_.open(std::move(found), {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
     try {
       if (call.wait(Deadline::after(deadline.left_ms() / 1e3 + kGraceSeconds))) return true;
       throw Error(ErrorCode::kTimeout, "the scheduler at " + where + " did not let this process join in time",

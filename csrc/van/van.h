@@ -30,6 +30,8 @@ struct VanOptions {
 };
 
 struct VanEvents {
+  // The scheduler has been found, and this is the view that it tells: before the node asks to join.
+  std::function<void(const transport::View&)> on_view = nullptr;
   // A node can no longer be used; `node` 0 is the scheduler. `why` is a sentence for people that names the first cause:
   // this node, or the one whose loss made this one leave. Reported once per node.
   std::function<void(std::uint32_t node, const std::string& why)> on_lost;

@@ -21,6 +21,8 @@ struct InFlight {
   ServerConnection* server = nullptr;
   std::uint32_t partition = 0;
   std::uint8_t generation = 0;
+  bool unsent_bytes = false;  // the transport still reads the caller's memory to send them
+  bool aborted = false;       // there will be no answer: over as soon as the transport has read what it reads
   std::uint64_t length = 0;
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
 };
@@ -47,6 +49,7 @@ class InFlightTable {
   }
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(entries_.size()); }
+  std::size_t in_use() const { return entries_.size() - free_.size(); }
   InFlight& operator[](std::uint32_t index) { return entries_[index]; }
 
   std::uint32_t immediate_of(std::uint32_t index) const {

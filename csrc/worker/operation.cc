@@ -80,7 +80,7 @@ int Operation::completion_fd() {
   int fd = completion_fd_.load();
   if (fd >= 0) return fd;
   const int made = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (made < 0) throw_errno("cannot create an eventfd", "raise the limit on open files (ulimit -n)");
+  if (made < 0) throw_errno("cannot create an eventfd");
   if (!completion_fd_.compare_exchange_strong(fd, made)) {
     ::close(made);
     return fd;
@@ -93,17 +93,28 @@ int Operation::completion_fd() {
 }
 
 void Operation::end() {
-  settle(kDone);
+  if (is_incomplete()) (void)fail(ErrorCode::kInternal, "a part of it ended without a reason", "report this as a bug");
+  settle(is_incomplete() ? kFailed : kDone);
   over_.store(true, std::memory_order_release);
 }
 
-void Operation::fail(ErrorCode code, const std::string& what, const std::string& hint) {
-  {
-    const std::lock_guard lock(error_mutex_);
-    if (done() || error_) return;
-    error_ = std::make_unique<Error>(code, describe() + ": " + what, hint);
-  }
-  settle(kFailed);
+bool Operation::fail(ErrorCode code, const std::string& what, const std::string& hint) {
+  const std::lock_guard lock(error_mutex_);
+  if (done() || error_) return false;
+  error_.emplace(code, describe() + ": " + what, hint);
+  failing_.store(true, std::memory_order_release);
+  return true;
+}
+
+void Operation::explain(const std::string& detail) {
+  const std::lock_guard lock(error_mutex_);
+  if (done() || !error_ || std::exchange(explained_, true)) return;
+  error_ = Error(error_->code(), std::string(error_->what()) + ": " + detail, error_->hint());
+}
+
+std::optional<Error> Operation::failure() const {
+  const std::lock_guard lock(error_mutex_);
+  return error_;
 }
 
 void Operation::rethrow() const {
@@ -113,7 +124,7 @@ void Operation::rethrow() const {
 void finish(Operation& operation, std::uint64_t count, Counters& counters) {
   if (!operation.finish(count)) return;
   // Counted before anybody can see that it is over: a caller that has waited for it finds it in the counters.
-  if (operation.done()) {
+  if (operation.is_incomplete()) {
     counters.failed.add();
   } else {
     counters.operations.add();

@@ -4,12 +4,17 @@
 //
 // Threading: made by the calling thread, then worked on by the worker loops; `remaining` and `state` are the meeting
 // points. The caller sleeps on `state` (a futex), and is woken once per operation, not per partition.
+//
+// An operation ends in one of two ways: complete, or aborted for all ranks. fail() only notes the reason; the loops
+// then cancel what the servers hold of it, and the caller learns of the failure when every server has acknowledged
+// that, or can write no more. From then on nobody touches the caller's memory.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +44,7 @@ struct Request {
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
 };
 
-class Operation {
+class Operation : public std::enable_shared_from_this<Operation> {
  public:
   enum State : std::uint32_t { kPending = 0, kDone = 1, kFailed = 2 };
 
@@ -53,7 +58,8 @@ class Operation {
     // send queue, and held until the last answer.
     transport::RegionPtr input{};
     transport::RegionPtr output{};
-    bool staged = false;  // the server cannot reach that memory: partitions travel through staging buffers
+    bool staged = false;     // the server may not reach that memory: partitions travel through staging buffers
+    bool cancelled = false;  // nothing more is sent, and the server has been told
 
     std::size_t unsent() const { return partitions->size() - next; }
   };
@@ -63,9 +69,10 @@ class Operation {
 
   ~Operation();
 
+  // It is complete, or aborted: the memory is the caller's again.
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
-  // Every answer has come (or will never be written): the memory is the user's again.
-  bool finished() const { return state_.load(std::memory_order_acquire) == kDone || over(); }
+  // Something has failed, and what is left of it is being cancelled.
+  bool is_failing() const { return failing_.load(std::memory_order_acquire); }
   // Nobody in the worker loops will touch this object again.
   bool over() const { return over_.load(std::memory_order_acquire); }
   // Waits until done or the deadline; false at the deadline. Works in the loop's stead as long as that is of use.
@@ -75,7 +82,16 @@ class Operation {
   // Throws what it failed with; returns when it is well.
   void rethrow() const;
 
-  void fail(ErrorCode code, const std::string& what, const std::string& hint);
+  // Notes why it cannot complete. True for the first reason, which counts; the caller must then see to it that every
+  // loop cancels its part.
+  bool fail(ErrorCode code, const std::string& what, const std::string& hint);
+  // Adds what a server knows of the cause; the first one counts.
+  void explain(const std::string& detail);
+  // The reason so far, or nothing.
+  std::optional<Error> failure() const;
+  // A partition has ended without its answer. An operation whose answers all came is complete even if it was failing.
+  void mark_incomplete() { incomplete_.store(true, std::memory_order_relaxed); }
+  bool is_incomplete() const { return incomplete_.load(std::memory_order_relaxed); }
   // `count` partitions are over; true with the last of them, after which the caller must end() it.
   bool finish(std::uint64_t count) { return remaining.fetch_sub(count, std::memory_order_acq_rel) == count; }
   // Lets waiters see that it is over. After this the operation may vanish at any moment.
@@ -94,8 +110,7 @@ class Operation {
   const tensor::PlacementRequest placement;
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
-  std::vector<Cursor> cursors;     // [loop * servers + server]
-  std::atomic<bool> asked{false};  // at the deadline: who is missing?
+  std::vector<Cursor> cursors;  // [loop * servers + server]
   std::uint64_t bytes() const { return tensor->bytes; }
 
  private:
@@ -104,10 +119,13 @@ class Operation {
   const tensor::Partitioning* cut_;
 
   std::atomic<std::uint32_t> state_{kPending};
+  std::atomic<bool> failing_{false};
+  std::atomic<bool> incomplete_{false};
   std::atomic<bool> over_{false};  // the last thing that is written here
   mutable std::atomic<std::uint32_t> sleepers_{0};
-  std::mutex error_mutex_;  // failures only
-  std::unique_ptr<Error> error_;
+  mutable std::mutex error_mutex_;  // failures only
+  std::optional<Error> error_;
+  bool explained_ = false;
   std::atomic<int> completion_fd_{-1};
 };
 

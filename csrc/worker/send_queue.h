@@ -24,6 +24,10 @@ class SendQueue {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     heap_.pop_back();
   }
+  // Takes out one operation's, if it is there: for one that is cancelled.
+  void remove(const Operation::Cursor* cursor) {
+    if (std::erase(heap_, cursor) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
+  }
   // Takes out everything, for a server that is gone.
   std::vector<Operation::Cursor*> take_all() { return std::exchange(heap_, {}); }
 

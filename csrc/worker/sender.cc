@@ -28,9 +28,8 @@ bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
   while (batch_.size < Batch::kMost && !server.queue.empty()) {
     Operation::Cursor& cursor = *server.queue.top();
-    if (cursor.operation->done()) {  // it has failed: what was not sent is over
+    if (cursor.operation->is_failing()) {  // on another loop: this one is about to be told to cancel its part
       server.queue.pop();
-      finish(cursor, cursor.unsent(), counters_);
       continue;
     }
     if (!add(server, cursor)) return false;
@@ -83,7 +82,9 @@ bool Sender::add(ServerConnection& server, Operation::Cursor& cursor) {
                         .source_offset = source_offset,
                         .length = length,
                         .target = {slot.key, slot.address, slot.capacity},
-                        .immediate = slot.slot};
+                        .immediate = slot.slot,
+                        .token = batch_.headers[n].immediate};
+    entry.unsent_bytes = true;
   } else {
     const transport::Region* answer = entry.staged != nullptr ? entry.staged->region.get() : cursor.output.get();
     batch_.descriptors[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
@@ -136,6 +137,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
   header.tensor = tensor.id;
   header.partition = entry.partition;
   header.round = operation.round;
+  header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
   header.length = placement.length;
   if (!placement.wants_data()) return;

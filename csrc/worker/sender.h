@@ -18,7 +18,8 @@ namespace bps::worker {
 
 class Sender {
  public:
-  Sender(InFlightTable& in_flight, Counters& counters) : in_flight_(in_flight), counters_(counters) {}
+  Sender(InFlightTable& in_flight, Counters& counters, std::uint32_t epoch)
+      : in_flight_(in_flight), counters_(counters), epoch_(epoch) {}
 
   // Bytes that may be under way to one server; 0: no limit.
   void set_credit(std::uint64_t bytes) { credit_ = bytes; }
@@ -46,6 +47,7 @@ class Sender {
 
   InFlightTable& in_flight_;
   Counters& counters_;
+  const std::uint32_t epoch_;
   std::uint64_t credit_ = 0;
   Batch batch_;  // a member, because emptying 4 KiB for each call would cost as much as a push
 };

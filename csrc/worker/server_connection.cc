@@ -12,9 +12,8 @@ constexpr auto kStuck = std::chrono::milliseconds(2);
 
 }  // namespace
 
-void ServerConnection::lose(const std::string& why) {
-  abandon();
-  why_lost_ = why;
+bool ServerConnection::send(const tensor::ControlMessage& message) {
+  return control_->send(encode(message, epoch_)) == Status::kOk;
 }
 
 void ServerConnection::abandon() {
@@ -37,8 +36,21 @@ bool ServerConnection::is_stuck() {
   return now - last_answer_ > kStuck;
 }
 
+Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
+  const bool owes_reply = bytes_in_flight_ > 0 || cancels_ > 0;
+  if (std::exchange(heard_, false) || forgive || !owes_reply) {
+    silent_since_ = now;
+    suspected_ = false;
+  }
+  return now - silent_since_;
+}
+
 void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {
   loop_.on_answer(*this, immediate);
+}
+
+void ServerConnection::on_written(transport::DataEndpoint&, std::uint64_t token) {
+  loop_.on_written(*this, static_cast<std::uint32_t>(token));
 }
 
 void ServerConnection::on_descriptor(transport::DataEndpoint&, std::span<const std::byte>,
@@ -47,6 +59,7 @@ void ServerConnection::on_descriptor(transport::DataEndpoint&, std::span<const s
 }
 
 void ServerConnection::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
+  heard_ = true;
   loop_.on_message(*this, message);
 }
 

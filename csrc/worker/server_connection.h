@@ -22,8 +22,9 @@ class WorkerLoop;
 
 class ServerConnection final : public transport::ControlSink, public transport::DataSink {
  public:
-  ServerConnection(WorkerLoop& loop, std::uint32_t server_rank, std::string server_name, TransportMemory& registered)
-      : rank(server_rank), name(std::move(server_name)), memory(registered), loop_(loop) {}
+  ServerConnection(WorkerLoop& loop, std::uint32_t server_rank, std::string server_name, TransportMemory& registered,
+                   std::uint32_t epoch)
+      : rank(server_rank), name(std::move(server_name)), memory(registered), loop_(loop), epoch_(epoch) {}
 
   // Set-up: the endpoints, once they are attached with this as their sink.
   void open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
@@ -31,7 +32,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
     data_ = std::move(data);
     needs_slots_ = data_.front()->direct() == nullptr;
   }
-  bool send(const tensor::ControlMessage& message) { return control_->send(encode(message)) == Status::kOk; }
+  bool send(const tensor::ControlMessage& message);
   std::size_t data_endpoints() const { return data_.size(); }
   // Same-host servers read partitions in place; others need landing slots to write into.
   bool needs_slots() const { return needs_slots_; }
@@ -42,12 +43,28 @@ class ServerConnection final : public transport::ControlSink, public transport::
     next_data_ = (next_data_ + 1) % data_.size();
     return next;
   }
-  // From the return on the server cannot write into this process's memory any more, even if it still runs.
+  // Closes the connection: from the return on nothing of the server comes in, and nothing is sent. A server that writes
+  // to this process's memory directly must have been fenced before that memory is used again.
   void abandon();
   bool is_lost() const { return lost_; }
   // A sentence that names the cause; empty until lose() was told it.
-  void lose(const std::string& why);
+  void lose(const std::string& why) { why_lost_ = why; }
   const std::string& why_lost() const { return why_lost_; }
+  // Whether the server may still write to our memory although the connection is given up.
+  bool needs_fence() const { return direct() != nullptr && !direct()->is_fenced(); }
+  // Ends that; see DirectAccess::fence().
+  void fence() { direct()->fence(); }
+  // The server has until then to finish by itself.
+  Deadline fence_at = Deadline::after(0);
+
+  // Cancels that the server has not replied to.
+  void count_cancel() { ++cancels_; }
+  void count_cancelled() { cancels_ -= cancels_ > 0 ? 1 : 0; }
+  // For how long the server has said nothing although it owes a reply; asked at regular intervals. `forgive`: this
+  // process was stopped itself, and cannot tell.
+  Duration silence(Clock::time_point now, bool forgive);
+  // Once for each silence.
+  bool note_suspicion() { return !std::exchange(suspected_, true); }
 
   // Landing slots. take_slot() answers false while no slot of a size that `bytes` needs is free.
   void add_slot(const tensor::SlotCredit& slot) {
@@ -61,7 +78,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void count_unsent(std::uint64_t bytes) { bytes_in_flight_ -= bytes; }
   void count_answered(std::uint64_t bytes) {
     bytes_in_flight_ -= bytes;
-    answered_ = true;
+    answered_ = heard_ = true;
   }
   // Whether nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
   bool is_stuck();
@@ -70,7 +87,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;
-  void on_written(transport::DataEndpoint&, std::uint64_t) override {}
+  void on_written(transport::DataEndpoint& to, std::uint64_t token) override;
   void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
   void on_lost(transport::Endpoint& peer, const std::string& why) override;
 
@@ -82,6 +99,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
  private:
   WorkerLoop& loop_;
+  const std::uint32_t epoch_;
   transport::ControlEndpoint* control_ = nullptr;
   std::vector<transport::DataEndpoint*> data_;
   std::size_t next_data_ = 0;
@@ -91,6 +109,10 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::uint64_t bytes_in_flight_ = 0;
   bool answered_ = true;  // something, since is_stuck() was asked last
   Clock::time_point last_answer_{};
+  bool heard_ = true;  // something, since silence() was asked last
+  bool suspected_ = false;
+  Clock::time_point silent_since_{};
+  std::uint32_t cancels_ = 0;
   bool lost_ = false;
   std::string why_lost_;
 };

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "core/log.h"
 
 namespace bps::worker {
 namespace {
 
-// What a member contributed before it left is answered within this time, unless somebody is stopped for longer.
-constexpr double kLeftGrace_s = 2;
 constexpr const char* kRestart = "restart the job from its last checkpoint";
 
 // Spreads partitions over loops, independently of the choice of the server.
@@ -25,6 +24,45 @@ Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(option
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
+}
+
+void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
+  worker_loops_.push_back({worker_loop, reactor});
+  worker_loop->when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
+    cancel(operation, worker_loop);
+  };
+}
+
+void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
+  for (const LoopOf& each : worker_loops_) {
+    if (each.worker_loop == except) continue;
+    each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
+  }
+}
+
+void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
+                   const std::string& hint) {
+  if (operation->fail(code, what, hint)) cancel(operation, nullptr);
+}
+
+bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
+                            const Deadline& deadline) {
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->call(
+        [&] { each.worker_loop->abort_operations([](const Operation&) { return true; }, code, what, hint); });
+  }
+  const auto idle = [this] {
+    return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
+      bool is_idle = false;
+      each.reactor->call([&] { is_idle = each.worker_loop->is_idle(); });
+      return is_idle;
+    });
+  };
+  while (!idle()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
+  }
+  return true;
 }
 
 bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
@@ -146,7 +184,7 @@ Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut,
   return plan;
 }
 
-void Worker::check_alive(const Tensor& tensor) const {
+void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
   if (tensor.failed.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kMismatch, tensor.why_failed, "declare the tensor with the same dtype and shape everywhere");
   }
@@ -158,10 +196,18 @@ void Worker::check_alive(const Tensor& tensor) const {
                           tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != van::kNoRank;
     if (concerns) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
+  // A member may have pushed its part before it left: a push or pull on its own can still succeed.
+  if (kind == tensor::OperationKind::kSplit) return;
+  for (const auto& [node, what] : left_) {
+    const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
+    if (tensor.group->index_of(rank) != van::kNoRank) {
+      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+    }
+  }
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
-  check_alive(*tensor);
+  check_alive(*tensor, request.kind);
   std::uint32_t round;
   if (request.kind == tensor::OperationKind::kSplit && request.pulls) {
     round = tensor->next_pull.fetch_add(1);
@@ -179,9 +225,9 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   }
   if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
-      check_alive(*tensor);
+      check_alive(*tensor, request.kind);
     } catch (const Error& error) {
-      operation->fail(error.code(), error.what(), error.hint());
+      abort(operation, error.code(), error.what(), error.hint());
     }
   }
   return operation;
@@ -196,24 +242,16 @@ void Worker::submit(const std::shared_ptr<Operation>& operation) {
     if (i == first) continue;
     try {
       worker_loops_[i].worker_loop->submit(operation, false);
-    } catch (const Error& error) {  // others work on it already, so that it can only fail in its own time
-      operation->fail(error.code(), error.what(), error.hint());
-      worker_loops_[first].reactor->loop().post([this, operation, i, first] { skip_loops(*operation, i, first); });
+    } catch (const Error& error) {
+      // Others work on it already. These loops cancel their parts without having admitted it; their share ends here.
+      std::uint64_t unreached = 0;
+      for (std::size_t left = i; left < loops; ++left) unreached += left == first ? 0 : 1;
+      abort(operation, error.code(), error.what(), error.hint());
+      transport::Reactor& reactor = *worker_loops_[first].reactor;
+      reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
       return;
     }
   }
-}
-
-// Finishes the shares of loop `from` and those after it, which never saw the operation. On the loop `first`.
-void Worker::skip_loops(Operation& operation, std::size_t from, std::size_t first) {
-  const std::size_t places = operation.cursors.size() / worker_loops_.size();
-  std::uint64_t count = 0;
-  for (std::size_t i = from; i < worker_loops_.size(); ++i) {
-    if (i == first) continue;
-    ++count;
-    for (std::size_t j = 0; j < places; ++j) count += operation.cursors[i * places + j].unfinished;
-  }
-  finish(operation, count, worker_loops_[first].reactor->counters());
 }
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
@@ -229,7 +267,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post(
         [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, why] {
-          worker_loop->fail_operations(
+          worker_loop->abort_operations(
               [&](const Operation& operation) {
                 return !gone || server_rank >= 0 ||
                        operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != van::kNoRank;
@@ -241,31 +279,11 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
 }
 
 // Answers to what that member has contributed to are on their way.
+// What becomes of operations in progress the servers decide, who know what that member has contributed to.
 void Worker::leave_node(std::uint32_t node, const std::string& why) {
-  {
-    const std::lock_guard lock(mutex_);
-    left_.emplace_back(node, why);
-    if (left_.size() > 1) return;
-  }
-  for (LoopOf& one : worker_loops_) {
-    one.reactor->loop().post([this, &one] {
-      one.after_leaving = one.reactor->loop().every(kLeftGrace_s, [this, &one, before = sequence_.load()]() mutable {
-        fail_what_waits_for_left(*one.worker_loop, std::exchange(before, sequence_.load()));
-      });
-    });
-  }
-}
-
-void Worker::fail_what_waits_for_left(WorkerLoop& loop, std::uint64_t before) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [node, why] : left_) {
-    const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
-    loop.fail_operations(
-        [&](const Operation& operation) {
-          return operation.sequence < before && operation.tensor->group->index_of(rank) != van::kNoRank;
-        },
-        ErrorCode::kPeerLost, why, kRestart);
-  }
+  left_.emplace_back(node, why);
+  any_lost_.store(true);
 }
 
 void Worker::mark_failed(Tensor& tensor, const std::string& why) {
@@ -284,9 +302,9 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   }
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
-      worker_loop->fail_operations([&](const Operation& operation) { return operation.tensor->id == id; },
-                                   ErrorCode::kMismatch, why,
-                                   "declare the tensor with the same dtype and shape everywhere");
+      worker_loop->abort_operations([&](const Operation& operation) { return operation.tensor->id == id; },
+                                    ErrorCode::kMismatch, why,
+                                    "declare the tensor with the same dtype and shape everywhere");
     });
   }
 }

@@ -33,9 +33,7 @@ class Worker {
   Worker(WorkerOptions options, van::Van& van);
 
   // Set-up: one per push loop, in order; both outlive the worker's last operation.
-  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
-    worker_loops_.push_back({.worker_loop = worker_loop, .reactor = reactor});
-  }
+  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor);
   // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
 
@@ -44,6 +42,12 @@ class Worker {
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
   std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& tensor, const Request& request);
 
+  // Aborts an operation for all ranks; it is done when its memory is the caller's again.
+  void abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
+             const std::string& hint);
+  // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
+  bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
+
   van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
   van::Group world() const;
   std::shared_ptr<const van::Group> group(std::uint32_t id) const;
@@ -51,7 +55,7 @@ class Worker {
 
   // From the van's thread.
   void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
-  // It has left as it should: what it has contributed to still completes, the rest fails soon.
+  // It has left as it should: what it has contributed to still completes, the rest fails.
   void leave_node(std::uint32_t node, const std::string& why);
   void fail_tensor(std::uint32_t id, const std::string& why);
   void forget_memory(std::uint64_t identity);
@@ -60,7 +64,6 @@ class Worker {
   struct LoopOf {
     WorkerLoop* worker_loop;
     transport::Reactor* reactor;
-    Timer after_leaving{};  // of a member: fails what still waits for it
   };
   using Plan = std::vector<std::vector<std::uint32_t>>;
 
@@ -68,10 +71,10 @@ class Worker {
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
-  void check_alive(const Tensor& tensor) const;
+  void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void submit(const std::shared_ptr<Operation>& operation);
-  void skip_loops(Operation& operation, std::size_t from, std::size_t first);
-  void fail_what_waits_for_left(WorkerLoop& loop, std::uint64_t before);
+  // On all loops but `except`, which has done it.
+  void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   const WorkerOptions options_;

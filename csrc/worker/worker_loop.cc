@@ -18,15 +18,24 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
       counters_(reactor.counters()),
       submissions_(kSubmissions),
       servers_(options.servers),
-      sender_(in_flight_, counters_) {
+      sender_(in_flight_, counters_, options_.epoch) {
   deadline_check_ = reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
 
-// Callers that still wait learn that nobody will complete their operations.
+// Whoever shuts down has waited until this loop is idle, for as long as servers may take to acknowledge. What is still
+// under way now ends here: its callers get their memory back when no server can write to it any more.
 WorkerLoop::~WorkerLoop() {
-  fail_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
-                  "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
-  for (const auto& operation : watched_) operation->end();  // no loop runs any more
+  when_failing = nullptr;
+  abort_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
+                   "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
+  for (const auto& server : servers_) {
+    if (server) end_all_of(*server);
+  }
+}
+
+bool WorkerLoop::is_idle() const {
+  return submissions_.empty() && in_flight_.in_use() == 0 &&
+         std::ranges::all_of(servers_, [](const auto& server) { return !server || server->queue.empty(); });
 }
 
 // ---- Set-up
@@ -38,7 +47,7 @@ ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t rank, 
     known = memory_.insert(
         known, std::make_unique<TransportMemory>(transport, options_.largest_partition, options_.staging_bytes));
   }
-  servers_[place] = std::make_unique<ServerConnection>(*this, rank, std::move(name), **known);
+  servers_[place] = std::make_unique<ServerConnection>(*this, rank, std::move(name), **known, options_.epoch);
   return *servers_[place];
 }
 
@@ -79,31 +88,29 @@ bool WorkerLoop::take_submissions() {
     Operation& operation = *submission.operation;
     for (std::size_t place = 0; place < servers_.size(); ++place) {
       Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
-      if (cursor.partitions->empty()) continue;
-      if (!admit(cursor, *servers_[place])) finish(cursor, cursor.unfinished, counters_);
+      if (!cursor.partitions->empty()) admit(cursor, *servers_[place]);
     }
     if (submission.watches_deadline) watched_.add(submission.operation);
+    if (operation.is_failing()) cancel(operation);
     finish(operation, 1, counters_);  // the loop's own share: it has admitted the operation
   }
   return found;
 }
 
-// Everything that can fail happens here, before the operation enters the send queue; false when it did.
-bool WorkerLoop::admit(Operation::Cursor& cursor, ServerConnection& server) {
+// Everything that can fail happens here, before the operation enters the send queue. One that fails stays out of it.
+void WorkerLoop::admit(Operation::Cursor& cursor, ServerConnection& server) {
   Operation& operation = *cursor.operation;
   if (!server.why_lost().empty()) {
-    operation.fail(ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
+    abort(operation, ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
   }
-  if (operation.done()) return false;
+  if (operation.is_failing()) return;
   try {
     register_memory(cursor, server);
   } catch (const Error& error) {
-    operation.fail(error.code(), error.what(), error.hint());
-    return false;
+    return abort(operation, error.code(), error.what(), error.hint());
   }
   server.queue.add(&cursor);
   has_work_ = true;
-  return true;
 }
 
 void WorkerLoop::register_memory(Operation::Cursor& cursor, ServerConnection& server) {
@@ -115,7 +122,8 @@ void WorkerLoop::register_memory(Operation::Cursor& cursor, ServerConnection& se
   const transport::DirectAccess* direct = server.direct();
   if (direct == nullptr) return;
   const auto reaches = [&](const transport::RegionPtr& region) { return !region || direct->peer_reaches(*region); };
-  cursor.staged = !reaches(cursor.input) || !reaches(cursor.output);
+  // What a server could still write to when it is lost is not the caller's memory, but buffers that are then let go.
+  cursor.staged = !direct->can_fence() || !reaches(cursor.input) || !reaches(cursor.output);
   if (cursor.staged) server.memory.reserve(cursor.partitions->size());
 }
 
@@ -125,7 +133,7 @@ void WorkerLoop::add_buffer(ServerConnection& server) {
     server.memory.add_buffer();
   } catch (const Error& error) {
     server.needs_buffer = false;
-    server.queue.top()->operation->fail(error.code(), error.what(), error.hint());
+    abort(*server.queue.top()->operation, error.code(), error.what(), error.hint());
   }
   has_work_ = true;
 }
@@ -159,7 +167,7 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   const InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
   const Operation& operation = *entry->cursor->operation;
-  if (entry->staged != nullptr && !operation.done()) {
+  if (entry->staged != nullptr) {
     const tensor::Placement placement = tensor::place(operation.placement, operation.cut(), entry->partition);
     if (placement.wants_data()) {
       std::memcpy(operation.request.output + placement.output_offset, entry->staged->bytes(), placement.length);
@@ -171,6 +179,14 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   complete(InFlightTable::index_of(immediate));
 }
 
+// The bytes of a push have left: from here on only the server holds them.
+void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
+  InFlight* entry = in_flight_.find(immediate, server);
+  if (entry == nullptr) return;  // its answer was faster
+  entry->unsent_bytes = false;
+  if (entry->aborted) end_unanswered(InFlightTable::index_of(immediate));
+}
+
 void WorkerLoop::complete(std::uint32_t index) {
   const InFlight entry = in_flight_[index];
   entry.server->count_answered(entry.length);
@@ -178,6 +194,16 @@ void WorkerLoop::complete(std::uint32_t index) {
   in_flight_.free(index);
   if (blocked_) has_work_ = true;
   finish(*entry.cursor, 1, counters_);
+}
+
+void WorkerLoop::end_unanswered(std::uint32_t index) {
+  in_flight_[index].cursor->operation->mark_incomplete();
+  complete(index);
+}
+
+void WorkerLoop::end_when_unread(std::uint32_t index) {
+  in_flight_[index].aborted = true;
+  if (!in_flight_[index].unsent_bytes) end_unanswered(index);
 }
 
 }  // namespace bps::worker

@@ -5,8 +5,13 @@
 //
 //   submit() -> admit(): set-up, registers memory -> send queue of each server -> Sender -> ... -> on_answer()
 //
+// An operation that fails is aborted for all ranks: each loop takes what it has not sent off its queues, sends Cancel
+// to the servers that hold a part of it, and ends each partition when the server has said that it will not be answered,
+// or when its answer has come after all. A server that does not reply counts as lost; a lost server on this host is
+// first kept from writing to our memory (DirectAccess::fence()). So no byte changes after the caller has been told.
+//
 // Threading: submit() from any thread, everything else on the reactor's. The parts: worker_loop.cc admits and
-// completes; sender.h sends; worker_loop_losses.cc has deadlines, failures and lost servers.
+// completes; sender.h sends; worker_loop_losses.cc has deadlines, aborts and lost servers.
 #pragma once
 
 #include <functional>
@@ -31,6 +36,8 @@ struct WorkerLoopOptions {
   std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
   std::uint64_t largest_partition = 0;
   std::uint64_t staging_bytes = 0;
+  std::uint32_t epoch = 1;
+  double silence_s = 10;  // after which a server that owes a reply counts as lost
 };
 
 class WorkerLoop final : public transport::Actor {
@@ -48,12 +55,16 @@ class WorkerLoop final : public transport::Actor {
   // with the submissions. One loop of each operation watches its deadline.
   void submit(const std::shared_ptr<Operation>& operation, bool watches_deadline);
 
-  // On the reactor's thread: fails every operation that `concerns` answers true for.
-  void fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
-                       const std::string& hint);
+  // On the reactor's thread: aborts every operation that `concerns` answers true for.
+  void abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
+                        const std::string& hint);
+  // Cancels this loop's part of an operation that is failing.
+  void cancel(Operation& operation);
   // `why` is a sentence that names the cause.
   void lose_server(std::uint32_t rank, const std::string& why);
   void forget_memory(std::uint64_t identity);
+  // Nothing is on its way, waits to be sent, or has just been submitted.
+  bool is_idle() const;
 
   bool step() override;
   bool arm() override { return submissions_.empty(); }
@@ -61,6 +72,7 @@ class WorkerLoop final : public transport::Actor {
 
   // From the connections.
   void on_answer(ServerConnection& server, std::uint32_t immediate);
+  void on_written(ServerConnection& server, std::uint32_t immediate);
   void on_message(ServerConnection& server, std::span<const std::byte> message);
   void on_lost(ServerConnection& server, const std::string& why);
   void count_stale() { counters_.stale.add(); }
@@ -68,6 +80,10 @@ class WorkerLoop final : public transport::Actor {
   // Called once when the connection to a server breaks; answer with lose_server(), soon. Without it the operations of
   // that server fail at once. Set before the reactor starts.
   std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
+  // Called when a server that owes a reply has been silent for two seconds, although its connection is open.
+  std::function<void(std::uint32_t server_rank, const std::string& why)> when_silent;
+  // Called once for each operation that fails on this loop; the other loops must cancel() their parts of it.
+  std::function<void(const std::shared_ptr<Operation>&)> when_failing;
 
  private:
   struct Submission {
@@ -76,18 +92,24 @@ class WorkerLoop final : public transport::Actor {
   };
 
   bool take_submissions();
-  bool admit(Operation::Cursor& cursor, ServerConnection& server);
+  void admit(Operation::Cursor& cursor, ServerConnection& server);
   void register_memory(Operation::Cursor& cursor, ServerConnection& server);
   void add_buffer(ServerConnection& server);
   void complete(std::uint32_t index);
+  void end_unanswered(std::uint32_t index);
+  void end_when_unread(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
 
   // worker_loop_losses.cc
+  void abort(Operation& operation, ErrorCode code, const std::string& what, const std::string& hint);
+  void cancel(Operation::Cursor& cursor, ServerConnection& server);
+  void drop_unsent(Operation::Cursor& cursor);
   void lose(ServerConnection& server, const std::string& why);
+  void end_all_of(ServerConnection& server);
   void check_deadlines();
-  void ask_who_is_missing(const Operation& operation);
+  void check_replies();
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
-  void on_missing(ServerConnection& server, const tensor::Missing& missing);
+  void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
   const WorkerLoopOptions options_;
   Counters& counters_;
@@ -98,6 +120,7 @@ class WorkerLoop final : public transport::Actor {
   Sender sender_;
   WatchedOperations watched_;
   Timer deadline_check_;
+  Clock::time_point last_check_ = Clock::now();
   bool has_work_ = false;
   bool blocked_ = false;
 };

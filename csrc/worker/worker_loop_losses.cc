@@ -1,46 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong on a worker loop: deadlines, refused pushes, lost servers. The data path is sender.cc and
+// What goes wrong on a worker loop: deadlines, refused pushes, aborts, lost servers. The data path is sender.cc and
 // worker_loop.cc.
+#include <algorithm>
 #include <string>
 
+#include "core/log.h"
 #include "worker/worker_loop.h"
 
 namespace bps::worker {
 namespace {
 
-constexpr double kAnswerGrace_s = 1.0;  // for the server to say who is missing
-
 constexpr const char* kRestart = "restart the job from its last checkpoint";
+
+// A server that owes a reply and is silent is asked for a sign of life, then reported. Shorter than what a process may
+// be stopped for: the scheduler, which hears the server by another connection, decides what the silence means.
+constexpr auto kAskAfter = std::chrono::milliseconds(500);
+constexpr auto kSuspectAfter = std::chrono::milliseconds(2000);
+// How long a server that is lost to the job, but still maps our memory, may take to acknowledge that it writes no more.
+constexpr double kFence_s = 1;
+
+double seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+std::string in_words(double seconds) {
+  std::string text = std::to_string(seconds);
+  return text.substr(0, text.find('.') + 2) + " s";
+}
+
+// What the other ranks are told of an operation that `rank` gives up.
+ErrorCode code_for_others(ErrorCode code) {
+  return code == ErrorCode::kNotInitialized ? ErrorCode::kPeerLost : code;
+}
 
 }  // namespace
 
+// ---- Aborts
+
+void WorkerLoop::abort(Operation& operation, ErrorCode code, const std::string& what, const std::string& hint) {
+  if (!operation.fail(code, what, hint)) return;
+  const auto alive = operation.shared_from_this();  // its last partition may end here
+  if (when_failing) when_failing(alive);
+  cancel(operation);
+}
+
+void WorkerLoop::cancel(Operation& operation) {
+  const auto alive = operation.shared_from_this();
+  for (std::size_t place = 0; place < servers_.size(); ++place) {
+    Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
+    if (cursor.unfinished > 0 && !std::exchange(cursor.cancelled, true)) cancel(cursor, *servers_[place]);
+  }
+}
+
+// Tells the server which partitions are not waited for any more, those that were never sent among them: other ranks may
+// wait for them there.
+void WorkerLoop::cancel(Operation::Cursor& cursor, ServerConnection& server) {
+  server.queue.remove(&cursor);
+  if (server.is_lost() || !server.why_lost().empty()) drop_unsent(cursor);
+  if (server.is_lost() || cursor.unfinished == 0) return;
+  const Operation& operation = *cursor.operation;
+  tensor::Cancel message;
+  message.group = operation.tensor->group->id;
+  message.tensor = operation.tensor->id;
+  message.round = operation.round;
+  const auto failure = operation.failure();
+  message.code = code_for_others(failure->code());
+  message.what = "rank " + std::to_string(operation.tensor->group->ranks[operation.tensor->member]) + " gave up: " +
+                 std::string(failure->what()).substr(operation.describe().size() + 2);  // each rank names it itself
+  message.hint = failure->hint();
+  const auto send = [&] {
+    if (server.send(message)) server.count_cancel();
+    message.partitions.clear();
+  };
+  const auto add = [&](std::uint32_t index) {
+    message.partitions.push_back({in_flight_.immediate_of(index), in_flight_[index].partition});
+    if (message.partitions.size() == tensor::kMostCancelled) send();
+  };
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    if (in_flight_[i].cursor == &cursor) add(i);
+  }
+  for (; cursor.unsent() > 0; ++cursor.next) {
+    const std::uint32_t index = in_flight_.allocate();
+    InFlight& entry = in_flight_[index];
+    entry.cursor = &cursor;
+    entry.server = &server;
+    entry.partition = (*cursor.partitions)[cursor.next];
+    add(index);
+  }
+  if (!message.partitions.empty()) send();
+}
+
+void WorkerLoop::drop_unsent(Operation::Cursor& cursor) {
+  const std::size_t unsent = cursor.unsent();
+  if (unsent == 0) return;
+  cursor.next += unsent;
+  cursor.operation->mark_incomplete();
+  finish(cursor, unsent, counters_);
+}
+
+void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
+                                  const std::string& what, const std::string& hint) {
+  take_submissions();
+  const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
+  for (const auto& operation : watched) {
+    if (!operation->done() && concerns(*operation)) abort(*operation, code, what, hint);
+  }
+}
+
+// ---- Deadlines and silence
+
 void WorkerLoop::check_deadlines() {
   watched_.purge();
-  for (const auto& operation : watched_) {
-    if (operation->done() || !operation->deadline.passed()) continue;
-    const auto late = Clock::now() - operation->deadline.at();
-    if (!operation->asked.exchange(true)) {
-      ask_who_is_missing(*operation);
-    } else if (late > std::chrono::duration<double>(kAnswerGrace_s)) {
-      operation->fail(ErrorCode::kTimeout, "not complete within " + std::to_string(operation->request.timeout_s) + " s",
-                      "check that every rank of the group calls it, or raise BPS_TIMEOUT");
+  const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
+  for (const auto& operation : watched) {
+    if (operation->done() || operation->is_failing() || !operation->deadline.passed()) continue;
+    abort(*operation, ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s),
+          "check that every rank of the group calls it, or raise BPS_TIMEOUT");
+  }
+  check_replies();
+}
+
+void WorkerLoop::check_replies() {
+  const auto now = Clock::now();
+  const bool was_stopped = now - std::exchange(last_check_, now) > kAskAfter;
+  for (const auto& server : servers_) {
+    if (!server || server->is_lost()) continue;
+    if (!server->why_lost().empty()) {
+      if (server->fence_at.passed()) end_all_of(*server);
+      continue;
+    }
+    const Duration silence = server->silence(now, was_stopped);
+    if (silence < kAskAfter) continue;
+    const std::string why = "it has not replied for " + in_words(seconds(silence)) + " although its connection is open";
+    if (seconds(silence) > options_.silence_s) {
+      on_lost(*server, why);
+    } else {
+      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->rank, why);
+      (void)server->send(tensor::Ping{});
     }
   }
 }
 
-// Asks one server that still owes an answer; its reply fails the operation with the names of the missing ranks.
-void WorkerLoop::ask_who_is_missing(const Operation& operation) {
-  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
-    const InFlight& entry = in_flight_[i];
-    if (entry.cursor == nullptr || entry.cursor->operation != &operation || entry.server->is_lost()) continue;
-    (void)entry.server->send(
-        tensor::WhoIsMissing{in_flight_.immediate_of(i), operation.tensor->id, entry.partition, operation.round});
-    return;
-  }
-}
+// ---- What servers say
 
 void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte> message) {
-  const auto decoded = tensor::decode(message);
+  const auto decoded = tensor::decode(message, options_.epoch);
   if (!decoded) {
     counters_.stale.add();
   } else if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
@@ -48,8 +152,8 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
     has_work_ = true;
   } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
     on_push_failed(server, *failed);
-  } else if (const auto* missing = std::get_if<tensor::Missing>(&*decoded)) {
-    on_missing(server, *missing);
+  } else if (const auto* cancelled = std::get_if<tensor::Cancelled>(&*decoded)) {
+    on_cancelled(server, *cancelled);
   }
 }
 
@@ -57,35 +161,38 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   if (failed.immediate == tensor::kWholeSession) return on_lost(server, failed.what + " (" + failed.hint + ")");
   const InFlight* entry = find(failed.immediate, server);
   if (entry == nullptr) return;
-  entry->cursor->operation->fail(failed.code, failed.what, failed.hint);
-  complete(InFlightTable::index_of(failed.immediate));
-}
-
-void WorkerLoop::on_missing(ServerConnection& server, const tensor::Missing& missing) {
-  const InFlight* entry = find(missing.immediate, server);
-  if (entry == nullptr) return;
   Operation& operation = *entry->cursor->operation;
-  std::string ranks;
-  for (const std::uint32_t rank : missing.ranks) ranks += (ranks.empty() ? " " : ", ") + std::to_string(rank);
-  operation.fail(ErrorCode::kTimeout,
-                 "after " + std::to_string(static_cast<int>(operation.request.timeout_s)) + " s " + server.name +
-                     " still waits for rank" + (ranks.empty() ? "s it knows nothing of" : ranks),
-                 "check that those ranks are alive and call the same operation, or raise BPS_TIMEOUT");
+  const auto alive = operation.shared_from_this();
+  const bool first = operation.fail(failed.code, failed.what, failed.hint);
+  operation.mark_incomplete();
+  end_when_unread(InFlightTable::index_of(failed.immediate));
+  if (!first) return;
+  if (when_failing) when_failing(alive);
+  cancel(operation);
 }
 
-void WorkerLoop::fail_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
-                                 const std::string& what, const std::string& hint) {
-  take_submissions();
-  for (const auto& operation : watched_) {
-    if (!operation->done() && concerns(*operation)) operation->fail(code, what, hint);
+// What was answered is left alone: those answers are on their way.
+void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
+  server.count_cancelled();
+  for (const std::uint32_t immediate : cancelled.aborted) {
+    const InFlight* entry = in_flight_.find(immediate, server);
+    if (entry == nullptr) continue;  // an error that was sent before has ended it
+    Operation& operation = *entry->cursor->operation;
+    if (!cancelled.missing.empty() && operation.failure()->code() == ErrorCode::kTimeout) {
+      operation.explain(server.name + " still waits for " + van::name_ranks(cancelled.missing));
+    }
+    end_when_unread(InFlightTable::index_of(immediate));
   }
 }
 
+// ---- Lost servers
+
 void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   if (server.is_lost()) return;
+  if (!server.why_lost().empty()) return end_all_of(server);  // it was being fenced, and has gone by itself
   if (!when_lost) return lose(server, server.name + " is lost: " + why);
   // Operations wait until lose_server() tells the cause, which may be the loss of another member.
-  server.abandon();
+  if (!server.needs_fence()) server.abandon();
   when_lost(server.rank, why);
 }
 
@@ -95,20 +202,38 @@ void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
   }
 }
 
+// Operations that this server has a part in cannot complete. Their memory is the caller's again when the server can
+// write to it no more: at once where closing the connection does that; a process of this host, which may live on, is
+// first asked, then stopped.
 void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
-  // The caller gets the memory back now, so nobody may write into it any more, alive as the server may be.
   server.lose(why);
-  const auto fail = [&](Operation& operation) { operation.fail(ErrorCode::kPeerLost, why, kRestart); };
-  for (Operation::Cursor* cursor : server.queue.take_all()) {
-    fail(*cursor->operation);
-    finish(*cursor, cursor->unsent(), counters_);
-  }
+  std::vector<std::shared_ptr<Operation>> concerned;
+  for (Operation::Cursor* cursor : server.queue.take_all()) concerned.push_back(cursor->operation->shared_from_this());
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     const InFlight& entry = in_flight_[i];
-    if (entry.cursor == nullptr || entry.server != &server) continue;
-    fail(*entry.cursor->operation);
-    complete(i);
+    if (entry.server == &server) concerned.push_back(entry.cursor->operation->shared_from_this());
   }
+  if (server.needs_fence()) server.fence_at = Deadline::after(kFence_s);
+  for (const auto& operation : concerned) abort(*operation, ErrorCode::kPeerLost, why, kRestart);
+  // Of what failed before, for another reason, the part that was never sent is over as well.
+  for (const auto& operation : concerned) cancel(*operation);
+  if (!server.needs_fence() || server.is_lost()) end_all_of(server);
+}
+
+// Nothing that is still under way to this server will be answered.
+void WorkerLoop::end_all_of(ServerConnection& server) {
+  const bool writes = server.needs_fence();
+  std::vector<std::uint32_t> entries;
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    if (in_flight_[i].server == &server) entries.push_back(i);
+  }
+  if (writes && !entries.empty()) server.fence();
+  // Staging buffers that it may still write to are never used again.
+  for (const std::uint32_t i : entries) {
+    if (server.needs_fence()) in_flight_[i].staged = nullptr;
+  }
+  server.abandon();
+  for (const std::uint32_t i : entries) end_unanswered(i);
 }
 
 }  // namespace bps::worker

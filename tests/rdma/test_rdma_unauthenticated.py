@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import random
 import re
+import socket
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ import cluster
 import fabric
 import numpy as np
 import pytest
+from handshakes import VERSION, Credentials, shake_hands
 from rank_main import await_mark, mark
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
 HERE = Path(__file__).parent
-MAGIC, VERSION, REQUEST, DATA_PLANE = 0x44535042, 2, 1, 2  # handshake_messages.h, private_data.h; Plane in handshake.h
+MAGIC, REQUEST, DATA_PLANE = 0x44535042, 1, 2  # handshake_messages.h, private_data.h; Plane in handshake.h
 SIZE = 56
 
 
@@ -30,12 +31,11 @@ def request(version: int = VERSION, length: int = SIZE) -> bytes:
     return (header + random.Random(7).randbytes(SIZE))[:length]
 
 
-def request_of_a_member(node: int, nonce: bytes, job: str, secret: str) -> bytes:
+def request_of_a_member(node: int, nonce: bytes, credentials: Credentials) -> bytes:
     """What private_data.cc makes, made once more from its description."""
-    job_id = hashlib.sha256(job.encode()).digest()[:16]
     said = struct.pack("<IHBBIHH", MAGIC, VERSION, REQUEST, DATA_PLANE, node, 0, 0)
-    said += job_id[:8] + random.Random(node).randbytes(16)
-    return said + hmac.digest(secret.encode(), b"rdma client" + said + nonce + job_id, "sha256")[:16]
+    said += credentials.job[:8] + random.Random(node).randbytes(16)
+    return said + hmac.digest(credentials.key, b"rdma client" + said + nonce + credentials.job, "sha256")[:16]
 
 
 UNAUTHENTICATED = {
@@ -76,9 +76,15 @@ def test_a_peer_with_the_secret_takes_nobodys_place():
         job.await_marks("worked")
         (address, port), *_ = listening_addresses([job.pid("server 0")])
         nonce = bytes.fromhex(re.findall(r"listens by rdma at ([0-9a-f]{32}) ", job.log("server 0"))[0])
-        assert not connect(address, port, request_of_a_member(1, nonce, job.name, "another secret"))["connected"]
+        base = Credentials.of(job.name, job.name)
+        with socket.create_connection(("127.0.0.1", job.port)) as scheduler:
+            member = base.within(shake_hands(scheduler, base).view)
+        guessed = Credentials(member.job, Credentials.of(job.name, "another secret").key)
+        earlier = base.within(bytes(12))  # as it would be in another run
+        for stranger in (guessed, earlier, base):
+            assert not connect(address, port, request_of_a_member(1, nonce, stranger))["connected"]
         for node in (1, 2, 3, 77):  # ids: the workers, then the server
-            told = connect(address, port, request_of_a_member(node, nonce, job.name, job.name))
+            told = connect(address, port, request_of_a_member(node, nonce, member))
             assert told.get("write", "refused") == "refused", told  # most often it is rejected before it can write
         log = job.log("server 0")  # its proof was good, or it would not come as far as here
         assert log.count("whose connections are complete") == 2, log

@@ -74,7 +74,13 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }
   Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
   Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }
+  bool is_fenced() override { return inner->direct()->is_fenced(); }
+  bool can_fence() const override { return inner->direct()->can_fence(); }
+  void fence() override { inner->direct()->fence(); }
 
+  bool allows_write(const RemoteSpan& where, std::uint32_t immediate) const override {
+    return !is_lost() && sink->allows_write(where, immediate);
+  }
   void on_write(DataEndpoint&, std::uint32_t immediate) override {
     if (!is_lost()) sink->on_write(*this, immediate);
   }

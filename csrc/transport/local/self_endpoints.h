@@ -104,6 +104,11 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     return Status::kOk;
   }
 
+  // Both sides belong to one thread, which sums only what it still wants to be summed.
+  bool is_fenced() override { return true; }
+  bool can_fence() const override { return true; }
+  void fence() override {}
+
   int deliver() {
     if (idle()) return 0;
     std::swap(queued_, delivering_);

@@ -17,7 +17,7 @@ constexpr std::string_view kServer = "rdma server";
 
 Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> message,
          const Nonce& server_nonce) {
-  return hmac_sha256(credentials.secret, concatenate({as_bytes(label), message, server_nonce, credentials.job}));
+  return hmac_sha256(credentials.key, {as_bytes(label), message, server_nonce, credentials.job});
 }
 
 ShortMac sign_request(const Credentials& credentials, std::span<const std::byte> request, const Nonce& server_nonce) {

@@ -3,8 +3,11 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 
 #include "core/interrupt.h"
@@ -80,6 +83,32 @@ int peer_pid(int socket) {
   socklen_t size = sizeof credentials;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return 0;
   return credentials.pid;
+}
+
+bool is_closed(int socket) {
+  pollfd state{socket, POLLRDHUP, 0};
+  return ::poll(&state, 1, 0) == 1 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+Fd open_process(int pid) {
+  Fd process(pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)) : -1);
+  constexpr int kOnlyAsk = 0;
+  if (process && ::syscall(SYS_pidfd_send_signal, process.get(), kOnlyAsk, nullptr, 0) != 0) process.reset();
+  return process;
+}
+
+bool has_ended(const Fd& process) {
+  pollfd ended{process.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 1;
+}
+
+void end_process(const Fd& process) {
+  constexpr int kPatience_ms = 2000;
+  if (::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0) != 0) return;  // it has ended already
+  pollfd ended{process.get(), POLLIN, 0};
+  const Deadline deadline = Deadline::after(kPatience_ms / 1e3);
+  while (::poll(&ended, 1, deadline.left_ms()) < 0 && errno == EINTR) {
+  }
 }
 
 }  // namespace bps::transport::shm

@@ -16,12 +16,23 @@ inline constexpr std::size_t kMaxFds = 4;
 
 // Sends all of `record` and `fds` at once, or nothing (kAgain). kPeerLost when the socket is closed.
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds);
-// Receives exactly `record`, without blocking: kAgain when nothing is there yet.
+// Receives exactly `record`, without blocking: kAgain when nothing is there yet. The kernel drops descriptors for which
+// this process has no room: `fds` is then shorter than what the peer sent.
 Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds);
 // The same, but waits.
 Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline);
 
 // Process id of the other side as the kernel knows it; 0 when it lives in another pid namespace.
 int peer_pid(int socket);
+// Whether the other side has closed the socket, which the kernel also does at the end of a process, after its last
+// thread has lost its memory.
+bool is_closed(int socket);
+
+// A handle of another process, which stays valid when its id is used again. Empty where this process may not end it.
+Fd open_process(int pid);
+bool has_ended(const Fd& process);
+// Ends the process and waits until none of its threads runs any more, but not for ever: one that the kernel holds runs
+// no code of its own from here on either.
+void end_process(const Fd& process);
 
 }  // namespace bps::transport::shm

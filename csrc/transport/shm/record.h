@@ -17,10 +17,11 @@ struct ShmRecord {
     kMapped = 3,     // a region in a file that the peer can map; descriptor: the file
     kPlain = 4,      // a region that the peer can copy from and to
     kWithdrawn = 5,  // a region that is gone
+    kRefused = 6,  // a region that the receiver announced cannot be mapped; base: errno, size: the limit on open files
   };
   Kind kind;
   std::uint32_t reaches_plain;      // kReply: 1 when the sender can copy from the receiver's plain memory
-  std::uint64_t key;                // kMapped, kPlain, kWithdrawn: of the region
+  std::uint64_t key;                // kMapped, kPlain, kWithdrawn, kRefused: of the region
   std::uint64_t base;               // kMapped: offset in the file; kPlain, kSetup, kReply: virtual address
   std::uint64_t size;               // of the region, or of the rings
   std::uint64_t file_size;          // kMapped
@@ -35,7 +36,7 @@ struct ShmRecord {
   }
 };
 constexpr bool is_valid(ShmRecord::Kind kind) {
-  return kind >= ShmRecord::kSetup && kind <= ShmRecord::kWithdrawn;
+  return kind >= ShmRecord::kSetup && kind <= ShmRecord::kRefused;
 }
 static_assert(codec::kSize<ShmRecord> == 56, "part of the protocol");
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/shm/shared_memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -9,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/fork.h"
+#include "core/limits.h"
 
 namespace bps::transport::shm {
 namespace {
@@ -18,6 +20,8 @@ struct Table {
   std::map<std::uintptr_t, std::weak_ptr<SharedMemory>> pieces;  // by first byte
 };
 
+// Whoever maps a file that somebody else shrinks is killed by SIGBUS at the next access, so the size is final.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // In a child: its view of each piece becomes a private copy, as of memory that is not shared, and no peer of the child
 // maps the file.
 void make_private();
@@ -51,11 +55,13 @@ std::span<std::byte> map_file(int fd, std::size_t size) {
 }  // namespace
 
 std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t size) {
-  Fd file(::memfd_create("bps", MFD_CLOEXEC));
-  if (!file) throw_errno("cannot create shared memory", "raise the limit on open files (ulimit -n)");
+  check_memory(size, "cannot create shared memory");
+  Fd file(::memfd_create("bps", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) throw_errno("cannot create shared memory");
   if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) {
     throw_errno("cannot reserve " + std::to_string(size) + " bytes of shared memory");
   }
+  if (::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) throw_errno("cannot seal shared memory");
   const auto bytes = map_file(file.get(), size);
   std::shared_ptr<SharedMemory> piece(new SharedMemory(std::move(file), bytes));
   const std::lock_guard lock(table().mutex);
@@ -69,8 +75,12 @@ std::shared_ptr<SharedMemory> SharedMemory::map(Fd file, std::size_t size) {
   if (::fstat(file.get(), &info) != 0 || static_cast<std::size_t>(info.st_size) < size || size == 0) {
     throw Error(ErrorCode::kTransport, "a peer announced shared memory that is smaller than it says", "");
   }
-  const auto bytes = map_file(file.get(), size);
-  return std::shared_ptr<SharedMemory>(new SharedMemory(std::move(file), bytes));
+  const int seals = ::fcntl(file.get(), F_GET_SEALS);  // fails for anything but a memory file
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    throw Error(ErrorCode::kTransport, "a peer announced shared memory that it can shrink", "");
+  }
+  // The file is closed: a mapping needs none, and a server maps more arrays than it may have files open.
+  return std::shared_ptr<SharedMemory>(new SharedMemory(Fd(), map_file(file.get(), size)));
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::find(std::span<const std::byte> bytes) {

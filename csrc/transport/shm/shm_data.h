@@ -13,6 +13,7 @@
 
 #include "core/event_loop.h"
 #include "transport/shm/descriptor_ring.h"
+#include "transport/shm/options.h"
 #include "transport/shm/record.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
@@ -35,7 +36,7 @@ class ShmRegion final : public Region {
 
 class ShmData final : public DataEndpoint, public DirectAccess {
  public:
-  ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory);
+  ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const ShmOptions& options);
   ~ShmData() override;
 
   void connect(const Deadline& deadline, const std::string& whom);  // the connecting side's set-up
@@ -52,6 +53,9 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   std::byte* map(const RemoteSpan& span) override;
   Status get(const RemoteSpan& span, std::byte* into) override;
   Status put(const RemoteSpan& span, const std::byte* from) override;
+  bool is_fenced() override;
+  bool can_fence() const override { return process_ || is_own_process(); }
+  void fence() override;
 
  private:
   struct PeerRegion {
@@ -67,19 +71,22 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   void on_socket();
   void take_records();
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
+  bool refuse(std::uint64_t key);
   bool announce(const Region& region);
   const PeerRegion* find(const RemoteSpan& span);
   void publish();
   void ring_if_late();
   void ring();
+  bool is_own_process() const;  // both sides of a test
   void sever() override;
   void on_loss_noted() override;
 
   Fd socket_;
   EventLoop& loop_;
   Counters& counters_;
-  const bool allow_cross_memory_;
+  const ShmOptions options_;
   const int pid_;
+  const Fd process_;  // to end it with; empty: this process may not
   std::array<std::byte, 16> probe_{};
   bool we_reach_plain_ = false;
   bool peer_reaches_plain_ = false;

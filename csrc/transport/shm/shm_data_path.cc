@@ -73,6 +73,7 @@ void ShmData::withdraw(std::uint64_t key) {
 }
 
 const ShmData::PeerRegion* ShmData::find(const RemoteSpan& span) {
+  if (is_lost()) return nullptr;  // we have said that we write no more
   auto found = peer_regions_.find(span.key);
   if (found == peer_regions_.end()) {
     take_records();  // the announcement may still be in the socket

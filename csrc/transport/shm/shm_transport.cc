@@ -3,21 +3,28 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "core/hmac.h"
+#include "core/limits.h"
+#include "core/log.h"
 #include "transport/listener.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
 namespace bps::transport::shm {
 
-ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory)
-    : loop_(loop), credentials_(credentials), counters_(counters), allow_cross_memory_(allow_cross_memory) {}
+ShmTransport::ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters,
+                           const ShmOptions& options)
+    : loop_(loop), credentials_(credentials), counters_(counters), options_(options) {}
 
 ShmTransport::~ShmTransport() {
   *alive_ = false;
@@ -41,13 +48,13 @@ Fd ShmTransport::open_socket(const ConnectRequest& request, Plane plane) const {
 }
 
 std::unique_ptr<ControlEndpoint> ShmTransport::connect_control(const ConnectRequest& request) {
-  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), request.hello_for(Plane::kControl),
-                                         counters_);
+  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), std::nullopt,
+                                         request.hello_for(Plane::kControl), counters_);
 }
 
 std::unique_ptr<DataEndpoint> ShmTransport::connect_data(const ConnectRequest& request) {
   auto data = std::make_unique<ShmData>(open_socket(request, Plane::kData), request.hello_for(Plane::kData), loop_,
-                                        counters_, allow_cross_memory_);
+                                        counters_, options_);
   data->connect(request.deadline, request.whom);
   return data;
 }
@@ -68,13 +75,12 @@ DataEndpoint* ShmTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataS
 
 ControlEndpoint* ShmTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
   Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  return attach(std::make_unique<SocketControl>(std::move(socket), incoming->hello, counters_), sink);
+  return attach(std::make_unique<SocketControl>(std::move(socket), std::nullopt, incoming->hello, counters_), sink);
 }
 
 DataEndpoint* ShmTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
   Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, allow_cross_memory_),
-                sink);
+  return attach(std::make_unique<ShmData>(std::move(socket), incoming->hello, loop_, counters_, options_), sink);
 }
 
 void ShmTransport::close(Endpoint* endpoint) {
@@ -104,13 +110,22 @@ void ShmTransport::disarm() {
 
 // ---- Set-up of a data endpoint
 
-ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, bool allow_cross_memory)
+namespace {
+
+bool is_out_of_files() {
+  return !Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE);
+}
+
+}  // namespace
+
+ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const ShmOptions& options)
     : DataEndpoint(made_by),
       socket_(std::move(socket)),
       loop_(loop),
       counters_(counters),
-      allow_cross_memory_(allow_cross_memory),
-      pid_(peer_pid(socket_.get())) {
+      options_(options),
+      pid_(peer_pid(socket_.get())),
+      process_(options.end_lost_peers && pid_ != ::getpid() ? open_process(pid_) : Fd()) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   random_bytes(probe_);
 }
@@ -135,7 +150,7 @@ ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
 }
 
 bool ShmData::probe_succeeds(const ShmRecord& record) const {
-  if (!allow_cross_memory_ || pid_ == 0) return false;
+  if (!options_.cross_memory || pid_ == 0) return false;
   std::array<std::byte, 16> found{};
   iovec here{found.data(), found.size()};
   iovec there{reinterpret_cast<void*>(record.base), found.size()};
@@ -182,6 +197,11 @@ void ShmData::take_records() {
     if (status == Status::kAgain) return;
     if (status != Status::kOk) return lose("connection closed");
     const auto record = codec::decode<ShmRecord>(bytes);
+    if (record && record->kind == ShmRecord::kRefused) {
+      return lose("it cannot map our memory: " + std::string(std::strerror(static_cast<int>(record->base))) +
+                  ": its limit on open files is " + std::to_string(record->size) +
+                  "; raise it there: `ulimit -n 65536`, or `docker run --ulimit nofile=65536`");
+    }
     if (!record || !take_record(*record, fds)) return lose("it broke the shared-memory protocol");
   }
 }
@@ -201,6 +221,7 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       return send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk;
     }
     case ShmRecord::kMapped: {
+      if (fds.empty() && is_out_of_files()) return refuse(record.key);
       if (fds.size() != 1) return false;
       auto piece = SharedMemory::map(std::move(fds[0]), record.file_size);
       std::byte* mapped = piece->bytes().data() + record.base;
@@ -209,15 +230,48 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
     }
     case ShmRecord::kPlain: peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size}; return true;
     case ShmRecord::kWithdrawn: peer_regions_.erase(record.key); return true;
-    case ShmRecord::kReply: break;
+    case ShmRecord::kReply:
+    case ShmRecord::kRefused: break;
   }
   return false;
 } catch (const Error&) {
   return false;
 }
 
+// The kernel has dropped the file of a region, because this process may not open more. The peer says so to its caller,
+// and gives this connection up.
+bool ShmData::refuse(std::uint64_t key) {
+  const auto limit = limit_behind(EMFILE);
+  log_warning("cannot map the memory of a peer: " + limit->what + "; " + limit->hint);
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  ShmRecord refusal{};
+  refusal.kind = ShmRecord::kRefused;
+  refusal.key = key;
+  refusal.base = EMFILE;
+  refusal.size = files.rlim_cur;
+  return send_record(socket_.get(), codec::encode(refusal), {}) == Status::kOk;
+}
+
+// A peer that waits for word from us, or is about to fence us, sees that we write no more.
 void ShmData::sever() {
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
+  ::shutdown(socket_.get(), SHUT_RDWR);
+}
+
+bool ShmData::is_own_process() const {
+  return pid_ == ::getpid();
+}
+
+bool ShmData::is_fenced() {
+  return is_own_process() || is_closed(socket_.get()) || (process_ && has_ended(process_));
+}
+
+void ShmData::fence() {
+  if (is_fenced() || !process_) return;
+  log_warning("ends process " + std::to_string(pid_) +
+              ", which is lost to the job but could still write to the memory of this process");
+  end_process(process_);
 }
 
 void ShmData::on_loss_noted() {

@@ -4,7 +4,8 @@
 // A data endpoint is a ring of descriptors in each direction, and the knowledge of the peer's regions. Regions in
 // SharedMemory are mapped by the peer on first use; other regions the peer reads and writes by cross-memory copies
 // (process_vm_readv) where the kernel allows it, which a probe at set-up finds out. The endpoint's Unix socket carries
-// the announcements of regions and shows when the peer is gone.
+// the announcements of regions and shows when the peer is gone. Before a lost peer's mappings of our memory may be
+// forgotten it must be fenced: it has closed its socket, or it is ended through a pidfd that was opened at set-up.
 #pragma once
 
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "core/event_loop.h"
 #include "transport/shm/descriptor_ring.h"
+#include "transport/shm/options.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/socket_control.h"
 #include "transport/transport.h"
@@ -23,7 +25,7 @@ class ShmData;
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, bool allow_cross_memory);
+  ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const ShmOptions& options);
   ~ShmTransport() override;
 
   std::string_view name() const override { return "shm"; }
@@ -46,7 +48,7 @@ class ShmTransport final : public Transport {
   EventLoop& loop_;
   const Credentials& credentials_;
   Counters& counters_;
-  const bool allow_cross_memory_;
+  const ShmOptions options_;
   std::uint64_t next_key_ = 1;
   std::vector<std::unique_ptr<SocketControl>> controls_;
   std::vector<std::unique_ptr<ShmData>> datas_;

@@ -175,9 +175,12 @@ bool TcpData::begin_frame() {
     if (found != regions_.end()) {
       const std::uint64_t size = found->second.size();
       if (frame_.address > size || frame_.length > size - frame_.address) return false;
-      target_ = found->second.data() + frame_.address;
+      if (sink->allows_write({frame_.key, frame_.address, frame_.length}, frame_.immediate)) {
+        target_ = found->second.data() + frame_.address;
+      }
     }
-    // An unknown key is a region withdrawn while the bytes were on the way: they go nowhere, and are counted.
+    // An unknown key is a region withdrawn while the bytes were on the way. These, and bytes for which nothing was
+    // granted to this peer, go nowhere and are counted.
   } else {
     end_frame();
   }

@@ -83,7 +83,8 @@ RegionPtr TcpTransport::register_memory(std::span<std::byte> bytes) {
   return std::make_shared<TcpRegion>(bytes, regions_);
 }
 
-Fd TcpTransport::open_socket(const ConnectRequest& request, Plane plane) const {
+// `key` is set to that of the connection.
+Fd TcpTransport::open_socket(const ConnectRequest& request, Plane plane, Digest& key) const {
   const std::string text(as_text(request.address));
   const std::size_t space = text.find(' ');
   if (space == std::string::npos) {
@@ -92,18 +93,21 @@ Fd TcpTransport::open_socket(const ConnectRequest& request, Plane plane) const {
   }
   const auto port = static_cast<std::uint16_t>(std::stoi(text.substr(space + 1)));
   Fd socket = connect_tcp(text.substr(0, space), port, request.deadline);
-  client_handshake(socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom);
+  key = client_handshake(socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom).key;
   if (plane == Plane::kData) tune(socket.get(), congestion_);
   return socket;
 }
 
 std::unique_ptr<ControlEndpoint> TcpTransport::connect_control(const ConnectRequest& request) {
-  return std::make_unique<SocketControl>(open_socket(request, Plane::kControl), request.hello_for(Plane::kControl),
-                                         counters_);
+  Digest key{};
+  Fd socket = open_socket(request, Plane::kControl, key);
+  return std::make_unique<SocketControl>(std::move(socket), MessageKeys::of_client(key),
+                                         request.hello_for(Plane::kControl), counters_);
 }
 
 std::unique_ptr<DataEndpoint> TcpTransport::connect_data(const ConnectRequest& request) {
-  return std::make_unique<TcpData>(open_socket(request, Plane::kData), request.hello_for(Plane::kData), loop_,
+  Digest unused{};  // payload carries no authentication code
+  return std::make_unique<TcpData>(open_socket(request, Plane::kData, unused), request.hello_for(Plane::kData), loop_,
                                    counters_, *regions_);
 }
 
@@ -122,8 +126,10 @@ DataEndpoint* TcpTransport::attach(std::unique_ptr<DataEndpoint> endpoint, DataS
 }
 
 ControlEndpoint* TcpTransport::accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) {
-  Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  return attach(std::make_unique<SocketControl>(std::move(socket), incoming->hello, counters_), sink);
+  auto& accepted = static_cast<IncomingSocket&>(*incoming);
+  return attach(std::make_unique<SocketControl>(std::move(accepted.socket), MessageKeys::of_server(accepted.key),
+                                                incoming->hello, counters_),
+                sink);
 }
 
 DataEndpoint* TcpTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {

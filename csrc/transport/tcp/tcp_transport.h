@@ -45,7 +45,7 @@ class TcpTransport final : public Transport {
   using Regions = std::unordered_map<std::uint64_t, std::span<std::byte>>;
 
  private:
-  Fd open_socket(const ConnectRequest& request, Plane plane) const;
+  Fd open_socket(const ConnectRequest& request, Plane plane, Digest& key) const;
 
   EventLoop& loop_;
   const Credentials& credentials_;

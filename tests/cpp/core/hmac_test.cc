@@ -27,7 +27,7 @@ std::string sha256_of(std::string_view text) {
 }
 
 std::string hmac_of(std::string_view key, std::string_view message) {
-  return hex(hmac_sha256(as_bytes(key), as_bytes(message)));
+  return hex(hmac_sha256(as_bytes(key), {as_bytes(message)}));
 }
 
 // FIPS 180-4 examples (NIST, "SHA256.pdf" and the long messages).
@@ -70,6 +70,16 @@ TEST(Hmac, MatchesTheVectorsOfRfc4231) {
               "This is a test using a larger than block-size key and a larger than block-size data. The key needs "
               "to be hashed before being used by the HMAC algorithm."),
       "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
+}
+
+TEST(Sha256, TakesAMessageInParts) {
+  const std::string message(300, 'x');
+  for (std::size_t cut = 0; cut <= message.size(); ++cut) {
+    Sha256 hash;
+    hash.update(as_bytes(message).first(cut));
+    hash.update(as_bytes(message).subspan(cut));
+    ASSERT_EQ(hash.finish(), sha256(as_bytes(message))) << cut;
+  }
 }
 
 TEST(EqualConstantTime, Compares) {

@@ -5,20 +5,31 @@
 
 using namespace bps;
 
+constexpr std::uint32_t kEpoch = 1;
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
-  const auto message = tensor::decode(bytes);
+  const auto message = tensor::decode(bytes, kEpoch);
   if (!message) return 0;
-  fuzz::expect(std::ranges::equal(tensor::encode(*message), bytes));
-  fuzz::expect(tensor::decode(tensor::encode(*message)) == message);
+  fuzz::expect(std::ranges::equal(tensor::encode(*message, kEpoch), bytes));
+  fuzz::expect(tensor::decode(tensor::encode(*message, kEpoch), kEpoch) == message);
   return 0;
 }
 
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most, unsigned seed) {
   using namespace bps::tensor;
-  static const std::vector<Bytes> samples{
-      tensor::encode(Attach{1 << 22, true, 2}), tensor::encode(Credits{{{1, 2, 3, 4}, {5, 6, 7, 8}}}),
-      tensor::encode(PushFailed{17, ErrorCode::kPeerLost, "what", "hint"}), tensor::encode(WhoIsMissing{1, 2, 3, 4}),
-      tensor::encode(Missing{9, {0, 5, 1000000}})};
+  static const std::vector<Bytes> samples = [] {
+    const std::vector<ControlMessage> messages{
+        Attach{1 << 22, true, 2},
+        Credits{{{1, 2, 3, 4}, {5, 6, 7, 8}}},
+        PushFailed{17, ErrorCode::kPeerLost, "what", "hint"},
+        Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10}}},
+        Cancelled{{1, 2}, {3}, {0, 5, 1000000}},
+        Ping{5},
+        Echo{5}};
+    std::vector<Bytes> encoded;
+    for (const ControlMessage& message : messages) encoded.push_back(encode(message, kEpoch));
+    return encoded;
+  }();
   return fuzz::mutate_from(samples, data, size, most, seed);
 }

@@ -16,7 +16,7 @@ class FakeControl final : public transport::ControlEndpoint {
  public:
   explicit FakeControl(const transport::Hello& opened_by) : ControlEndpoint(opened_by) {}
   Status send(std::span<const std::byte> message) override {
-    messages.push_back(tensor::decode(message).value());
+    messages.push_back(tensor::decode(message, 1).value());
     return Status::kOk;
   }
   template <typename Message>
@@ -56,6 +56,9 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
     std::memcpy(reinterpret_cast<std::byte*>(span.address), from, span.length);
     return Status::kOk;
   }
+  bool is_fenced() override { return true; }
+  bool can_fence() const override { return true; }
+  void fence() override {}
   std::vector<std::uint32_t> immediates() const {
     std::vector<std::uint32_t> found;
     for (const transport::WriteOp& op : writes) found.push_back(op.immediate);

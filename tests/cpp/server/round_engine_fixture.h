@@ -25,7 +25,8 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
       van::Node node;
       node.id = i + 1;
       node.worker_rank = static_cast<std::int32_t>(i);
-      sessions.push_back(std::make_unique<WorkerSession>(SessionContext{*this, engine, pool, due}, node, 0, transport));
+      sessions.push_back(
+          std::make_unique<WorkerSession>(SessionContext{*this, engine, pool, due, 1}, node, 0, transport));
       sessions[i]->accept(std::make_unique<transport::IncomingConnection>(transport::Hello{.node = i + 1}));
       transport::Hello data{.node = i + 1};
       data.plane = transport::Plane::kData;
@@ -35,9 +36,9 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   }
 
   void on_message(WorkerSession&, std::span<const std::byte>) override {}
-  void on_lost(WorkerSession& session, const std::string&) override {
+  void on_lost(WorkerSession& session, const std::string& why) override {
     session.abandon(false);
-    engine.lose_rank(session.worker_rank());
+    engine.lose_rank(session.worker_rank(), why);
   }
 
   FakeControl& control(std::uint32_t worker) { return *transport.control_ends[worker]; }
@@ -71,6 +72,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     made.member = static_cast<std::uint16_t>(worker);
     made.tensor = 11;
     made.round = round;
+    made.epoch = 1;
     made.immediate = 100 * (round + 1) + worker + ((flags & tensor::kIsPush) != 0 ? 0 : 50);
     made.length = kBytes;
     made.answer_address = reinterpret_cast<std::uint64_t>(memory[worker].data());
@@ -105,7 +107,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   SlotPool pool{{&transport}};
   SendsDue due;
   Sessions sessions;
-  RoundEngine engine{1 << 20, sessions, pool, counters};
+  RoundEngine engine{{.largest_partition = 1 << 20, .epoch = 1}, sessions, pool, counters};
   std::vector<float> memory[kWorkers];
   std::vector<std::uint32_t> slots[kWorkers];  // that the worker may fill
 };

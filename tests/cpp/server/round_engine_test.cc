@@ -165,7 +165,7 @@ TEST_F(RoundEngineTest, ALostMembersRoundIsDroppedWhenItsAnswersHaveBeenSent) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull));
   sessions[1]->lose("gone");
   sessions[1]->discard();
-  engine.drop_lost();
+  engine.fail_lost();
   EXPECT_EQ(engine.open_rounds(), 1U) << "ranks 0 and 2 still read the result";
   engine.on_written(data(0).writes[0].token);
   EXPECT_EQ(engine.open_rounds(), 1U);
@@ -183,16 +183,83 @@ TEST_F(RoundEngineTest, AWorkerWhoseMemoryCannotBeReadIsLost) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) post(i, header(i, kPush | kPull));
   EXPECT_TRUE(sessions[2]->is_lost());
   EXPECT_FALSE(sessions[0]->is_lost());
-  engine.drop_lost();
+  engine.fail_lost();
   EXPECT_EQ(engine.open_rounds(), 0U);
   EXPECT_TRUE(data(0).writes.empty());
 }
 
-TEST_F(RoundEngineTest, NamesTheRanksThatAreMissing) {
-  use_slots(1);
+tensor::Cancel cancel_of(std::uint32_t immediate, std::uint32_t round = 0) {
+  tensor::Cancel made;
+  made.tensor = 11;
+  made.round = round;
+  made.code = ErrorCode::kTimeout;
+  made.what = "a rank gave up";
+  made.partitions.push_back({immediate, 0});
+  return made;
+}
+
+TEST_F(RoundEngineTest, ACancelledRoundFailsForEverybody) {
+  use_slots(2);
+  land(0, header(0, kPush | kPull));
   land(1, header(1, kPush | kPull));
-  EXPECT_EQ(engine.missing({.tensor = 11, .partition = 0, .round = 0}), (std::vector<std::uint32_t>{0, 2}));
-  EXPECT_TRUE(engine.missing({.tensor = 12, .partition = 0, .round = 0}).empty());
+  const tensor::Cancelled reply = engine.cancel(*sessions[0], cancel_of(100));
+  EXPECT_EQ(reply.aborted, (std::vector<std::uint32_t>{100}));
+  EXPECT_TRUE(reply.answered.empty());
+  EXPECT_EQ(reply.missing, (std::vector<std::uint32_t>{2}));
+  ASSERT_EQ(failures(1).size(), 1U) << "who waits is told at once";
+  EXPECT_EQ(failures(1)[0].what, "a rank gave up; it still waited for rank 2");
+  EXPECT_EQ(engine.open_rounds(), 1U) << "rank 2 is still to be told";
+  land(2, header(2, kPush | kPull));
+  ASSERT_EQ(failures(2).size(), 1U);
+  EXPECT_EQ(failures(2)[0].code, ErrorCode::kTimeout);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  EXPECT_TRUE(data(0).writes.empty());
+  EXPECT_TRUE(data(2).writes.empty());
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull, 1));
+  EXPECT_EQ(sum_in_slot(data(0).writes.at(0)), 6) << "the next round is a new one";
+}
+
+TEST_F(RoundEngineTest, APushThatIsOvertakenByItsCancelIsNotSummed) {
+  use_slots(2);
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull));
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_TRUE(data(i).writes.empty());
+}
+
+TEST_F(RoundEngineTest, WhatHasBeenSummedCannotBeCancelled) {
+  use_slots(2);
+  data(0).room = 0;  // the answer waits for the send window
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull));
+  const tensor::Cancelled reply = engine.cancel(*sessions[0], cancel_of(100));
+  EXPECT_EQ(reply.answered, (std::vector<std::uint32_t>{100}));
+  EXPECT_TRUE(reply.aborted.empty());
+  data(0).room = 1;
+  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_EQ(sum_in_slot(data(0).writes.at(0)), 6);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.at(0).token);
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).answered.size(), 1U) << "also when the round is over";
+}
+
+TEST_F(RoundEngineTest, APullThatWasCancelledIsNeverAnswered) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) data(i).writes.clear();  // the pushes were acknowledged
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(150)).aborted.size(), 1U);
+  land(0, header(0, kPull));
+  EXPECT_TRUE(data(0).writes.empty()) << "its memory is the caller's again";
+  land(1, header(1, kPull));
+  EXPECT_EQ(sum_in_slot(data(1).writes.at(0)), 6) << "the sum itself is good";
+}
+
+TEST_F(RoundEngineTest, AnotherEpochsPushesAreDroppedAndCounted) {
+  use_slots(1);
+  auto old = header(0, kPush | kPull);
+  old.epoch = 7;
+  land(0, old);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  EXPECT_EQ(counters.stale.get(), 1U);
+  EXPECT_TRUE(failures(0).empty());
 }
 
 }  // namespace

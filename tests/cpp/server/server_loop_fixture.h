@@ -19,10 +19,10 @@ struct FakeWorker final : transport::ControlSink, transport::DataSink {
   void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
   void on_written(transport::DataEndpoint&, std::uint64_t) override {}
   void on_message(transport::ControlEndpoint&, std::span<const std::byte> bytes) override {
-    const auto message = tensor::decode(bytes);
+    const auto message = tensor::decode(bytes, 1);
     ASSERT_TRUE(message.has_value());
     if (const auto* failed = std::get_if<tensor::PushFailed>(&*message)) failures.push_back(*failed);
-    if (const auto* missing = std::get_if<tensor::Missing>(&*message)) missing_ranks = missing->ranks;
+    if (const auto* reply = std::get_if<tensor::Cancelled>(&*message)) cancelled = *reply;
     if (const auto* credits = std::get_if<tensor::Credits>(&*message)) {
       slots.insert(slots.end(), credits->slots.begin(), credits->slots.end());
     }
@@ -33,7 +33,7 @@ struct FakeWorker final : transport::ControlSink, transport::DataSink {
   transport::DataEndpoint* data = nullptr;
   std::map<std::uint32_t, int> answers;
   std::vector<tensor::PushFailed> failures;
-  std::vector<std::uint32_t> missing_ranks;
+  tensor::Cancelled cancelled;  // the last one
   std::vector<tensor::SlotCredit> slots;
   std::vector<float> tensor = std::vector<float>(1000);
   transport::RegionPtr region;
@@ -52,6 +52,7 @@ class ServerLoopTest : public ::testing::Test {
       van::Node node;
       node.id = i + 1;
       node.worker_rank = static_cast<std::int32_t>(i);
+      node.worker_loops = 1;
       members.nodes.push_back(node);
     }
     server_loop = std::make_unique<ServerLoop>(ServerLoopOptions{.window = kWindow, .largest_partition = 1 << 20},
@@ -86,6 +87,7 @@ class ServerLoopTest : public ::testing::Test {
     h.group = 0;
     h.tensor = 11;
     h.round = round;
+    h.epoch = 1;
     h.immediate = 100 + worker;
     h.length = 4000;
     const transport::RemoteSpan answer = workers[worker].region->remote(0, 4000);
@@ -100,7 +102,7 @@ class ServerLoopTest : public ::testing::Test {
     settle();
   }
   void attach(std::uint32_t worker, std::uint64_t largest_payload) {
-    ASSERT_EQ(workers[worker].control->send(encode(tensor::Attach{largest_payload, true})), Status::kOk);
+    ASSERT_EQ(workers[worker].control->send(encode(tensor::Attach{largest_payload, true}, 1)), Status::kOk);
     settle();
   }
   void push_into_slot(std::uint32_t worker, const tensor::PushHeader& h) {

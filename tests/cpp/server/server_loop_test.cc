@@ -31,12 +31,13 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
     van::Node node;
     node.id = 1;
     node.worker_rank = 0;
+    node.worker_loops = 1;
     members.nodes.push_back(node);
     ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members,
                    {&transport}, counters);
     FakeWorker worker;
     connect_control(one, 1, worker);
-    EXPECT_EQ(worker.control->send(encode(tensor::Attach{payload, true})), Status::kOk);
+    EXPECT_EQ(worker.control->send(encode(tensor::Attach{payload, true}, 1)), Status::kOk);
     for (int i = 0; i < 6; ++i) {
       transport.poll();
       one.step();
@@ -81,22 +82,31 @@ TEST_F(ServerLoopTest, WhoIsWaitedForWithoutAnySlotGetsOneMore) {
   EXPECT_EQ(server_loop->open_rounds(), kWindow + kSmallSlots);
 }
 
-TEST_F(ServerLoopTest, SaysWhoIsMissing) {
+TEST_F(ServerLoopTest, ACancelSaysWhoWasMissing) {
   push(1, header(1));
-  (void)workers[1].control->send(encode(tensor::WhoIsMissing{1, 11, 0, 0}));
+  tensor::Cancel cancel{
+      .tensor = 11, .code = ErrorCode::kTimeout, .what = "rank 1 gave up", .hint = "", .partitions = {}};
+  cancel.partitions.push_back({101, 0});
+  (void)workers[1].control->send(encode(cancel, 1));
   settle();
-  EXPECT_EQ(workers[1].missing_ranks, (std::vector<std::uint32_t>{0, 2}));
+  EXPECT_EQ(workers[1].cancelled.aborted, (std::vector<std::uint32_t>{101}));
+  EXPECT_EQ(workers[1].cancelled.missing, (std::vector<std::uint32_t>{0, 2}));
 }
 
-TEST_F(ServerLoopTest, ALostWorkerFreesItsRounds) {
+TEST_F(ServerLoopTest, ALostWorkerFailsItsRounds) {
   push(0, header(0));
   push(1, header(1));
-  server_loop->lose_node(3);
+  server_loop->lose_node(3, "worker 2 is lost: for a test");
   settle();
+  ASSERT_EQ(workers[0].failures.size(), 1U);
+  EXPECT_EQ(workers[0].failures[0].code, ErrorCode::kPeerLost);
+  EXPECT_EQ(workers[0].failures[0].what, "worker 2 is lost: for a test");
+  EXPECT_EQ(workers[1].failures.size(), 1U);
   EXPECT_EQ(server_loop->open_rounds(), 0U);
   tensor::PushHeader h = header(0, 1);
   push(0, h);
-  EXPECT_EQ(server_loop->open_rounds(), 0U);  // a group without its third member opens nothing
+  EXPECT_EQ(server_loop->open_rounds(), 0U) << "a group without its third member opens nothing";
+  EXPECT_EQ(workers[0].failures.size(), 2U);
 }
 
 }  // namespace

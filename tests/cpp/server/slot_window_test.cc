@@ -34,7 +34,7 @@ class SlotWindowTest : public ::testing::Test {
   FakeTransport transport;
   SlotPool pool{{&transport}};
   SendsDue due;
-  SlotWindow window{pool, transport, due};
+  SlotWindow window{pool, transport, due, 1};
   FakeControl control{transport::Hello{}};
 };
 
@@ -61,10 +61,28 @@ TEST_F(SlotWindowTest, AShareOfTheMemoryLimitsBothSizes) {
   EXPECT_EQ(credits.size(), 3U + 8U);
 }
 
+TEST_F(SlotWindowTest, AWorkerMayWriteIntoWhatItWasGrantedAndNowhereElse) {
+  window.open(kLarge, 2, 0);
+  const auto credits = announced();
+  const tensor::SlotCredit& mine = *std::ranges::find(
+      credits, false, [](const tensor::SlotCredit& credit) { return tensor::is_small_slot(credit.capacity); });
+  Slot* slot = pool.by_number(mine.slot);
+  const transport::RemoteSpan granted{mine.key, mine.address, mine.capacity};
+  EXPECT_TRUE(window.allows(*slot, granted));
+  EXPECT_TRUE(window.allows(*slot, {mine.key, mine.address, 1}));
+  EXPECT_FALSE(window.allows(*slot, {mine.key, mine.address, mine.capacity + 1}));
+  EXPECT_FALSE(window.allows(*slot, {mine.key, mine.address + 1, 1})) << "in the slot, but not at its beginning";
+  EXPECT_FALSE(window.allows(*slot, {mine.key + 1, mine.address, 1}));
+  const SlotWindow other(pool, transport, due, 1);
+  EXPECT_FALSE(other.allows(*slot, granted)) << "it is another worker's";
+  EXPECT_TRUE(window.fill(*slot));
+  EXPECT_FALSE(window.allows(*slot, granted)) << "its bytes are in use";
+}
+
 TEST_F(SlotWindowTest, ASlotIsFilledOncePerGrantAndByItsWorkerOnly) {
   window.open(kLarge, 2, 0);
   Slot* slot = large_slots(announced()).front();
-  SlotWindow other(pool, transport, due);
+  SlotWindow other(pool, transport, due, 1);
   EXPECT_FALSE(other.fill(*slot));
   EXPECT_TRUE(window.fill(*slot));
   EXPECT_FALSE(window.fill(*slot)) << "its bytes are in use";
@@ -126,7 +144,7 @@ TEST_F(SlotWindowTest, ALostWorkersSlotsServeOthers) {
   EXPECT_FALSE(window.is_starved());
   SlotWindow::release(in_use, pool);
   EXPECT_TRUE(announced().empty());
-  SlotWindow other(pool, transport, due);
+  SlotWindow other(pool, transport, due, 1);
   other.open(kLarge, 20, 0);
   EXPECT_EQ(pool.bytes(), before);
 }

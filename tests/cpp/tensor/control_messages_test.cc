@@ -6,8 +6,12 @@
 #include <algorithm>
 #include <random>
 
+#include "transport/control_endpoint.h"
+
 namespace bps::tensor {
 namespace {
+
+constexpr std::uint32_t kEpoch = 3;
 
 std::vector<ControlMessage> samples() {
   Credits credits;
@@ -16,49 +20,70 @@ std::vector<ControlMessage> samples() {
           credits,
           Credits{},
           PushFailed{17, ErrorCode::kPeerLost, "what", "hint"},
-          WhoIsMissing{1, 2, 3, 4},
-          Missing{9, {0, 5, 1000000}}};
+          Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10}}},
+          Cancelled{{1, 2}, {3}, {0, 5, 1000000}},
+          Ping{5},
+          Echo{5}};
 }
 
 TEST(ControlMessages, RoundTrip) {
   for (const ControlMessage& message : samples()) {
-    const Bytes bytes = encode(message);
-    const auto decoded = decode(bytes);
+    const Bytes bytes = encode(message, kEpoch);
+    const auto decoded = decode(bytes, kEpoch);
     ASSERT_TRUE(decoded.has_value());
     EXPECT_EQ(*decoded, message);
-    EXPECT_EQ(encode(*decoded), bytes);
+    EXPECT_EQ(encode(*decoded, kEpoch), bytes);
   }
 }
 
 TEST(ControlMessages, TruncatedOrLongerIsRefused) {
   for (const ControlMessage& message : samples()) {
-    Bytes bytes = encode(message);
+    Bytes bytes = encode(message, kEpoch);
     for (std::size_t size = 0; size < bytes.size(); ++size) {
-      EXPECT_FALSE(decode(std::span(bytes).first(size)).has_value()) << message.index() << " " << size;
+      EXPECT_FALSE(decode(std::span(bytes).first(size), kEpoch).has_value()) << message.index() << " " << size;
     }
     bytes.push_back(std::byte{0});
-    EXPECT_FALSE(decode(bytes).has_value());
+    EXPECT_FALSE(decode(bytes, kEpoch).has_value());
   }
 }
 
 TEST(ControlMessages, AnnouncedCountsAreNotBelieved) {
-  Bytes bytes = encode(Credits{});
-  ASSERT_TRUE(decode(bytes).has_value());
+  Bytes bytes = encode(Credits{}, kEpoch);
+  ASSERT_TRUE(decode(bytes, kEpoch).has_value());
   std::fill(bytes.end() - 4, bytes.end(), std::byte{0xff});
-  EXPECT_FALSE(decode(bytes).has_value());
+  EXPECT_FALSE(decode(bytes, kEpoch).has_value());
 }
 
 TEST(ControlMessages, TypesKeepTheirNumbers) {
-  EXPECT_EQ(encode(Attach{})[0], std::byte{0});
-  EXPECT_EQ(encode(Credits{})[0], std::byte{1});
-  EXPECT_EQ(encode(PushFailed{})[0], std::byte{2});
-  EXPECT_EQ(encode(WhoIsMissing{})[0], std::byte{3});
-  EXPECT_EQ(encode(Missing{})[0], std::byte{4});
+  const auto type_of = [](const ControlMessage& message) { return encode(message, kEpoch)[sizeof kEpoch]; };
+  EXPECT_EQ(type_of(Attach{}), std::byte{0});
+  EXPECT_EQ(type_of(Credits{}), std::byte{1});
+  EXPECT_EQ(type_of(PushFailed{}), std::byte{2});
+  EXPECT_EQ(type_of(Cancel{}), std::byte{3});
+  EXPECT_EQ(type_of(Cancelled{}), std::byte{4});
+  EXPECT_EQ(type_of(Ping{}), std::byte{5});
+  EXPECT_EQ(type_of(Echo{}), std::byte{6});
+}
+
+TEST(ControlMessages, AnotherEpochsAreRefused) {
+  for (const ControlMessage& message : samples()) {
+    EXPECT_TRUE(decode(encode(message, kEpoch), kEpoch).has_value());
+    EXPECT_FALSE(decode(encode(message, kEpoch), kEpoch + 1).has_value());
+  }
+}
+
+TEST(ControlMessages, TheLongestFitIntoOne) {
+  const std::string text(kMostTextBytes + 1, 'x');
+  Cancel cancel{1, 2, 3, ErrorCode::kTimeout, text, text, std::vector<CancelledPartition>(kMostCancelled)};
+  EXPECT_LE(encode(cancel, kEpoch).size(), transport::kMaxMessage);
+  EXPECT_TRUE(decode(encode(cancel, kEpoch), kEpoch).has_value());
+  cancel.partitions.emplace_back();
+  EXPECT_FALSE(decode(encode(cancel, kEpoch), kEpoch).has_value());
 }
 
 TEST(ControlMessages, ValuesWithoutMeaningAreRefused) {
-  EXPECT_FALSE(decode(encode(PushFailed{1, ErrorCode{200}, "", ""}))) << "unknown error code";
-  EXPECT_FALSE(decode(encode(Attach{1, true, 0}))) << "no data endpoint";
+  EXPECT_FALSE(decode(encode(PushFailed{1, ErrorCode{200}, "", ""}, kEpoch), kEpoch)) << "unknown error code";
+  EXPECT_FALSE(decode(encode(Attach{1, true, 0}, kEpoch), kEpoch)) << "no data endpoint";
 }
 
 TEST(ControlMessages, RandomBytesNeverCrash) {
@@ -66,13 +91,13 @@ TEST(ControlMessages, RandomBytesNeverCrash) {
   const auto messages = samples();
   std::size_t understood = 0;
   for (int i = 0; i < 200000; ++i) {
-    Bytes bytes = encode(messages[random() % messages.size()]);
+    Bytes bytes = encode(messages[random() % messages.size()], kEpoch);
     const std::size_t changes = random() % 4;
     for (std::size_t c = 0; c < changes; ++c) bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     if (random() % 3 == 0) bytes.resize(random() % (bytes.size() + 8));
-    if (const auto message = decode(bytes)) {
+    if (const auto message = decode(bytes, kEpoch)) {
       ++understood;
-      ASSERT_EQ(encode(*message), bytes);
+      ASSERT_EQ(encode(*message, kEpoch), bytes);
     }
   }
   EXPECT_GT(understood, 0U);

@@ -79,6 +79,28 @@ TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
   EXPECT_EQ(caller->counters().data_writes.get(), 8U);
 }
 
+// What the peer was not granted goes nowhere, and the connection goes on. (Over RDMA the device knows only regions; on
+// one host the server fetches what it wants itself.)
+TEST_P(Conformance, WritesThatWereNotGrantedLandNowhere) {
+  if (GetParam().transport != "tcp") GTEST_SKIP() << "writes do not pass through the process";
+  Bytes source(1000, std::byte{0x11}), target(1000, std::byte{0xee});
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, target);
+  const WriteOp forbidden{
+      .source = from.get(), .length = 600, .target = to->remote(0, 600), .immediate = Recorder::kForbidden};
+  const WriteOp allowed{.source = from.get(), .length = 100, .target = to->remote(900, 100), .immediate = 5};
+  const Deadline deadline = Deadline::after(30);
+  while (caller->call([&] { return data->write({&forbidden, 1}); }) == 0) ASSERT_FALSE(deadline.passed());
+  post_all(*caller, data, {allowed});
+  while (callee->counters().stale.get() == 0) ASSERT_FALSE(deadline.passed());
+  EXPECT_EQ(callee->sink.writes[5], 1U);
+  EXPECT_EQ(callee->sink.writes[Recorder::kForbidden], 0U);
+  EXPECT_EQ(callee->counters().stale.get(), 1U);
+  EXPECT_EQ(Bytes(target.begin(), target.begin() + 900), Bytes(900, std::byte{0xee}));
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
 TEST_P(Conformance, ManyWritesArriveOnceEachInAnyOrder) {
   if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here";
   constexpr std::size_t kCount = 3000, kRoom = 5000;

@@ -98,7 +98,7 @@ TEST(Handshake, MembersOfAJobLetEachOtherIn) {
   EXPECT_EQ(outcome.hello.plane, Plane::kData);
 }
 
-// The bytes are part of the protocol: tests/rdma/test_rdma_strangers.py makes them a second time.
+// The bytes are part of the protocol: tests/rdma/test_rdma_unauthenticated.py makes them a second time.
 TEST(Handshake, GoldenBytes) {
   const auto fill = [](auto& bytes, unsigned from) {
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(from + i);
@@ -107,15 +107,17 @@ TEST(Handshake, GoldenBytes) {
                     .hello = {.node = 0x01020304, .client_loop = 0x0506, .server_loop = 0x0708, .plane = Plane::kData}};
   fill(hello.job, 0x20);
   fill(hello.nonce, 0x40);
-  const Bytes expected = concatenate({as_bytes({"BPSR\x02\0\x01\x02\4\3\2\1\6\5\10\7", 16}), hello.job, hello.nonce});
+  const Bytes expected = concatenate({as_bytes({"BPSR\x03\0\x01\x02\4\3\2\1\6\5\10\7", 16}), hello.job, hello.nonce});
   EXPECT_TRUE(std::ranges::equal(codec::encode(hello), expected));
   EXPECT_TRUE(std::ranges::equal(codec::encode(Preamble(HandshakeKind::kRefusal, Refusal::kSecret)),
-                                 as_bytes({"BPSR\x02\0\x04\x03", 8})));
+                                 as_bytes({"BPSR\x03\0\x04\x03", 8})));
   Challenge challenge{.preamble = Preamble(HandshakeKind::kChallenge)};
   fill(challenge.nonce, 0x60);
+  challenge.view = {.incarnation = 0x05060708'090a0b0c, .epoch = 0x01020304};
   fill(challenge.mac, 0x80);
   EXPECT_TRUE(std::ranges::equal(codec::encode(challenge),
-                                 concatenate({as_bytes({"BPSR\x02\0\x02\0", 8}), challenge.nonce, challenge.mac})));
+                                 concatenate({as_bytes({"BPSR\x03\0\x02\0", 8}), challenge.nonce,
+                                              as_bytes({"\x0c\x0b\x0a\x09\x08\7\6\5\4\3\2\1", 12}), challenge.mac})));
 }
 
 TEST(Handshake, EmptySecretsWork) {
@@ -158,7 +160,7 @@ TEST(Handshake, AnotherVersionIsToldSo) {
 TEST(Handshake, TheCallerSeesANewerCallee) {
   const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x09\0\x02\0", 8}));
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
-  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 2");
+  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 3");
 }
 
 TEST(Handshake, PeersOfOtherProtocolsAreRefusedByTheClient) {
@@ -201,10 +203,10 @@ TEST(Handshake, AForgedProofIsRefusedWithTheReason) {
   ServerHandshake handshake(std::move(pair.callee), kOurs);
   ASSERT_GT(::send(pair.caller.get(), hello.data(), hello.size(), 0), 0);
   EXPECT_EQ(handshake.advance(), ServerHandshake::State::kPending);
-  Bytes challenge(56);
-  ASSERT_EQ(::recv(pair.caller.get(), challenge.data(), challenge.size(), MSG_WAITALL), 56);
+  Bytes challenge(68);
+  ASSERT_EQ(::recv(pair.caller.get(), challenge.data(), challenge.size(), MSG_WAITALL), 68);
   // The server's own proof, sent back, does not prove anything.
-  ASSERT_EQ(::send(pair.caller.get(), challenge.data() + 24, 32, 0), 32);
+  ASSERT_EQ(::send(pair.caller.get(), challenge.data() + 36, 32, 0), 32);
   EXPECT_EQ(handshake.advance(), ServerHandshake::State::kPending);
   Bytes reply(8);
   ASSERT_EQ(::recv(pair.caller.get(), reply.data(), reply.size(), MSG_WAITALL), 8);
@@ -272,7 +274,58 @@ TEST(Handshake, NothingIsReadBeyondTheHello) {
   EXPECT_EQ(serve(handshake), ServerHandshake::State::kAccepted);
   calling.join();
   char next[8];
-  EXPECT_EQ(::recv(handshake.take().get(), next, sizeof next, 0), 4);
+  EXPECT_EQ(::recv(handshake.take().socket.get(), next, sizeof next, 0), 4);
+}
+
+// Both sides of one handshake.
+struct Met {
+  std::optional<Session> client;
+  std::optional<AuthenticatedSocket> server;
+};
+Met sessions_of(const Credentials& client, const Credentials& server) {
+  Pair pair = connected_pair();
+  ServerHandshake handshake(std::move(pair.callee), server);
+  Met met;
+  std::thread calling([&] {
+    try {
+      met.client = client_handshake(pair.caller.get(), {}, client, Deadline::after(5), "server 1");
+    } catch (const HandshakeError&) {
+    }
+    pair.caller.reset();
+  });
+  if (serve(handshake) == ServerHandshake::State::kAccepted) met.server = handshake.take();
+  calling.join();
+  return met;
+}
+
+TEST(Handshake, EachConnectionHasAKeyOfItsOwn) {
+  const Met one = sessions_of(kOurs, kOurs);
+  const Met other = sessions_of(kOurs, kOurs);
+  ASSERT_TRUE(one.client && one.server && other.client && other.server);
+  EXPECT_EQ(one.client->key, one.server->key);
+  EXPECT_EQ(other.client->key, other.server->key);
+  EXPECT_NE(one.client->key, other.client->key);
+}
+
+TEST(Handshake, TheServerTellsItsView) {
+  Credentials scheduler = kOurs;
+  scheduler.view = {.incarnation = 4711, .epoch = 3};
+  const Met met = sessions_of(kOurs, scheduler);
+  ASSERT_TRUE(met.client && met.server);
+  EXPECT_EQ(met.client->view, scheduler.view);
+  EXPECT_EQ(met.client->key, met.server->key);
+}
+
+TEST(Handshake, AnotherRunOrEpochIsAnotherJob) {
+  const View now{.incarnation = 2, .epoch = 1};
+  EXPECT_TRUE(sessions_of(kOurs.of(now), kOurs.of(now)).server);
+  for (const View& other : {View{.incarnation = 1, .epoch = 1}, View{.incarnation = 2, .epoch = 2}}) {
+    const Outcome outcome = meet(kOurs.of(other), kOurs.of(now));
+    EXPECT_EQ(outcome.state, ServerHandshake::State::kRefused);
+    EXPECT_EQ(outcome.refusal, Refusal::kJob);
+  }
+  EXPECT_FALSE(sessions_of(kOurs, kOurs.of(now)).server);
+  EXPECT_FALSE(sessions_of(Credentials::from("job", "wrong").of(now), kOurs.of(now)).server);
 }
 
 }  // namespace

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <thread>
+
+#include "transport/handshake_messages.h"
 
 namespace bps::transport {
 namespace {
@@ -19,9 +22,9 @@ const Credentials kOurs = Credentials::from("job", "secret");
 class House {
  public:
   explicit House(Fd listener) {
-    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kOurs, [this](Fd socket, const Hello& hello) {
-      last_node = hello.node;
-      pending_.push_back(std::move(socket));
+    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kOurs, [this](AuthenticatedSocket&& socket) {
+      last_node = socket.hello.node;
+      pending_.push_back(std::move(socket.socket));
       ++entered;
     });
     thread_ = std::thread([this] {
@@ -155,6 +158,68 @@ TEST(Listener, ClosingFreesThePortAndSendsWaitersAway) {
   EXPECT_LE(::recv(waiting.get(), &byte, 1, 0), 0);
   EXPECT_THROW(connect_tcp("127.0.0.1", port, Deadline::after(1)), Error);
   EXPECT_NO_THROW(Listener::listen_tcp("", port)) << "although a connection of the old listener lives on";
+}
+
+// The limit on open files of this process, until the end of the block.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t soft) {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit lower{soft, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &lower), 0);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+// A client that says hello and then hesitates is not sent away for those that come after it and say nothing.
+TEST(Listener, WhoHasSaidNothingMakesRoom) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  const auto small = std::make_unique<FileLimit>(256);  // room for 32
+  House house(std::move(listener));
+  const Fd slow = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  const ClientHello hello{.preamble = Preamble(HandshakeKind::kHello, Plane::kVan), .hello = {}, .job = kOurs.job};
+  const auto said = codec::encode(hello);
+  ASSERT_EQ(::send(slow.get(), said.data(), said.size(), 0), static_cast<ssize_t>(said.size()));
+  std::array<std::byte, codec::kSize<Challenge>> answer{};
+  ASSERT_EQ(::recv(slow.get(), answer.data(), answer.size(), MSG_WAITALL), static_cast<ssize_t>(answer.size()));
+  std::vector<Fd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(connect_tcp("127.0.0.1", port, Deadline::after(5)));
+  ASSERT_TRUE(soon([&] { return house.refused() >= 69; }));
+  char byte = 0;
+  EXPECT_LT(::recv(slow.get(), &byte, 1, MSG_DONTWAIT), 0) << "still open";
+  EXPECT_EQ(errno, EAGAIN);
+  const Fd good = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  call(good.get(), 3);
+  EXPECT_TRUE(soon([&] { return house.last_node == 3U; }));
+}
+
+TEST(Listener, WithoutDescriptorsConnectionsAreRejectedAndItGoesOn) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  House house(std::move(listener));
+  std::vector<Fd> clients;
+  for (int i = 0; i < 5; ++i) clients.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  {
+    const Fd lowest_free(::dup(clients[0].get()));
+    const FileLimit none_left(static_cast<rlim_t>(lowest_free.get()) + 1);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (const Fd& client : clients) {
+      ASSERT_EQ(::connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+      char byte = 0;
+      EXPECT_LE(::recv(client.get(), &byte, 1, 0), 0) << "rejected, not left waiting";
+    }
+  }
+  EXPECT_EQ(house.refused(), 5U);
+  const Fd good = connect_tcp("127.0.0.1", port, Deadline::after(5));
+  call(good.get(), 3);
+  EXPECT_TRUE(soon([&] { return house.last_node == 3U; }));
 }
 
 TEST(Listener, ATakenPortIsSaidToBeTaken) {

@@ -56,12 +56,14 @@ inline const rdma::RdmaRails& test_rdma() {
 
 class Recorder final : public ControlSink, public DataSink {
  public:
+  static constexpr std::uint32_t kForbidden = 666;  // the immediate of writes that it does not allow
   struct Posted {
     Bytes header;
     RemoteSpan span;
     DataEndpoint* from;
   };
 
+  bool allows_write(const RemoteSpan&, std::uint32_t immediate) const override { return immediate != kForbidden; }
   void on_write(DataEndpoint&, std::uint32_t immediate) override {
     note([&] { ++writes[immediate]; });
   }
@@ -124,7 +126,7 @@ class Side {
           rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
     } else {
       made = std::make_unique<shm::ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
-                                                 way.transport != "shm-copy");
+                                                 shm::ShmOptions{.cross_memory = way.transport != "shm-copy"});
     }
     if (way.faulty) {
       fault::FaultPlan plan;
@@ -172,9 +174,10 @@ class Side {
         address = "bps-test-" + std::to_string(number);
         listener = Listener::listen_local(address);
       }
-      listener_ = std::make_unique<Listener>(
-          reactor_.loop(), std::move(listener), credentials_,
-          [this](Fd fd, const Hello& who) { accept_connection(std::make_unique<IncomingSocket>(std::move(fd), who)); });
+      listener_ = std::make_unique<Listener>(reactor_.loop(), std::move(listener), credentials_,
+                                             [this](AuthenticatedSocket&& socket) {
+                                               accept_connection(std::make_unique<IncomingSocket>(std::move(socket)));
+                                             });
       const auto bytes = as_bytes(address);
       return Bytes(bytes.begin(), bytes.end());
     });

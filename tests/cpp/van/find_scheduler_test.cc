@@ -33,7 +33,7 @@ TEST(FindScheduler, AWrongSecretIsSaidAtOnceIfThereIsOnePort) {
   const Thrown thrown = search({scheduler->port()}, transport::Credentials::from("job", "wrong"), 30);
   EXPECT_EQ(thrown.code, ErrorCode::kAuthentication);
   EXPECT_EQ(thrown.what, "the scheduler at 127.0.0.1:" + std::to_string(scheduler->port()) + " has another secret");
-  EXPECT_EQ(thrown.hint, "set the same BPS_SECRET on every node");
+  EXPECT_EQ(thrown.hint, "set the same BPS_SECRET or BPS_SECRET_FILE on every node");
   EXPECT_LT(now_ns() - start, 10'000'000'000U);
 }
 
@@ -42,7 +42,7 @@ TEST(FindScheduler, TheMostTellingErrorWins) {
   const auto other = make_scheduler(1, 0, {}, transport::Credentials::from("other job", "secret"));
   const std::uint16_t nobody = closed_port();
   EXPECT_EQ(search({ours->port(), other->port(), nobody}, transport::Credentials::from("job", "wrong"), 0.2).hint,
-            "set the same BPS_SECRET on every node");
+            "set the same BPS_SECRET or BPS_SECRET_FILE on every node");
   const Thrown only_others = search({other->port(), nobody}, kJob, 0.2);
   EXPECT_EQ(only_others.code, ErrorCode::kAuthentication);
   EXPECT_NE(only_others.what.find("another job"), std::string::npos);

@@ -91,9 +91,10 @@ TEST(Join, WhoDiesWhileWaitingCanBeReplaced) {
   const auto scheduler = make_scheduler(2, 0);
   {
     const Fd socket = transport::connect_tcp("127.0.0.1", scheduler->port(), Deadline::after(5));
-    transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+    const auto session = transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+    auto keys = transport::MessageKeys::of_client(session.key);
     Join join{{.worker_rank = 0, .host = "", .host_key = "", .addresses = {}}, 2, 0, 5000};
-    const Bytes bytes = test::framed(encode(join));
+    const Bytes bytes = test::framed(encode(join), keys.sent);
     ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
     ASSERT_TRUE(soon([&] { return scheduler->counters().messages == 1; }));
   }

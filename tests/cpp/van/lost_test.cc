@@ -327,29 +327,31 @@ TEST(Lost, ASilentSchedulerIsReported) {
   EXPECT_NE(node.lost().at(0).find("was lost: silent for 1."), std::string::npos) << node.lost().at(0);
 }
 
-// A member that authenticates, joins, and then does what `behave` says.
-void raw_member(std::uint16_t port, const std::function<void(int)>& behave) {
+// A member that authenticates, joins, and then does what `behave` says with its socket.
+using Behaviour = std::function<void(int socket, transport::MessageSigner& signer)>;
+void raw_member(std::uint16_t port, const Behaviour& behave) {
   const Fd socket = transport::connect_tcp("127.0.0.1", port, Deadline::after(5));
-  transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+  const auto session = transport::client_handshake(socket.get(), {}, kJob, Deadline::after(5), "the scheduler");
+  auto keys = transport::MessageKeys::of_client(session.key);
   Node self;
   self.worker_loops = 1;
   self.worker_rank = 1;
-  const Bytes bytes = test::framed(encode(Join{self, 2, 0, 20000}));
+  const Bytes bytes = test::framed(encode(Join{self, 2, 0, 20000}), keys.sent);
   ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
   for (std::optional<Message> heard; !heard || !std::holds_alternative<Welcome>(*heard);) {
     std::uint32_t length = 0;
     ASSERT_EQ(::recv(socket.get(), &length, sizeof length, MSG_WAITALL), 4);
-    Bytes message(length);
-    ASSERT_EQ(::recv(socket.get(), message.data(), length, MSG_WAITALL), static_cast<ssize_t>(length));
-    heard = decode(message);
+    Bytes message(length + sizeof(transport::MessageMac));
+    ASSERT_EQ(::recv(socket.get(), message.data(), message.size(), MSG_WAITALL), static_cast<ssize_t>(message.size()));
+    heard = decode(std::span(message).first(length));
     ASSERT_TRUE(heard);
   }
-  behave(socket.get());
+  behave(socket.get(), keys.sent);
   std::array<char, 4096> rest;
   while (::recv(socket.get(), rest.data(), rest.size(), 0) > 0) continue;  // until the scheduler hangs up
 }
 
-Thrown partner_of(const std::function<void(int)>& behave) {
+Thrown partner_of(const Behaviour& behave) {
   const auto scheduler = make_scheduler(2, 0, [](auto& options) { options.heartbeat_timeout_s = 1; });
   TestNode node({scheduler->port()});
   Thrown thrown;
@@ -363,21 +365,46 @@ Thrown partner_of(const std::function<void(int)>& behave) {
 }
 
 TEST(Lost, SilenceOnAnOpenConnectionIsNoticed) {
-  EXPECT_NE(partner_of([](int) {}).what.find("silent for 1."), std::string::npos);
+  EXPECT_NE(partner_of([](int, transport::MessageSigner&) {}).what.find("silent for 1."), std::string::npos);
 }
 
 TEST(Lost, GarbageEndsAMembership) {
   const auto say = [](const Bytes& message) {
-    return [message](int fd) {
-      const Bytes bytes = test::framed(message);
+    return [message](int fd, transport::MessageSigner& signer) {
+      const Bytes bytes = test::framed(message, signer);
       EXPECT_GT(::send(fd, bytes.data(), bytes.size(), 0), 0);
     };
   };
   EXPECT_NE(partner_of(say(Bytes(7, std::byte{0xee}))).what.find("malformed message"), std::string::npos);
   EXPECT_NE(partner_of(say(encode(AllLeft{}))).what.find("unexpected message"), std::string::npos);
-  EXPECT_NE(
-      partner_of([](int fd) { EXPECT_GT(::send(fd, "\xff\xff\xff\xff", 4, 0), 0); }).what.find("beyond the limit"),
-      std::string::npos);
+  const Thrown too_long =
+      partner_of([](int fd, transport::MessageSigner&) { EXPECT_GT(::send(fd, "\xff\xff\xff\xff", 4, 0), 0); });
+  EXPECT_NE(too_long.what.find("beyond the limit"), std::string::npos);
+}
+
+// Whoever can change packets on the way can end a connection, and nothing else.
+TEST(Lost, AMessageThatWasChangedOrRepeatedEndsAMembership) {
+  const Bytes beat = encode(Heartbeat{});
+  const auto forge = [&](const std::function<Bytes(transport::MessageSigner&)>& bytes_of) {
+    const Thrown thrown = partner_of([&](int fd, transport::MessageSigner& signer) {
+      const Bytes bytes = bytes_of(signer);
+      EXPECT_EQ(::send(fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    });
+    EXPECT_NE(thrown.what.find("failed its authentication"), std::string::npos) << thrown.what;
+  };
+  forge([&](auto& signer) {
+    Bytes changed = test::framed(beat, signer);
+    changed.back() ^= std::byte{1};
+    return changed;
+  });
+  forge([&](auto& signer) {
+    const Bytes once = test::framed(beat, signer);
+    return concatenate({once, once});
+  });
+  forge([&](auto& signer) {
+    (void)test::framed(beat, signer);  // left out
+    return test::framed(beat, signer);
+  });
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "transport/message_mac.h"
 #include "van/scheduler.h"
 #include "van/van.h"
 
@@ -32,10 +33,11 @@ inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uin
   return std::make_unique<Scheduler>(options, job);
 }
 
-// A message as it goes over the stream, behind its length.
-inline Bytes framed(const Bytes& message) {
+// A message as it goes over the stream: behind its length, and before its authentication code.
+inline Bytes framed(const Bytes& message, transport::MessageSigner& signer) {
   const auto length = static_cast<std::uint32_t>(message.size());
-  return concatenate({std::as_bytes(std::span(&length, 1)), message});
+  const Bytes signed_bytes = concatenate({std::as_bytes(std::span(&length, 1)), message});
+  return concatenate({signed_bytes, signer.sign(signed_bytes)});
 }
 
 // A van that writes down its events.

@@ -25,8 +25,8 @@ class InFlightTest : public ::testing::Test {
   WorkerLoop loop{WorkerLoopOptions{}, reactor};
   transport::local::SelfTransport transport{reactor.counters()};
   TransportMemory memory{transport, 1024, 4096};
-  ServerConnection server{loop, 0, "server", memory};
-  ServerConnection other{loop, 1, "other", memory};
+  ServerConnection server{loop, 0, "server", memory, 1};
+  ServerConnection other{loop, 1, "other", memory, 1};
   Operation::Cursor cursor;
   InFlightTable table;
 };

@@ -27,16 +27,20 @@ class WorkerLoopTest : public ::testing::Test {
                                       .staging_bytes = 1 << 20},
                     reactor) {
     van::Membership members;
-    members.workers = 1;
-    van::Node node;
-    node.id = 1;
-    node.worker_rank = 0;
-    members.nodes.push_back(node);
+    members.workers = 2;  // the second one never says anything
+    for (std::uint32_t i = 0; i < members.workers; ++i) {
+      van::Node node;
+      node.id = i + 1;
+      node.worker_rank = static_cast<std::int32_t>(i);
+      node.worker_loops = 1;
+      members.nodes.push_back(node);
+    }
     for (std::size_t i = 0; i < kServers; ++i) {
       server_loops.push_back(
           std::make_unique<server::ServerLoop>(server::ServerLoopOptions{.largest_partition = 1 << 20}, members,
                                                std::vector<transport::Transport*>{&transport}, counters[i]));
       server_loops.back()->add_group(*group);
+      server_loops.back()->add_group(*with_silent);
       const transport::ConnectRequest request{
           .address = {}, .hello = {.node = 1}, .deadline = Deadline::after(10), .whom = "server"};
       ServerConnection& server = worker_loop.add_server(i, static_cast<std::uint32_t>(i), "server", transport);
@@ -51,13 +55,17 @@ class WorkerLoopTest : public ::testing::Test {
 
   // An operation of `pieces` on each server.
   std::shared_ptr<Operation> submit(std::uint32_t pieces, std::int32_t priority) {
+    return submit(pieces, priority, group);
+  }
+  std::shared_ptr<Operation> submit(std::uint32_t pieces, std::int32_t priority,
+                                    const std::shared_ptr<const van::Group>& of) {
     const std::uint64_t bytes = kPiece * pieces * kServers;
     memory.emplace_back(bytes, std::byte{1});
     auto tensor =
         std::make_shared<Tensor>(tensor::Partitioning(bytes, 1, kPiece), tensor::Partitioning(bytes, 1, kPiece));
     tensor->name = "tensor";
     tensor->id = static_cast<std::uint32_t>(memory.size());
-    tensor->group = group;
+    tensor->group = of;
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = bytes;
     tensor->whole_plan.resize(kServers);
@@ -81,6 +89,7 @@ class WorkerLoopTest : public ::testing::Test {
   Counters own;
   transport::local::SelfTransport transport{own};
   std::shared_ptr<const van::Group> group = std::make_shared<const van::Group>(van::Group{0, {0}});
+  std::shared_ptr<const van::Group> with_silent = std::make_shared<const van::Group>(van::Group{1, {0, 1}});
   transport::Reactor reactor{"test", transport::Spin{}};  // never started: the test is its thread
   WorkerLoop worker_loop;
   std::vector<std::unique_ptr<server::ServerLoop>> server_loops;
@@ -120,6 +129,39 @@ TEST_F(WorkerLoopTest, WhatIsUrgentOvertakesOnEveryServer) {
     worker_loop.step();
     deliver();
   }
+}
+
+TEST_F(WorkerLoopTest, AnAbortedOperationEndsWhenEveryServerHasAcknowledged) {
+  const auto operation = submit(50, 0, with_silent);
+  worker_loop.step();
+  deliver();
+  EXPECT_FALSE(worker_loop.is_idle());
+  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  EXPECT_TRUE(operation->is_failing());
+  EXPECT_FALSE(operation->done()) << "the servers do not know yet";
+  transport.poll();
+  EXPECT_FALSE(operation->done()) << "they have been told";
+  transport.poll();
+  ASSERT_TRUE(operation->done()) << "they have replied";
+  EXPECT_TRUE(worker_loop.is_idle());
+  try {
+    operation->rethrow();
+    FAIL() << "it has failed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("too late: server still waits for rank 1"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(WorkerLoopTest, AnAbortThatComesTooLateChangesNothing) {
+  const auto operation = submit(1, 0);
+  worker_loop.step();
+  transport.poll();  // the servers have summed and answered
+  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  for (int i = 0; i < 4; ++i) deliver();
+  ASSERT_TRUE(operation->done());
+  operation->rethrow();
 }
 
 class LoopWithoutCredit : public WorkerLoopTest {

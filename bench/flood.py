@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What connections of unauthenticated peers cost a job that trains over TCP.
+
+bps run -np 2 --transport tcp bench/flood.py
+
+A process beside the job opens RATE connections a second: to a closed port, which shows what making them costs this
+machine, and to the scheduler, which lives in rank 0. It closes them at once, or keeps them open and silent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import bps_rdma as bps
+
+RATE = 10_000
+SECONDS = 5.0
+KEPT = 500  # silent connections that are open at the same time
+
+
+def flood(port: int, kind: str) -> None:
+    """Runs in a process of its own, until it is killed; prints how many connections it has made each second."""
+    kept: list[socket.socket] = []
+    made, begin = 0, time.monotonic()
+    while True:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.setblocking(kind != "silent")
+        connection.connect_ex(("127.0.0.1", port))
+        kept.append(connection)
+        if len(kept) > (KEPT if kind == "silent" else 0):
+            kept.pop(0).close()
+        made += 1
+        ahead = made / RATE - (time.monotonic() - begin)
+        if ahead > 0.001:
+            time.sleep(ahead)
+        if made % 1000 == 0:
+            print(made / (time.monotonic() - begin), flush=True)
+
+
+def listener_seconds() -> float:
+    """CPU time that the listeners of this process have used."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == "bps-listener":
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def rounds_per_second(array: np.ndarray) -> tuple[float, float]:
+    """Rounds, and the share of a core that the listeners use."""
+    bps.barrier()
+    rounds, begin, used = 0, time.monotonic(), listener_seconds()
+    while time.monotonic() < begin + SECONDS:
+        for _ in range(10):
+            bps.push_pull_inplace(array, name="gradients", average=False)
+        rounds += 10
+        # All ranks stop after the same round.
+        if bps.push_pull(np.full(1, float(time.monotonic() >= begin + SECONDS)), name="stop", average=False)[0]:
+            break
+    seconds = time.monotonic() - begin
+    return rounds / seconds, (listener_seconds() - used) / seconds
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    bps.init()
+    array = np.zeros(1 << 20, np.float32)
+    rounds_per_second(array)
+    scheduler = int(os.environ["BPS_ROOT_PORT"])
+    phases = [("nothing", 0), ("short", closed_port()), ("short", scheduler), ("silent", scheduler), ("nothing", 0)]
+    for kind, port in phases:
+        command = [sys.executable, __file__, str(port), kind]
+        flooding = subprocess.Popen(command, stdout=subprocess.PIPE) if bps.rank() == 0 and port else None
+        rate, used = rounds_per_second(array)
+        reached = 0.0
+        if flooding is not None and flooding.stdout is not None:
+            flooding.kill()
+            lines = flooding.stdout.read().split()
+            flooding.wait()
+            reached = float(lines[-1]) if lines else 0.0
+        if bps.rank() == 0:
+            where = "" if not port else " at the scheduler" if port == scheduler else " at a closed port"
+            print(f"{kind}{where}: {reached:.0f} connections/s, {rate:.1f} rounds/s,", end=" ")
+            print(f"listeners {used * 100:.1f} % of a core", flush=True)
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        flood(int(sys.argv[1]), sys.argv[2])
+    else:
+        main()

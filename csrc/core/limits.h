@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The limits that the system sets to a process: which one stands behind an error, its value, and how to raise it.
+//
+// Threading: any. Costs system calls and reads of /proc and /sys: for set-up and errors, not for the data path.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace bps {
+
+struct LimitReached {
+  std::string what;  // "the limit on open files is 1024 (RLIMIT_NOFILE)"
+  std::string hint;  // how to raise it
+};
+
+// The limit behind an errno of a system call; nothing where no limit of this process explains it.
+std::optional<LimitReached> limit_behind(int error);
+
+// Throws kTransport when `bytes` more cannot fit into the memory that this process may use: that of its cgroup, or of
+// the machine. The kernel promises such memory all the same, and kills a process when it is touched. Less than
+// 1 MiB is not checked.
+void check_memory(std::uint64_t bytes, const std::string& what_for);
+
+}  // namespace bps

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/secret_file.h"
+
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "core/bytes.h"
+#include "core/error.h"
+#include "core/fd.h"
+#include "core/hmac.h"
+
+namespace bps::node {
+namespace {
+
+constexpr std::size_t kMostBytes = 4096;
+constexpr std::size_t kLeastBytes = 16;  // fewer can be guessed
+constexpr const char* kName = "secret";
+
+std::string octal(mode_t mode) {
+  constexpr char kDigits[] = "01234567";
+  return {'0', kDigits[mode >> 6 & 7], kDigits[mode >> 3 & 7], kDigits[mode & 7]};
+}
+
+[[noreturn]] void reject(const std::string& what, const std::string& hint) {
+  throw Error(ErrorCode::kInvalidArgument, what, hint);
+}
+
+// Throws unless `found` belongs to this user (or to root, for files that an administrator has put there), and to nobody
+// else.
+void check_private(const struct stat& found, const std::string& path, bool may_be_of_root) {
+  if (found.st_uid != ::geteuid() && !(may_be_of_root && found.st_uid == 0)) {
+    reject(path + " belongs to user " + std::to_string(found.st_uid) + ", not to user " + std::to_string(::geteuid()),
+           "remove it, or set BPS_SECRET_FILE to a file of your own (openssl rand -hex 32 > FILE; chmod 600 FILE)");
+  }
+  if ((found.st_mode & 077) != 0) {
+    const bool is_folder = S_ISDIR(found.st_mode);
+    reject(path + " can be used by other users: its mode is " + octal(found.st_mode),
+           "chmod " + std::string(is_folder ? "700 " : "600 ") + path +
+               (is_folder ? "" : ", and make a new secret if others may have read this one"));
+  }
+}
+
+std::string read_checked(const Fd& file, const std::string& path, bool may_be_of_root) {
+  struct stat found{};
+  if (::fstat(file.get(), &found) != 0) throw_errno("cannot look at " + path);
+  if (!S_ISREG(found.st_mode)) reject(path + " is not a regular file", "set BPS_SECRET_FILE to one");
+  check_private(found, path, may_be_of_root);
+  std::array<char, kMostBytes> buffer;
+  const auto got = ::read(file.get(), buffer.data(), buffer.size());
+  if (got < 0) throw_errno("cannot read " + path);
+  std::string text(buffer.data(), static_cast<std::size_t>(got));
+  constexpr const char* kSpace = " \t\r\n";
+  text.erase(text.find_last_not_of(kSpace) + 1);
+  text.erase(0, text.find_first_not_of(kSpace));
+  if (text.size() < kLeastBytes) {
+    reject("the secret in " + path + " has " + std::to_string(text.size()) + " bytes, which is too short",
+           "make a longer one: openssl rand -hex 32 > " + path);
+  }
+  return text;
+}
+
+// ---- The secret of the host
+
+bool is_of_this_user(const std::string& path) {
+  struct stat found{};
+  return !path.empty() && path.front() == '/' && ::stat(path.c_str(), &found) == 0 && found.st_uid == ::geteuid();
+}
+
+// Where the file may lie, the best first. A variable that names another user's folder, as after `sudo -E`, is ignored.
+std::vector<std::string> candidates() {
+  const std::string uid = std::to_string(::geteuid());
+  std::vector<std::string> found;
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  for (const std::string& folder : {std::string(runtime == nullptr ? "" : runtime), "/run/user/" + uid}) {
+    if (is_of_this_user(folder)) found.push_back(folder + "/bps_rdma");
+  }
+  const char* home = std::getenv("HOME");
+  if (const passwd* user = home == nullptr ? ::getpwuid(::geteuid()) : nullptr) home = user->pw_dir;
+  if (home != nullptr && is_of_this_user(home)) {
+    (void)::mkdir((std::string(home) + "/.config").c_str(), 0700);
+    found.push_back(std::string(home) + "/.config/bps_rdma");
+  }
+  found.push_back("/tmp/bps_rdma-" + uid);
+  return found;
+}
+
+// The folder, made if it is not there; empty where there can be none.
+Fd open_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return {};
+  Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder) {
+    if (errno == ELOOP || errno == ENOTDIR) reject(path + " is not a folder", "remove it");
+    return {};
+  }
+  struct stat found{};
+  if (::fstat(folder.get(), &found) != 0) throw_errno("cannot look at " + path);
+  check_private(found, path, false);
+  return folder;
+}
+
+std::string random_text() {
+  std::array<std::byte, 32> bytes;
+  random_bytes(bytes);
+  std::string text;
+  for (const std::byte byte : bytes) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[static_cast<unsigned>(byte) >> 4];
+    text += kDigits[static_cast<unsigned>(byte) & 15];
+  }
+  return text;
+}
+
+// Makes the file, unless another process was faster. It appears whole or not at all.
+void make_secret(const Fd& folder) {
+  const std::string text = random_text() + "\n";
+  const std::string part = "." + random_text();
+  Fd file(::openat(folder.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file) return;
+  if (::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
+    (void)::linkat(folder.get(), part.c_str(), folder.get(), kName, 0);  // fails where the file is there by now
+  }
+  ::unlinkat(folder.get(), part.c_str(), 0);
+}
+
+Fd open_secret(const Fd& folder, const std::string& path) {
+  Fd file(::openat(folder.get(), kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file && errno == ELOOP) reject(path + " is a symbolic link", "remove it");
+  if (!file && errno == EACCES) reject(path + " cannot be read", "chmod 600 " + path + ", or remove it");
+  return file;
+}
+
+}  // namespace
+
+std::string read_secret_file(const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));  // a FIFO must not block
+  if (!file) {
+    reject("cannot read BPS_SECRET_FILE=" + path + ": " + std::strerror(errno),
+           "make it on every host: openssl rand -hex 32 > " + path + "; chmod 600 " + path);
+  }
+  return read_checked(file, path, true);
+}
+
+std::string host_secret() {
+  std::string tried;
+  for (const std::string& folder_path : candidates()) {
+    const std::string path = folder_path + "/" + kName;
+    tried += (tried.empty() ? "" : ", ") + folder_path;
+    const Fd folder = open_folder(folder_path);
+    if (!folder) continue;
+    Fd file = open_secret(folder, path);
+    if (!file) {
+      make_secret(folder);
+      file = open_secret(folder, path);
+    }
+    if (file) return read_checked(file, path, false);
+  }
+  reject("no folder can hold the secret of this user (tried " + tried + ")",
+         "make one writable, or set BPS_SECRET to random text, the same in all processes of the job");
+}
+
+}  // namespace bps::node

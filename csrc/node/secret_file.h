@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that hold a secret.
+#pragma once
+
+#include <string>
+
+namespace bps::node {
+
+// Its text, without white space at the ends. Throws kInvalidArgument unless it is a regular file of this user (or of
+// root) that nobody else can read or write.
+std::string read_secret_file(const std::string& path);
+
+// The secret of this user on this host: made at random by the first process that needs it, the same for all others.
+// The file lies in $XDG_RUNTIME_DIR/bps_rdma, else in ~/.config/bps_rdma, else in /tmp/bps_rdma-UID: the first folder
+// that can be used. Throws kInvalidArgument where the file or its folder belongs to another user or is open to others.
+std::string host_secret();
+
+}  // namespace bps::node

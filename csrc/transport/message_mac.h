@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Authenticates the messages of one connection: each carries a code over its number, its length and its bytes.
+//
+// Each direction has a key of its own, and messages are counted on both sides, so that none can be changed, left out,
+// repeated, reordered or sent back. Their content is not encrypted.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "core/bytes.h"
+#include "core/hmac.h"
+
+namespace bps::transport {
+
+using MessageMac = std::array<std::byte, 16>;  // half of an HMAC-SHA-256, as IPsec has it (RFC 4868)
+
+// One direction of a connection.
+class MessageSigner {
+ public:
+  MessageSigner(const Digest& connection, std::string_view direction)
+      : key_(hmac_sha256(connection, {as_bytes(direction)})) {}
+
+  // Of the next message, whose bytes follow their length.
+  MessageMac sign(std::span<const std::byte> length_and_bytes) {
+    const Digest whole = key_.sign({std::as_bytes(std::span(&number_, 1)), length_and_bytes});
+    ++number_;
+    MessageMac mac{};
+    std::copy_n(whole.begin(), mac.size(), mac.begin());
+    return mac;
+  }
+
+ private:
+  HmacKey key_;
+  std::uint64_t number_ = 0;
+};
+
+// Both directions, as one side sees them. `key` is that of the connection (Session::key).
+struct MessageKeys {
+  MessageSigner sent;
+  MessageSigner received;
+
+  static MessageKeys of_client(const Digest& key) { return {{key, "to server"}, {key, "to client"}}; }
+  static MessageKeys of_server(const Digest& key) { return {{key, "to client"}, {key, "to server"}}; }
+};
+
+}  // namespace bps::transport

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stops one thread of another process for a while, as a debugger does. (A signal would stop all of them.)"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
+_WALL = 0x40000000
+
+
+def freeze(thread: int, seconds: float) -> None:
+    """Returns when the thread runs again. OSError: it cannot be traced, or is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+
+    def ptrace(request: int) -> None:
+        if libc.ptrace(request, thread, None, None) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+    ptrace(_PTRACE_SEIZE)
+    ptrace(_PTRACE_INTERRUPT)
+    os.waitpid(thread, _WALL)
+    try:
+        time.sleep(seconds)
+    finally:
+        ptrace(_PTRACE_DETACH)

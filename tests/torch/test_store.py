@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joining over a torch.distributed group: its store is not authenticated, and never sees the secret of the job."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import cluster
+import numpy as np
+import pytest
+
+NO_SECRET = {"BPS_SECRET": "", "BPS_JOB_ID": ""}
+
+
+def joins_over_a_store(bps: Any, store: str, backend: str) -> tuple[float, bytes]:
+    import torch.distributed as dist
+
+    import bps_rdma.torch as bps_torch
+
+    if backend == "bps":
+        import bps_rdma.torch.backend  # noqa: F401
+    rank, world = int(bps.job.config_with({}).text("BPS_RANK")), 2
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
+    if backend != "bps":
+        bps_torch.init()
+    total = bps.push_pull(np.ones(4, np.float32), average=False, name="x")[0]
+    bps.barrier()
+    seen = Path(store).read_bytes()
+    bps.barrier()
+    bps.shutdown()
+    return float(total), seen
+
+
+@pytest.mark.parametrize("backend", ["gloo", "bps"])
+def test_no_secret_goes_through_the_store(backend, tmp_path):
+    env = NO_SECRET | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    found = cluster.run(joins_over_a_store, str(tmp_path / "store"), backend, workers=2, env=env, init=False)
+    secret = (tmp_path / "bps_rdma" / "secret").read_bytes().strip()
+    for total, seen in found:
+        assert total == 2
+        assert b"job_id" in seen, "this is what the ranks agree on"
+        assert secret not in seen
+        assert b"secret" not in seen
+        assert not re.search(rb"[0-9a-f]{40}", seen)
+
+
+def joins_from_two_hosts(bps: Any, store: str) -> str:
+    import torch.distributed as dist
+
+    from bps_rdma.torch import start
+
+    rank = int(bps.job.config_with({}).text("BPS_RANK"))
+    start._host_identity = lambda: f"host {rank}"
+    start._address_of_rank_0 = lambda _: "192.0.2.1"
+    try:
+        start.init_from_store(dist.FileStore(store, 2), rank, 2, {"join_timeout": 5})
+    except bps.BpsError as error:
+        return f"{type(error).__name__}: {error}"
+    bps.shutdown()
+    return "joined"
+
+
+def test_several_hosts_need_a_secret_besides_the_store(tmp_path):
+    env = NO_SECRET | {"MASTER_ADDR": ""}
+    store = str(tmp_path / "store")
+    for told in cluster.run(joins_from_two_hosts, store, workers=2, env=env, init=False):
+        assert told.startswith("InvalidArgumentError"), told
+        assert "no secret" in told
+
+
+def is_told_lies(bps: Any, store: str) -> list[str]:
+    """What a stranger puts into the store is an address and a job, and nothing else."""
+    import torch.distributed as dist
+
+    from bps_rdma.torch import start
+
+    shared = dist.FileStore(store, 1)
+    lie = {"job_id": "a", "root_uri": "192.0.2.1", "insecure": True, "secret": "known", "hosts": [0, 0]}
+    shared.set("bps_rdma/0/job", json.dumps(lie))
+    shared.add("bps_rdma/arrivals", 0)
+    shared.set("bps_rdma/0/host/0", "x")
+    return sorted(start._agree(shared, 1, 2))
+
+
+def test_a_store_cannot_switch_authentication_off(tmp_path):
+    found = cluster.run(is_told_lies, str(tmp_path / "store"), workers=1, init=False)
+    assert found == [["job_id", "local_rank", "local_size", "root_uri"]]
