@@ -45,6 +45,10 @@ Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
   return now - silent_since_;
 }
 
+bool ServerConnection::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
+  return loop_.allows_answer(*this, where, immediate);
+}
+
 void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {
   loop_.on_answer(*this, immediate);
 }

@@ -32,6 +32,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
     data_ = std::move(data);
     needs_slots_ = data_.front()->direct() == nullptr;
   }
+  bool is_open() const { return control_ != nullptr; }
   bool send(const tensor::ControlMessage& message);
   std::size_t data_endpoints() const { return data_.size(); }
   // Same-host servers read partitions in place; others need landing slots to write into.
@@ -84,6 +85,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool is_stuck();
   void restart_stuck_timer() { answered_ = true; }
 
+  // Only the answer of a partition in flight, where that partition wants it: a late answer changes nothing.
+  bool allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;

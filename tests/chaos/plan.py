@@ -106,12 +106,13 @@ def draw(seed: int, number: int, transports: tuple[str, ...], events: tuple[str,
     )
 
 
-def culprits(trial: Trial) -> list[str]:
-    """Patterns of which an error of a surviving rank must contain one."""
+def culprits(trial: Trial, pid: int) -> list[str]:
+    """Patterns of which an error of a surviving rank must contain one.
+
+    The victim's process id names a dedicated server, because servers get their numbers in the order in which they join.
+    """
     role, _, index = trial.victim.partition(" ")
-    names = {"worker": [rf"(worker|rank) {index}\b"], "server": [rf"server {index}\b"], "scheduler": ["scheduler"]}[
-        role
-    ]
+    names = {"worker": [rf"(worker|rank) {index}\b"], "server": [rf"pid {pid}\b"], "scheduler": ["scheduler"]}[role]
     if role == "worker" and trial.servers == 0:
         names.append(rf"server {index}\b")
         if index == "0":

@@ -174,7 +174,7 @@ class Run:
                 continue
             if errors[0]["at"] - begin > limit:
                 self.violations.append(f"worker {rank} heard of it after {errors[0]['at'] - begin:.1f} s")
-            patterns = plan.culprits(self.trial)
+            patterns = plan.culprits(self.trial, self.processes[self.trial.victim].pid)
             if f"worker {rank}" == self.trial.victim:
                 patterns = ["worker", "server", "scheduler"]
             if not any(re.search(pattern, error["text"]) for error in errors for pattern in patterns):

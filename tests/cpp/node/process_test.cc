@@ -22,7 +22,7 @@ std::unique_ptr<Process> start_alone(std::uint32_t workers = 1) {
   values.set("BPS_TIMEOUT", "60", "argument");
   values.set("BPS_JOIN_TIMEOUT", "60", "argument");
   values.set("BPS_TRANSPORT", "shm,tcp", "argument");
-  values.set("BPS_SECRET", "secret", "argument");
+  values.set("BPS_SECRET", "a secret of the tests, long enough", "argument");
   Startup startup;
   startup.worker_rank = startup.server_rank = 0;
   startup.workers = startup.servers = workers;
