@@ -52,6 +52,7 @@ class Orphans {
 // Most operations end within the first slice, without a look at the clock.
 bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
   std::optional<Deadline> deadline;
+  const AwayFromPython away;
   for (;;) {
     {
       const py::gil_scoped_release released;

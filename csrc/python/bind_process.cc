@@ -20,6 +20,8 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
+constexpr double kReturn_s = 2;  // for threads whose calls have ended to come back to Python
+
 using MayWait = py::call_guard<Interruptible>;
 using node::Process;
 
@@ -84,7 +86,15 @@ OwnedProcess start(const SettingValues& config, const node::Startup& startup, co
 
 bool shutdown(Process& process, double timeout_s) {
   BlockTable::instance().detach(process);
-  return process.shutdown(checked_timeout(timeout_s));
+  const auto others_return = [] { AwayFromPython::await_others(Deadline::after(kReturn_s)); };
+  try {
+    const bool well = process.shutdown(checked_timeout(timeout_s));
+    others_return();
+    return well;
+  } catch (...) {
+    others_return();
+    throw;
+  }
 }
 
 // `function` as a call into the process; see Process::Call.
@@ -174,6 +184,7 @@ void bind_process(py::module_& module) {
             request.priority = priority;
             request.awaited = awaited;
             const auto start = [&] {
+              const AwayFromPython away;
               const py::gil_scoped_release released;
               const Process::Call call(p);
               request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : p.operation_timeout_s();

@@ -114,6 +114,7 @@ void Job::leave(Member& member, const Leave& leave) {
     member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : member.name() + " says: " + leave.reason;
     if (leave.lost_node == 0) {
       member.farewell = member.cause = member.name() + " ended: " + leave.reason;
+      if (events_.on_lost) events_.on_lost(member.farewell);
     } else {
       member.farewell += " because of a loss: " + member.cause;
     }

@@ -24,7 +24,7 @@ struct SchedulerOptions {
   double join_timeout_s = 60;        // from the first member that joins
   bool balanced = false;             // key hash `balanced`: answer declares with the bytes on each server
   tensor::CutRule cut{};             // for that; the server loops come from the members
-  // For people: a member is gone without leaving. Runs on the scheduler's thread.
+  // For people: a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
   std::function<void(const std::string& why)> on_lost;
 };
 

@@ -48,7 +48,7 @@ def run_server(env: dict[str, str], folder: str, index: int) -> None:
     startup.servers = config.integer("BPS_NUM_SERVERS")
     startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
     startup.job = config.text("BPS_JOB_ID")
-    process = _core.Process.start(config, startup)
+    process = _core.Process.start(config, startup, _core.Stop())
     process.wait_for_end()
     _leave(Path(folder) / f"server-{index}.pickle", dict(process.metrics()))
     process.shutdown(1)

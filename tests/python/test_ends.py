@@ -66,7 +66,9 @@ def test_an_exception_is_told_to_the_others(where, servers):
     with cluster.start(meets_one_that_raises, where, workers=2, servers=servers, env=ENV, init=False) as job:
         heard, ended = (outcome.value for outcome in job.outcomes())
         job.helper_statuses()
+        told = servers is None or "rank 1 ended: ValueError: no such sample" in job.log("scheduler")
     text, seconds, left = heard
+    assert told
     assert "rank 1 ended: ValueError: no such sample" in text
     assert seconds < SOON_S
     assert left < 5 * cluster.PATIENCE

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -122,6 +123,40 @@ def test_ctrl_c_while_waiting(where):
         assert [outcome.value[2] for outcome in outcomes] == [2.0, 2.0]
 
 
+def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = open_things()
+    bps.init()
+    if bps.rank() == 1:
+        await_mark("go on")
+        bps.shutdown()
+        return "left", 0.0, True
+    mark("ready")
+    try:
+        bps.shutdown()
+        kind = "left"
+    except KeyboardInterrupt:
+        kind = "interrupted"
+    came = time.monotonic()
+    return kind, came, open_things() == before and not bps.is_initialized()
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_ctrl_c_in_shutdown(servers):
+    env = ENV | {"BPS_SHUTDOWN_TIMEOUT": "60"}
+    with cluster.start(leaves_and_is_interrupted, workers=2, servers=servers, env=env, init=False) as job:
+        job.await_marks("ready", ranks=[0])
+        time.sleep(0.5)
+        sent = job.kill("rank 0", signal.SIGINT)
+        job.await_end("rank 0")
+        job.set_mark("go on")
+        kind, came, clean = job.outcomes()[0].value
+        job.helper_statuses()
+    assert kind == "interrupted"
+    assert came - sent < SOON_S
+    assert clean
+
+
 # ---- A signal handler that shuts down
 
 
@@ -206,38 +241,39 @@ def forever(call: Callable[[int], object]) -> None:
         call(number)
 
 
-def works_until_shutdown(bps: Any, what: str, alone: bool) -> tuple[list[str], float]:
+def calls_of_a_thread(bps: Any, what: str, ranks: list[int]) -> Callable[[int], object]:
     array = np.ones(5000, np.float32)
-    rank = bps.rank()
+    me = threading.get_ident()
     calls: dict[str, Callable[[int], object]] = {
         "metrics": lambda _: bps.metrics(),
-        "push_pull": lambda _: bps.push_pull(array, name=f"x{threading.get_ident()}" if alone else "x"),
+        "push_pull": lambda _: bps.push_pull(array, name=f"x{me}"),
         "async": lambda n: bps.push_pull_async(array, name=f"a{n % 50}"),
-        "declare": lambda n: bps.declare(f"{threading.get_ident()}.{n}", array),
+        "declare": lambda n: bps.declare(f"{me}.{n}", array),
         "barrier": lambda _: bps.barrier(),
-        "new_group": lambda n: bps.new_group([0] if alone else [0, 1], f"{threading.get_ident()}.{n}"),
+        "new_group": lambda n: bps.new_group(ranks, f"{me}.{n}"),
         "properties": lambda _: (bps.rank(), bps.size(), bps.get_pushpull_speed()),
     }
+    return calls[what]
+
+
+def meets_a_shutdown(bps: Any, what: str, ranks: list[int], after: float) -> tuple[list[str], float]:
+    """How three threads end that make these calls until the job ends, and how long after its end."""
     ended: list[str] = []
 
     def run() -> None:
         try:
-            forever(calls[what])
+            forever(calls_of_a_thread(bps, what, ranks))
         except bps.BpsError as error:
             ended.append(type(error).__name__)
         except BaseException as error:
             ended.append(repr(error))
 
-    if rank == 1:
-        await_mark("never mind", timeout=60)
-        return [], 0.0
     threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    time.sleep(after)
     bps.shutdown()
     began = time.monotonic()
-    mark("down")
     for thread in threads:
         thread.join(timeout=20)
     if any(thread.is_alive() for thread in threads):
@@ -245,21 +281,38 @@ def works_until_shutdown(bps: Any, what: str, alone: bool) -> tuple[list[str], f
     return ended, time.monotonic() - began
 
 
+def has_many_lives(bps: Any, what: str) -> list[tuple[list[str], float]]:
+    found = []
+    for life in range(25):
+        bps.init()
+        found.append(meets_a_shutdown(bps, what, [0], 0.005 + 0.003 * (life % 5)))
+    return found
+
+
 CALLS = ["metrics", "push_pull", "async", "declare", "barrier", "new_group", "properties"]
 
 
 @pytest.mark.parametrize("what", CALLS)
 def test_shutdown_while_other_threads_work(what):
-    for _ in range(3):
-        ended, seconds = cluster.run(works_until_shutdown, what, True, workers=1, env=ENV, timeout=40)[0]
+    (found,) = cluster.run(has_many_lives, what, workers=1, env=ENV, init=False)
+    for ended, seconds in found:
         assert ended == ["NotInitializedError"] * 3
         assert seconds < SOON_S * 4
+
+
+def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], float]:
+    if bps.rank() == 1:
+        await_mark("never mind", timeout=60)
+        return [], 0.0
+    found = meets_a_shutdown(bps, what, [0, 1], 0.5)
+    mark("down")
+    return found
 
 
 @pytest.mark.parametrize("servers", [None, 1])
 @pytest.mark.parametrize("what", ["push_pull", "barrier", "new_group"])
 def test_shutdown_while_other_threads_wait_for_a_rank(what, servers):
-    with cluster.start(works_until_shutdown, what, False, workers=2, servers=servers, env=ENV) as job:
+    with cluster.start(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV) as job:
         job.await_marks("down", ranks=[0])
         job.set_mark("never mind")
         outcomes = job.outcomes(timeout=40)
@@ -301,6 +354,30 @@ def test_another_thread_that_shuts_down_during_init():
     assert "before init() was complete" in kind
     assert seconds < SOON_S
     assert clean
+
+
+def ends_beside_daemon_threads(_: Any) -> list[int]:
+    """The interpreter ends while daemon threads are within calls of every kind."""
+    code = """
+import threading, time, numpy, bps_rdma as bps
+bps.init()
+def forever(call):
+    try:
+        while True:
+            call()
+    except bps.BpsError:
+        pass
+array = numpy.ones(1000, numpy.float32)
+for call in (bps.metrics, bps.barrier, lambda: bps.push_pull(array, name="x"), lambda: bps.new_group([0])):
+    threading.Thread(target=forever, args=(call,), daemon=True).start()
+time.sleep(0.2)
+"""
+    folder = os.environ["BPS_TEST_FOLDER"]
+    return [subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode for _ in range(8)]
+
+
+def test_the_interpreter_ends_beside_daemon_threads():
+    assert cluster.run(ends_beside_daemon_threads, workers=1, env=ENV, init=False) == [[0] * 8]
 
 
 # ---- Time-outs
