@@ -41,6 +41,7 @@ Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
   if (std::exchange(heard_, false) || forgive || !owes_reply) {
     silent_since_ = now;
     suspected_ = false;
+    word_expected_until_ = Clock::time_point::max();
   }
   return now - silent_since_;
 }
