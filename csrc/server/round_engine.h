@@ -58,7 +58,9 @@ class RoundEngine {
     if (gone_ranks_[worker_rank].why.empty()) gone_ranks_[worker_rank].why = why;
   }
   // It pushes nothing more; what it has pushed counts.
-  void leave_rank(std::uint32_t worker_rank, const std::string& why) { gone_ranks_.try_emplace(worker_rank, why); }
+  void leave_rank(std::uint32_t worker_rank, const std::string& why) {
+    gone_ranks_.try_emplace(worker_rank, Gone{why});
+  }
   // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been
   // sent.
   void fail_lost();

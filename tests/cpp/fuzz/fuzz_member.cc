@@ -164,7 +164,7 @@ class Job {
       int fds[2];
       fuzz::expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
       sockets_.emplace_back(fds[0]);
-      server_->accept(std::make_unique<IncomingSocket>(Fd(fds[1]), hello), &transport_);
+      server_->accept(std::make_unique<IncomingSocket>(AuthenticatedSocket{Fd(fds[1]), hello, {}}), &transport_);
       say(rank, encode(tensor::Attach{kPartition, true, 1}, kEpoch));
     }
     settle();

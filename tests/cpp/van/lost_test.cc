@@ -118,7 +118,7 @@ TEST(Causes, ASuspectThatIsHeardOfMeansABrokenConnection) {
   EXPECT_FALSE(job[0]->leave(0.05));
   for (const std::size_t i : {1, 2}) {
     ASSERT_TRUE(soon([&] { return job[i].lost().contains(1); }));
-    EXPECT_EQ(job[i].lost().at(1), text) << "the first cause is told to those who lose the follower";
+    EXPECT_EQ(job[i].lost().at(1), "rank 0 says: " + text) << "either end of that connection may be the cause";
   }
 }
 
