@@ -263,12 +263,10 @@ def works_until_told(bps: Any) -> bool:
     right = True
     mark("ready")
     rounds = 0
-    while rounds < 20 or not Path(os.environ["BPS_TEST_FOLDER"], "mark-test-end").exists():
+    while rounds % 10 != 9 or not stops(bps):
         found = bps.push_pull(np.full(50_000, rounds, np.float32), average=False, name="x")
         right &= bool((found == bps.size() * rounds).all())
         rounds += 1
-        if rounds % 10 == 0 and stops(bps):
-            break
     return right
 
 
