@@ -149,6 +149,14 @@ void Loops::lose_node(std::uint32_t node, const std::string& why) {
   }
 }
 
+void Loops::leave_node(std::uint32_t node, const std::string& why) {
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, node, why] {
+      if (loop.server_loop) loop.server_loop->leave_node(node, why);
+    });
+  }
+}
+
 std::vector<std::pair<std::string, std::uint64_t>> Loops::metrics() const {
   std::vector<std::pair<std::string, std::uint64_t>> sum = Counters().list();
   std::uint64_t slot_bytes = 0;

@@ -53,6 +53,7 @@ class Loops {
   // Returns when every loop knows the group.
   void add_group(const van::Group& group);
   void lose_node(std::uint32_t node, const std::string& why);
+  void leave_node(std::uint32_t node, const std::string& why);
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();
 

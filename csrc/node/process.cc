@@ -149,11 +149,12 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
 
 void Process::leave_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (!worker_) {
+  if (options_.startup.is_worker() && !worker_) {
     early_events_.push_back({node, why, false});
-  } else if (!leaving_) {
-    worker_->leave_node(node, why);
+    return;
   }
+  if (worker_ && !leaving_) worker_->leave_node(node, why);
+  loops_->leave_node(node, why);
 }
 
 void Process::lose_connection(std::uint32_t node, const std::string& why) {

@@ -106,9 +106,9 @@ void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
   }
 }
 
-// Whether the push would open a round of a group that has lost a member.
-bool RoundEngine::refuse_lost(const Push& push, const van::Group& group) {
-  const std::string* why = why_lost(group);
+// Whether the push would open a round of a group that lacks a member.
+bool RoundEngine::refuse_gone(const Push& push, const van::Group& group) {
+  const std::string* why = why_gone(group, nullptr);
   if (why == nullptr) return false;
   const tensor::PushHeader& header = push.header;
   if (table_.find(round_key(header.tensor, header.partition), header.round) != nullptr) return false;
@@ -169,8 +169,8 @@ tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor
     Round* round = table_.find(key, cancel.round);
     // Once it is over, every member has been answered, or told of a failure.
     bool answered = round == nullptr && table_.is_over(key, cancel.round);
-    // A group that has lost a member opens no rounds: a late push is refused without one.
-    if (round == nullptr && !answered && why_lost(group) == nullptr) {
+    // A group that lacks a member opens no rounds: a late push is refused without one.
+    if (round == nullptr && !answered && why_gone(group, nullptr) == nullptr) {
       round = table_.find_or_open(key, cancel.round, group).round;
     }
     if (round != nullptr) {
@@ -207,10 +207,13 @@ bool RoundEngine::cancel(Round& round, std::uint32_t member, const tensor::Cance
 
 // ---- Losses
 
-// Why no round of this group can complete, or nullptr.
-const std::string* RoundEngine::why_lost(const van::Group& group) const {
-  for (const auto& [rank, why] : lost_ranks_) {
-    if (group.index_of(rank) != van::kNoRank) return &why;
+// Why this round of the group, or a new one, cannot complete; nullptr if it can.
+const std::string* RoundEngine::why_gone(const van::Group& group, const Round* round) const {
+  for (const auto& [rank, gone] : gone_ranks_) {
+    const std::int32_t member = group.index_of(rank);
+    if (member == van::kNoRank) continue;
+    const bool has_pushed = round != nullptr && round->arrivals[static_cast<std::uint32_t>(member)].pushed;
+    if (gone.lost || !has_pushed) return &gone.why;
   }
   return nullptr;
 }
@@ -218,15 +221,15 @@ const std::string* RoundEngine::why_lost(const van::Group& group) const {
 void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
-    const std::string* why = why_lost(*round.group);
-    if (why == nullptr) continue;
-    for (std::uint32_t member = 0; member < round.group->size(); ++member) {
-      if (!lost_ranks_.contains(round.group->ranks[member])) continue;
-      Arrival& arrival = round.arrivals[member];
+    const std::string* why = why_gone(*round.group, &round);
+    for (const auto& [rank, gone] : gone_ranks_) {  // nobody is left to be told
+      const std::int32_t member = round.group->index_of(rank);
+      if (member == van::kNoRank) continue;
+      Arrival& arrival = round.arrivals[static_cast<std::uint32_t>(member)];
       arrival.pull_waiting = arrival.unacknowledged = false;
       if (!std::exchange(arrival.done, true)) ++round.done;
     }
-    if (round.summed || round.failure) {
+    if (round.summed || round.failure || why == nullptr) {
       close_if_over(round);
     } else {
       fail(round, {ErrorCode::kPeerLost, *why, kRestart});

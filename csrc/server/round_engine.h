@@ -53,8 +53,13 @@ class RoundEngine {
   bool resume();
 
   // No round of a group with this rank can complete. `why` is a sentence; the first one counts.
-  void lose_rank(std::uint32_t worker_rank, const std::string& why) { lost_ranks_.emplace(worker_rank, why); }
-  // Fails the rounds of such groups. A result that is still being sent stays until it has been sent.
+  void lose_rank(std::uint32_t worker_rank, const std::string& why) {
+    gone_ranks_[worker_rank].lost = true;
+    if (gone_ranks_[worker_rank].why.empty()) gone_ranks_[worker_rank].why = why;
+  }
+  // It pushes nothing more; what it has pushed counts.
+  void leave_rank(std::uint32_t worker_rank, const std::string& why) { gone_ranks_.try_emplace(worker_rank, why); }
+  // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been sent.
   void fail_lost();
 
   // A member gives these partitions up. From the return on nothing reads or writes its memory for them, except the
@@ -84,7 +89,11 @@ class RoundEngine {
   void release(Slot*& slot);
 
   // round_engine.cc
-  const std::string* why_lost(const van::Group& group) const;
+  struct Gone {
+    std::string why;
+    bool lost = false;
+  };
+  const std::string* why_gone(const van::Group& group, const Round* round) const;
   bool cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing);
   void wait(Round& round);
   bool waits_for_starved(const Round& round) const;
@@ -93,7 +102,7 @@ class RoundEngine {
   void proceed(Round& round);
   void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
   void refuse_round(const Push& push, RoundTable::Found found);
-  bool refuse_lost(const Push& push, const van::Group& group);
+  bool refuse_gone(const Push& push, const van::Group& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
   void disagree(Round& round, const WorkerSession& session);
   void fail(Round& round, RoundFailure why);
@@ -106,7 +115,7 @@ class RoundEngine {
   Summer summer_;
   SumPlan plan_;  // of the pass in progress; keeps its capacity
   std::unordered_map<std::uint32_t, van::Group> groups_;
-  std::unordered_map<std::uint32_t, std::string> lost_ranks_;  // and why
+  std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
 };

@@ -92,7 +92,7 @@ Round* RoundEngine::admit(const Push& push) {
             "install the same bps_rdma version everywhere and use the same settings on all ranks"});
     return nullptr;
   }
-  if (!lost_ranks_.empty() && refuse_lost(push, *limits.group)) return nullptr;
+  if (!gone_ranks_.empty() && refuse_gone(push, *limits.group)) return nullptr;
   const auto [found, opened] =
       table_.find_or_open(round_key(header.tensor, header.partition), header.round, *limits.group);
   if (opened == nullptr) {

@@ -97,6 +97,13 @@ void ServerLoop::lose_node(std::uint32_t node, const std::string& why) {
   losses_due_ = true;
 }
 
+void ServerLoop::leave_node(std::uint32_t node, const std::string& why) {
+  if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
+    rounds_.leave_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
+  }
+  losses_due_ = true;
+}
+
 void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
   if (session.is_lost()) return;
   log_info("connection to " + session.name() + " lost: " + why);

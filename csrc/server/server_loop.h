@@ -44,6 +44,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void add_group(const van::Group& group) { rounds_.add_group(group); }
   // The worker is gone: its rounds can never complete. They fail in the next step(), for this reason.
   void lose_node(std::uint32_t node, const std::string& why);
+  // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
+  void leave_node(std::uint32_t node, const std::string& why);
 
   bool step() override;
   bool blocked() const override { return blocked_; }

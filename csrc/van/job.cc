@@ -106,7 +106,7 @@ void Job::leave(Member& member, const Leave& leave) {
   member.fate = Member::Fate::kLeft;
   member.farewell = member.node->describe() + " has left the job";
   if (leave.reason.empty()) {
-    tell_workers(MemberLeft{member.node->id, member.farewell}, member);
+    if (member.is_worker()) tell_here(MemberLeft{member.node->id, member.farewell});
   } else {
     // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
     const Member* lost = members_->by_node(leave.lost_node);
@@ -173,10 +173,9 @@ void Job::end_if_all_left() {
   tell_all(AllLeft{ended_well_});
 }
 
-void Job::tell_workers(const Message& message, const Member& about) {
-  if (!about.is_worker()) return;
+void Job::tell_here(const Message& message) {
   for (const Member& member : members_->members()) {
-    if (member.is_worker() && member.fate == Member::Fate::kHere) events_.send(member.peer, message);
+    if (member.fate == Member::Fate::kHere) events_.send(member.peer, message);
   }
 }
 

@@ -61,7 +61,7 @@ class Job {
   bool suspect(const Member& from, std::uint32_t node);
   void answer_suspicions(const Member& about);
   void end_if_all_left();
-  void tell_workers(const Message& message, const Member& about);
+  void tell_here(const Message& message);
   void tell_all(const Message& message, Peer except = 0);
 
   const Options options_;

@@ -184,7 +184,7 @@ Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut,
   return plan;
 }
 
-void Worker::check_alive(const Tensor& tensor) const {
+void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
   if (tensor.failed.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kMismatch, tensor.why_failed, "declare the tensor with the same dtype and shape everywhere");
   }
@@ -196,6 +196,8 @@ void Worker::check_alive(const Tensor& tensor) const {
                           tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != van::kNoRank;
     if (concerns) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
+  // A member may have pushed its part before it left: a push or pull on its own can still succeed.
+  if (kind == tensor::OperationKind::kSplit) return;
   for (const auto& [node, what] : left_) {
     const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
     if (tensor.group->index_of(rank) != van::kNoRank) {
@@ -205,7 +207,7 @@ void Worker::check_alive(const Tensor& tensor) const {
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
-  check_alive(*tensor);
+  check_alive(*tensor, request.kind);
   std::uint32_t round;
   if (request.kind == tensor::OperationKind::kSplit && request.pulls) {
     round = tensor->next_pull.fetch_add(1);
@@ -223,7 +225,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
   }
   if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
     try {
-      check_alive(*tensor);
+      check_alive(*tensor, request.kind);
     } catch (const Error& error) {
       abort(operation, error.code(), error.what(), error.hint());
     }
@@ -277,22 +279,11 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
 }
 
 // Answers to what that member has contributed to are on their way.
-// The servers decide what becomes of the operations in progress: an answer to what that member has contributed to is on
-// its way, the rest cannot complete.
+// What becomes of operations in progress the servers decide, who know what that member has contributed to.
 void Worker::leave_node(std::uint32_t node, const std::string& why) {
-  {
-    const std::lock_guard lock(mutex_);
-    left_.emplace_back(node, why);
-  }
+  const std::lock_guard lock(mutex_);
+  left_.emplace_back(node, why);
   any_lost_.store(true);
-  const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
-  for (const LoopOf& each : worker_loops_) {
-    each.reactor->loop().post([worker_loop = each.worker_loop, rank, why] {
-      worker_loop->abort_operations(
-          [&](const Operation& operation) { return operation.tensor->group->index_of(rank) != van::kNoRank; },
-          ErrorCode::kPeerLost, why, kRestart);
-    });
-  }
 }
 
 void Worker::mark_failed(Tensor& tensor, const std::string& why) {

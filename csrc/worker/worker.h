@@ -71,7 +71,7 @@ class Worker {
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
-  void check_alive(const Tensor& tensor) const;
+  void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
