@@ -22,13 +22,13 @@ std::unique_ptr<Process> start_alone(std::uint32_t workers = 1) {
   values.set("BPS_TIMEOUT", "60", "argument");
   values.set("BPS_JOIN_TIMEOUT", "60", "argument");
   values.set("BPS_TRANSPORT", "shm,tcp", "argument");
+  values.set("BPS_SECRET", "a secret of the tests, long enough", "argument");
   Startup startup;
   startup.worker_rank = startup.server_rank = 0;
   startup.workers = startup.servers = workers;
   startup.hosts_scheduler = startup.joint = true;
   startup.scheduler_ports = {0};
   startup.job = "job";
-  startup.secret = "secret";
   return Process::start(values.parse(), startup);
 }
 

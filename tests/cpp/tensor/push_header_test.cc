@@ -25,13 +25,15 @@ TEST(PushHeader, GoldenBytes) {
   header.partition = 0x0c0d0e0f;
   header.round = 0x10111213;
   header.immediate = 0x14151617;
+  header.epoch = 0x21222324;
   header.length = 0x18;
   header.answer_key = 0x19;
   header.answer_address = 0x1a;
-  constexpr std::uint8_t kGolden[64] = {
-      3,    0,    4,    1,    15,   1,    3, 2, 7, 6, 5,    4, 0x0b, 0x0a, 9, 8, 0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12,
-      0x11, 0x10, 0x17, 0x16, 0x15, 0x14, 0, 0, 0, 0, 0x18, 0, 0,    0,    0, 0, 0,    0,    0x19, 0,    0,    0,
-      0,    0,    0,    0,    0x1a, 0,    0, 0, 0, 0, 0,    0, 0,    0,    0, 0, 0,    0,    0,    0};
+  constexpr std::uint8_t kGolden[64] = {3,    0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
+                                        0x0a, 9,    8,    0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12, 0x11, 0x10, 0x17, 0x16,
+                                        0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0,    0,    0,
+                                        0,    0x19, 0,    0,    0,    0,    0,    0,    0,    0x1a, 0,    0,    0,
+                                        0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0};
   EXPECT_TRUE(std::ranges::equal(bytes_of(header), std::as_bytes(std::span(kGolden))));
   EXPECT_TRUE(std::ranges::equal(codec::encode(header), std::as_bytes(std::span(kGolden))));
   EXPECT_TRUE(codec::decode<PushHeader>(bytes_of(header)));

@@ -48,7 +48,7 @@ TEST(ShmRecord, RangesOutsideOfTheFileOrTheAddressSpaceAreRefused) {
 TEST(ShmRecord, FieldsOfAnotherKindAreRefused) {
   ShmRecord record{};
   EXPECT_FALSE(travels(record)) << "no kind";
-  record.kind = ShmRecord::Kind{6};
+  record.kind = ShmRecord::Kind{7};
   EXPECT_FALSE(travels(record)) << "an unknown kind";
   record.kind = ShmRecord::kReply;
   record.reaches_plain = 1;
