@@ -163,8 +163,10 @@ constexpr Setting kTable[] = {
     {"BPS_JOIN_TIMEOUT", "", "60", kSeconds, deadline<&Deadlines::join>, "seconds to wait for all members at start-up"},
     {"BPS_SHUTDOWN_TIMEOUT", "", "60", kSeconds, deadline<&Deadlines::shutdown>,
      "seconds to wait for the other workers at shutdown"},
-    {"BPS_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT", "1.5", kSeconds, deadline<&Deadlines::heartbeat>,
-     "seconds of silence after which a member counts as lost"},
+    {"BPS_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT", "10", kSeconds, deadline<&Deadlines::heartbeat>,
+     "seconds of silence after which a member counts as lost; a process that ends, or a network that is cut, is "
+     "noticed "
+     "sooner, so this is only for hosts and processes that hang: longer than a process may be swapped out or stopped"},
     // Diagnosis
     {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING INFO DEBUG FATAL TRACE"), into_log_level,
      "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG"},

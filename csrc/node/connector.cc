@@ -88,6 +88,8 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
   for (std::size_t i = 0; i < data_connections(kind); ++i) data.push_back(transport->connect_data(request));
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
+    server.route = transport::to_string(kind);
+    if (kind == Kind::kTcp) server.route += ", " + std::string(as_text(request.address));
     std::vector<transport::DataEndpoint*> attached;
     for (auto& endpoint : data) attached.push_back(transport->attach(std::move(endpoint), server));
     loop.worker_loop->open(server, transport->attach(std::move(control), server), std::move(attached));

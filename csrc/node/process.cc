@@ -117,6 +117,11 @@ van::VanEvents Process::events() {
       .on_view = [this](const transport::View& view) { use(view); },
       .on_lost = [this](std::uint32_t node, const std::string& why) { lose_node(node, why); },
       .on_left = [this](std::uint32_t node, const std::string& why) { leave_node(node, why); },
+      .on_reachable =
+          [this](std::uint32_t node) {
+            const std::lock_guard lock(mutex_);
+            if (worker_) worker_->on_reachable(node);
+          },
       // Waits until each loop knows it: the scheduler tells the workers only after this returns.
       .on_group = [this](const van::Group& group) { loops_->add_group(group); },
       .on_tensor_failed =

@@ -60,6 +60,9 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
     Loop& loop = (*loops_)[i];
     loop.reactor->call([&] {
       loop.worker_loop = std::make_unique<worker::WorkerLoop>(of_loop, *loop.reactor);
+      loop.worker_loop->when_silent = [this](std::uint32_t rank) {
+        if (!leaving_) van_->inquire(van_->membership().server(rank)->id);
+      };
       loop.worker_loop->when_lost = [this](std::uint32_t rank, const std::string& why) {
         lose_connection(van_->membership().server(rank)->id, why);
       };

@@ -87,8 +87,20 @@ py::object Handle::wait() {
                 "this process was forked while " + pending_.operation->describe() + " was in progress in its parent",
                 "wait for handles in the process that made them");
   }
-  const worker::Operation& operation = *pending_.operation;
-  if (!wait_interruptibly(operation, operation.request.timeout_s + kGrace_s)) {
+  worker::Operation& operation = *pending_.operation;
+  bool over = false;
+  try {
+    over = wait_interruptibly(operation, operation.request.timeout_s + kGrace_s);
+  } catch (...) {
+    // Nobody can wait for the handle of a synchronous call again: its array is the caller's when this is raised.
+    if (operation.request.awaited) {
+      operation.give_up();
+      const py::gil_scoped_release released;
+      (void)operation.wait(Deadline::after(kGrace_s));
+    }
+    throw;
+  }
+  if (!over) {
     throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
   }
   check_not_taken();  // by another thread, while this one waited without the GIL

@@ -40,8 +40,17 @@ struct RoundFailure {
   std::string hint;
 };
 
+// What has rounds of its own. The group belongs to it, so that a member can neither meet nor block rounds of a group
+// that it is not in.
+struct RoundKey {
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t partition = 0;
+  bool operator==(const RoundKey&) const = default;
+};
+
 struct Round {
-  std::uint64_t key = 0;  // tensor and partition
+  RoundKey key;
   std::uint32_t number = 0;
   const van::Group* group = nullptr;
   tensor::PushHeader first{};  // what all others must agree with

@@ -111,7 +111,7 @@ bool RoundEngine::refuse_gone(const Push& push, const van::Group& group) {
   const std::string* why = why_gone(group, nullptr);
   if (why == nullptr) return false;
   const tensor::PushHeader& header = push.header;
-  if (table_.find(round_key(header.tensor, header.partition), header.round) != nullptr) return false;
+  if (table_.find({header.group, header.tensor, header.partition}, header.round) != nullptr) return false;
   refuse(push.session, header.immediate, {ErrorCode::kPeerLost, *why, kRestart});
   return true;
 }
@@ -165,7 +165,7 @@ tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor
   }
   const van::Group& group = known->second;
   for (const tensor::CancelledPartition& one : cancel.partitions) {
-    const std::uint64_t key = round_key(cancel.tensor, one.partition);
+    const RoundKey key{cancel.group, cancel.tensor, one.partition};
     Round* round = table_.find(key, cancel.round);
     // Once it is over, every member has been answered, or told of a failure.
     bool answered = round == nullptr && table_.is_over(key, cancel.round);

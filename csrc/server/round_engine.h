@@ -59,7 +59,8 @@ class RoundEngine {
   }
   // It pushes nothing more; what it has pushed counts.
   void leave_rank(std::uint32_t worker_rank, const std::string& why) { gone_ranks_.try_emplace(worker_rank, why); }
-  // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been sent.
+  // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been
+  // sent.
   void fail_lost();
 
   // A member gives these partitions up. From the return on nothing reads or writes its memory for them, except the

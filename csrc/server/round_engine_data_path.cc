@@ -94,7 +94,7 @@ Round* RoundEngine::admit(const Push& push) {
   }
   if (!gone_ranks_.empty() && refuse_gone(push, *limits.group)) return nullptr;
   const auto [found, opened] =
-      table_.find_or_open(round_key(header.tensor, header.partition), header.round, *limits.group);
+      table_.find_or_open({header.group, header.tensor, header.partition}, header.round, *limits.group);
   if (opened == nullptr) {
     refuse_round(push, found);
     return nullptr;

@@ -38,7 +38,7 @@ void RoundTable::Key::end(std::uint32_t ahead) {
   while (!beyond.empty() && beyond.back() == 0) beyond.pop_back();
 }
 
-Round* RoundTable::find(std::uint64_t key, std::uint32_t number) {
+Round* RoundTable::find(const RoundKey& key, std::uint32_t number) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return nullptr;
   Round* round = found->second.open;
@@ -46,14 +46,14 @@ Round* RoundTable::find(std::uint64_t key, std::uint32_t number) {
   return round;
 }
 
-bool RoundTable::is_over(std::uint64_t key, std::uint32_t number) const {
+bool RoundTable::is_over(const RoundKey& key, std::uint32_t number) const {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return false;
   const std::uint32_t ahead = number - found->second.all_over_below;
   return ahead >= (std::uint32_t{1} << 31) || found->second.is_over(ahead);
 }
 
-RoundTable::Lookup RoundTable::find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group) {
+RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number, const van::Group& group) {
   Key& state = keys_[key];
   for (Round* round = state.open; round != nullptr; round = round->next_of_key) {
     if (round->number == number) return {Found::kOpen, round};

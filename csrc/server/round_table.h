@@ -14,10 +14,6 @@
 
 namespace bps::server {
 
-constexpr std::uint64_t round_key(std::uint32_t tensor, std::uint32_t partition) {
-  return (std::uint64_t{tensor} << 32) | partition;
-}
-
 class RoundTable {
  public:
   enum class Found : std::uint8_t { kOpen, kNew, kOver, kTooFarAhead };
@@ -26,9 +22,9 @@ class RoundTable {
     Round* round;  // set for kOpen and kNew
   };
 
-  Lookup find_or_open(std::uint64_t key, std::uint32_t number, const van::Group& group);
-  Round* find(std::uint64_t key, std::uint32_t number);
-  bool is_over(std::uint64_t key, std::uint32_t number) const;
+  Lookup find_or_open(const RoundKey& key, std::uint32_t number, const van::Group& group);
+  Round* find(const RoundKey& key, std::uint32_t number);
+  bool is_over(const RoundKey& key, std::uint32_t number) const;
   Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
   // The round is over; its entry will serve another one.
   void close(Round* round);
@@ -37,6 +33,11 @@ class RoundTable {
   std::size_t keys() const { return keys_.size(); }
 
  private:
+  struct Hash {
+    std::size_t operator()(const RoundKey& key) const noexcept {
+      return ((std::uint64_t{key.tensor} << 32) | key.partition) ^ (std::uint64_t{key.group} << 48);
+    }
+  };
   struct Key {
     std::uint32_t all_over_below = 0;   // all rounds before this one are over
     std::uint64_t over = 0;             // bit i: round all_over_below + i is over
@@ -46,7 +47,7 @@ class RoundTable {
     bool is_over(std::uint32_t ahead) const;
     void end(std::uint32_t ahead);
   };
-  std::unordered_map<std::uint64_t, Key> keys_;
+  std::unordered_map<RoundKey, Key, Hash> keys_;
   std::deque<Round> rounds_;
   std::vector<Round*> free_;
   std::vector<Round*> open_;

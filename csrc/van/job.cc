@@ -110,7 +110,8 @@ void Job::leave(Member& member, const Leave& leave) {
   } else {
     // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
     const Member* lost = members_->by_node(leave.lost_node);
-    member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : leave.reason;
+    // Of a loss that nobody else saw, the one who saw it may be the cause as well as the one whom he lost: name both.
+    member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : member.name() + " says: " + leave.reason;
     if (leave.lost_node == 0) {
       member.farewell = member.cause = member.name() + " ended: " + leave.reason;
     } else {

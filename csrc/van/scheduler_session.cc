@@ -68,10 +68,13 @@ void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
 
 void SchedulerSession::answer_suspicion(std::uint32_t node) {
   const auto suspected = suspected_.find(node);
-  if (suspected == suspected_.end()) return;
+  if (suspected == suspected_.end()) {
+    if (events_.on_reachable && !lost_.contains(node)) events_.on_reachable(node);
+    return;
+  }
   const Node* peer = membership_.by_id(node);
   const std::string name = peer == nullptr ? "a peer" : peer->describe();
-  lose(node, "the connection to " + name + " was lost: " + suspected->second);
+  lose(node, self_->describe() + " has lost its connection to " + name + ": " + suspected->second);
 }
 
 void SchedulerSession::receive(Message&& message) {

@@ -104,6 +104,7 @@ class Van::Impl {
   }
 
   void suspect(std::uint32_t node, const std::string& why) { session_.suspect(node, why); }
+  void inquire(std::uint32_t node) { session_.post(Suspect{node}); }
 
   bool wait_for_end() {
     require_joined();
@@ -224,6 +225,9 @@ void Van::suspect(std::uint32_t node, const std::string& why) {
 }
 void Van::abort(const std::string& exception) {
   impl_->abort(exception);
+}
+void Van::inquire(std::uint32_t node) {
+  impl_->inquire(node);
 }
 bool Van::wait_for_end() {
   return impl_->wait_for_end();

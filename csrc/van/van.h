@@ -38,6 +38,8 @@ struct VanEvents {
   // Workers: this worker has left the job as it should. What it has contributed to still completes; `why` says so of
   // what waits for more.
   std::function<void(std::uint32_t node, const std::string& why)> on_left;
+  // A node that inquire() asked about has been heard of since: it runs, and can reach the scheduler.
+  std::function<void(std::uint32_t node)> on_reachable;
   // Servers: a group exists. Called before any worker may use it.
   std::function<void(const Group&)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
@@ -72,6 +74,9 @@ class Van {
   // From any thread: a connection to this node broke. Asks the scheduler what became of it; on_lost then names the
   // first cause, which is that connection only if the node is still running.
   void suspect(std::uint32_t node, const std::string& why);
+  // From any thread: this node is silent, though the connection to it is open. If the scheduler loses it, on_lost
+  // follows as always; if the scheduler hears it, on_reachable.
+  void inquire(std::uint32_t node);
 
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
   // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without

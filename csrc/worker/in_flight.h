@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "worker/operation.h"
@@ -26,6 +27,15 @@ struct InFlight {
   std::uint64_t length = 0;
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
 };
+
+// Where the answer of a partition that wants data is written.
+inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement) {
+  const Operation::Cursor& cursor = *entry.cursor;
+  const bool staged = entry.staged != nullptr;
+  const transport::Region& region = staged ? *entry.staged->region : *cursor.output;
+  const std::byte* at = staged ? entry.staged->bytes() : cursor.operation->request.output + placement.output_offset;
+  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.length);
+}
 
 class InFlightTable {
  public:
@@ -58,9 +68,12 @@ class InFlightTable {
   static std::uint32_t index_of(std::uint32_t immediate) { return immediate & kIndexMask; }
   // The partition that an immediate from `server` names, or nullptr.
   InFlight* find(std::uint32_t immediate, const ServerConnection& server) {
+    return const_cast<InFlight*>(std::as_const(*this).find(immediate, server));
+  }
+  const InFlight* find(std::uint32_t immediate, const ServerConnection& server) const {
     const std::uint32_t index = index_of(immediate);
     if (index >= entries_.size()) return nullptr;
-    InFlight& entry = entries_[index];
+    const InFlight& entry = entries_[index];
     const bool same = entry.cursor != nullptr && entry.server == &server && entry.generation == immediate >> kIndexBits;
     return same ? &entry : nullptr;
   }

@@ -82,6 +82,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Throws what it failed with; returns when it is well.
   void rethrow() const;
 
+  // From any thread: the caller waits no longer. It is aborted at the loop's next look at the deadlines.
+  void give_up() { given_up_.store(true, std::memory_order_relaxed); }
+  bool is_given_up() const { return given_up_.load(std::memory_order_relaxed); }
   // Notes why it cannot complete. True for the first reason, which counts; the caller must then see to it that every
   // loop cancels its part.
   bool fail(ErrorCode code, const std::string& what, const std::string& hint);
@@ -120,6 +123,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   std::atomic<std::uint32_t> state_{kPending};
   std::atomic<bool> failing_{false};
+  std::atomic<bool> given_up_{false};
   std::atomic<bool> incomplete_{false};
   std::atomic<bool> over_{false};  // the last thing that is written here
   mutable std::atomic<std::uint32_t> sleepers_{0};

@@ -141,11 +141,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
   header.immediate = in_flight_.immediate_of(index);
   header.length = placement.length;
   if (!placement.wants_data()) return;
-  const transport::Region& region = entry.staged != nullptr ? *entry.staged->region : *cursor.output;
-  const std::byte* at =
-      entry.staged != nullptr ? entry.staged->bytes() : operation.request.output + placement.output_offset;
-  const transport::RemoteSpan answer =
-      region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.length);
+  const transport::RemoteSpan answer = answer_span(entry, placement);
   header.answer_key = answer.key;
   header.answer_address = answer.address;
 }

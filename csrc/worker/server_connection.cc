@@ -41,8 +41,13 @@ Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
   if (std::exchange(heard_, false) || forgive || !owes_reply) {
     silent_since_ = now;
     suspected_ = false;
+    word_expected_until_ = Clock::time_point::max();
   }
   return now - silent_since_;
+}
+
+bool ServerConnection::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
+  return loop_.allows_answer(*this, where, immediate);
 }
 
 void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {

@@ -32,6 +32,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
     data_ = std::move(data);
     needs_slots_ = data_.front()->direct() == nullptr;
   }
+  bool is_open() const { return control_ != nullptr; }
   bool send(const tensor::ControlMessage& message);
   std::size_t data_endpoints() const { return data_.size(); }
   // Same-host servers read partitions in place; others need landing slots to write into.
@@ -65,6 +66,12 @@ class ServerConnection final : public transport::ControlSink, public transport::
   Duration silence(Clock::time_point now, bool forgive);
   // Once for each silence.
   bool note_suspicion() { return !std::exchange(suspected_, true); }
+  // The scheduler still hears a server that is silent here: so the network is cut, unless the server was stopped for a
+  // while and speaks up now.
+  void expect_word_until(Clock::time_point until) {
+    if (suspected_) word_expected_until_ = until;
+  }
+  bool is_cut_off(Clock::time_point now) const { return suspected_ && now >= word_expected_until_; }
 
   // Landing slots. take_slot() answers false while no slot of a size that `bytes` needs is free.
   void add_slot(const tensor::SlotCredit& slot) {
@@ -84,6 +91,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool is_stuck();
   void restart_stuck_timer() { answered_ = true; }
 
+  // Only the answer of a partition in flight, where that partition wants it: a late answer changes nothing.
+  bool allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;
@@ -93,6 +102,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
   const std::uint32_t rank;
   const std::string name;  // for errors
+  std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
   TransportMemory& memory;
   SendQueue queue;
   bool needs_buffer = false;  // waits for a staging buffer beyond the budget, which the next step() adds
@@ -111,6 +121,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   Clock::time_point last_answer_{};
   bool heard_ = true;  // something, since silence() was asked last
   bool suspected_ = false;
+  Clock::time_point word_expected_until_ = Clock::time_point::max();
   Clock::time_point silent_since_{};
   std::uint32_t cancels_ = 0;
   bool lost_ = false;

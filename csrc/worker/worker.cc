@@ -286,6 +286,16 @@ void Worker::leave_node(std::uint32_t node, const std::string& why) {
   any_lost_.store(true);
 }
 
+void Worker::on_reachable(std::uint32_t node) {
+  const van::Node* about = van_.membership().by_id(node);
+  if (about == nullptr || about->server_rank < 0) return;
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->loop().post([worker_loop = each.worker_loop, rank = static_cast<std::uint32_t>(about->server_rank)] {
+      worker_loop->on_reachable(rank);
+    });
+  }
+}
+
 void Worker::mark_failed(Tensor& tensor, const std::string& why) {
   if (tensor.failed) return;
   tensor.why_failed = why;

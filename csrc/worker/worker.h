@@ -57,6 +57,8 @@ class Worker {
   void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
   // It has left as it should: what it has contributed to still completes, the rest fails.
   void leave_node(std::uint32_t node, const std::string& why);
+  // It runs, although one of our loops hears nothing of it.
+  void on_reachable(std::uint32_t node);
   void fail_tensor(std::uint32_t id, const std::string& why);
   void forget_memory(std::uint64_t identity);
 

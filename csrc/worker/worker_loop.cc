@@ -29,7 +29,7 @@ WorkerLoop::~WorkerLoop() {
   abort_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
                    "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
   for (const auto& server : servers_) {
-    if (server) end_all_of(*server);
+    if (server && server->is_open()) end_all_of(*server);
   }
 }
 
@@ -161,6 +161,17 @@ InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& serv
   InFlight* entry = in_flight_.find(immediate, server);
   if (entry == nullptr) counters_.stale.add();
   return entry;
+}
+
+bool WorkerLoop::allows_answer(const ServerConnection& server, const transport::RemoteSpan& where,
+                               std::uint32_t immediate) const {
+  const InFlight* entry = in_flight_.find(immediate, server);
+  if (entry == nullptr) return false;
+  const Operation& operation = *entry->cursor->operation;
+  const tensor::Placement placement = tensor::place(operation.placement, operation.cut(), entry->partition);
+  if (!placement.wants_data()) return false;
+  const transport::RemoteSpan expected = answer_span(*entry, placement);
+  return where.key == expected.key && where.address == expected.address && where.length == expected.length;
 }
 
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {

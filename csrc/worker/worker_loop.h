@@ -62,6 +62,8 @@ class WorkerLoop final : public transport::Actor {
   void cancel(Operation& operation);
   // `why` is a sentence that names the cause.
   void lose_server(std::uint32_t rank, const std::string& why);
+  // The scheduler has heard of a server that when_silent was called for.
+  void on_reachable(std::uint32_t rank);
   void forget_memory(std::uint64_t identity);
   // Nothing is on its way, waits to be sent, or has just been submitted.
   bool is_idle() const;
@@ -71,6 +73,7 @@ class WorkerLoop final : public transport::Actor {
   bool blocked() const override { return blocked_; }
 
   // From the connections.
+  bool allows_answer(const ServerConnection& server, const transport::RemoteSpan& where, std::uint32_t immediate) const;
   void on_answer(ServerConnection& server, std::uint32_t immediate);
   void on_written(ServerConnection& server, std::uint32_t immediate);
   void on_message(ServerConnection& server, std::span<const std::byte> message);
@@ -80,8 +83,9 @@ class WorkerLoop final : public transport::Actor {
   // Called once when the connection to a server breaks; answer with lose_server(), soon. Without it the operations of
   // that server fail at once. Set before the reactor starts.
   std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
-  // Called when a server that owes a reply has been silent for two seconds, although its connection is open.
-  std::function<void(std::uint32_t server_rank, const std::string& why)> when_silent;
+  // Called when a server that owes a reply has been silent for two seconds, although its connection is open. If others
+  // hear it, answer with on_reachable().
+  std::function<void(std::uint32_t server_rank)> when_silent;
   // Called once for each operation that fails on this loop; the other loops must cancel() their parts of it.
   std::function<void(const std::shared_ptr<Operation>&)> when_failing;
 

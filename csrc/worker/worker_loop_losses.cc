@@ -113,7 +113,11 @@ void WorkerLoop::check_deadlines() {
   watched_.purge();
   const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
   for (const auto& operation : watched) {
-    if (operation->done() || operation->is_failing() || !operation->deadline.passed()) continue;
+    if (operation->done() || operation->is_failing()) continue;
+    if (operation->is_given_up()) {
+      abort(*operation, ErrorCode::kPeerLost, "its caller was interrupted", "call it again on every rank of the group");
+    }
+    if (!operation->deadline.passed()) continue;
     abort(*operation, ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s),
           "check that every rank of the group calls it, or raise BPS_TIMEOUT");
   }
@@ -131,11 +135,11 @@ void WorkerLoop::check_replies() {
     }
     const Duration silence = server->silence(now, was_stopped);
     if (silence < kAskAfter) continue;
-    const std::string why = "it has not replied for " + in_words(seconds(silence)) + " although its connection is open";
-    if (seconds(silence) > options_.silence_s) {
-      on_lost(*server, why);
+    if (seconds(silence) > options_.silence_s || server->is_cut_off(now)) {
+      on_lost(*server, "it has not replied for " + in_words(seconds(silence)) + " by the data network (" +
+                           server->route + ") although the connection is open");
     } else {
-      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->rank, why);
+      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->rank);
       (void)server->send(tensor::Ping{});
     }
   }
@@ -194,6 +198,12 @@ void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   // Operations wait until lose_server() tells the cause, which may be the loss of another member.
   if (!server.needs_fence()) server.abandon();
   when_lost(server.rank, why);
+}
+
+void WorkerLoop::on_reachable(std::uint32_t rank) {
+  for (const auto& server : servers_) {
+    if (server && server->rank == rank) server->expect_word_until(Clock::now() + kAskAfter);
+  }
 }
 
 void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {

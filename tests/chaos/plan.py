@@ -88,7 +88,9 @@ def draw(seed: int, number: int, transports: tuple[str, ...], events: tuple[str,
     }[role]
     plane = rng.choice(["all", "control"] if role == "scheduler" else ["all", "control", "data"])
     tensors = tuple(
-        Tensor(rng.choice(KINDS), rng.choice(COUNTS), rng.random() < 0.25) for _ in range(rng.randint(2, 6))
+        # The first one is for all ranks, so that each has something to do.
+        Tensor(rng.choice(KINDS), rng.choice(COUNTS), rng.random() < 0.25 and index > 0)
+        for index in range(rng.randint(2, 6))
     )
     return Trial(
         seed=seed,
@@ -106,12 +108,13 @@ def draw(seed: int, number: int, transports: tuple[str, ...], events: tuple[str,
     )
 
 
-def culprits(trial: Trial) -> list[str]:
-    """Patterns of which an error of a surviving rank must contain one."""
+def culprits(trial: Trial, pid: int) -> list[str]:
+    """Patterns of which an error of a surviving rank must contain one.
+
+    The victim's process id names a dedicated server, because servers get their numbers in the order in which they join.
+    """
     role, _, index = trial.victim.partition(" ")
-    names = {"worker": [rf"(worker|rank) {index}\b"], "server": [rf"server {index}\b"], "scheduler": ["scheduler"]}[
-        role
-    ]
+    names = {"worker": [rf"(worker|rank) {index}\b"], "server": [rf"pid {pid}\b"], "scheduler": ["scheduler"]}[role]
     if role == "worker" and trial.servers == 0:
         names.append(rf"server {index}\b")
         if index == "0":

@@ -77,15 +77,16 @@ class Run:
             if self.trial.servers:
                 env |= {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
             else:
+                apart = self._network is not None  # each namespace is a host
                 env |= {
-                    "RANK": str(rank), "WORLD_SIZE": str(self.trial.workers), "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(self.trial.workers), "MASTER_ADDR": self._root(),
+                    "RANK": str(rank), "WORLD_SIZE": str(self.trial.workers), "LOCAL_RANK": "0" if apart else str(rank),
+                    "LOCAL_WORLD_SIZE": "1" if apart else str(self.trial.workers), "MASTER_ADDR": self._root(),
                     "MASTER_PORT": str(self._port), "BPS_ROOT_PORT": str(self._port),
                 }  # fmt: skip
             self._spawn(f"worker {rank}", [sys.executable, str(Path(__file__).with_name("worker.py"))], env)
         for rank in range(self.trial.workers):
             self._await(lambda rank=rank: self._said(rank, "ready"), 40, f"worker {rank} did not start",
-                        lambda: self._first_dead() is not None)  # fmt: skip
+                        self._somebody_failed)  # fmt: skip
 
     def _root(self) -> str:
         if self._network is None:
@@ -174,7 +175,7 @@ class Run:
                 continue
             if errors[0]["at"] - begin > limit:
                 self.violations.append(f"worker {rank} heard of it after {errors[0]['at'] - begin:.1f} s")
-            patterns = plan.culprits(self.trial)
+            patterns = plan.culprits(self.trial, self.processes[self.trial.victim].pid)
             if f"worker {rank}" == self.trial.victim:
                 patterns = ["worker", "server", "scheduler"]
             if not any(re.search(pattern, error["text"]) for error in errors for pattern in patterns):
@@ -186,11 +187,11 @@ class Run:
         late = self.trial.event == "late"
         for rank, before in enumerate(counted):
             self._await(lambda rank=rank, before=before: len(self._lines(rank, "round")) > before, 30,
-                        f"worker {rank} does not go on", lambda: self._first_dead() is not None)  # fmt: skip
+                        f"worker {rank} does not go on", self._somebody_failed)  # fmt: skip
         self._tell("worker 0", "stop")
         for rank in range(self.trial.workers):
             self._await(lambda rank=rank: self._said(rank, "over"), 30, f"worker {rank} does not end",
-                        lambda: self._first_dead() is not None)  # fmt: skip
+                        self._somebody_failed)  # fmt: skip
             errors = [error for error in self._lines(rank, "error") if not late or error["kind"] == "PeerLostError"]
             if errors:
                 self.violations.append(f"worker {rank}: {errors[0]['kind']}: {errors[0]['text']}")
@@ -253,8 +254,8 @@ class Run:
     def _is_dead(self, rank: int) -> bool:
         return self.processes[f"worker {rank}"].poll() is not None
 
-    def _first_dead(self) -> str | None:
-        return next((name for name, process in self.processes.items() if process.poll() is not None), None)
+    def _somebody_failed(self) -> bool:
+        return any(process.poll() not in (None, 0) for process in self.processes.values())
 
     def _await(self, done: Callable[[], bool], seconds: float, else_: str, hopeless: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds * self.patience

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import cluster
-import numpy as np
 import pytest
 from rank_main import await_mark, mark
 from test_final_deadline import caught, changed, make

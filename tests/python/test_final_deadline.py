@@ -79,7 +79,7 @@ def test_a_rank_that_comes_late_gets_an_error_and_no_sum(transport, servers, mem
 
 
 def at_the_limit(bps: Any, memory: str) -> dict[str, Any]:
-    """Rank 1 comes about when rank 0 gives up, each time a little later: a call gives the sum, or raises, or both do."""
+    """Rank 1 comes about when rank 0 gives up, each time a little later. A call gives the sum, or raises."""
     rank = bps.rank()
     array = make(bps, memory, 4 * COUNT)
     bps.push_pull_inplace(array, False, "x")

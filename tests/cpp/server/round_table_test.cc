@@ -12,7 +12,7 @@ class RoundTableTest : public ::testing::Test {
  protected:
   RoundTable table;
   const van::Group group{1, {0, 1, 2}};
-  const std::uint64_t key = round_key(7, 3);
+  const RoundKey key{1, 7, 3};
 };
 
 TEST_F(RoundTableTest, RoundsOfAKeyAreSeparate) {
@@ -24,7 +24,16 @@ TEST_F(RoundTableTest, RoundsOfAKeyAreSeparate) {
   EXPECT_EQ(table.find_or_open(key, 0, group).round, first.round);
   EXPECT_EQ(table.find_or_open(key, 1, group).found, Found::kOpen);
   EXPECT_EQ(first.round->arrivals.size(), 3U);
-  EXPECT_EQ(table.find(round_key(7, 4), 0), nullptr);
+  EXPECT_EQ(table.find({1, 7, 4}, 0), nullptr);
+}
+
+TEST_F(RoundTableTest, GroupsDoNotMeet) {
+  const van::Group other{2, {0, 1, 2, 3}};
+  const auto first = table.find_or_open(key, 0, group);
+  const auto second = table.find_or_open({2, 7, 3}, 0, other);
+  EXPECT_EQ(second.found, Found::kNew);
+  EXPECT_NE(first.round, second.round);
+  EXPECT_EQ(second.round->arrivals.size(), 4U);
 }
 
 TEST_F(RoundTableTest, AClosedRoundIsRemembered) {

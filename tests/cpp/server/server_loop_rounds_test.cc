@@ -101,6 +101,26 @@ TEST_F(ServerLoopTest, AGroupAveragesOverItsOwnSize) {
   EXPECT_TRUE(workers[1].answers.empty());
 }
 
+// Rank 1 is not in group 5. It can neither meet a round of that group by naming another group, nor open one before it.
+TEST_F(ServerLoopTest, ARoundOfAnotherGroupIsAnotherRound) {
+  push(1, header(1));
+  for (const std::uint32_t worker : {0U, 2U}) {
+    tensor::PushHeader h = header(worker);
+    h.group = 5;
+    h.member = worker == 0 ? 0 : 1;
+    push(worker, h);
+    if (worker == 0) {
+      (void)workers[1].control->send(
+          encode(tensor::Cancel{0, h.tensor, 0, ErrorCode::kTimeout, "", "", {{101, 0}}}, 1));
+      settle();
+    }
+  }
+  EXPECT_EQ(workers[0].tensor[0], 4);
+  EXPECT_EQ(workers[2].tensor[0], 4);
+  EXPECT_TRUE(workers[0].failures.empty());
+  EXPECT_TRUE(workers[2].failures.empty());
+}
+
 TEST_F(ServerLoopTest, PushAndPullApart) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
     tensor::PushHeader h = header(i);

@@ -56,7 +56,7 @@ inline const rdma::RdmaRails& test_rdma() {
 
 class Recorder final : public ControlSink, public DataSink {
  public:
-  static constexpr std::uint32_t kForbidden = 666;  // the immediate of writes that it does not allow
+  static constexpr std::uint32_t kForbidden = 0xffff0000;  // the immediate of writes that it does not allow
   struct Posted {
     Bytes header;
     RemoteSpan span;

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// libFuzzer: a member of the job that sends what it likes: well-framed control messages, pushes with any header, and
+// writes to any place, over tcp and as descriptors of shared memory. The others never notice: their round has the right
+// sum, is delivered once, and nothing else of theirs is written.
+//
+// The server loop, its sessions and tcp's data endpoints are the real ones. Its control endpoints only record what is
+// sent, and direct access to a worker's memory is checked as shm checks it.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/event_loop.h"
+#include "core/log.h"
+#include "fuzz/fuzz.h"
+#include "server/server_loop.h"
+#include "transport/listener.h"
+#include "transport/tcp/frame.h"
+#include "transport/tcp/tcp_transport.h"
+
+using namespace bps;
+using namespace bps::transport;
+using tensor::PushHeader;
+
+namespace {
+
+constexpr std::uint64_t kPartition = 16 * 1024;  // payload of the others' round, and the largest that is allowed
+constexpr std::size_t kFloats = kPartition / sizeof(float);
+constexpr std::uint32_t kMembers = 3;
+constexpr std::uint32_t kBad = 2;     // the rank that has gone bad; the first group has all ranks,
+constexpr std::uint32_t kOthers = 1;  // the second one all but this one
+constexpr std::uint32_t kAnswer = 77;
+constexpr std::uint32_t kEpoch = 1;
+constexpr std::size_t kMostBytes = 4096;  // of one input
+
+struct RecordingControl final : ControlEndpoint {
+  explicit RecordingControl(const Hello& hello) : ControlEndpoint(hello) {}
+  Status send(std::span<const std::byte> message) override {
+    const auto decoded = tensor::decode(message, kEpoch);
+    fuzz::expect(decoded.has_value());
+    if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
+      slots.insert(slots.end(), credits->slots.begin(), credits->slots.end());
+    }
+    return Status::kOk;
+  }
+  void sever() override {}
+  std::vector<tensor::SlotCredit> slots;
+};
+
+// Shared memory: the member's tensor is its region 1, and nothing else can be reached.
+struct DirectData final : DataEndpoint, DirectAccess {
+  explicit DirectData(const Hello& hello) : DataEndpoint(hello), tensor(kFloats) {}
+  std::size_t write(std::span<const WriteOp> ops) override {
+    for (const WriteOp& op : ops) answers.push_back(op.immediate);
+    return ops.size();
+  }
+  DirectAccess* direct() override { return this; }
+  bool peer_reaches(const Region&) const override { return true; }
+  std::size_t post(std::span<const Descriptor>) override { return 0; }
+  std::byte* map(const RemoteSpan& span) override {
+    const auto bytes = std::as_writable_bytes(std::span(tensor));
+    const bool inside =
+        span.key == 1 && span.address <= bytes.size() && span.length <= bytes.size() - span.address && mapped;
+    return inside ? bytes.data() + span.address : nullptr;
+  }
+  Status get(const RemoteSpan& span, std::byte* into) override {
+    const std::byte* from = map(span);
+    if (from != nullptr) std::memcpy(into, from, span.length);
+    return from != nullptr ? Status::kOk : Status::kProtocol;
+  }
+  Status put(const RemoteSpan& span, const std::byte* from) override {
+    std::byte* into = map(span);
+    if (into != nullptr) std::memcpy(into, from, span.length);
+    return into != nullptr ? Status::kOk : Status::kProtocol;
+  }
+  bool is_fenced() override { return true; }
+  bool can_fence() const override { return true; }
+  void fence() override {}
+  void sever() override {}
+
+  std::vector<float> tensor;
+  std::vector<std::uint32_t> answers;
+  bool mapped = true;
+};
+
+// Data over tcp, or direct; control messages recorded.
+struct MixedTransport final : Transport {
+  MixedTransport(EventLoop& loop, Counters& counters, bool is_direct)
+      : tcp(loop, kJob, counters, ""), direct(is_direct) {}
+  std::string_view name() const override { return "mixed"; }
+  RegionPtr register_memory(std::span<std::byte> bytes) override { return tcp.register_memory(bytes); }
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest&) override { return nullptr; }
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest&) override { return nullptr; }
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint>, ControlSink&) override { return nullptr; }
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint>, DataSink&) override { return nullptr; }
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override {
+    controls.push_back(std::make_unique<RecordingControl>(incoming->hello));
+    controls.back()->sink = &sink;
+    return controls.back().get();
+  }
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override {
+    if (!direct) return tcp.accept_data(std::move(incoming), sink);
+    datas.push_back(std::make_unique<DirectData>(incoming->hello));
+    datas.back()->sink = &sink;
+    return datas.back().get();
+  }
+  void close(Endpoint*) override {}
+  int poll() override { return tcp.poll(); }
+  bool arm() override { return true; }
+  void disarm() override {}
+
+  static inline const Credentials kJob = Credentials::from("job", "secret");
+  tcp::TcpTransport tcp;
+  const bool direct;
+  std::vector<std::unique_ptr<RecordingControl>> controls;
+  std::vector<std::unique_ptr<DirectData>> datas;
+};
+
+// What is left of an input. Behind its end there are zeroes.
+class Input {
+ public:
+  explicit Input(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  bool empty() const { return bytes_.empty(); }
+  template <typename T>
+  T take() {
+    T value{};
+    const auto from = take_bytes(sizeof value);
+    std::memcpy(&value, from.data(), from.size());
+    return value;
+  }
+  std::span<const std::byte> take_bytes(std::size_t most) {
+    const auto taken = bytes_.first(std::min(most, bytes_.size()));
+    bytes_ = bytes_.subspan(taken.size());
+    return taken;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+class Job {
+ public:
+  Job(EventLoop& loop, bool direct) : loop_(loop), transport_(loop, counters_, direct) {
+    van::Membership members;
+    members.workers = kMembers;
+    for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
+      van::Node node;
+      node.id = rank + 1;
+      node.worker_rank = static_cast<std::int32_t>(rank);
+      node.worker_loops = 1;
+      members.nodes.push_back(node);
+    }
+    server_ = std::make_unique<server::ServerLoop>(
+        server::ServerLoopOptions{.window = 2, .slot_memory = kMembers << 18, .largest_partition = kPartition}, members,
+        std::vector<Transport*>{&transport_}, counters_);
+    server_->add_group(van::Group{0, {0, 1, 2}});
+    server_->add_group(van::Group{kOthers, {0, 1}});
+    for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
+      Hello hello{.node = rank + 1, .plane = Plane::kControl};
+      server_->accept(std::make_unique<IncomingConnection>(hello), &transport_);
+      hello.plane = Plane::kData;
+      int fds[2];
+      fuzz::expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
+      sockets_.emplace_back(fds[0]);
+      server_->accept(std::make_unique<IncomingSocket>(Fd(fds[1]), hello), &transport_);
+      say(rank, encode(tensor::Attach{kPartition, true, 1}, kEpoch));
+    }
+    settle();
+  }
+
+  std::uint32_t slots_of(std::uint32_t rank) { return static_cast<std::uint32_t>(control(rank).slots.size()); }
+  tensor::SlotCredit slot_of(std::uint32_t rank, std::uint32_t index) {
+    const auto& slots = control(rank).slots;
+    return slots.empty() ? tensor::SlotCredit{} : slots[index % slots.size()];
+  }
+  void say(std::uint32_t rank, std::span<const std::byte> message) {
+    control(rank).sink->on_message(control(rank), message);
+  }
+  void write(std::uint32_t rank, const tcp::TcpFrame& frame, std::span<const std::byte> bytes) {
+    if (transport_.direct) return transport_.datas[rank]->sink->on_write(*transport_.datas[rank], frame.immediate);
+    send(rank, codec::bytes_of(frame));
+    for (std::uint64_t left = frame.length; left > 0 && left <= 2 * kPartition;) {  // longer ones: only their beginning
+      if (bytes.empty()) break;
+      const auto part = bytes.first(std::min<std::uint64_t>(left, bytes.size()));
+      send(rank, part);
+      left -= part.size();
+    }
+  }
+  void describe(std::uint32_t rank, std::span<const std::byte> header, const RemoteSpan& span) {
+    if (transport_.direct) transport_.datas[rank]->sink->on_descriptor(*transport_.datas[rank], header, span);
+  }
+  void settle() {
+    for (int i = 0; i < 3; ++i) {
+      loop_.turn(Duration::zero());
+      transport_.poll();
+      server_->step();
+    }
+  }
+
+  static PushHeader header(std::uint32_t rank, std::uint32_t group) {
+    PushHeader made{};
+    made.version = kProtocolVersion;
+    made.dtype = Dtype::kFloat32;
+    made.flags = tensor::kHasPayload | tensor::kIsPush | tensor::kIsPull | tensor::kWantsData;
+    made.member = static_cast<std::uint16_t>(rank);
+    made.group = group;
+    made.tensor = 11;
+    made.immediate = kAnswer;
+    made.epoch = kEpoch;
+    made.length = kPartition;
+    made.answer_key = 1;
+    return made;
+  }
+  // A push as an honest member does it: into its first large slot.
+  void push(std::uint32_t rank) {
+    const std::vector<float> values(kFloats, static_cast<float>(rank + 1));
+    const PushHeader made = header(rank, kOthers);
+    if (transport_.direct) {
+      transport_.datas[rank]->tensor = values;
+      return describe(rank, tensor::bytes_of(made), {1, 0, kPartition});
+    }
+    const auto slot = std::ranges::find_if(control(rank).slots,
+                                           [](const auto& one) { return one.capacity >= kPartition + kMaxHeader; });
+    fuzz::expect(slot != control(rank).slots.end());
+    send(rank, codec::bytes_of(tcp::TcpFrame{tcp::TcpFrame::kMagic, slot->slot, slot->key, slot->address,
+                                             sizeof made + kPartition}));
+    send(rank, tensor::bytes_of(made));
+    send(rank, std::as_bytes(std::span(values)));
+  }
+  // Exactly one answer, with the sum of the two honest members.
+  void expect_sum(std::uint32_t rank) {
+    std::vector<float> result(kFloats);
+    if (transport_.direct) {
+      const DirectData& data = *transport_.datas[rank];
+      fuzz::expect(data.answers == std::vector<std::uint32_t>{kAnswer});
+      result = data.tensor;
+    } else {
+      tcp::TcpFrame frame{};
+      receive(rank, codec::writable_bytes_of(frame));
+      fuzz::expect(frame.immediate == kAnswer && frame.key == 1 && frame.length == kPartition);
+      receive(rank, std::as_writable_bytes(std::span(result)));
+      std::byte more{};
+      fuzz::expect(::recv(sockets_[rank].get(), &more, 1, 0) < 0);
+    }
+    for (const float value : result) fuzz::expect(value == 3);
+  }
+  std::uint64_t slot_bytes() const { return server_->slot_bytes(); }
+
+ private:
+  RecordingControl& control(std::uint32_t rank) { return *transport_.controls[rank]; }
+  // What does not fit into the socket is dropped: the server has cut the sender off.
+  void send(std::uint32_t rank, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const auto sent = ::send(sockets_[rank].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent > 0) {
+        bytes = bytes.subspan(static_cast<std::size_t>(sent));
+        continue;
+      }
+      const bool was_full = errno == EAGAIN;
+      settle();
+      pollfd writable{sockets_[rank].get(), POLLOUT, 0};
+      if (!was_full || ::poll(&writable, 1, 0) == 0) return;
+    }
+  }
+  void receive(std::uint32_t rank, std::span<std::byte> into) {
+    for (int idle = 0; !into.empty() && idle < 3;) {
+      const auto got = ::recv(sockets_[rank].get(), into.data(), into.size(), 0);
+      if (got > 0) into = into.subspan(static_cast<std::size_t>(got));
+      if (got > 0) continue;
+      settle();
+      ++idle;
+    }
+    fuzz::expect(into.empty());
+  }
+
+  EventLoop& loop_;
+  Counters counters_;
+  std::vector<Fd> sockets_;  // the members' ends
+  MixedTransport transport_;
+  std::unique_ptr<server::ServerLoop> server_;
+};
+
+// One step of the member that has gone bad.
+void misbehave(Job& job, Input& input) {
+  const auto step = input.take<std::uint8_t>();
+  switch (step % 6) {
+    case 0: {  // a control message, of which some bytes are changed
+      static const std::vector<Bytes> samples{
+          encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}}, kEpoch),
+          encode(tensor::Cancel{kOthers, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}}}, kEpoch),
+          encode(tensor::Attach{kPartition, true, 2}, kEpoch), encode(tensor::Ping{5}, kEpoch)};
+      Bytes message = samples[input.take<std::uint8_t>() % samples.size()];
+      for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
+        const auto at = input.take<std::uint8_t>() % message.size();
+        message[at] = input.take<std::byte>();
+      }
+      return job.say(kBad, message);
+    }
+    case 1: {  // a valid push into a slot of its own, of which some bytes are changed
+      PushHeader header = Job::header(kBad, input.take<std::uint8_t>() % 3);
+      for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
+        const auto at = input.take<std::uint8_t>() % sizeof header;
+        codec::writable_bytes_of(header)[at] = input.take<std::byte>();
+      }
+      const auto slot = job.slot_of(kBad, input.take<std::uint8_t>());
+      const auto bytes = tensor::bytes_of(header);
+      job.describe(kBad, bytes, {input.take<std::uint8_t>() % 3U, input.take<std::uint16_t>(), header.length});
+      return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, sizeof header}, bytes);
+    }
+    case 2: {  // any write near a slot that it knows
+      auto slot = job.slot_of(kBad, input.take<std::uint8_t>());
+      const std::int64_t distance =
+          input.take<std::int8_t>() % 8 * static_cast<std::int64_t>(slot.capacity) + input.take<std::int8_t>() * 64;
+      slot.address += static_cast<std::uint64_t>(distance);
+      slot.slot += static_cast<std::uint32_t>(input.take<std::int8_t>() % 4);
+      const auto length = input.take<std::uint16_t>();
+      return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, length}, input.take_bytes(64));
+    }
+    case 3: {  // any frame, any descriptor
+      const auto frame = input.take<tcp::TcpFrame>();
+      job.describe(kBad, input.take_bytes(input.take<std::uint8_t>() % 80), {frame.key, frame.address, frame.length});
+      return job.write(kBad, frame, input.take_bytes(64));
+    }
+    case 4: return job.say(kBad, input.take_bytes(input.take<std::uint8_t>()));
+    default: return job.settle();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const bool quiet = [] {
+    set_log(LogLevel::kError, "fuzz");
+    return true;
+  }();
+  static EventLoop loop;
+  if (!quiet || size < 2 || size > kMostBytes) return 0;
+  Input input(std::as_bytes(std::span(data, size)));
+  Job job(loop, (input.take<std::uint8_t>() & 1) != 0);
+  job.push(0);
+  while (!input.empty()) misbehave(job, input);
+  job.settle();
+  job.push(1);
+  job.settle();
+  job.expect_sum(0);
+  job.expect_sum(1);
+  fuzz::expect(job.slot_bytes() < 64 << 20);
+  return 0;
+}
