@@ -36,6 +36,7 @@ van::Membership members() {
     van::Node node;
     node.id = i + 1;
     node.worker_rank = static_cast<std::int32_t>(i);
+    node.worker_loops = 1;
     all.nodes.push_back(node);
   }
   return all;
@@ -150,7 +151,7 @@ void credits(long count) {
   tensor::Credits message;
   for (std::uint32_t i = 0; i < 8; ++i) message.slots.push_back({i, 1, 2, 3});
   for (long i = 0; i < count; ++i) {
-    if (!tensor::decode(encode(message))) std::abort();
+    if (!tensor::decode(encode(message, 1), 1)) std::abort();
   }
 }
 

@@ -74,7 +74,7 @@ void SchedulerSession::answer_suspicion(std::uint32_t node) {
   }
   const Node* peer = membership_.by_id(node);
   const std::string name = peer == nullptr ? "a peer" : peer->describe();
-  lose(node, self_->describe() + " has lost its connection to " + name + ": " + suspected->second);
+  lose(node, "the connection to " + name + " was lost: " + suspected->second);
 }
 
 void SchedulerSession::receive(Message&& message) {

@@ -102,9 +102,9 @@ struct MixedTransport final : Transport {
   }
   DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override {
     if (!direct) return tcp.accept_data(std::move(incoming), sink);
-    datas.push_back(std::make_unique<DirectData>(incoming->hello));
-    datas.back()->sink = &sink;
-    return datas.back().get();
+    ends.push_back(std::make_unique<DirectData>(incoming->hello));
+    ends.back()->sink = &sink;
+    return ends.back().get();
   }
   void close(Endpoint*) override {}
   int poll() override { return tcp.poll(); }
@@ -115,7 +115,7 @@ struct MixedTransport final : Transport {
   tcp::TcpTransport tcp;
   const bool direct;
   std::vector<std::unique_ptr<RecordingControl>> controls;
-  std::vector<std::unique_ptr<DirectData>> datas;
+  std::vector<std::unique_ptr<DirectData>> ends;
 };
 
 // What is left of an input. Behind its end there are zeroes.
@@ -179,7 +179,7 @@ class Job {
     control(rank).sink->on_message(control(rank), message);
   }
   void write(std::uint32_t rank, const tcp::TcpFrame& frame, std::span<const std::byte> bytes) {
-    if (transport_.direct) return transport_.datas[rank]->sink->on_write(*transport_.datas[rank], frame.immediate);
+    if (transport_.direct) return transport_.ends[rank]->sink->on_write(*transport_.ends[rank], frame.immediate);
     send(rank, codec::bytes_of(frame));
     for (std::uint64_t left = frame.length; left > 0 && left <= 2 * kPartition;) {  // longer ones: only their beginning
       if (bytes.empty()) break;
@@ -189,7 +189,7 @@ class Job {
     }
   }
   void describe(std::uint32_t rank, std::span<const std::byte> header, const RemoteSpan& span) {
-    if (transport_.direct) transport_.datas[rank]->sink->on_descriptor(*transport_.datas[rank], header, span);
+    if (transport_.direct) transport_.ends[rank]->sink->on_descriptor(*transport_.ends[rank], header, span);
   }
   void settle() {
     for (int i = 0; i < 3; ++i) {
@@ -218,7 +218,7 @@ class Job {
     const std::vector<float> values(kFloats, static_cast<float>(rank + 1));
     const PushHeader made = header(rank, kOthers);
     if (transport_.direct) {
-      transport_.datas[rank]->tensor = values;
+      transport_.ends[rank]->tensor = values;
       return describe(rank, tensor::bytes_of(made), {1, 0, kPartition});
     }
     const auto slot = std::ranges::find_if(control(rank).slots,
@@ -233,7 +233,7 @@ class Job {
   void expect_sum(std::uint32_t rank) {
     std::vector<float> result(kFloats);
     if (transport_.direct) {
-      const DirectData& data = *transport_.datas[rank];
+      const DirectData& data = *transport_.ends[rank];
       fuzz::expect(data.answers == std::vector<std::uint32_t>{kAnswer});
       result = data.tensor;
     } else {

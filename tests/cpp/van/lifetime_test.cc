@@ -102,7 +102,8 @@ TEST(Lifetime, EventsMayPostToTheLoop) {
     Van van({.scheduler_host = "127.0.0.1", .scheduler_ports = {scheduler->port()}}, kJob,
             {.on_lost = nullptr,
              .on_left = nullptr,
-             .on_reachable = nullptr, .on_group = [&](const Group&) { self->loop().post([&] { ++ran; }); },
+             .on_reachable = nullptr,
+             .on_group = [&](const Group&) { self->loop().post([&] { ++ran; }); },
              .on_tensor_failed = nullptr});
     self = &van;
     Node node;
