@@ -92,9 +92,10 @@ Round* RoundEngine::admit(const Push& push) {
             "install the same bps_rdma version everywhere and use the same settings on all ranks"});
     return nullptr;
   }
-  if (!gone_ranks_.empty() && refuse_gone(push, *limits.group)) return nullptr;
+  const van::Group& members = group->second;
+  if (!gone_ranks_.empty() && refuse_gone(push, members)) return nullptr;
   const auto [found, opened] =
-      table_.find_or_open({header.group, header.tensor, header.partition}, header.round, *limits.group);
+      table_.find_or_open({header.group, header.tensor, header.partition}, header.round, members);
   if (opened == nullptr) {
     refuse_round(push, found);
     return nullptr;

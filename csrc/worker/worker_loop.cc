@@ -71,7 +71,7 @@ void WorkerLoop::forget_memory(std::uint64_t identity) {
 
 void WorkerLoop::submit(const std::shared_ptr<Operation>& operation, bool watches_deadline) {
   Submission submission{operation, watches_deadline};
-  while (!submissions_.push(std::move(submission))) {
+  while (!submissions_.push(std::move(submission))) {  // NOLINT(bugprone-use-after-move): a full ring leaves it alone
     if (operation->deadline.passed()) {
       throw Error(ErrorCode::kTimeout, operation->describe() + ": too many operations are waiting to start",
                   "wait for earlier operations before starting more");
