@@ -118,7 +118,9 @@ std::optional<Error> Operation::failure() const {
 }
 
 void Operation::rethrow() const {
-  if (state_.load(std::memory_order_acquire) == kFailed) throw Error(*error_);
+  if (state_.load(std::memory_order_acquire) != kFailed) return;
+  const std::lock_guard lock(error_mutex_);  // another loop may be about to explain it
+  throw Error(*error_);
 }
 
 void finish(Operation& operation, std::uint64_t count, Counters& counters) {
