@@ -86,11 +86,10 @@ def works_until_an_error(bps: Any) -> tuple[str, str, str, float]:
 def test_a_cable_that_is_pulled(cable):
     """All packets are lost from now on; over TCP (the scheduler, on lo) everybody is alive.
 
-    A device that gives up after its retries names the peer; rxe tries on, and then it is the operation's deadline that
-    ends the wait, and not a heartbeat.
+    rxe sends again for longer than anybody wants to wait. It is the silence of the loops that tells, long before the
+    operation's deadline or a heartbeat's.
     """
-    limit = 5 * cluster.PATIENCE
-    env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60", "BPS_TIMEOUT": str(limit)}
+    env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60", "BPS_TIMEOUT": "60"}
     with cluster.start(works_until_an_error, workers=2, env=env, rank_env=over(cable)) as job:
         job.await_marks("working")
         cable.disturb("loss", "100%")
@@ -98,15 +97,12 @@ def test_a_cable_that_is_pulled(cable):
         found = [outcome.value for outcome in job.outcomes(timeout=60)]
     first = min(came for _, _, _, came in found)
     for rank, (kind, text, hint, came) in enumerate(found):
-        if kind == "DeadlineError":
-            assert "'x'" in text, text
-            assert came - pulled > limit / 2, text
-        else:  # of the device, or because the other one has left after its own error
-            assert kind == "PeerLostError", text
-            assert f"worker {1 - rank}" in text or f"server {1 - rank}" in text, text
+        assert kind == "PeerLostError", text
+        # The rank that found it out names the other one; to that one the scheduler says who said so.
+        assert any(f"{name} {1 - rank}" in text for name in ("worker", "server", "rank")), text
         assert hint
-        assert came - first < 5 * cluster.PATIENCE
-    assert first - pulled < limit + 3 * cluster.PATIENCE
+        assert came - first < 3 * cluster.PATIENCE
+    assert first - pulled < 3 * cluster.PATIENCE
 
 
 # ---- The device
