@@ -30,6 +30,7 @@ struct Arrival {
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;
   bool in_place = false;  // the pass over the payloads writes the result straight into the worker's memory
+  bool answered = false;  // with the result, or that the round is complete; never with a failure
   bool done = false;      // the member has the result, or knows that the round failed
 };
 

@@ -185,7 +185,7 @@ tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor
 bool RoundEngine::cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel,
                          std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[member];
-  const bool answered = round.summed && arrival.done;
+  const bool answered = arrival.answered;
   if (!std::exchange(arrival.done, true)) ++round.done;
   arrival.pull_waiting = arrival.unacknowledged = false;
   if (round.summed || round.failure) {

@@ -194,7 +194,7 @@ bool RoundEngine::find_result_slot(Round& round) {
 // One answer: the bytes where they have to travel, and the immediate that says which wait is over.
 void RoundEngine::answer(Round& round, Arrival& arrival) {
   arrival.pull_waiting = false;
-  arrival.done = true;
+  arrival.answered = arrival.done = true;
   ++round.done;
   const tensor::PushHeader& header = arrival.header;
   Answer answer{.op = {.immediate = header.immediate}, .data = arrival.data, .round = nullptr};

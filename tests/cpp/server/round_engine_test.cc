@@ -252,6 +252,14 @@ TEST_F(RoundEngineTest, APullThatWasCancelledIsNeverAnswered) {
   EXPECT_EQ(sum_in_slot(data(1).writes.at(0)), 6) << "the sum itself is good";
 }
 
+TEST_F(RoundEngineTest, APushAndAPullOfOneRoundAreCancelledOneByOne) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush));
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
+  const tensor::Cancelled reply = engine.cancel(*sessions[0], cancel_of(150));
+  EXPECT_EQ(reply.aborted, (std::vector<std::uint32_t>{150})) << "the worker would wait for an answer for ever";
+}
+
 TEST_F(RoundEngineTest, AnotherEpochsPushesAreDroppedAndCounted) {
   use_slots(1);
   auto old = header(0, kPush | kPull);
