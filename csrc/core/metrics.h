@@ -38,6 +38,7 @@ struct Counters {
   // Server
   Counter pushes;          // arrivals accepted
   Counter rounds;          // rounds summed and answered
+  Counter host_sums;       // rounds of one host whose sum went on to a server
   Counter summed_bytes;    // bytes of results
   Counter stale;           // arrivals refused: late, duplicate or malformed
   Counter overflow_slots;  // slots granted beyond the window to break a deadlock
@@ -59,6 +60,7 @@ struct Counters {
             {"credit_stalls", credit_stalls.get()},
             {"pushes", pushes.get()},
             {"rounds", rounds.get()},
+            {"host_sums", host_sums.get()},
             {"summed_bytes", summed_bytes.get()},
             {"stale", stale.get()},
             {"overflow_slots", overflow_slots.get()},

@@ -37,6 +37,7 @@ struct JobSettings {
 };
 
 struct TransportSettings {
+  std::string host_id;
   std::string allowed;  // see van::allowed_transports()
   std::string interface;
   std::string node_host;
@@ -65,6 +66,7 @@ struct WorkerSettings {
   std::uint64_t scheduling_credit = 0;
   std::uint32_t loops = 0;
   std::string key_hash;  // see tensor::parse_key_hash()
+  bool host_sum = false;
   std::uint64_t built_in_coefficient = 0;
   std::uint64_t mixed_bound = 0;
   std::uint64_t staging_bytes = 0;

@@ -98,6 +98,9 @@ constexpr Setting kTable[] = {
      "network interface to use; empty: that of the route to the scheduler"},
     {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
      "address at which peers reach this process"},
+    {"BPS_HOST_ID", "", "", kText, transport<&TransportSettings::host_id>,
+     "processes of one machine that have different texts here count as different hosts, such as containers that share "
+     "no memory"},
     {"BPS_TCP_STREAMS", "", "2", whole(1, 64), transport<&TransportSettings::tcp_streams>,
      "TCP data connections per pair of loops"},
     {"BPS_TCP_CONGESTION", "", "cubic", kText, transport<&TransportSettings::tcp_congestion>,
@@ -139,6 +142,9 @@ constexpr Setting kTable[] = {
      worker<&WorkerSettings::key_hash>,
      "which server sums a partition: raw, djb2, naive, built_in, sdbm or mixed, hashes of its key as in BytePS, or "
      "balanced, the server with the fewest bytes so far"},
+    {"BPS_HOST_SUM", "", "1", kFlag, worker<&WorkerSettings::host_sum>,
+     "1: in a job on several hosts the ranks of a host sum in shared memory first, and one contribution per host crosses "
+     "the network; 0 on any rank: every rank sends its own"},
     {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),
      worker<&WorkerSettings::built_in_coefficient>, "coefficient of the key hash built_in"},
     {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", whole(1, 1 << 20), worker<&WorkerSettings::mixed_bound>,

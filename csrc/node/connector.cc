@@ -10,23 +10,34 @@ namespace bps::node {
 
 using transport::Kind;
 
-Connector::Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self, Loops& loops)
-    : options_(options), members_(members), self_(self), loops_(loops), routes_(members.servers, Kind::kSelf) {}
+Connector::Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
+                     const van::Hosts& hosts, Loops& loops)
+    : options_(options), members_(members), self_(self), hosts_(hosts), loops_(loops) {}
 
-void Connector::connect(std::size_t index, const Deadline& deadline) {
+Connector::Target Connector::target_at(std::size_t index, std::size_t place) const {
   const std::size_t server_loops = members_.server(0)->server_loops;
-  for (std::uint32_t rank = 0; rank < members_.servers; ++rank) {
-    for (std::size_t server_loop = 0; server_loop < server_loops; ++server_loop) {
-      if (!worker::Worker::meets(index, options_.worker_loops, server_loop, server_loops)) continue;
-      const Target target{.server = *members_.server(rank),
-                          .place = rank * server_loops + server_loop,
-                          .hello = {.node = self_.id,
-                                    .client_loop = static_cast<std::uint16_t>(index),
-                                    .server_loop = static_cast<std::uint16_t>(server_loop),
-                                    .plane = transport::Plane::kControl}};
-      routes_[rank] = connect_to(loops_[index], target, deadline);
-    }
-  }
+  const std::size_t servers = members_.servers * server_loops;
+  const bool is_relay = place >= servers;
+  const van::Node* node =
+      is_relay ? members_.worker(hosts_.ranks(hosts_.host_of(static_cast<std::uint32_t>(self_.worker_rank)))[place - servers])
+               : members_.server(static_cast<std::uint32_t>(place / server_loops));
+  return {.server = *node,
+          .place = place,
+          .hello = {.node = self_.id,
+                    .client_loop = static_cast<std::uint16_t>(index),
+                    .server_loop = static_cast<std::uint16_t>(is_relay ? index : place % server_loops),
+                    .plane = transport::Plane::kControl}};
+}
+
+void Connector::connect(std::size_t index, std::size_t place, const Deadline& deadline) {
+  const Kind kind = connect_to(loops_[index], target_at(index, place), deadline);
+  const std::lock_guard lock(mutex_);
+  routes_.push_back(kind);
+}
+
+std::vector<Kind> Connector::routes() const {
+  const std::lock_guard lock(mutex_);
+  return routes_;
 }
 
 Kind Connector::connect_to(Loop& loop, const Target& target, const Deadline& deadline) {
@@ -66,8 +77,7 @@ void Connector::connect_self(Loop& loop, const Target& target, const Deadline& d
 }
 
 worker::ServerConnection& Connector::add_server(Loop& loop, const Target& target, transport::Transport& transport) {
-  return loop.worker_loop->add_server(target.place, static_cast<std::uint32_t>(target.server.server_rank),
-                                      target.server.describe(), transport);
+  return loop.worker_loop->add_server(target.place, target.server.id, target.server.describe(), transport);
 }
 
 std::size_t Connector::data_connections(Kind kind) const {

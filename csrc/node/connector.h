@@ -2,30 +2,32 @@
 // Connects the worker loops of this process to the server loops of the job.
 #pragma once
 
+#include <mutex>
 #include <vector>
 
 #include "node/loops.h"
-#include "van/membership.h"
+#include "van/hosts.h"
 
 namespace bps::node {
 
 class Connector {
  public:
-  // `self` is this process; all three must outlive the connector.
-  Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self, Loops& loops);
+  // `self` is this process; all must outlive the connector.
+  Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self, const van::Hosts& hosts, Loops& loops);
 
-  // Connects worker loop `index` to every server loop that it sends to. Blocks. Throws kUnreachable, kAuthentication or
-  // kVersion naming the server, and kTimeout when the deadline passes.
-  void connect(std::size_t index, const Deadline& deadline);
-  // How this process reaches each server, by server rank.
-  const std::vector<transport::Kind>& routes() const { return routes_; }
+  // Connects worker loop `index` to a place (Worker::places). Blocks. Throws kUnreachable, kAuthentication or kVersion
+  // naming the server, and kTimeout when the deadline passes.
+  void connect(std::size_t index, std::size_t place, const Deadline& deadline);
+  // How this process reaches the servers that it is connected to, in the order of connecting.
+  std::vector<transport::Kind> routes() const;
 
  private:
   struct Target {
-    const van::Node& server;
-    std::size_t place;  // of this server loop among those of all servers
+    const van::Node& server;  // or relay
+    std::size_t place;
     transport::Hello hello;
   };
+  Target target_at(std::size_t index, std::size_t place) const;
   transport::Kind connect_to(Loop& loop, const Target& target, const Deadline& deadline);
   void connect_self(Loop& loop, const Target& target, const Deadline& deadline);
   static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport& transport);
@@ -35,7 +37,9 @@ class Connector {
   const ProcessOptions& options_;
   const van::Membership& members_;
   const van::Node& self_;
+  const van::Hosts& hosts_;
   Loops& loops_;
+  mutable std::mutex mutex_;
   std::vector<transport::Kind> routes_;
 };
 

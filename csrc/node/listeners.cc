@@ -41,11 +41,22 @@ transport::Credentials no_credentials() {
 
 }  // namespace
 
+Listeners::Listeners(Enter enter) : credentials_(no_credentials()), enter_(std::move(enter)) {
+  open([this] { listen_on_host(); });
+}
+
 Listeners::Listeners(const std::string& host, const std::vector<transport::rdma::Rail>& rails, Enter enter)
     : credentials_(no_credentials()), enter_(std::move(enter)) {
+  open([&] {
+    listen_on_network(host, rails);
+    listen_on_host();
+  });
+}
+
+void Listeners::open(const std::function<void()>& listen) {
   loop_.call([&] {
     try {
-      open(host, rails);
+      listen();
     } catch (...) {  // what is open already must be closed on this thread
       close();
       throw;
@@ -61,12 +72,15 @@ void Listeners::use(const transport::Credentials& credentials) {
   loop_.call([&] { credentials_ = credentials; });
 }
 
-void Listeners::open(const std::string& host, const std::vector<transport::rdma::Rail>& rails) {
+void Listeners::listen_on_host() {
+  const std::string name = random_name();
+  listen(Kind::kShm, transport::Listener::listen_local(name), to_address(name));
+}
+
+void Listeners::listen_on_network(const std::string& host, const std::vector<transport::rdma::Rail>& rails) {
   Fd tcp = transport::Listener::listen_tcp(host, 0);
   const std::uint16_t port = transport::Listener::port_of(tcp.get());
   listen(Kind::kTcp, std::move(tcp), to_address(transport::tcp::TcpTransport::make_address(host, port)));
-  const std::string name = random_name();
-  listen(Kind::kShm, transport::Listener::listen_local(name), to_address(name));
   if (rails.empty()) return;
   rdma_ = transport::rdma::open_rdma_listener(
       loop_.loop(), credentials_, rails,

@@ -18,7 +18,9 @@ class Listeners {
  public:
   using Enter = std::function<void(transport::Kind, std::unique_ptr<transport::IncomingConnection>)>;
 
-  // Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
+  // For peers on this host alone.
+  explicit Listeners(Enter enter);
+  // For all. Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
   Listeners(const std::string& host, const std::vector<transport::rdma::Rail>& rails, Enter enter);
   ~Listeners();
   Listeners(const Listeners&) = delete;
@@ -30,7 +32,9 @@ class Listeners {
   const std::vector<van::TransportAddress>& addresses() const { return addresses_; }
 
  private:
-  void open(const std::string& host, const std::vector<transport::rdma::Rail>& rails);
+  void open(const std::function<void()>& listen);
+  void listen_on_host();
+  void listen_on_network(const std::string& host, const std::vector<transport::rdma::Rail>& rails);
   void close();
   void listen(transport::Kind kind, Fd socket, Bytes address);
   void publish(transport::Kind kind, Bytes address);

@@ -86,12 +86,13 @@ void Loops::make_rdma_transports() {
   for (std::size_t i = 0; i < made.size(); ++i) add(*loops_[i], Kind::kRdma, std::move(made[i]));
 }
 
-void Loops::start_servers(const van::Membership& members, const WhenLost& when_lost) {
+void Loops::start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost) {
   server::ServerLoopOptions options;
   options.window = options_.settings.server.window;
   options.slot_memory = options_.settings.server.slot_memory / loops_.size();
   options.largest_partition = 1 << 30;
   options.epoch = members.epoch;
+  options.node = self.id;
   for (const auto& loop : loops_) {
     loop->reactor->call([&] {
       std::vector<transport::Transport*> write_into_slots{loop->transport(Kind::kTcp)};
@@ -108,9 +109,9 @@ void Loops::start_servers(const van::Membership& members, const WhenLost& when_l
 
 void Loops::accept(Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
   const transport::Hello& hello = incoming->hello;
-  if (hello.server_loop >= options_.server_loops || hello.plane == transport::Plane::kVan) {
+  if (hello.server_loop >= loops_.size() || hello.plane == transport::Plane::kVan) {
     log_warning("rejected a connection of node " + std::to_string(hello.node) + ": it names server loop " +
-                std::to_string(hello.server_loop) + " of " + std::to_string(options_.server_loops));
+                std::to_string(hello.server_loop) + " of " + std::to_string(loops_.size()));
     return;
   }
   Loop& loop = *loops_[hello.server_loop];

@@ -23,8 +23,8 @@ namespace bps::node {
 struct Loop {
   std::unique_ptr<transport::Reactor> reactor;
   std::array<transport::Transport*, transport::kKinds> transports{};  // nullptr: not on this loop
-  std::unique_ptr<worker::WorkerLoop> worker_loop;
   std::unique_ptr<server::ServerLoop> server_loop;
+  std::unique_ptr<worker::WorkerLoop> worker_loop;  // goes first: what it still sends belongs to rounds
   // Connections that came in before the membership was known, and groups that its server loop is to know.
   std::vector<std::pair<transport::Kind, std::unique_ptr<transport::IncomingConnection>>> early;
   std::vector<van::Group> groups;
@@ -47,7 +47,7 @@ class Loops {
 
   // Once all members are known. `when_lost`: the connection to a worker broke; answer with lose_node().
   using WhenLost = std::function<void(std::uint32_t node, const std::string& why)>;
-  void start_servers(const van::Membership& members, const WhenLost& when_lost);
+  void start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost);
   // Takes an incoming connection to the loop that its hello names.
   void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
   // Returns when every loop knows the group.

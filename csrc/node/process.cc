@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 #include "core/unknown_settings.h"
+#include "node/connector.h"
 #include "node/listeners.h"
 #include "node/local_address.h"
 #include "node/loops.h"
@@ -47,18 +48,33 @@ void Process::bring_up() {
   if (options_.startup.hosts_scheduler) make_scheduler();
   make_van();
   loops_ = std::make_unique<Loops>(options_, view_credentials_);
-  if (options_.startup.is_server()) {
-    listeners_ = std::make_unique<Listeners>(address(), loops_->rails(), [this](transport::Kind kind, auto incoming) {
-      loops_->accept(kind, std::move(incoming));
-    });
-  }
+  listen();
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   set_log(options_.settings.log_level, van_->self().describe());
-  if (options_.startup.is_server()) {
-    loops_->start_servers(van_->membership(),
-                          [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); });
-  }
+  hosts_ = van::Hosts(van_->membership());
+  start_servers();
   if (options_.startup.is_worker()) make_worker();
+}
+
+// Servers are reached by everybody, the relays of a host by its ranks.
+void Process::listen() {
+  const auto enter = [this](transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
+    loops_->accept(kind, std::move(incoming));
+  };
+  if (options_.startup.is_server()) {
+    listeners_ = std::make_unique<Listeners>(address(), loops_->rails(), enter);
+  } else if (options_.sums_on_host()) {
+    listeners_ = std::make_unique<Listeners>(enter);
+  }
+}
+
+void Process::start_servers() {
+  if (options_.startup.is_server() || hosts_.active()) {
+    loops_->start_servers(van_->membership(), van_->self(),
+                          [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); });
+  } else {
+    listeners_.reset();
+  }
 }
 
 void Process::make_scheduler() {
@@ -102,11 +118,11 @@ van::Node Process::describe_self() const {
   self.server_loops = static_cast<std::uint16_t>(options_.server_loops);
   self.pid = static_cast<std::uint32_t>(::getpid());
   self.host = host_name();
-  self.host_key = van::host_key();
-  if (listeners_) {
-    self.addresses = listeners_->addresses();
-  } else if (!loops_->rails().empty()) {
-    // Nobody connects to a worker, but servers of the same fabric are reached by RDMA only if it has RDMA too.
+  self.host_key = van::host_key(options_.settings.transport.host_id);
+  self.sums_on_host = options_.sums_on_host();
+  if (listeners_) self.addresses = listeners_->addresses();
+  if (!options_.startup.is_server() && !loops_->rails().empty()) {
+    // Nobody connects to a worker by it, but servers of the same fabric are reached by RDMA only if it has RDMA too.
     self.addresses.push_back({std::string(transport::to_string(transport::Kind::kRdma)), {}});
   }
   return self;
@@ -212,6 +228,7 @@ void Process::take_down() {
     const std::lock_guard lock(mutex_);
     listeners_.reset();
     worker_.reset();
+    connector_.reset();
   }
   van_.reset();  // its thread may still post to the loops until here
   loops_.reset();
@@ -240,7 +257,8 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
 
 std::vector<std::string> Process::routes() const {
   std::vector<std::string> names;
-  for (const transport::Kind kind : routes_) names.emplace_back(transport::to_string(kind));
+  if (!connector_) return names;
+  for (const transport::Kind kind : connector_->routes()) names.emplace_back(transport::to_string(kind));
   return names;
 }
 

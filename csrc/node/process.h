@@ -23,7 +23,7 @@
 #include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
-#include "van/membership.h"
+#include "van/hosts.h"
 
 namespace bps::van {
 class Scheduler;
@@ -76,7 +76,7 @@ class Process {
   bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
-  // How this process reaches each server: "self", "shm", "tcp" or "rdma".
+  // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> routes() const;
 
  private:
@@ -88,6 +88,9 @@ class Process {
   van::Node describe_self() const;
   void make_worker();
   std::unique_ptr<worker::Worker> connect_worker();
+  void make_worker_loop(std::size_t index, const worker::Worker& worker);
+  void listen();
+  void start_servers();
 
   // From the van's thread and from the loops.
   van::VanEvents events();
@@ -107,7 +110,8 @@ class Process {
   std::unique_ptr<van::Van> van_;
   std::unique_ptr<Loops> loops_;
   std::unique_ptr<Listeners> listeners_;
-  std::vector<transport::Kind> routes_;
+  van::Hosts hosts_;
+  std::unique_ptr<Connector> connector_;
   std::atomic<bool> leaving_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> down_{false};

@@ -11,8 +11,10 @@ namespace {
 // A smaller credit counts partitions, as in BytePS; a larger one counts bytes.
 constexpr std::uint64_t kLeastCreditInBytes = 1000;
 
-worker::WorkerOptions worker_options(const ProcessOptions& options, const van::Membership& members) {
+worker::WorkerOptions worker_options(const ProcessOptions& options, const van::Membership& members,
+                                     const van::Hosts& hosts) {
   worker::WorkerOptions made;
+  made.hosts = hosts;
   made.key_map.hash = options.key_hash;
   made.key_map.servers = members.servers;
   made.key_map.workers = members.workers;
@@ -35,9 +37,8 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
   return made;
 }
 
-worker::WorkerLoopOptions loop_options(const WorkerSettings& settings, const worker::WorkerOptions& worker) {
+worker::WorkerLoopOptions loop_options(const WorkerSettings& settings) {
   worker::WorkerLoopOptions made;
-  made.servers = worker.cut.server_loops;
   made.largest_partition = settings.partition_bytes;
   made.staging_bytes = settings.staging_bytes;
   const std::uint64_t credit = settings.scheduling_credit;
@@ -47,31 +48,41 @@ worker::WorkerLoopOptions loop_options(const WorkerSettings& settings, const wor
 
 }  // namespace
 
+void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) {
+  worker::WorkerLoopOptions options = loop_options(options_.settings.worker);
+  options.index = index;
+  options.places = worker.places();
+  options.epoch = van_->membership().epoch;
+  options.silence_s = options_.settings.deadlines.heartbeat;
+  Loop& loop = (*loops_)[index];
+  loop.reactor->call([&] {
+    loop.worker_loop = std::make_unique<worker::WorkerLoop>(options, *loop.reactor);
+    loop.worker_loop->when_silent = [this](std::uint32_t node) {
+      if (!leaving_) van_->inquire(node);
+    };
+    loop.worker_loop->when_lost = [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); };
+    if (hosts_.active()) loop.worker_loop->relay_for(&loop.server_loop->relay_by(*loop.worker_loop));
+  });
+}
+
 std::unique_ptr<worker::Worker> Process::connect_worker() {
-  const worker::WorkerOptions options = worker_options(options_, van_->membership());
-  worker::WorkerLoopOptions of_loop = loop_options(options_.settings.worker, options);
-  of_loop.epoch = van_->membership().epoch;
-  of_loop.silence_s = options_.settings.deadlines.heartbeat;
-  auto worker = std::make_unique<worker::Worker>(options, *van_);
-  Connector connector(options_, van_->membership(), van_->self(), *loops_);
-  const Deadline deadline = Deadline::after(options_.settings.deadlines.join);
+  auto worker = std::make_unique<worker::Worker>(worker_options(options_, van_->membership(), hosts_), *van_);
+  connector_ = std::make_unique<Connector>(options_, van_->membership(), van_->self(), hosts_, *loops_);
+  const double patience_s = options_.settings.deadlines.join;
+  const Deadline deadline = Deadline::after(patience_s);
   for (std::size_t i = 0; i < options_.worker_loops; ++i) {
-    of_loop.index = i;
+    make_worker_loop(i, *worker);
+    const std::vector<std::size_t> places = worker->places_needed(i, options_.worker_loops);
+    for (const std::size_t place : places) connector_->connect(i, place, deadline);
     Loop& loop = (*loops_)[i];
-    loop.reactor->call([&] {
-      loop.worker_loop = std::make_unique<worker::WorkerLoop>(of_loop, *loop.reactor);
-      loop.worker_loop->when_silent = [this](std::uint32_t rank) {
-        if (!leaving_) van_->inquire(van_->membership().server(rank)->id);
-      };
-      loop.worker_loop->when_lost = [this](std::uint32_t rank, const std::string& why) {
-        lose_connection(van_->membership().server(rank)->id, why);
-      };
-    });
-    connector.connect(i, deadline);
     loop.reactor->call([&] { loop.reactor->add(loop.worker_loop.get()); });
-    worker->add_loop(loop.worker_loop.get(), loop.reactor.get());
+    worker->add_loop(loop.worker_loop.get(), loop.reactor.get(), places);
   }
-  routes_ = connector.routes();
+  worker->connect_by([this, patience_s](std::size_t worker_loop, std::size_t place) {
+    connector_->connect(worker_loop, place, Deadline::after(patience_s));
+  });
+  // A relay that is not connected yet could not pass on what it is sent.
+  if (hosts_.active()) van_->barrier(worker->world(), patience_s);
   return worker;
 }
 

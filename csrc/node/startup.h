@@ -55,6 +55,8 @@ struct ProcessOptions {
 
   std::size_t loops() const { return std::max(worker_loops, server_loops); }
   bool allows(transport::Kind kind) const;
+  // Whether this worker is willing and able to sum with the ranks of its host first.
+  bool sums_on_host() const { return startup.is_worker() && settings.worker.host_sum && allows(transport::Kind::kShm); }
   // The address of this host that peers should use.
   std::string address() const;
 };

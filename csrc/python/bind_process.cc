@@ -44,11 +44,11 @@ void bind_declared(py::module_& module) {
           [](const worker::Tensor& t) {
             std::vector<std::uint64_t> bytes(t.whole_plan.size(), 0);
             for (std::size_t place = 0; place < t.whole_plan.size(); ++place) {
-              for (const std::uint32_t i : t.whole_plan[place]) bytes[place] += t.whole.piece(i).length;
+              for (const worker::Part& part : t.whole_plan[place]) bytes[place] += t.whole.piece(part.partition).length;
             }
             return bytes;
           },
-          "Bytes of push_pull by [loop of this worker x loop of a server].");
+          "Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].");
 }
 
 struct DetachAndDelete {

@@ -5,13 +5,15 @@
 #include <cstdint>
 
 #include "tensor/push_header.h"
-#include "van/membership.h"
+#include "server/round_group.h"
 
 namespace bps::server {
 
 // What is known of a push without trusting its header.
 struct PushLimits {
-  const van::Group* group = nullptr;  // the one that the header names, if it exists
+  const RoundGroup* group = nullptr;  // the one that the header names, if it exists
+  const van::Hosts* hosts = nullptr;
+  bool direct = false;  // the sender is on this host, and its memory can be reached
   std::uint32_t sender_rank = 0;
   std::uint64_t largest_partition = 0;
   std::uint64_t room = 0;  // bytes for a payload where the push has landed, or the length of what was posted

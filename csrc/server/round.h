@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "core/error.h"
+#include "server/round_group.h"
 #include "server/slot_pool.h"
 #include "tensor/push_header.h"
 #include "transport/transport.h"
-#include "van/membership.h"
 
 namespace bps::server {
 
 class WorkerSession;
 
-// What one member of the group has sent in this round.
+// What one contributor has sent in this round: a member of the group, or a host by its relay.
 struct Arrival {
   WorkerSession* session = nullptr;
   transport::DataEndpoint* data = nullptr;  // the push came here, and the answer goes back the same way
@@ -31,7 +31,8 @@ struct Arrival {
   bool pull_waiting = false;
   bool in_place = false;  // the pass over the payloads writes the result straight into the worker's memory
   bool answered = false;  // with the result, or that the round is complete; never with a failure
-  bool done = false;      // the member has the result, or knows that the round failed
+  bool cancelled = false;  // the member waits for what becomes of its host's contribution, and not for the result
+  bool done = false;       // the member has the result, or knows that the round failed
 };
 
 // Why a round has no result. Each member is told once.
@@ -47,27 +48,35 @@ struct RoundKey {
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t partition = 0;
+  bool for_host = false;  // summed for the ranks of this host, as their relay
   bool operator==(const RoundKey&) const = default;
 };
 
 struct Round {
   RoundKey key;
   std::uint32_t number = 0;
-  const van::Group* group = nullptr;
-  tensor::PushHeader first{};  // what all others must agree with
+  const RoundGroup* group = nullptr;
+  const van::Contributors* contributors = nullptr;
+  tensor::PushHeader first{};     // what all others must agree with
+  std::uint16_t worker_loop = 0;  // of the workers: all loops that talk to this one about a partition have one index
+  std::uint32_t place = 0;        // for_host: where the host's contribution goes on to
+  std::int32_t priority = 0;      // for_host: the highest of the ranks
   std::uint32_t pushed = 0;
   std::uint32_t done = 0;
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
-  bool summed = false;
+  bool awaits_network = false;         // for_host: the host has contributed, and the server has not answered
+  bool summed = false;                 // the result is known
   bool waits = false;  // for memory, or for workers that are out of slots: see RoundEngine::resume()
   std::optional<RoundFailure> failure;
   Slot* result = nullptr;         // where later and remote pulls are answered from
-  std::vector<Arrival> arrivals;  // by place in the group; keeps its capacity between uses
+  std::vector<Arrival> arrivals;  // by contributor; keeps its capacity between uses
   Round* next_of_key = nullptr;
   std::size_t number_in_table = 0;  // never changes: names the round in tokens
   std::size_t open_index = 0;       // in the table's list of open rounds
 
-  bool has_all_pushes() const { return pushed == group->size(); }
+  bool has_all_pushes() const { return pushed == contributors->size(); }
+  // Whether the sum made here is a contribution, and not the result.
+  bool is_contribution() const { return key.for_host && !group->ends_on_host; }
 };
 
 }  // namespace bps::server

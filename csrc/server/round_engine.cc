@@ -3,20 +3,13 @@
 // round_engine_data_path.cc.
 #include "server/round_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace bps::server {
 namespace {
 
 constexpr const char* kRestart = "restart the job from its last checkpoint";
-
-// All loops that talk to this one have the same index.
-std::uint16_t worker_loop_of(const Round& round) {
-  for (const Arrival& arrival : round.arrivals) {
-    if (arrival.session != nullptr) return arrival.session->worker_loop();
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -29,27 +22,37 @@ void RoundEngine::wait(Round& round) {
 // Whether everyone this round waits for is out of slots, so that none of them can push it.
 bool RoundEngine::waits_for_starved(const Round& round) const {
   if (round.has_all_pushes() || round.failure) return false;
-  const std::uint16_t worker_loop = worker_loop_of(round);
-  for (std::uint32_t i = 0; i < round.group->size(); ++i) {
+  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
     if (round.arrivals[i].pushed) continue;
-    WorkerSession* session = find_session(sessions_, round.group->ranks[i], worker_loop);
+    WorkerSession* session = session_of(round, i);
     if (session == nullptr || !session->window().is_starved()) return false;
   }
   return true;
 }
 
 void RoundEngine::grant_overflow(const Round& round) {
-  const std::uint16_t worker_loop = worker_loop_of(round);
-  for (std::uint32_t i = 0; i < round.group->size(); ++i) {
+  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
     if (round.arrivals[i].pushed) continue;
-    find_session(sessions_, round.group->ranks[i], worker_loop)->window().grant_overflow();
+    session_of(round, i)->window().grant_overflow();
     counters_.overflow_slots.add();
   }
 }
 
+// The rank that pushes for a contributor: of a host, its relay.
+std::uint32_t RoundEngine::speaker_of(const Round& round, std::uint32_t index) const {
+  const van::Contributor& contributor = (*round.contributors)[index];
+  if (!contributor.is_host()) return round.group->group.ranks[contributor.members.front()];
+  return hosts_.relay(contributor.host, limits_.here.server_rank,
+                      tensor::relay_hash(tensor::spread_of(round.key.tensor, round.key.partition)));
+}
+
+WorkerSession* RoundEngine::session_of(const Round& round, std::uint32_t index) const {
+  return find_session(sessions_, speaker_of(round, index), round.worker_loop);
+}
+
 // Slots for the result and for payloads that were posted in place.
 void RoundEngine::reserve(const Round& round) {
-  std::size_t slots = round.has_all_pushes() && !round.summed ? 1 : 0;
+  std::size_t slots = round.has_all_pushes() && !round.summed && !round.is_contribution() ? 1 : 0;
   for (const Arrival& arrival : round.arrivals) slots += arrival.unacknowledged ? 1 : 0;
   if (slots > 0) pool_.reserve(round.first.length, slots);
 }
@@ -80,7 +83,7 @@ bool RoundEngine::resume() {
 
 void RoundEngine::proceed(Round& round) {
   // A pass over a complete round reads the payloads where they are, and acknowledges them.
-  if (round.has_all_pushes() && !round.summed) return sum(round);
+  if (round.has_all_pushes() && !round.summed) return round.awaits_network ? void() : complete(round);
   for (Arrival& arrival : round.arrivals) {
     if (!arrival.unacknowledged) continue;
     if (keep(arrival) != Status::kOk) return arrival.session->lose("its memory cannot be read");
@@ -107,11 +110,12 @@ void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
 }
 
 // Whether the push would open a round of a group that lacks a member.
-bool RoundEngine::refuse_gone(const Push& push, const van::Group& group) {
-  const std::string* why = why_gone(group, nullptr);
-  if (why == nullptr) return false;
+bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const tensor::PushHeader& header = push.header;
-  if (table_.find({header.group, header.tensor, header.partition}, header.round) != nullptr) return false;
+  const bool for_host = (header.flags & tensor::kForHost) != 0;
+  const std::string* why = why_gone(group, for_host, nullptr);
+  if (why == nullptr) return false;
+  if (table_.find({header.group, header.tensor, header.partition, for_host}, header.round) != nullptr) return false;
   refuse(push.session, header.immediate, {ErrorCode::kPeerLost, *why, kRestart});
   return true;
 }
@@ -131,105 +135,188 @@ void RoundEngine::disagree(Round& round, const WorkerSession& session) {
     others = "rank " + std::to_string(arrival.session->worker_rank()) + " and ";
     break;
   }
-  fail(round, {ErrorCode::kMismatch,
-               "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
-                   std::to_string(session.worker_rank()) +
-                   " called different operations, or with different dtype, size or reduction",
-               "call the same operation with the same arguments for a name on every rank of the group"});
+  const RoundFailure why{ErrorCode::kMismatch,
+                         "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
+                             std::to_string(session.worker_rank()) +
+                             " called different operations, or with different dtype, size or reduction",
+                         "call the same operation with the same arguments for a name on every rank of the group"};
+  if (round.is_contribution()) tell_network(round, why);
+  fail(round, why);
 }
 
 // Tells everyone who waits for something. A member whose push was acknowledged learns of it when it pulls.
-void RoundEngine::fail(Round& round, RoundFailure why) {
+void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing) {
   round.failure = std::move(why);
+  const auto tell = [&](const Arrival& arrival, std::uint32_t immediate) {
+    if (!arrival.cancelled) return refuse(*arrival.session, immediate, *round.failure);
+    tensor::Cancelled outcome;
+    outcome.aborted = {immediate};
+    outcome.missing = {missing.begin(), missing.end()};
+    arrival.session->send(outcome);
+  };
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
     arrival.span = {};
     const bool pushes = std::exchange(arrival.unacknowledged, false);
     const bool pulls = std::exchange(arrival.pull_waiting, false);
-    if (pushes) refuse(*arrival.session, arrival.push_immediate, *round.failure);
-    if (pulls) refuse(*arrival.session, arrival.header.immediate, *round.failure);
+    if (pushes) tell(arrival, arrival.push_immediate);
+    if (pulls) tell(arrival, arrival.header.immediate);
     if ((pushes || pulls) && !std::exchange(arrival.done, true)) ++round.done;
   }
+  tell_relays(round);
   close_if_over(round);
+}
+
+// Ranks of other hosts may wait for others of their host to push.
+void RoundEngine::tell_relays(const Round& round) {
+  if (round.key.for_host || !round.contributors->has_hosts()) return;
+  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
+    if (!(*round.contributors)[i].is_host() || round.arrivals[i].pushed) continue;
+    if (WorkerSession* relay = session_of(round, i)) {
+      relay->send(tensor::RoundFailed{round.key.group, round.key.tensor, round.key.partition, round.number,
+                                      round.failure->code, round.failure->what, round.failure->hint});
+    }
+  }
 }
 
 // ---- Cancelled operations
 
+// Which contributor the cancelling rank speaks for: itself, or its host.
+std::uint32_t RoundEngine::contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const {
+  const std::int32_t member = group.group.index_of(rank);
+  const van::Contributors& contributors = group.contributors(for_host);
+  if (member != van::kNoRank) return contributors.of_member(static_cast<std::uint32_t>(member));
+  if (for_host || !contributors.has_hosts()) return van::Contributors::kNone;
+  for (std::uint32_t i = 0; i < contributors.size(); ++i) {
+    if (contributors[i].is_host() && contributors[i].host == hosts_.host_of(rank)) return i;
+  }
+  return van::Contributors::kNone;
+}
+
 tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
   const auto known = groups_.find(cancel.group);
-  const std::int32_t member = known == groups_.end() ? van::kNoRank : known->second.index_of(session.worker_rank());
-  if (member == van::kNoRank) {
+  const std::uint32_t contributor = known == groups_.end() ? van::Contributors::kNone
+                                                           : contributor_of(*known->second, session.worker_rank(),
+                                                                            cancel.for_host);
+  if (contributor == van::Contributors::kNone) {
     counters_.stale.add();
     return reply;
   }
-  const van::Group& group = known->second;
+  const RoundGroup& group = *known->second;
   for (const tensor::CancelledPartition& one : cancel.partitions) {
-    const RoundKey key{cancel.group, cancel.tensor, one.partition};
+    const RoundKey key{cancel.group, cancel.tensor, one.partition, cancel.for_host};
     Round* round = table_.find(key, cancel.round);
     // Once it is over, every member has been answered, or told of a failure.
-    bool answered = round == nullptr && table_.is_over(key, cancel.round);
+    Outcome outcome =
+        round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
-    if (round == nullptr && !answered && why_gone(group, nullptr) == nullptr) {
+    if (round == nullptr && outcome == Outcome::kAborted && why_gone(group, cancel.for_host, nullptr) == nullptr) {
       round = table_.find_or_open(key, cancel.round, group).round;
+      if (round != nullptr) {
+        round->place = one.place;
+        round->worker_loop = session.worker_loop();
+      }
     }
-    if (round != nullptr) {
-      answered = this->cancel(*round, static_cast<std::uint32_t>(member), cancel, reply.missing);
-    }
-    (answered ? reply.answered : reply.aborted).push_back(one.immediate);
+    if (round != nullptr) outcome = this->cancel(*round, contributor, cancel, reply.missing);
+    (outcome == Outcome::kPending    ? reply.pending
+     : outcome == Outcome::kAnswered ? reply.answered
+                                     : reply.aborted)
+        .push_back(one.immediate);
   }
   return reply;
 }
 
-// Whether the member's answer has been posted. If not, it will not be, even if the member's push is still to come.
-bool RoundEngine::cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel,
-                         std::vector<std::uint32_t>& missing) {
-  Arrival& arrival = round.arrivals[member];
-  const bool answered = arrival.answered;
+std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, std::uint32_t except) {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
+    if (round.arrivals[i].pushed || i == except) continue;
+    for (const std::uint32_t member : (*round.contributors)[i].members) {
+      ranks.push_back(round.group->group.ranks[member]);
+    }
+  }
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+// What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come; or,
+// where the host has contributed already, that will be known when the server has said so.
+RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
+                                         std::vector<std::uint32_t>& missing) {
+  Arrival& arrival = round.arrivals[contributor];
+  if (round.awaits_network) {
+    arrival.cancelled = true;
+    network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
+    return Outcome::kPending;
+  }
+  const Outcome outcome = arrival.answered ? Outcome::kAnswered : Outcome::kAborted;
   if (!std::exchange(arrival.done, true)) ++round.done;
   arrival.pull_waiting = arrival.unacknowledged = false;
   if (round.summed || round.failure) {
     close_if_over(round);
-    return answered;
+    return outcome;
   }
-  std::vector<std::uint32_t> late;
-  for (std::uint32_t i = 0; i < round.group->size(); ++i) {
-    if (!round.arrivals[i].pushed && i != member) late.push_back(round.group->ranks[i]);
-  }
+  const std::vector<std::uint32_t> late = ranks_without_push(round, contributor);
   if (missing.empty()) missing = late;
-  fail(round, {cancel.code,
-               cancel.what + (late.empty() || cancel.code != ErrorCode::kTimeout
-                                  ? ""
-                                  : "; it still waited for " + van::name_ranks(late)),
-               cancel.hint});
-  return false;
+  RoundFailure why{cancel.code,
+                   cancel.what + (late.empty() || cancel.code != ErrorCode::kTimeout
+                                      ? ""
+                                      : "; it still waited for " + van::name_ranks(late)),
+                   cancel.hint};
+  if (round.is_contribution()) tell_network(round, why);
+  fail(round, std::move(why));
+  return Outcome::kAborted;
 }
 
 // ---- Losses
 
+// Whether a member that is gone keeps this round of the group, or a new one, from completing. One that has left as it
+// should has perhaps contributed before; of a rank of another host only its relay knows that.
+bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
+                                    const Round* round) const {
+  const std::int32_t member = group.group.index_of(rank);
+  const van::Contributors& contributors = group.contributors(for_host);
+  if (gone.lost) {
+    if (member != van::kNoRank) return true;
+    if (for_host || !contributors.has_hosts()) return false;
+    return contributor_of(group, rank, false) != van::Contributors::kNone;  // it may be the relay of members
+  }
+  const std::uint32_t index =
+      member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
+  if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].pushed)) return false;
+  return std::ranges::all_of(contributors[index].members, [&](std::uint32_t one) {
+    return gone_ranks_.contains(group.group.ranks[one]);
+  });
+}
+
 // Why this round of the group, or a new one, cannot complete; nullptr if it can.
-const std::string* RoundEngine::why_gone(const van::Group& group, const Round* round) const {
+const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host, const Round* round) const {
   for (const auto& [rank, gone] : gone_ranks_) {
-    const std::int32_t member = group.index_of(rank);
-    if (member == van::kNoRank) continue;
-    const bool has_pushed = round != nullptr && round->arrivals[static_cast<std::uint32_t>(member)].pushed;
-    if (gone.lost || !has_pushed) return &gone.why;
+    if (cannot_contribute(group, rank, gone, for_host, round)) return &gone.why;
   }
   return nullptr;
+}
+
+// Whether nobody is left to be told. A relay that leaves as it should has waited for those it speaks for.
+bool RoundEngine::is_gone(const Round& round, std::uint32_t index) const {
+  const auto gone = gone_ranks_.find(speaker_of(round, index));
+  return gone != gone_ranks_.end() && (gone->second.lost || !(*round.contributors)[index].is_host());
 }
 
 void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
-    const std::string* why = why_gone(*round.group, &round);
-    for (const auto& [rank, gone] : gone_ranks_) {  // nobody is left to be told
-      const std::int32_t member = round.group->index_of(rank);
-      if (member == van::kNoRank) continue;
-      Arrival& arrival = round.arrivals[static_cast<std::uint32_t>(member)];
+    const std::string* why = why_gone(*round.group, round.key.for_host, &round);
+    for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
+      if (!is_gone(round, index)) continue;
+      Arrival& arrival = round.arrivals[index];
       arrival.pull_waiting = arrival.unacknowledged = false;
       if (!std::exchange(arrival.done, true)) ++round.done;
     }
-    if (round.summed || round.failure || why == nullptr) {
+    if (round.awaits_network) {
+      if (why == nullptr) continue;
+      network_->cancel(static_cast<std::uint32_t>(round.number_in_table), {ErrorCode::kPeerLost, *why, kRestart});
+    } else if (round.summed || round.failure || why == nullptr) {
       close_if_over(round);
     } else {
       fail(round, {ErrorCode::kPeerLost, *why, kRestart});

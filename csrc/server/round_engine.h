@@ -16,10 +16,15 @@
 // last member has come, so that a late push finds it. A member that gives an operation up says Cancel, which fails the
 // rounds that are not summed. A group that has lost a member fails all rounds that are not summed, and all later ones.
 //
+// Where sums happen on the host first (van/hosts.h), the same rounds run twice. On a relay, a round for the host is
+// complete when the ranks of the host have pushed; its sum is then the host's contribution to the round of the network,
+// which goes out by a ContributionSender, and whose answer is the result. There a host counts as one contributor.
+//
 // Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -29,19 +34,27 @@
 #include "server/sum.h"
 #include "server/sum_plan.h"
 #include "server/worker_session.h"
+#include "tensor/host_sum.h"
+#include "tensor/key_map.h"
 
 namespace bps::server {
 
-class RoundEngine {
+class RoundEngine final : public tensor::ContributionSource {
  public:
   struct Limits {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
+    Place here{};
   };
-  RoundEngine(const Limits& limits, const Sessions& sessions, SlotPool& pool, Counters& counters)
-      : limits_(limits), sessions_(sessions), pool_(pool), counters_(counters) {}
+  RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
+              Counters& counters)
+      : limits_(limits), hosts_(hosts), sessions_(sessions), pool_(pool), counters_(counters) {}
 
-  void add_group(const van::Group& group) { groups_.emplace(group.id, group); }
+  void add_group(const van::Group& group) {
+    groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
+  }
+  // The way to the servers for what this host contributes.
+  void relay_by(tensor::ContributionSender* network) { network_ = network; }
 
   // From the sessions: the data path.
   void on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate);
@@ -70,6 +83,13 @@ class RoundEngine {
   tensor::Cancelled cancel(const WorkerSession& session, const tensor::Cancel& cancel);
   std::size_t open_rounds() const { return table_.open().size(); }
 
+  // From the network, for a relay.
+  Status read(std::uint32_t contribution, std::byte* into) override;
+  void deliver(std::uint32_t contribution, const std::byte* result) override;
+  void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) override;
+  void fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
+                  const Error& why) override;
+
  private:
   struct Push {
     WorkerSession& session;
@@ -85,9 +105,10 @@ class RoundEngine {
   static void record(Round& round, Arrival& arrival, const Push& push);
   Status keep(Arrival& arrival);
   static void acknowledge(Arrival& arrival);
+  void complete(Round& round);
   void sum(Round& round);
   bool find_result_slot(Round& round);
-  void answer(Round& round, Arrival& arrival);
+  void answer(Round& round, Arrival& arrival, const std::byte* result);
   void close_if_over(Round& round);
   void release(Slot*& slot);
 
@@ -96,8 +117,17 @@ class RoundEngine {
     std::string why;
     bool lost = false;
   };
-  const std::string* why_gone(const van::Group& group, const Round* round) const;
-  bool cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing);
+  const std::string* why_gone(const RoundGroup& group, bool for_host, const Round* round) const;
+  bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
+                         const Round* round) const;
+  bool is_gone(const Round& round, std::uint32_t contributor) const;
+  std::uint32_t contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const;
+  std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const;
+  WorkerSession* session_of(const Round& round, std::uint32_t contributor) const;
+  enum class Outcome : std::uint8_t { kAborted, kAnswered, kPending };
+  Outcome cancel(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
+                 std::vector<std::uint32_t>& missing);
+  static std::vector<std::uint32_t> ranks_without_push(const Round& round, std::uint32_t except);
   void wait(Round& round);
   bool waits_for_starved(const Round& round) const;
   void grant_overflow(const Round& round);
@@ -105,19 +135,28 @@ class RoundEngine {
   void proceed(Round& round);
   void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
   void refuse_round(const Push& push, RoundTable::Found found);
-  bool refuse_gone(const Push& push, const van::Group& group);
+  bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
   void disagree(Round& round, const WorkerSession& session);
-  void fail(Round& round, RoundFailure why);
+  void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
+  void tell_network(const Round& round, const RoundFailure& why);
+  void tell_relays(const Round& round);
+
+  // round_engine_host.cc
+  std::uint64_t largest(const tensor::PushHeader& header) const;
+  void contribute(Round& round);
+  bool keep_result(Round& round, const std::byte* result);
 
   const Limits limits_;
+  const van::Hosts& hosts_;
   const Sessions& sessions_;
   SlotPool& pool_;
   Counters& counters_;
   RoundTable table_;
   Summer summer_;
   SumPlan plan_;  // of the pass in progress; keeps its capacity
-  std::unordered_map<std::uint32_t, van::Group> groups_;
+  tensor::ContributionSender* network_ = nullptr;  // of a relay
+  std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for

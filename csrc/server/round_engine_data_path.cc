@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hot part of the round engine: a push comes in, a complete round is summed, answers go out. Nothing here throws,
 // registers memory or takes a lock.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -50,7 +51,7 @@ void RoundEngine::take(const Push& push) {
   }
   if (admitted == nullptr) return;
   Round& round = *admitted;
-  Arrival& arrival = round.arrivals[push.header.member];
+  Arrival& arrival = round.arrivals[round.contributors->of_member(push.header.member)];
   counters_.pushes.add();
   record(round, arrival, push);
   const bool pulls = (push.header.flags & tensor::kIsPull) != 0;
@@ -68,9 +69,9 @@ void RoundEngine::take(const Push& push) {
     }
   }
   if (round.has_all_pushes() && !round.summed) {
-    sum(round);
+    complete(round);
   } else if (round.summed && pulls) {
-    answer(round, arrival);
+    answer(round, arrival, round.result == nullptr ? nullptr : round.result->payload());
     close_if_over(round);
   } else if ((push.header.flags & tensor::kIsPush) != 0 && waits_for_starved(round)) {
     wait(round);
@@ -81,9 +82,11 @@ void RoundEngine::take(const Push& push) {
 Round* RoundEngine::admit(const Push& push) {
   const tensor::PushHeader& header = push.header;
   const auto group = groups_.find(header.group);
-  const PushLimits limits{.group = group == groups_.end() ? nullptr : &group->second,
+  const PushLimits limits{.group = group == groups_.end() ? nullptr : group->second.get(),
+                          .hosts = &hosts_,
+                          .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
-                          .largest_partition = limits_.largest_partition,
+                          .largest_partition = largest(header),
                           .room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length,
                           .landed = push.slot != nullptr};
   if (const char* fault = find_fault(header, limits)) {
@@ -92,10 +95,10 @@ Round* RoundEngine::admit(const Push& push) {
             "install the same bps_rdma version everywhere and use the same settings on all ranks"});
     return nullptr;
   }
-  const van::Group& members = group->second;
+  const RoundGroup& members = *group->second;
   if (!gone_ranks_.empty() && refuse_gone(push, members)) return nullptr;
-  const auto [found, opened] =
-      table_.find_or_open({header.group, header.tensor, header.partition}, header.round, members);
+  const RoundKey key{header.group, header.tensor, header.partition, (header.flags & tensor::kForHost) != 0};
+  const auto [found, opened] = table_.find_or_open(key, header.round, members);
   if (opened == nullptr) {
     refuse_round(push, found);
     return nullptr;
@@ -103,9 +106,13 @@ Round* RoundEngine::admit(const Push& push) {
   Round& round = *opened;
   if (found == RoundTable::Found::kNew) {
     round.first = header;
+    round.worker_loop = push.session.worker_loop();
+    round.place = header.place;
+    round.priority = header.priority;
     return opened;
   }
-  Arrival& arrival = round.arrivals[header.member];
+  round.priority = std::max(round.priority, header.priority);
+  Arrival& arrival = round.arrivals[round.contributors->of_member(header.member)];
   if (!round.failure) {
     const bool pushes = (header.flags & tensor::kIsPush) != 0;
     const bool pulls = (header.flags & tensor::kIsPull) != 0;
@@ -155,6 +162,14 @@ void RoundEngine::acknowledge(Arrival& arrival) {
 }
 
 // Everyone has pushed.
+void RoundEngine::complete(Round& round) {
+  if (round.is_contribution()) {
+    contribute(round);
+  } else {
+    sum(round);
+  }
+}
+
 void RoundEngine::sum(Round& round) {
   plan_.read_from(round);
   if (plan_.sources.empty()) {
@@ -165,7 +180,7 @@ void RoundEngine::sum(Round& round) {
     plan_.targets.push_back({.bytes = round.result->payload()});
   }
   WorkerSession* broken = nullptr;
-  if (summer_.sum(round.first, round.group->size(), plan_, broken) != Status::kOk) {
+  if (summer_.sum(reduction_of(round), round.first.length, plan_, broken) != Status::kOk) {
     return broken->lose("its memory cannot be reached");
   }
   round.summed = true;
@@ -174,7 +189,7 @@ void RoundEngine::sum(Round& round) {
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
-    if (arrival.pull_waiting) answer(round, arrival);
+    if (arrival.pull_waiting) answer(round, arrival, round.result == nullptr ? nullptr : round.result->payload());
   }
   close_if_over(round);
 }
@@ -192,7 +207,7 @@ bool RoundEngine::find_result_slot(Round& round) {
 }
 
 // One answer: the bytes where they have to travel, and the immediate that says which wait is over.
-void RoundEngine::answer(Round& round, Arrival& arrival) {
+void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result) {
   arrival.pull_waiting = false;
   arrival.answered = arrival.done = true;
   ++round.done;
@@ -201,7 +216,7 @@ void RoundEngine::answer(Round& round, Arrival& arrival) {
   if ((header.flags & tensor::kWantsData) != 0 && !arrival.in_place) {
     const transport::RemoteSpan target{header.answer_key, header.answer_address, round.first.length};
     if (transport::DirectAccess* direct = arrival.data->direct()) {
-      if (direct->put(target, round.result->payload()) != Status::kOk) {
+      if (direct->put(target, result) != Status::kOk) {
         return arrival.session->lose("its memory cannot be written");
       }
     } else {
@@ -224,7 +239,7 @@ void RoundEngine::on_written(std::uint64_t token) {
 }
 
 void RoundEngine::close_if_over(Round& round) {
-  if (round.done < round.group->size() || round.writes_in_flight > 0) return;
+  if (round.awaits_network || round.done < round.contributors->size() || round.writes_in_flight > 0) return;
   release(round.result);
   table_.close(&round);
 }

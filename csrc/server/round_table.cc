@@ -53,7 +53,8 @@ bool RoundTable::is_over(const RoundKey& key, std::uint32_t number) const {
   return ahead >= (std::uint32_t{1} << 31) || found->second.is_over(ahead);
 }
 
-RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number, const van::Group& group) {
+RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number,
+                                            const RoundGroup& group) {
   Key& state = keys_[key];
   for (Round* round = state.open; round != nullptr; round = round->next_of_key) {
     if (round->number == number) return {Found::kOpen, round};
@@ -73,7 +74,8 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   round->key = key;
   round->number = number;
   round->group = &group;
-  round->arrivals.assign(group.size(), Arrival{});
+  round->contributors = &group.contributors(key.for_host);
+  round->arrivals.assign(round->contributors->size(), Arrival{});
   round->next_of_key = state.open;
   state.open = round;
   round->open_index = open_.size();

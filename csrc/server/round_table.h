@@ -22,7 +22,7 @@ class RoundTable {
     Round* round;  // set for kOpen and kNew
   };
 
-  Lookup find_or_open(const RoundKey& key, std::uint32_t number, const van::Group& group);
+  Lookup find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group);
   Round* find(const RoundKey& key, std::uint32_t number);
   bool is_over(const RoundKey& key, std::uint32_t number) const;
   Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
@@ -35,7 +35,8 @@ class RoundTable {
  private:
   struct Hash {
     std::size_t operator()(const RoundKey& key) const noexcept {
-      return ((std::uint64_t{key.tensor} << 32) | key.partition) ^ (std::uint64_t{key.group} << 48);
+      return ((std::uint64_t{key.tensor} << 32) | key.partition) ^ (std::uint64_t{key.group} << 48) ^
+             (std::uint64_t{key.for_host} << 63);
     }
   };
   struct Key {

@@ -8,13 +8,28 @@
 
 namespace bps::server {
 
-ServerLoop::ServerLoop(ServerLoopOptions options, van::Membership membership,
+namespace {
+
+Place place_of(std::uint32_t id, const van::Membership& members, const van::Hosts& hosts) {
+  const van::Node* node = members.by_id(id);
+  Place place;
+  if (node == nullptr) return place;
+  if (node->server_rank >= 0) place.server_rank = static_cast<std::uint32_t>(node->server_rank);
+  if (node->worker_rank >= 0) place.host = hosts.host_of(static_cast<std::uint32_t>(node->worker_rank));
+  return place;
+}
+
+}  // namespace
+
+ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& membership,
                        std::vector<transport::Transport*> slot_transports, Counters& counters)
     : options_(options),
-      membership_(std::move(membership)),
+      membership_(membership),
+      hosts_(membership_),
       counters_(counters),
       pool_(std::move(slot_transports)),
-      rounds_({options.largest_partition, options.epoch}, sessions_, pool_, counters) {}
+      rounds_({options.largest_partition, options.epoch, place_of(options.node, membership_, hosts_)}, hosts_, sessions_,
+              pool_, counters) {}
 
 // ---- Sessions
 

@@ -32,16 +32,22 @@ struct ServerLoopOptions {
   std::uint64_t slot_memory = 0;  // bytes for the slots of all workers; fewer each when they are many; 0: no limit
   std::uint64_t largest_partition = 0;  // bytes; refuses more
   std::uint32_t epoch = 1;              // what carries another one is dropped and counted
+  std::uint32_t node = 0;               // of this process in the membership
 };
 
 class ServerLoop final : public transport::Actor, private SessionOwner {
  public:
-  ServerLoop(ServerLoopOptions options, van::Membership membership, std::vector<transport::Transport*> slot_transports,
+  ServerLoop(ServerLoopOptions options, const van::Membership& membership, std::vector<transport::Transport*> slot_transports,
              Counters& counters);
 
   // Takes a worker's connection, which came by `transport`, or rejects it with a line in the log.
   void accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport);
   void add_group(const van::Group& group) { rounds_.add_group(group); }
+  // Makes this loop a relay of its host: the rounds of the host's ranks, and the way on for what they contribute.
+  tensor::ContributionSource& relay_by(tensor::ContributionSender& network) {
+    rounds_.relay_by(&network);
+    return rounds_;
+  }
   // The worker is gone: its rounds can never complete. They fail in the next step(), for this reason.
   void lose_node(std::uint32_t node, const std::string& why);
   // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
@@ -69,6 +75,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
 
   const ServerLoopOptions options_;
   const van::Membership membership_;
+  const van::Hosts hosts_;
   Counters& counters_;
   SlotPool pool_;
   SendsDue sends_due_;

@@ -2,6 +2,7 @@
 #include "server/sum.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "server/reduce.h"
 
@@ -19,9 +20,8 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, const SumPlan& plan, WorkerSession*& broken) {
+Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken) {
   const auto& [sources, targets] = plan;
-  const std::uint64_t length = what.length;
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumMemory& t) { return !t.bytes; });
   in_.resize(sources.size());
   for (std::uint64_t at = 0; at < length; at += kBlock) {
@@ -29,17 +29,22 @@ Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, const 
     std::size_t used = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const SumMemory& source = sources[i];
-      if (source.bytes != nullptr) {
+      if (source.bytes != nullptr && !source.divide) {
         in_[i] = source.bytes + at;
         continue;
       }
       std::byte* block = scratch(used++);
-      if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
+      in_[i] = block;
+      if (source.bytes != nullptr) {
+        std::memcpy(block, source.bytes + at, size);
+      } else if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
           status != Status::kOk) {
         broken = source.session;
         return status;
       }
-      in_[i] = block;
+      if (source.divide) {
+        reduce({what.dtype, ReduceOp::kAverage, what.divisor}, {&in_[i], 1}, {&block, 1}, size / size_of(what.dtype));
+      }
     }
     out_.clear();
     for (const SumMemory& target : targets) {
@@ -50,7 +55,7 @@ Status Summer::sum(const tensor::PushHeader& what, std::uint32_t divisor, const 
       if (out_.empty()) out_.push_back(used > 0 ? scratch(0) : scratch(used));
       result = out_.front();
     }
-    reduce({what.dtype, what.op, divisor}, in_, out_, size / size_of(what.dtype));
+    reduce(what, in_, out_, size / size_of(what.dtype));
     for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) continue;
       if (const Status status = target.direct->put({target.span.key, target.span.address + at, size}, result);

@@ -16,8 +16,9 @@ namespace bps::server {
 
 class Summer {
  public:
-  // Sums the bytes of one partition. A worker whose memory cannot be reached ends the pass and is named in `broken`.
-  Status sum(const tensor::PushHeader& what, std::uint32_t divisor, const SumPlan& plan, WorkerSession*& broken);
+  // Sums the `length` bytes of one partition. A worker whose memory cannot be reached ends the pass and is named in
+  // `broken`.
+  Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken);
 
  private:
   std::byte* scratch(std::size_t index);

@@ -2,14 +2,38 @@
 #include "server/sum_plan.h"
 
 namespace bps::server {
+namespace {
+
+// The sum of a host's ranks, not averaged, may exceed what float16 can hold, although the average of all does not: so
+// each host averages its own part, by the size of the whole group, and the parts are added.
+bool averages_early(const Round& round) {
+  const bool in_parts = round.key.for_host ? !round.group->ends_on_host : round.contributors->has_hosts();
+  return in_parts && round.first.dtype == Dtype::kFloat16 && round.first.op == ReduceOp::kAverage;
+}
+
+}  // namespace
+
+Reduction reduction_of(const Round& round) {
+  Reduction what{round.first.dtype, round.first.op, round.group->group.size()};
+  if (what.op != ReduceOp::kAverage) return what;
+  const bool early = averages_early(round);
+  if (round.is_contribution() ? !early : early) what.op = ReduceOp::kSum;
+  return what;
+}
 
 void SumPlan::read_from(const Round& round) {
   sources.clear();
-  for (const Arrival& arrival : round.arrivals) {
+  const bool divided = averages_early(round);
+  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
+    const Arrival& arrival = round.arrivals[i];
     if (!arrival.has_payload) continue;
     transport::DirectAccess* direct = arrival.data->direct();
     std::byte* bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
-    sources.push_back({.bytes = bytes, .direct = direct, .span = arrival.span, .session = arrival.session});
+    sources.push_back({.bytes = bytes,
+                       .direct = direct,
+                       .span = arrival.span,
+                       .session = arrival.session,
+                       .divide = divided && !round.key.for_host && !(*round.contributors)[i].is_host()});
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "server/reduce.h"
 #include "server/round.h"
 
 namespace bps::server {
@@ -14,7 +15,11 @@ struct SumMemory {
   transport::DirectAccess* direct = nullptr;
   transport::RemoteSpan span{};
   WorkerSession* session = nullptr;
+  bool divide = false;  // a source that is to be averaged before it is added to others that have been
 };
+
+// What a pass over a complete round does to the payloads.
+Reduction reduction_of(const Round& round);
 
 // Keeps its capacity between uses.
 struct SumPlan {

@@ -74,20 +74,22 @@ struct PushFailed {
 struct CancelledPartition {
   std::uint32_t immediate = 0;  // the one that its answer has, or would have had
   std::uint32_t partition = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.immediate, m.partition); }
+  std::uint32_t place = 0;  // as in its push header
+  static constexpr void fields(auto& io, auto& m) { io(m.immediate, m.partition, m.place); }
   bool operator==(const CancelledPartition&) const = default;
 };
-inline constexpr std::size_t kMostCancelled = 3072;  // in one message, beside the texts
+inline constexpr std::size_t kMostCancelled = 2048;  // in one message, beside the texts
 struct Cancel {
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t round = 0;
+  bool for_host = false;  // to the relay of the host: about the rounds of pushes with kForHost
   ErrorCode code = ErrorCode::kInternal;
   std::string what;
   std::string hint;
   std::vector<CancelledPartition> partitions;
   static constexpr void fields(auto& io, auto& m) {
-    io(m.group, m.tensor, m.round, m.code);
+    io(m.group, m.tensor, m.round, m.for_host, m.code);
     io.bounded(m.what, kMostTextBytes);
     io.bounded(m.hint, kMostTextBytes);
     io(m.partitions);
@@ -100,8 +102,9 @@ struct Cancel {
 struct Cancelled {
   std::vector<std::uint32_t> aborted;   // no answer was sent, and none will be
   std::vector<std::uint32_t> answered;  // the answer has been sent, or an error that was sent before
+  std::vector<std::uint32_t> pending;   // a relay's: the host has contributed; an answer or a PushFailed will follow
   std::vector<std::uint32_t> missing;   // worker ranks that had not pushed one of the aborted partitions
-  static constexpr void fields(auto& io, auto& m) { io(m.aborted, m.answered, m.missing); }
+  static constexpr void fields(auto& io, auto& m) { io(m.aborted, m.answered, m.pending, m.missing); }
   bool operator==(const Cancelled&) const = default;
 };
 
@@ -118,8 +121,26 @@ struct Echo {
   bool operator==(const Echo&) const = default;
 };
 
+// Server to relay: a round has failed that the host has not contributed to yet, so that ranks which wait there for
+// others of their host need not.
+struct RoundFailed {
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t partition = 0;
+  std::uint32_t round = 0;
+  ErrorCode code = ErrorCode::kInternal;
+  std::string what;
+  std::string hint;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.group, m.tensor, m.partition, m.round, m.code);
+    io.bounded(m.what, kMostTextBytes);
+    io.bounded(m.hint, kMostTextBytes);
+  }
+  bool operator==(const RoundFailed&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
-using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo>;
+using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed>;
 
 // Texts beyond their limit are cut.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);

@@ -21,6 +21,16 @@ constexpr std::uint64_t make_key(std::uint32_t tensor, std::uint64_t partition) 
   return (std::uint64_t{tensor} << 16) + partition;
 }
 
+// Spreads partitions over loops and relays, independently of the choice of the server: 32 bits that are as good as
+// random.
+constexpr std::uint32_t spread_of(std::uint32_t tensor, std::uint32_t partition) {
+  return static_cast<std::uint32_t>((make_key(tensor, partition) * 0x9e3779b97f4a7c15) >> 32);
+}
+// The bits of it that choose a relay; the low ones choose loops.
+constexpr std::uint32_t relay_hash(std::uint32_t spread) {
+  return spread >> 16;
+}
+
 std::uint64_t djb2(std::uint64_t key);
 std::uint64_t sdbm(std::uint64_t key);
 std::uint64_t naive(std::uint64_t key);

@@ -26,6 +26,7 @@ enum PushFlags : std::uint8_t {
   kIsPush = 2,      // counts as the sender's push of this round
   kIsPull = 4,      // the sender expects an answer: the result of this round with kWantsData, else that it is complete
   kWantsData = 8,
+  kForHost = 16,  // from a rank to the relay of its host, which sums for all its ranks before it pushes: see place
 };
 
 struct PushHeader {
@@ -34,7 +35,7 @@ struct PushHeader {
   ReduceOp op;
   std::uint8_t flags;
   OperationKind kind;
-  std::uint16_t member;  // the sender's position in the group
+  std::uint16_t member;  // the sender's position in the group; of a host's contribution, that of its lowest rank
   std::uint32_t group;
   std::uint32_t tensor;
   std::uint32_t partition;
@@ -44,15 +45,16 @@ struct PushHeader {
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
-  std::uint64_t padding;  // zero; fills the cache line
+  std::int32_t priority;  // kForHost: of the operation, for the queue of the relay; else zero
+  std::uint32_t place;    // kForHost: the server loop that the host's contribution goes on to, among all; else zero
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);
-    io(m.epoch, m.length, m.answer_key, m.answer_address, m.padding);
+    io(m.epoch, m.length, m.answer_key, m.answer_address, m.priority, m.place);
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
-    io.require([&] { return m.padding == 0; });
-    io.require([&] { return m.flags < 2 * kWantsData && (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] { return (m.flags & kForHost) != 0 || (m.priority == 0 && m.place == 0); });
+    io.require([&] { return m.flags < 2 * kForHost && (m.flags & (kIsPush | kIsPull)) != 0; });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
   }
 };

@@ -89,7 +89,7 @@ void Calls::announce(const Group& group, std::vector<BarrierState::Caller> calle
   Forming& forming = forming_[group.id];
   forming.callers = std::move(callers);
   for (const Member& member : members_.members()) {
-    if (!member.is_server() || member.fate == Member::Fate::kLost || !member.connected) continue;
+    if (!member.node->sums() || member.fate == Member::Fate::kLost || !member.connected) continue;
     forming.unaware.push_back(member.peer);
     send_(member.peer, GroupInfo{group});
   }

@@ -46,8 +46,11 @@ struct Node {
   std::uint32_t pid = 0;
   std::string host;      // for people
   std::string host_key;  // equal for processes that can share memory
+  bool sums_on_host = false;  // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
   std::vector<TransportAddress> addresses;
 
+  // Whether it may run server loops: to sum for all, or for its host.
+  bool sums() const { return server_rank >= 0 || sums_on_host; }
   // A worker without a loop, or a server, could not do anything.
   bool has_loops() const {
     return (worker_rank == kNoRank || worker_loops > 0) && (server_rank == kNoRank || server_loops > 0);
@@ -58,7 +61,7 @@ struct Node {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
     io.bounded(m.host, kMostHostBytes);
     io.bounded(m.host_key, kMostHostBytes);
-    io(m.addresses);
+    io(m.sums_on_host, m.addresses);
     io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
   }
   bool operator==(const Node&) const = default;

@@ -114,7 +114,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   const double its_silence_s = welcome.silence_ms / 1e3;
   silence_ = to_duration(std::max(heartbeat_timeout_s_, its_silence_s));
   joined_ = true;
-  if (self_->server_rank != kNoRank && events_.on_group) {
+  if (self_->sums() && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership_.workers)};
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
     events_.on_group(all);

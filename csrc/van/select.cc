@@ -68,12 +68,12 @@ Kind select_transport(std::span<const Kind> allowed, const Node& from, const Nod
               "set BPS_TRANSPORT=auto or tcp; `bps doctor` there says why it has no RDMA");
 }
 
-std::string host_key() {
+std::string host_key(const std::string& host_id) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::array<char, 64> ns{};
   [[maybe_unused]] const auto n = ::readlink("/proc/self/ns/net", ns.data(), ns.size() - 1);
-  return boot + " " + ns.data();
+  return boot + " " + ns.data() + (host_id.empty() ? "" : " " + host_id);
 }
 
 }  // namespace bps::van

@@ -25,7 +25,8 @@ transport::Kind select_transport(std::span<const transport::Kind> allowed, const
 // nullptr when the node does not listen by this transport.
 const Bytes* address_of(const Node& node, transport::Kind kind);
 
-// Equal on processes that can share memory and abstract sockets: the boot and the network namespace.
-std::string host_key();
+// Equal on processes that can share memory and abstract sockets: the boot and the network namespace, and what the user
+// tells them apart by (BPS_HOST_ID).
+std::string host_key(const std::string& host_id);
 
 }  // namespace bps::van

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/operation.h"
+#include "worker/transfer.h"
 #include "worker/transport_memory.h"
 
 namespace bps::worker {
@@ -18,9 +18,9 @@ namespace bps::worker {
 class ServerConnection;
 
 struct InFlight {
-  Operation::Cursor* cursor = nullptr;  // null: the entry is free
+  Transfer* transfer = nullptr;  // null: the entry is free
   ServerConnection* server = nullptr;
-  std::uint32_t partition = 0;
+  Part part{};
   std::uint8_t generation = 0;
   bool unsent_bytes = false;  // the transport still reads the caller's memory to send them
   bool aborted = false;       // there will be no answer: over as soon as the transport has read what it reads
@@ -30,10 +30,10 @@ struct InFlight {
 
 // Where the answer of a partition that wants data is written.
 inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement) {
-  const Operation::Cursor& cursor = *entry.cursor;
+  const Transfer& transfer = *entry.transfer;
   const bool staged = entry.staged != nullptr;
-  const transport::Region& region = staged ? *entry.staged->region : *cursor.output;
-  const std::byte* at = staged ? entry.staged->bytes() : cursor.operation->request.output + placement.output_offset;
+  const transport::Region& region = staged ? *entry.staged->region : *transfer.output;
+  const std::byte* at = staged ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
   return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.length);
 }
 
@@ -74,7 +74,7 @@ class InFlightTable {
     const std::uint32_t index = index_of(immediate);
     if (index >= entries_.size()) return nullptr;
     const InFlight& entry = entries_[index];
-    const bool same = entry.cursor != nullptr && entry.server == &server && entry.generation == immediate >> kIndexBits;
+    const bool same = entry.transfer != nullptr && entry.server == &server && entry.generation == immediate >> kIndexBits;
     return same ? &entry : nullptr;
   }
 

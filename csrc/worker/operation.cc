@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstring>
 
 namespace bps::worker {
 namespace {
@@ -20,7 +21,7 @@ long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value
 }  // namespace
 
 Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
-                     std::size_t worker_loops, std::size_t servers)
+                     std::size_t worker_loops, std::size_t places)
     : tensor(std::move(of)),
       request(what),
       round(of_round),
@@ -29,12 +30,17 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       placement{what.kind, what.pushes, tensor->member, what.root},
       cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole) {
   const auto& plan = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
-  cursors.resize(worker_loops * servers);
+  portions.resize(worker_loops * places);
   std::uint64_t partitions = 0;
-  for (std::size_t i = 0; i < cursors.size(); ++i) {
-    cursors[i].operation = this;
-    cursors[i].partitions = &plan[i];
-    cursors[i].unfinished = plan[i].size();
+  for (std::size_t i = 0; i < portions.size(); ++i) {
+    Portion& portion = portions[i];
+    portion.owner = this;
+    portion.parts = plan[i];
+    portion.unfinished = plan[i].size();
+    portion.priority = what.priority;
+    portion.sequence = order;
+    portion.input_bytes = what.input;
+    portion.output_bytes = what.output;
     partitions += plan[i].size();
   }
   // Each worker loop finishes one more when it has taken the operation in: so it cannot complete while a worker loop
@@ -135,18 +141,63 @@ void finish(Operation& operation, std::uint64_t count, Counters& counters) {
   operation.end();
 }
 
-void finish(Operation::Cursor& cursor, std::size_t count, Counters& counters) {
-  cursor.unfinished -= count;
-  if (cursor.unfinished == 0) {  // here, on the loop's thread, which registered them
-    cursor.input.reset();
-    cursor.output.reset();
-  }
-  finish(*cursor.operation, count, counters);
-}
-
 std::string Operation::describe() const {
   return std::string(kNames[static_cast<std::size_t>(request.kind)]) + " of '" + tensor->name + "', round " +
          std::to_string(round);
+}
+
+// ---- Portions
+
+void Operation::Portion::write_header(tensor::PushHeader& header) const {
+  const Tensor& of = *owner->tensor;
+  header.dtype = of.dtype;
+  header.op = owner->request.op;
+  header.kind = owner->request.kind;
+  header.member = of.member;
+  header.group = of.group->id;
+  header.tensor = of.id;
+  header.round = owner->round;
+}
+
+Status Operation::Portion::fill(const tensor::Placement& placement, std::byte* into, Counters& counters) {
+  std::memcpy(into, input_bytes + placement.input_offset, placement.length);
+  counters.copies.add();
+  counters.copied_bytes.add(placement.length);
+  return Status::kOk;
+}
+
+void Operation::Portion::take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) {
+  if (!placement.wants_data()) return;
+  std::memcpy(output_bytes + placement.output_offset, from, placement.length);
+  counters.copies.add();
+  counters.copied_bytes.add(placement.length);
+}
+
+void Operation::Portion::note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) {
+  if (owner->failure()->code() == ErrorCode::kTimeout) owner->explain(server + " still waits for " + van::name_ranks(ranks));
+}
+
+tensor::Cancel Operation::Portion::make_cancel() const {
+  tensor::Cancel message;
+  message.group = owner->tensor->group->id;
+  message.tensor = owner->tensor->id;
+  message.round = owner->round;
+  const auto failure = owner->failure();
+  message.code = failure->code() == ErrorCode::kNotInitialized ? ErrorCode::kPeerLost : failure->code();
+  message.what = "rank " + std::to_string(owner->tensor->group->ranks[owner->tensor->member]) + " gave up: " +
+                 std::string(failure->what()).substr(owner->describe().size() + 2);  // each rank names it itself
+  message.hint = failure->hint();
+  return message;
+}
+
+void Operation::Portion::finish(std::size_t count, bool answered, Counters& counters) {
+  unfinished -= count;
+  if (unfinished == 0) {  // here, on the loop's thread, which registered them
+    input.reset();
+    output.reset();
+  }
+  if (!answered) owner->mark_incomplete();
+  worker::finish(*owner, count, counters);
 }
 
 }  // namespace bps::worker

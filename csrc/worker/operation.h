@@ -26,6 +26,7 @@
 #include "transport/progress.h"
 #include "transport/region_cache.h"
 #include "worker/tensor.h"
+#include "worker/transfer.h"
 
 namespace bps::worker {
 
@@ -48,24 +49,29 @@ class Operation : public std::enable_shared_from_this<Operation> {
  public:
   enum State : std::uint32_t { kPending = 0, kDone = 1, kFailed = 2 };
 
-  // How far one loop has got with the partitions that one server sums. Belongs to that loop.
-  struct Cursor {
-    Operation* operation = nullptr;
-    const std::vector<std::uint32_t>* partitions = nullptr;
-    std::size_t next = 0;        // the first one that was not sent
-    std::size_t unfinished = 0;  // were not sent, or not answered
-    // The blocks around the caller's memory, registered with the server's transport before the operation enters the
-    // send queue, and held until the last answer.
-    transport::RegionPtr input{};
-    transport::RegionPtr output{};
-    bool staged = false;     // the server may not reach that memory: partitions travel through staging buffers
-    bool cancelled = false;  // nothing more is sent, and the server has been told
+  // What one loop sends to one server. Belongs to that loop.
+  class Portion final : public Transfer {
+   public:
+    Operation* operation() const override { return owner; }
+    tensor::Placement place(const Part& part) const override {
+      return tensor::place(owner->placement, owner->cut(), part.partition);
+    }
+    void write_header(tensor::PushHeader& header) const override;
+    Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
+    void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
+    bool is_failing() const override { return owner->is_failing(); }
+    bool fail(ErrorCode code, const std::string& what, const std::string& hint) override {
+      return owner->fail(code, what, hint);
+    }
+    void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
+    tensor::Cancel make_cancel() const override;
+    void finish(std::size_t count, bool answered, Counters& counters) override;
 
-    std::size_t unsent() const { return partitions->size() - next; }
+    Operation* owner = nullptr;
   };
 
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
-            std::size_t worker_loops, std::size_t servers);
+            std::size_t worker_loops, std::size_t places);
 
   ~Operation();
 
@@ -113,7 +119,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const tensor::PlacementRequest placement;
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
-  std::vector<Cursor> cursors;  // [loop * servers + server]
+  std::vector<Portion> portions;  // [loop * places + place]
   std::uint64_t bytes() const { return tensor->bytes; }
 
  private:
@@ -133,10 +139,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::atomic<int> completion_fd_{-1};
 };
 
-// `count` partitions of a cursor are over, answered or not. On the thread of the cursor's loop; with the last one of
-// the operation it counts and ends it, after which the operation may vanish at any moment.
-void finish(Operation::Cursor& cursor, std::size_t count, Counters& counters);
-// The same for what a loop owes an operation besides partitions: having admitted it.
+// `count` partitions of an operation are over, or what a loop owes it besides: having admitted it. The last one ends the
+// operation, which may vanish at any moment then.
 void finish(Operation& operation, std::uint64_t count, Counters& counters);
 
 }  // namespace bps::worker

@@ -1,44 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a worker loop has to send to one server, most urgent first: step 3 of the walk.
 //
-// Entries are operations, not partitions: one entry walks through all partitions that an operation has for this server,
+// Entries are transfers, not partitions: one entry walks through all partitions that an operation has for this server,
 // so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "worker/operation.h"
+#include "worker/transfer.h"
 
 namespace bps::worker {
 
 class SendQueue {
  public:
-  void add(Operation::Cursor* cursor) {
-    heap_.push_back(cursor);
+  void add(Transfer* transfer) {
+    heap_.push_back(transfer);
     std::push_heap(heap_.begin(), heap_.end(), later);
   }
   bool empty() const { return heap_.empty(); }
-  Operation::Cursor* top() const { return heap_.front(); }
+  Transfer* top() const { return heap_.front(); }
   void pop() {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     heap_.pop_back();
   }
-  // Takes out one operation's, if it is there: for one that is cancelled.
-  void remove(const Operation::Cursor* cursor) {
-    if (std::erase(heap_, cursor) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
+  // Takes one out, if it is there: for one that is cancelled.
+  void remove(const Transfer* transfer) {
+    if (std::erase(heap_, transfer) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
   }
   // Takes out everything, for a server that is gone.
-  std::vector<Operation::Cursor*> take_all() { return std::exchange(heap_, {}); }
+  std::vector<Transfer*> take_all() { return std::exchange(heap_, {}); }
 
  private:
-  static bool later(const Operation::Cursor* a, const Operation::Cursor* b) {
-    const Operation& x = *a->operation;
-    const Operation& y = *b->operation;
-    if (x.request.priority != y.request.priority) return x.request.priority < y.request.priority;
-    return x.sequence > y.sequence;
+  static bool later(const Transfer* a, const Transfer* b) {
+    if (a->priority != b->priority) return a->priority < b->priority;
+    return a->sequence > b->sequence;
   }
-  std::vector<Operation::Cursor*> heap_;
+  std::vector<Transfer*> heap_;
 };
 
 }  // namespace bps::worker

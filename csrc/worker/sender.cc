@@ -2,8 +2,6 @@
 // The hot part of the way out: step 4 of the walk (docs/internals.md).
 #include "worker/sender.h"
 
-#include <cstring>
-
 namespace bps::worker {
 
 bool Sender::push(ServerConnection& server) {
@@ -27,40 +25,51 @@ bool Sender::push(ServerConnection& server) {
 bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
   while (batch_.size < Batch::kMost && !server.queue.empty()) {
-    Operation::Cursor& cursor = *server.queue.top();
-    if (cursor.operation->is_failing()) {  // on another loop: this one is about to be told to cancel its part
+    Transfer& transfer = *server.queue.top();
+    if (transfer.is_failing()) {  // on another loop: this one is about to be told to cancel its part
       server.queue.pop();
       continue;
     }
-    if (!add(server, cursor)) return false;
-    if (cursor.unsent() == 0) server.queue.pop();
+    if (!add(server, transfer)) return false;
+    if (transfer.unsent() == 0) server.queue.pop();
+    // A host's contribution has just been summed: the network carries it while the next one is.
+    if (transfer.operation() == nullptr) break;
   }
   return true;
 }
 
-// Adds the next partition of `cursor` to the batch; false when a limit says "not now".
-bool Sender::add(ServerConnection& server, Operation::Cursor& cursor) {
-  const Operation& operation = *cursor.operation;
-  const std::uint32_t partition = (*cursor.partitions)[cursor.next];
-  const tensor::Placement placement = tensor::place(operation.placement, operation.cut(), partition);
+// Adds the next partition of a transfer to the batch; false when a limit says "not now".
+bool Sender::add(ServerConnection& server, Transfer& transfer) {
+  const Part part = transfer.parts[transfer.next];
+  const tensor::Placement placement = transfer.place(part);
   const std::size_t n = batch_.size;
 
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
   if (!is_within_credit(server, placement.length, yields)) return false;
+  StagingBuffer* staged = nullptr;
+  if (transfer.staged) {
+    staged = take_buffer(server, yields);
+    if (staged == nullptr) return false;
+  }
   if (server.needs_slots() &&
       !server.take_slot(transport::kMaxHeader + (placement.has_payload() ? placement.length : 0), batch_.slots[n])) {
+    if (staged != nullptr) server.memory.give_back(staged);
+    return false;
+  }
+  if (staged != nullptr && placement.has_payload() &&
+      transfer.fill(placement, staged->bytes(), counters_) != Status::kOk) {
+    server.memory.give_back(staged);
+    if (server.needs_slots()) server.add_slot(batch_.slots[n]);
+    broken_ = &transfer;
     return false;
   }
   const std::uint32_t index = in_flight_.allocate();
   InFlight& entry = in_flight_[index];
-  if (cursor.staged && !stage(server, entry, placement, yields)) {
-    in_flight_.free_unsent(index);
-    return false;
-  }
-  entry.cursor = &cursor;
+  entry.transfer = &transfer;
   entry.server = &server;
-  entry.partition = partition;
+  entry.part = part;
   entry.length = placement.length;
+  entry.staged = staged;
   server.count_sent(placement.length);
   if (yields) server.restart_stuck_timer();
 
@@ -68,10 +77,9 @@ bool Sender::add(ServerConnection& server, Operation::Cursor& cursor) {
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
   if (placement.has_payload()) {
-    source = entry.staged != nullptr ? entry.staged->region.get() : cursor.input.get();
-    if (entry.staged == nullptr) {
-      source_offset =
-          static_cast<std::uint64_t>(operation.request.input - source->bytes().data()) + placement.input_offset;
+    source = staged != nullptr ? staged->region.get() : transfer.input.get();
+    if (staged == nullptr) {
+      source_offset = static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
     }
   }
   const std::uint64_t length = placement.has_payload() ? placement.length : 0;
@@ -86,13 +94,13 @@ bool Sender::add(ServerConnection& server, Operation::Cursor& cursor) {
                         .token = batch_.headers[n].immediate};
     entry.unsent_bytes = true;
   } else {
-    const transport::Region* answer = entry.staged != nullptr ? entry.staged->region.get() : cursor.output.get();
+    const transport::Region* answer = staged != nullptr ? staged->region.get() : transfer.output.get();
     batch_.descriptors[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
                              placement.wants_data() ? answer : nullptr};
   }
   batch_.entries[n] = index;
   ++batch_.size;
-  ++cursor.next;
+  ++transfer.next;
   return true;
 }
 
@@ -102,44 +110,34 @@ bool Sender::is_within_credit(ServerConnection& server, std::uint64_t length, bo
   return yields;
 }
 
-// Copies the partition to where the server reaches it. Without a free buffer it waits for an answer to free one or,
-// when that could last for ever, for the loop to add one.
-bool Sender::stage(ServerConnection& server, InFlight& entry, const tensor::Placement& placement, bool& yields) {
-  entry.staged = server.memory.take();
-  if (entry.staged == nullptr) {
+// A buffer that the server reaches. Without a free one the partition waits for an answer to free one or, when that
+// could last for ever, for the loop to add one.
+StagingBuffer* Sender::take_buffer(ServerConnection& server, bool& yields) {
+  StagingBuffer* buffer = server.memory.take();
+  if (buffer == nullptr) {
     server.needs_buffer = yields || server.is_stuck();
-    return false;
+  } else {
+    yields |= std::exchange(server.needs_buffer, false);
   }
-  yields |= std::exchange(server.needs_buffer, false);
-  if (placement.has_payload()) {
-    const Operation& operation = *server.queue.top()->operation;
-    std::memcpy(entry.staged->bytes(), operation.request.input + placement.input_offset, placement.length);
-    counters_.copies.add();
-    counters_.copied_bytes.add(placement.length);
-  }
-  return true;
+  return buffer;
 }
 
 void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement) {
   const InFlight& entry = in_flight_[index];
-  const Operation::Cursor& cursor = *entry.cursor;
-  const Operation& operation = *cursor.operation;
-  const Tensor& tensor = *operation.tensor;
   tensor::PushHeader& header = batch_.headers[n];
   header = tensor::PushHeader{};
+  entry.transfer->write_header(header);
   header.version = transport::kProtocolVersion;
-  header.dtype = tensor.dtype;
-  header.op = operation.request.op;
   header.flags = placement.flags;
-  header.kind = operation.request.kind;
-  header.member = tensor.member;
-  header.group = tensor.group->id;
-  header.tensor = tensor.id;
-  header.partition = entry.partition;
-  header.round = operation.round;
+  header.partition = entry.part.partition;
   header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
   header.length = placement.length;
+  if (entry.part.for_host()) {
+    header.flags |= tensor::kForHost;
+    header.priority = entry.transfer->priority;
+    header.place = entry.part.place;
+  }
   if (!placement.wants_data()) return;
   const transport::RemoteSpan answer = answer_span(entry, placement);
   header.answer_key = answer.key;
@@ -156,9 +154,9 @@ std::size_t Sender::post(ServerConnection& server) {
 void Sender::take_back(ServerConnection& server, std::size_t from) {
   for (std::size_t i = batch_.size; i-- > from;) {
     const InFlight& entry = in_flight_[batch_.entries[i]];
-    Operation::Cursor* cursor = entry.cursor;
-    if (cursor->unsent() == 0) server.queue.add(cursor);
-    --cursor->next;
+    Transfer* transfer = entry.transfer;
+    if (transfer->unsent() == 0) server.queue.add(transfer);
+    --transfer->next;
     if (server.needs_slots()) server.add_slot(batch_.slots[i]);
     server.count_unsent(entry.length);
     if (entry.staged != nullptr) server.memory.give_back(entry.staged);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <utility>
 
 #include "core/metrics.h"
 #include "tensor/control_messages.h"
@@ -25,6 +26,8 @@ class Sender {
   void set_credit(std::uint64_t bytes) { credit_ = bytes; }
   // Sends to `server` what there is room for; true when anything went out. What is left stays in the server's queue.
   bool push(ServerConnection& server);
+  // The transfer at the head of a queue whose payload could not be read, once; it must be taken off the queue.
+  Transfer* take_broken() { return std::exchange(broken_, nullptr); }
 
  private:
   struct Batch {
@@ -38,9 +41,9 @@ class Sender {
   };
 
   bool fill(ServerConnection& server);
-  bool add(ServerConnection& server, Operation::Cursor& cursor);
+  bool add(ServerConnection& server, Transfer& transfer);
   bool is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const;
-  bool stage(ServerConnection& server, InFlight& entry, const tensor::Placement& placement, bool& yields);
+  StagingBuffer* take_buffer(ServerConnection& server, bool& yields);
   void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement);
   std::size_t post(ServerConnection& server);
   void take_back(ServerConnection& server, std::size_t from);
@@ -49,6 +52,7 @@ class Sender {
   Counters& counters_;
   const std::uint32_t epoch_;
   std::uint64_t credit_ = 0;
+  Transfer* broken_ = nullptr;
   Batch batch_;  // a member, because emptying 4 KiB for each call would cost as much as a push
 };
 

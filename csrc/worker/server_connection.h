@@ -22,9 +22,9 @@ class WorkerLoop;
 
 class ServerConnection final : public transport::ControlSink, public transport::DataSink {
  public:
-  ServerConnection(WorkerLoop& loop, std::uint32_t server_rank, std::string server_name, TransportMemory& registered,
+  ServerConnection(WorkerLoop& loop, std::uint32_t its_node, std::string server_name, TransportMemory& registered,
                    std::uint32_t epoch)
-      : rank(server_rank), name(std::move(server_name)), memory(registered), loop_(loop), epoch_(epoch) {}
+      : node(its_node), name(std::move(server_name)), memory(registered), loop_(loop), epoch_(epoch) {}
 
   // Set-up: the endpoints, once they are attached with this as their sink.
   void open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
@@ -58,9 +58,6 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // The server has until then to finish by itself.
   Deadline fence_at = Deadline::after(0);
 
-  // Cancels that the server has not replied to.
-  void count_cancel() { ++cancels_; }
-  void count_cancelled() { cancels_ -= cancels_ > 0 ? 1 : 0; }
   // For how long the server has said nothing although it owes a reply; asked at regular intervals. `forgive`: this
   // process was stopped itself, and cannot tell.
   Duration silence(Clock::time_point now, bool forgive);
@@ -79,12 +76,18 @@ class ServerConnection final : public transport::ControlSink, public transport::
   }
   bool take_slot(std::uint64_t bytes, tensor::SlotCredit& slot);
 
-  // Bytes under way to the server.
+  // Partitions under way to the server, and their bytes. One that is cancelled before it was sent counts with no bytes.
   std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
-  void count_sent(std::uint64_t bytes) { bytes_in_flight_ += bytes; }
-  void count_unsent(std::uint64_t bytes) { bytes_in_flight_ -= bytes; }
-  void count_answered(std::uint64_t bytes) {
+  void count_sent(std::uint64_t bytes) {
+    bytes_in_flight_ += bytes;
+    ++in_flight_;
+  }
+  void count_unsent(std::uint64_t bytes) {
     bytes_in_flight_ -= bytes;
+    --in_flight_;
+  }
+  void count_answered(std::uint64_t bytes) {
+    count_unsent(bytes);
     answered_ = heard_ = true;
   }
   // Whether nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
@@ -100,7 +103,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
   void on_lost(transport::Endpoint& peer, const std::string& why) override;
 
-  const std::uint32_t rank;
+  const std::uint32_t node;
   const std::string name;  // for errors
   std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
   TransportMemory& memory;
@@ -117,13 +120,13 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::vector<tensor::SlotCredit> small_slots_;
   std::vector<tensor::SlotCredit> large_slots_;
   std::uint64_t bytes_in_flight_ = 0;
+  std::size_t in_flight_ = 0;
   bool answered_ = true;  // something, since is_stuck() was asked last
   Clock::time_point last_answer_{};
   bool heard_ = true;  // something, since silence() was asked last
   bool suspected_ = false;
   Clock::time_point word_expected_until_ = Clock::time_point::max();
   Clock::time_point silent_since_{};
-  std::uint32_t cancels_ = 0;
   bool lost_ = false;
   std::string why_lost_;
 };

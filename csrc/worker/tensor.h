@@ -12,8 +12,11 @@
 #include "tensor/key_map.h"
 #include "tensor/partition.h"
 #include "van/membership.h"
+#include "worker/transfer.h"
 
 namespace bps::worker {
+
+using Plan = std::vector<std::vector<Part>>;
 
 struct Tensor {
   std::string name;
@@ -25,9 +28,9 @@ struct Tensor {
   std::string shape;
   tensor::Partitioning whole;    // push_pull, broadcast
   tensor::Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
-  // Partitions by [loop * servers + server], for each of the two cuts.
-  std::vector<std::vector<std::uint32_t>> whole_plan;
-  std::vector<std::vector<std::uint32_t>> sharded_plan;
+  // Partitions by [loop * places + place], for each of the two cuts.
+  Plan whole_plan;
+  Plan sharded_plan;
   std::atomic<std::uint32_t> next_round{0};
   // push() and pull() apart: which round each of them is at.
   std::atomic<std::uint32_t> next_pull{0};

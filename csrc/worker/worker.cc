@@ -12,12 +12,6 @@ namespace {
 
 constexpr const char* kRestart = "restart the job from its last checkpoint";
 
-// Spreads partitions over loops, independently of the choice of the server.
-std::uint64_t slot_of(std::uint32_t tensor, std::uint32_t partition) {
-  std::uint64_t h = tensor::make_key(tensor, partition) * 0x9e3779b97f4a7c15;
-  return h >> 32;
-}
-
 }  // namespace
 
 Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(options)), van_(van) {
@@ -26,11 +20,14 @@ Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(option
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
 }
 
-void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor) {
+void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected) {
+  const std::size_t index = worker_loops_.size();
   worker_loops_.push_back({worker_loop, reactor});
   worker_loop->when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
   };
+  connected_.resize(worker_loops_.size() * places());
+  for (const std::size_t place : connected) connected_[index * places() + place] = true;
 }
 
 void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
@@ -158,16 +155,66 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->shape = spec.shape;
   tensor->whole_plan = plan(*tensor, tensor->whole, false, id.server_load);
   tensor->sharded_plan = plan(*tensor, tensor->sharded, true, id.server_load);
+  connect(tensor->whole_plan);
+  connect(tensor->sharded_plan);
   return tensor;
 }
 
-Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
-                          std::span<const std::uint64_t> load) const {
+std::size_t Worker::places() const {
+  const std::size_t servers = options_.key_map.servers * options_.loops_per_server;
+  if (!options_.hosts.active() || !options_.own_server.empty()) return servers;
+  return servers + options_.hosts.ranks(options_.hosts.host_of(rank())).size();
+}
+
+std::size_t Worker::place_of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const {
   const std::size_t shards = options_.loops_per_server;
-  const std::size_t places = options_.key_map.servers * shards;
-  Plan plan(worker_loops_.size() * places);
+  if (!options_.own_server.empty()) return options_.own_server[worker_rank] * shards + worker_loop;
+  return options_.key_map.servers * shards + options_.hosts.local_index(worker_rank);
+}
+
+std::vector<std::size_t> Worker::places_needed(std::size_t worker_loop, std::size_t worker_loops) const {
+  const std::size_t shards = options_.loops_per_server;
+  const van::Hosts& hosts = options_.hosts;
+  std::vector<bool> needed(places());
+  for (std::uint32_t server = 0; server < options_.key_map.servers; ++server) {
+    const bool direct = !hosts.active() || !needs_relay(*group(0), server) || hosts.relays(rank(), server);
+    for (std::size_t shard = 0; direct && shard < shards; ++shard) {
+      if (meets(worker_loop, worker_loops, shard, shards)) needed[server * shards + shard] = true;
+    }
+  }
+  if (hosts.active()) {
+    for (const std::uint32_t local : hosts.ranks(hosts.host_of(rank()))) {
+      needed[place_of_relay(local, worker_loop)] = true;
+    }
+  }
+  std::vector<std::size_t> list;
+  for (std::size_t place = 0; place < needed.size(); ++place) {
+    if (needed[place]) list.push_back(place);
+  }
+  return list;
+}
+
+// Whether a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group need not
+// leave the host at all.
+bool Worker::needs_relay(const van::Group& group, std::uint32_t server) const {
+  const van::Hosts& hosts = options_.hosts;
+  if (!hosts.active()) return false;
+  const std::uint32_t here = hosts.host_of(rank());
+  if (van::hosts_of(group, hosts) == 1) return hosts.host_of_server(server) != here;
+  return std::ranges::count(group.ranks, here, [&](std::uint32_t member) { return hosts.host_of(member); }) > 1;
+}
+
+Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
+                  std::span<const std::uint64_t> load) const {
+  const std::size_t shards = options_.loops_per_server;
+  const std::size_t width = places();
+  Plan plan(worker_loops_.size() * width);
   std::vector<std::uint64_t> balance(load.begin(), load.end());
   const tensor::BalancedPlacement balanced(balance, cut);
+  std::vector<bool> by_relay(options_.key_map.servers);
+  for (std::uint32_t server = 0; server < by_relay.size(); ++server) {
+    by_relay[server] = needs_relay(*tensor.group, server);
+  }
   for (std::uint32_t i = 0; i < cut.count(); ++i) {
     const tensor::Partitioning::Piece piece = cut.piece(i);
     std::uint32_t server;
@@ -178,10 +225,39 @@ Worker::Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut,
     } else {
       server = tensor::server_of(options_.key_map, tensor.id, i);
     }
-    const std::uint64_t slot = slot_of(tensor.id, i);
-    plan[slot % worker_loops_.size() * places + server * shards + slot % shards].push_back(i);
+    const std::uint32_t spread = tensor::spread_of(tensor.id, i);
+    const std::size_t worker_loop = spread % worker_loops_.size();
+    const std::size_t place = server * shards + spread % shards;
+    if (by_relay[server]) {
+      const std::uint32_t relay = options_.hosts.relay(options_.hosts.host_of(rank()), server, tensor::relay_hash(spread));
+      plan[worker_loop * width + place_of_relay(relay, worker_loop)].push_back({i, static_cast<std::uint32_t>(place)});
+    } else {
+      plan[worker_loop * width + place].push_back({i});
+    }
   }
   return plan;
+}
+
+void Worker::connect(const Plan& plan) {
+  if (!options_.hosts.active()) return;  // every connection is there
+  const std::lock_guard lock(connecting_);
+  const std::size_t width = places();
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    if (plan[i].empty() || connected_[i]) continue;
+    connect_(i / width, i % width);
+    connected_[i] = true;
+  }
+}
+
+// Whether the loss of a member keeps the group from summing: it belongs to it, sums for it, or may be the relay of
+// ranks that do.
+bool Worker::concerns(const van::Node& gone, const van::Group& group) const {
+  if (gone.server_rank >= 0) return true;
+  const auto rank = static_cast<std::uint32_t>(gone.worker_rank);
+  if (!options_.hosts.active()) return group.index_of(rank) != van::kNoRank;
+  const std::uint32_t host = options_.hosts.host_of(rank);
+  return std::ranges::any_of(group.ranks,
+                             [&](std::uint32_t member) { return options_.hosts.host_of(member) == host; });
 }
 
 void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
@@ -192,9 +268,7 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   const std::lock_guard lock(mutex_);
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
-    const bool concerns = gone == nullptr || gone->server_rank >= 0 ||
-                          tensor.group->index_of(static_cast<std::uint32_t>(gone->worker_rank)) != van::kNoRank;
-    if (concerns) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+    if (gone == nullptr || concerns(*gone, *tensor.group)) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
   // A member may have pushed its part before it left: a push or pull on its own can still succeed.
   if (kind == tensor::OperationKind::kSplit) return;
@@ -216,8 +290,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
     if (request.kind != tensor::OperationKind::kSplit) tensor->next_pull.store(round + 1);
   }
   const std::uint64_t sequence = sequence_.fetch_add(1);
-  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(),
-                                               options_.key_map.servers * options_.loops_per_server);
+  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(), places());
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
   submit(operation);
   if (!request.awaited || !operation->progress) {
@@ -262,19 +335,13 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
     lost_.emplace_back(node, why);
   }
   any_lost_.store(true);
-  const std::int32_t worker_rank = gone == nullptr ? van::kNoRank : gone->worker_rank;
-  const std::int32_t server_rank = gone == nullptr ? van::kNoRank : gone->server_rank;
   for (const LoopOf& worker_loop : worker_loops_) {
-    worker_loop.reactor->loop().post(
-        [worker_loop = worker_loop.worker_loop, gone = gone != nullptr, worker_rank, server_rank, why] {
-          worker_loop->abort_operations(
-              [&](const Operation& operation) {
-                return !gone || server_rank >= 0 ||
-                       operation.tensor->group->index_of(static_cast<std::uint32_t>(worker_rank)) != van::kNoRank;
-              },
-              ErrorCode::kPeerLost, why, kRestart);
-          if (server_rank >= 0) worker_loop->lose_server(static_cast<std::uint32_t>(server_rank), why);
-        });
+    worker_loop.reactor->loop().post([this, worker_loop = worker_loop.worker_loop, gone, node, why] {
+      worker_loop->abort_operations(
+          [&](const Operation& operation) { return gone == nullptr || concerns(*gone, *operation.tensor->group); },
+          ErrorCode::kPeerLost, why, kRestart);
+      worker_loop->lose_server(node, why);
+    });
   }
 }
 
@@ -287,12 +354,8 @@ void Worker::leave_node(std::uint32_t node, const std::string& why) {
 }
 
 void Worker::on_reachable(std::uint32_t node) {
-  const van::Node* about = van_.membership().by_id(node);
-  if (about == nullptr || about->server_rank < 0) return;
   for (const LoopOf& each : worker_loops_) {
-    each.reactor->loop().post([worker_loop = each.worker_loop, rank = static_cast<std::uint32_t>(about->server_rank)] {
-      worker_loop->on_reachable(rank);
-    });
+    each.reactor->loop().post([worker_loop = each.worker_loop, node] { worker_loop->on_reachable(node); });
   }
 }
 

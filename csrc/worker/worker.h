@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "transport/reactor.h"
+#include "van/hosts.h"
 #include "van/van.h"
 #include "worker/worker_loop.h"
 
@@ -26,16 +28,30 @@ struct WorkerOptions {
   std::uint16_t loops_per_server = 1;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
+  van::Hosts hosts;
 };
 
 class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);
 
-  // Set-up: one per push loop, in order; both outlive the worker's last operation.
-  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor);
+  // Makes a connection of a worker loop to a place (see place_of) that it lacks. Blocks; throws what connecting throws.
+  using Connect = std::function<void(std::size_t worker_loop, std::size_t place)>;
+
+  // Set-up: one per push loop, in order, with the places that it is connected to; both outlive the worker's last
+  // operation.
+  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
   // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
+  // Where a worker loop can send: to the loops of all servers, in order, then to the relays of this host, unless those
+  // are the servers of its processes. A relay's loop has the index of the worker loop that sends to it.
+  std::size_t places() const;
+  std::size_t place_of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const;
+  // Which of them `worker_loop` needs: for its operations on all ranks, and as a relay.
+  std::vector<std::size_t> places_needed(std::size_t worker_loop, std::size_t worker_loops) const;
+
+  // Groups other than all ranks may need more connections; they are made when a tensor is declared.
+  void connect_by(Connect connect) { connect_ = std::move(connect); }
 
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
   // another dtype or size, on this rank or on another one.
@@ -67,11 +83,12 @@ class Worker {
     WorkerLoop* worker_loop;
     transport::Reactor* reactor;
   };
-  using Plan = std::vector<std::vector<std::uint32_t>>;
-
   std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id);
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
+  bool needs_relay(const van::Group& group, std::uint32_t server) const;
+  void connect(const Plan& plan);
+  bool concerns(const van::Node& gone, const van::Group& group) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void submit(const std::shared_ptr<Operation>& operation);
@@ -82,6 +99,9 @@ class Worker {
   const WorkerOptions options_;
   van::Van& van_;
   std::vector<LoopOf> worker_loops_;
+  Connect connect_;
+  std::mutex connecting_;
+  std::vector<bool> connected_;  // by [loop * places + place]; guarded by connecting_
   mutable std::mutex mutex_;  // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;

@@ -2,7 +2,6 @@
 #include "worker/worker_loop.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 namespace bps::worker {
@@ -17,7 +16,7 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
     : options_(options),
       counters_(reactor.counters()),
       submissions_(kSubmissions),
-      servers_(options.servers),
+      servers_(options.places),
       sender_(in_flight_, counters_, options_.epoch) {
   deadline_check_ = reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); });
 }
@@ -25,6 +24,7 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
 // Whoever shuts down has waited until this loop is idle, for as long as servers may take to acknowledge. What is still
 // under way now ends here: its callers get their memory back when no server can write to it any more.
 WorkerLoop::~WorkerLoop() {
+  contributions_.set_source(nullptr);
   when_failing = nullptr;
   abort_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
                    "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
@@ -34,20 +34,19 @@ WorkerLoop::~WorkerLoop() {
 }
 
 bool WorkerLoop::is_idle() const {
-  return submissions_.empty() && in_flight_.in_use() == 0 &&
-         std::ranges::all_of(servers_, [](const auto& server) { return !server || server->queue.empty(); });
+  return submissions_.empty() && std::ranges::all_of(watched_, [](const auto& operation) { return operation->over(); });
 }
 
 // ---- Set-up
 
-ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t rank, std::string name,
+ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t node, std::string name,
                                          transport::Transport& transport) {
   auto known = std::ranges::find_if(memory_, [&](const auto& one) { return &one->transport() == &transport; });
   if (known == memory_.end()) {
     known = memory_.insert(
         known, std::make_unique<TransportMemory>(transport, options_.largest_partition, options_.staging_bytes));
   }
-  servers_[place] = std::make_unique<ServerConnection>(*this, rank, std::move(name), **known, options_.epoch);
+  servers_[place] = std::make_unique<ServerConnection>(*this, node, std::move(name), **known, options_.epoch);
   return *servers_[place];
 }
 
@@ -87,8 +86,8 @@ bool WorkerLoop::take_submissions() {
     found = true;
     Operation& operation = *submission.operation;
     for (std::size_t place = 0; place < servers_.size(); ++place) {
-      Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
-      if (!cursor.partitions->empty()) admit(cursor, *servers_[place]);
+      Operation::Portion& portion = operation.portions[options_.index * servers_.size() + place];
+      if (!portion.parts.empty()) admit(portion, *servers_[place]);
     }
     if (submission.watches_deadline) watched_.add(submission.operation);
     if (operation.is_failing()) cancel(operation);
@@ -98,33 +97,61 @@ bool WorkerLoop::take_submissions() {
 }
 
 // Everything that can fail happens here, before the operation enters the send queue. One that fails stays out of it.
-void WorkerLoop::admit(Operation::Cursor& cursor, ServerConnection& server) {
-  Operation& operation = *cursor.operation;
+void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
+  Operation& operation = *portion.owner;
   if (!server.why_lost().empty()) {
     abort(operation, ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
   }
   if (operation.is_failing()) return;
   try {
-    register_memory(cursor, server);
+    register_memory(portion, server);
   } catch (const Error& error) {
     return abort(operation, error.code(), error.what(), error.hint());
   }
-  server.queue.add(&cursor);
+  server.queue.add(&portion);
   has_work_ = true;
 }
 
-void WorkerLoop::register_memory(Operation::Cursor& cursor, ServerConnection& server) {
-  const Request& request = cursor.operation->request;
+void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
+  const Request& request = portion.owner->request;
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.
-  if (!request.input_allocation.bytes.empty()) cursor.input = server.memory.regions.find(request.input_allocation);
-  if (!request.output_allocation.bytes.empty()) cursor.output = server.memory.regions.find(request.output_allocation);
+  if (!request.input_allocation.bytes.empty()) portion.input = server.memory.regions.find(request.input_allocation);
+  if (!request.output_allocation.bytes.empty()) portion.output = server.memory.regions.find(request.output_allocation);
   const transport::DirectAccess* direct = server.direct();
   if (direct == nullptr) return;
   const auto reaches = [&](const transport::RegionPtr& region) { return !region || direct->peer_reaches(*region); };
   // What a server could still write to when it is lost is not the caller's memory, but buffers that are then let go.
-  cursor.staged = !direct->can_fence() || !reaches(cursor.input) || !reaches(cursor.output);
-  if (cursor.staged) server.memory.reserve(cursor.partitions->size());
+  portion.staged = !direct->can_fence() || !reaches(portion.input) || !reaches(portion.output);
+  if (portion.staged) server.memory.reserve(portion.parts.size());
+}
+
+// ---- Contributions of this host come in
+
+// A connection that can be used, or nullptr.
+ServerConnection* WorkerLoop::open_server(std::uint32_t place) {
+  if (place >= servers_.size() || !servers_[place] || !servers_[place]->is_open()) return nullptr;
+  return servers_[place].get();
+}
+
+void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
+                            std::uint32_t place) {
+  const auto fail = [&](const Error& why) { contributions_.source()->fail(number, why, {}); };
+  ServerConnection* server = open_server(place);
+  if (server == nullptr) {
+    return fail(Error(ErrorCode::kTransport, "this rank does not speak to that server for its host",
+                      "install the same bps_rdma version everywhere and use the same settings on all ranks"));
+  }
+  if (!server->why_lost().empty()) {
+    return fail(Error(ErrorCode::kPeerLost, server->why_lost(), "restart the job from its last checkpoint"));
+  }
+  try {
+    server->memory.reserve(contributions_.in_use() + 1);
+  } catch (const Error& error) {
+    return fail(error);
+  }
+  server->queue.add(&contributions_.make(number, header, priority, *server));
+  has_work_ = true;
 }
 
 // A server's queue waits for a staging buffer beyond the budget.
@@ -133,7 +160,7 @@ void WorkerLoop::add_buffer(ServerConnection& server) {
     server.memory.add_buffer();
   } catch (const Error& error) {
     server.needs_buffer = false;
-    abort(*server.queue.top()->operation, error.code(), error.what(), error.hint());
+    abort(*server.queue.top(), server, error.code(), error.what(), error.hint());
   }
   has_work_ = true;
 }
@@ -148,6 +175,10 @@ bool WorkerLoop::step() {
   for (const auto& server : servers_) {
     if (!server || server->is_lost() || server->queue.empty()) continue;
     found |= sender_.push(*server);
+    if (Transfer* broken = sender_.take_broken()) {
+      abort(*broken, *server, ErrorCode::kPeerLost, "the memory of a rank cannot be read by its host's relay",
+            "look for the first error of the job: that rank has probably ended");
+    }
     if (server->queue.empty()) continue;
     blocked_ = has_work_ = true;
     if (server->needs_buffer) add_buffer(*server);
@@ -167,8 +198,7 @@ bool WorkerLoop::allows_answer(const ServerConnection& server, const transport::
                                std::uint32_t immediate) const {
   const InFlight* entry = in_flight_.find(immediate, server);
   if (entry == nullptr) return false;
-  const Operation& operation = *entry->cursor->operation;
-  const tensor::Placement placement = tensor::place(operation.placement, operation.cut(), entry->partition);
+  const tensor::Placement placement = entry->transfer->place(entry->part);
   if (!placement.wants_data()) return false;
   const transport::RemoteSpan expected = answer_span(*entry, placement);
   return where.key == expected.key && where.address == expected.address && where.length == expected.length;
@@ -177,17 +207,12 @@ bool WorkerLoop::allows_answer(const ServerConnection& server, const transport::
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   const InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
-  const Operation& operation = *entry->cursor->operation;
   if (entry->staged != nullptr) {
-    const tensor::Placement placement = tensor::place(operation.placement, operation.cut(), entry->partition);
-    if (placement.wants_data()) {
-      std::memcpy(operation.request.output + placement.output_offset, entry->staged->bytes(), placement.length);
-      counters_.copies.add();
-      counters_.copied_bytes.add(placement.length);
-    }
+    Transfer& transfer = *entry->transfer;
+    transfer.take_answer(transfer.place(entry->part), entry->staged->bytes(), counters_);
   }
   counters_.partitions.add();
-  complete(InFlightTable::index_of(immediate));
+  complete(InFlightTable::index_of(immediate), true);
 }
 
 // The bytes of a push have left: from here on only the server holds them.
@@ -198,18 +223,17 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
   if (entry->aborted) end_unanswered(InFlightTable::index_of(immediate));
 }
 
-void WorkerLoop::complete(std::uint32_t index) {
+void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight entry = in_flight_[index];
   entry.server->count_answered(entry.length);
   if (entry.staged != nullptr) entry.server->memory.give_back(entry.staged);
   in_flight_.free(index);
   if (blocked_) has_work_ = true;
-  finish(*entry.cursor, 1, counters_);
+  entry.transfer->finish(1, answered, counters_);
 }
 
 void WorkerLoop::end_unanswered(std::uint32_t index) {
-  in_flight_[index].cursor->operation->mark_incomplete();
-  complete(index);
+  complete(index, false);
 }
 
 void WorkerLoop::end_when_unread(std::uint32_t index) {

@@ -10,8 +10,11 @@
 // or when its answer has come after all. A server that does not reply counts as lost; a lost server on this host is
 // first kept from writing to our memory (DirectAccess::fence()). So no byte changes after the caller has been told.
 //
+// On a relay it also sends what its host contributes to the rounds of the network (tensor/host_sum.h).
+//
 // Threading: submit() from any thread, everything else on the reactor's. The parts: worker_loop.cc admits and
-// completes; sender.h sends; worker_loop_losses.cc has deadlines, aborts and lost servers.
+// completes; sender.h sends; worker_loop_losses.cc has deadlines, aborts and lost servers; host_contribution.h is what a
+// relay sends.
 #pragma once
 
 #include <functional>
@@ -22,6 +25,7 @@
 #include "core/metrics.h"
 #include "core/ring.h"
 #include "transport/reactor.h"
+#include "worker/host_contribution.h"
 #include "worker/in_flight.h"
 #include "worker/operation.h"
 #include "worker/sender.h"
@@ -32,7 +36,7 @@ namespace bps::worker {
 
 struct WorkerLoopOptions {
   std::size_t index = 0;
-  std::size_t servers = 1;              // places: loops of servers in the job
+  std::size_t places = 1;  // server loops of the job, then relays of this host that are not among them
   std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
   std::uint64_t largest_partition = 0;
   std::uint64_t staging_bytes = 0;
@@ -40,16 +44,18 @@ struct WorkerLoopOptions {
   double silence_s = 10;  // after which a server that owes a reply counts as lost
 };
 
-class WorkerLoop final : public transport::Actor {
+class WorkerLoop final : public transport::Actor, public tensor::ContributionSender {
  public:
   WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor);
   ~WorkerLoop();
 
   // Set-up, on the reactor's thread: makes the sink for the endpoints of a connection; open() it when they are
   // attached.
-  ServerConnection& add_server(std::size_t place, std::uint32_t rank, std::string name,
+  ServerConnection& add_server(std::size_t place, std::uint32_t node, std::string name,
                                transport::Transport& transport);
   void open(ServerConnection& server, transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data);
+  // Makes this loop the way of its host's contributions.
+  void relay_for(tensor::ContributionSource* source) { contributions_.set_source(source); }
 
   // From any thread; wake the reactor's progress, or drive it, next. Throws kTimeout when the loop does not keep up
   // with the submissions. One loop of each operation watches its deadline.
@@ -61,15 +67,22 @@ class WorkerLoop final : public transport::Actor {
   // Cancels this loop's part of an operation that is failing.
   void cancel(Operation& operation);
   // `why` is a sentence that names the cause.
-  void lose_server(std::uint32_t rank, const std::string& why);
+  void lose_server(std::uint32_t node, const std::string& why);
   // The scheduler has heard of a server that when_silent was called for.
-  void on_reachable(std::uint32_t rank);
+  void on_reachable(std::uint32_t node);
   void forget_memory(std::uint64_t identity);
-  // Nothing is on its way, waits to be sent, or has just been submitted.
+  // No operation is on its way, waits to be sent, or has just been submitted.
   bool is_idle() const;
 
+  // From the rounds of this host.
+  std::uint64_t largest() const override { return options_.largest_partition; }
+  void contribute(std::uint32_t contribution, const tensor::PushHeader& header, std::int32_t priority,
+                  std::uint32_t place) override;
+  void cancel(std::uint32_t contribution, const Error& why) override;
+  void refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) override;
+
   bool step() override;
-  bool arm() override { return submissions_.empty(); }
+  bool arm() override { return submissions_.empty() && (!has_work_ || blocked_); }
   bool blocked() const override { return blocked_; }
 
   // From the connections.
@@ -82,10 +95,10 @@ class WorkerLoop final : public transport::Actor {
 
   // Called once when the connection to a server breaks; answer with lose_server(), soon. Without it the operations of
   // that server fail at once. Set before the reactor starts.
-  std::function<void(std::uint32_t server_rank, const std::string& why)> when_lost;
+  std::function<void(std::uint32_t node, const std::string& why)> when_lost;
   // Called when a server that owes a reply has been silent for two seconds, although its connection is open. If others
   // hear it, answer with on_reachable().
-  std::function<void(std::uint32_t server_rank)> when_silent;
+  std::function<void(std::uint32_t node)> when_silent;
   // Called once for each operation that fails on this loop; the other loops must cancel() their parts of it.
   std::function<void(const std::shared_ptr<Operation>&)> when_failing;
 
@@ -96,18 +109,22 @@ class WorkerLoop final : public transport::Actor {
   };
 
   bool take_submissions();
-  void admit(Operation::Cursor& cursor, ServerConnection& server);
-  void register_memory(Operation::Cursor& cursor, ServerConnection& server);
+  void admit(Operation::Portion& portion, ServerConnection& server);
+  static void register_memory(Operation::Portion& portion, ServerConnection& server);
+  ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
-  void complete(std::uint32_t index);
+  void complete(std::uint32_t index, bool answered);
   void end_unanswered(std::uint32_t index);
   void end_when_unread(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
 
   // worker_loop_losses.cc
   void abort(Operation& operation, ErrorCode code, const std::string& what, const std::string& hint);
-  void cancel(Operation::Cursor& cursor, ServerConnection& server);
-  void drop_unsent(Operation::Cursor& cursor);
+  void abort(Transfer& transfer, ServerConnection& server, ErrorCode code, const std::string& what,
+             const std::string& hint);
+  void cancel(Transfer& transfer, ServerConnection& server);
+  void send_cancel(Transfer& transfer, ServerConnection& server);
+  void drop_unsent(Transfer& transfer);
   void lose(ServerConnection& server, const std::string& why);
   void end_all_of(ServerConnection& server);
   void check_deadlines();
@@ -121,6 +138,7 @@ class WorkerLoop final : public transport::Actor {
   std::vector<std::unique_ptr<TransportMemory>> memory_;    // one per transport
   std::vector<std::unique_ptr<ServerConnection>> servers_;  // by place; null where this loop does not meet the server
   InFlightTable in_flight_;
+  HostContributions contributions_;
   Sender sender_;
   WatchedOperations watched_;
   Timer deadline_check_;

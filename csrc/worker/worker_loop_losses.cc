@@ -28,11 +28,6 @@ std::string in_words(double seconds) {
   return text.substr(0, text.find('.') + 2) + " s";
 }
 
-// What the other ranks are told of an operation that `rank` gives up.
-ErrorCode code_for_others(ErrorCode code) {
-  return code == ErrorCode::kNotInitialized ? ErrorCode::kPeerLost : code;
-}
-
 }  // namespace
 
 // ---- Aborts
@@ -44,58 +39,85 @@ void WorkerLoop::abort(Operation& operation, ErrorCode code, const std::string& 
   cancel(operation);
 }
 
+void WorkerLoop::abort(Transfer& transfer, ServerConnection& server, ErrorCode code, const std::string& what,
+                       const std::string& hint) {
+  if (transfer.operation() != nullptr) return abort(*transfer.operation(), code, what, hint);
+  (void)transfer.fail(code, what, hint);
+  cancel(transfer, server);
+}
+
 void WorkerLoop::cancel(Operation& operation) {
   const auto alive = operation.shared_from_this();
   for (std::size_t place = 0; place < servers_.size(); ++place) {
-    Operation::Cursor& cursor = operation.cursors[options_.index * servers_.size() + place];
-    if (cursor.unfinished > 0 && !std::exchange(cursor.cancelled, true)) cancel(cursor, *servers_[place]);
+    Operation::Portion& portion = operation.portions[options_.index * servers_.size() + place];
+    if (portion.unfinished > 0) cancel(portion, *servers_[place]);
   }
+}
+
+// Once. What was never sent to a server that is lost, or is being fenced, is over at once.
+void WorkerLoop::cancel(Transfer& transfer, ServerConnection& server) {
+  if (std::exchange(transfer.cancelled, true)) return;
+  server.queue.remove(&transfer);
+  const bool lost = server.is_lost();
+  if (lost || !server.why_lost().empty()) {
+    const bool all = transfer.unsent() == transfer.unfinished;
+    drop_unsent(transfer);
+    if (lost || all) return;
+  }
+  send_cancel(transfer, server);
 }
 
 // Tells the server which partitions are not waited for any more, those that were never sent among them: other ranks may
 // wait for them there.
-void WorkerLoop::cancel(Operation::Cursor& cursor, ServerConnection& server) {
-  server.queue.remove(&cursor);
-  if (server.is_lost() || !server.why_lost().empty()) drop_unsent(cursor);
-  if (server.is_lost() || cursor.unfinished == 0) return;
-  const Operation& operation = *cursor.operation;
-  tensor::Cancel message;
-  message.group = operation.tensor->group->id;
-  message.tensor = operation.tensor->id;
-  message.round = operation.round;
-  const auto failure = operation.failure();
-  message.code = code_for_others(failure->code());
-  message.what = "rank " + std::to_string(operation.tensor->group->ranks[operation.tensor->member]) + " gave up: " +
-                 std::string(failure->what()).substr(operation.describe().size() + 2);  // each rank names it itself
-  message.hint = failure->hint();
+void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
+  tensor::Cancel message = transfer.make_cancel();
+  message.for_host = transfer.parts.front().for_host();
   const auto send = [&] {
-    if (server.send(message)) server.count_cancel();
+    (void)server.send(message);
     message.partitions.clear();
   };
   const auto add = [&](std::uint32_t index) {
-    message.partitions.push_back({in_flight_.immediate_of(index), in_flight_[index].partition});
+    const Part& part = in_flight_[index].part;
+    if (part.for_host() != message.for_host && !message.partitions.empty()) send();
+    message.for_host = part.for_host();
+    message.partitions.push_back({in_flight_.immediate_of(index), part.partition, part.for_host() ? part.place : 0});
     if (message.partitions.size() == tensor::kMostCancelled) send();
   };
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
-    if (in_flight_[i].cursor == &cursor) add(i);
+    if (in_flight_[i].transfer == &transfer) add(i);
   }
-  for (; cursor.unsent() > 0; ++cursor.next) {
+  for (; transfer.unsent() > 0; ++transfer.next) {
     const std::uint32_t index = in_flight_.allocate();
     InFlight& entry = in_flight_[index];
-    entry.cursor = &cursor;
+    entry.transfer = &transfer;
     entry.server = &server;
-    entry.partition = (*cursor.partitions)[cursor.next];
+    entry.part = transfer.parts[transfer.next];
+    server.count_sent(0);
     add(index);
   }
   if (!message.partitions.empty()) send();
 }
 
-void WorkerLoop::drop_unsent(Operation::Cursor& cursor) {
-  const std::size_t unsent = cursor.unsent();
+void WorkerLoop::drop_unsent(Transfer& transfer) {
+  const std::size_t unsent = transfer.unsent();
   if (unsent == 0) return;
-  cursor.next += unsent;
-  cursor.operation->mark_incomplete();
-  finish(cursor, unsent, counters_);
+  transfer.next += unsent;
+  transfer.finish(unsent, false, counters_);
+}
+
+// ---- Contributions that are given up
+
+void WorkerLoop::cancel(std::uint32_t number, const Error& why) {
+  HostContribution* contribution = contributions_.find(number);
+  if (contribution == nullptr) return;
+  abort(*contribution, *contribution->server, why.code(), why.what(), why.hint());
+}
+
+void WorkerLoop::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
+  ServerConnection* server = open_server(place);
+  if (server == nullptr || !server->why_lost().empty()) return;
+  HostContribution& nobodys = contributions_.make(HostContributions::kNobody, header, 0, *server);
+  abort(nobodys, *server, why.code(), why.what(), why.hint());
 }
 
 void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
@@ -139,7 +161,7 @@ void WorkerLoop::check_replies() {
       on_lost(*server, "it has not replied for " + in_words(seconds(silence)) + " by the data network (" +
                            server->route + ") although the connection is open");
     } else {
-      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->rank);
+      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->node);
       (void)server->send(tensor::Ping{});
     }
   }
@@ -158,6 +180,10 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
     on_push_failed(server, *failed);
   } else if (const auto* cancelled = std::get_if<tensor::Cancelled>(&*decoded)) {
     on_cancelled(server, *cancelled);
+  } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
+    if (contributions_.source() == nullptr) return;
+    contributions_.source()->fail_round(round->group, round->tensor, round->partition, round->round,
+                                        Error(round->code, round->what, round->hint));
   }
 }
 
@@ -165,26 +191,21 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   if (failed.immediate == tensor::kWholeSession) return on_lost(server, failed.what + " (" + failed.hint + ")");
   const InFlight* entry = find(failed.immediate, server);
   if (entry == nullptr) return;
-  Operation& operation = *entry->cursor->operation;
-  const auto alive = operation.shared_from_this();
-  const bool first = operation.fail(failed.code, failed.what, failed.hint);
-  operation.mark_incomplete();
+  Transfer& transfer = *entry->transfer;
+  const auto alive = transfer.operation() == nullptr ? nullptr : transfer.operation()->shared_from_this();
+  const bool first = transfer.fail(failed.code, failed.what, failed.hint);
   end_when_unread(InFlightTable::index_of(failed.immediate));
-  if (!first) return;
+  if (!first || !alive) return;
   if (when_failing) when_failing(alive);
-  cancel(operation);
+  cancel(*alive);
 }
 
-// What was answered is left alone: those answers are on their way.
+// What was answered is left alone: those answers are on their way. So is what is pending at a relay.
 void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
-  server.count_cancelled();
   for (const std::uint32_t immediate : cancelled.aborted) {
     const InFlight* entry = in_flight_.find(immediate, server);
     if (entry == nullptr) continue;  // an error that was sent before has ended it
-    Operation& operation = *entry->cursor->operation;
-    if (!cancelled.missing.empty() && operation.failure()->code() == ErrorCode::kTimeout) {
-      operation.explain(server.name + " still waits for " + van::name_ranks(cancelled.missing));
-    }
+    if (!cancelled.missing.empty()) entry->transfer->note_missing(server.name, cancelled.missing);
     end_when_unread(InFlightTable::index_of(immediate));
   }
 }
@@ -197,18 +218,18 @@ void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   if (!when_lost) return lose(server, server.name + " is lost: " + why);
   // Operations wait until lose_server() tells the cause, which may be the loss of another member.
   if (!server.needs_fence()) server.abandon();
-  when_lost(server.rank, why);
+  when_lost(server.node, why);
 }
 
-void WorkerLoop::on_reachable(std::uint32_t rank) {
+void WorkerLoop::on_reachable(std::uint32_t node) {
   for (const auto& server : servers_) {
-    if (server && server->rank == rank) server->expect_word_until(Clock::now() + kAskAfter);
+    if (server && server->node == node) server->expect_word_until(Clock::now() + kAskAfter);
   }
 }
 
-void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
+void WorkerLoop::lose_server(std::uint32_t node, const std::string& why) {
   for (const auto& server : servers_) {
-    if (server && server->rank == rank && server->why_lost().empty()) lose(*server, why);
+    if (server && server->node == node && server->why_lost().empty()) lose(*server, why);
   }
 }
 
@@ -218,13 +239,21 @@ void WorkerLoop::lose_server(std::uint32_t rank, const std::string& why) {
 void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   server.lose(why);
   std::vector<std::shared_ptr<Operation>> concerned;
-  for (Operation::Cursor* cursor : server.queue.take_all()) concerned.push_back(cursor->operation->shared_from_this());
+  std::vector<Transfer*> contributions;
+  const auto add = [&](Transfer* transfer) {
+    if (transfer->operation() != nullptr) {
+      concerned.push_back(transfer->operation()->shared_from_this());
+    } else {
+      contributions.push_back(transfer);
+    }
+  };
+  for (Transfer* transfer : server.queue.take_all()) add(transfer);
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
-    const InFlight& entry = in_flight_[i];
-    if (entry.server == &server) concerned.push_back(entry.cursor->operation->shared_from_this());
+    if (in_flight_[i].server == &server) add(in_flight_[i].transfer);
   }
   if (server.needs_fence()) server.fence_at = Deadline::after(kFence_s);
   for (const auto& operation : concerned) abort(*operation, ErrorCode::kPeerLost, why, kRestart);
+  for (Transfer* contribution : contributions) abort(*contribution, server, ErrorCode::kPeerLost, why, kRestart);
   // Of what failed before, for another reason, the part that was never sent is over as well.
   for (const auto& operation : concerned) cancel(*operation);
   if (!server.needs_fence() || server.is_lost()) end_all_of(server);

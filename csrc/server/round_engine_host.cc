@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The relay's half of a round for the host: the contribution goes out, and what comes back is delivered. See
+// tensor/host_sum.h.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "server/round_engine.h"
+
+namespace bps::server {
+
+// What a push may bring: a relay must be able to pass it on.
+std::uint64_t RoundEngine::largest(const tensor::PushHeader& header) const {
+  if ((header.flags & tensor::kForHost) == 0) return limits_.largest_partition;
+  return network_ == nullptr ? 0 : std::min(network_->largest(), limits_.largest_partition);
+}
+
+// All ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
+void RoundEngine::contribute(Round& round) {
+  bool has_payload = false;
+  bool wants_data = false;
+  for (const Arrival& arrival : round.arrivals) {
+    has_payload |= arrival.has_payload;
+    wants_data |= !arrival.pull_waiting || (arrival.header.flags & tensor::kWantsData) != 0;
+  }
+  // Of these only one rank's bytes travel: a host that has them does not need them back.
+  const bool one_source =
+      round.first.kind == tensor::OperationKind::kAllGather || round.first.kind == tensor::OperationKind::kBroadcast;
+  if (one_source && has_payload) wants_data = false;
+
+  const van::Contributor& host = round.group->network[round.group->host_contributor];
+  tensor::PushHeader header = round.first;
+  header.flags = static_cast<std::uint8_t>(tensor::kIsPush | tensor::kIsPull | (has_payload ? tensor::kHasPayload : 0) |
+                                           (wants_data ? tensor::kWantsData : 0));
+  header.member = static_cast<std::uint16_t>(host.members.front());
+  header.answer_key = header.answer_address = 0;
+  header.priority = 0;
+  header.place = 0;
+  round.awaits_network = true;
+  counters_.host_sums.add();
+  network_->contribute(static_cast<std::uint32_t>(round.number_in_table), header, round.priority, round.place);
+}
+
+Status RoundEngine::read(std::uint32_t contribution, std::byte* into) {
+  const Round& round = table_.by_number(contribution);
+  plan_.read_from(round);
+  plan_.targets.assign(1, {.bytes = into});
+  WorkerSession* broken = nullptr;
+  const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
+  if (status != Status::kOk) broken->lose("its memory cannot be read");
+  return status;
+}
+
+void RoundEngine::deliver(std::uint32_t contribution, const std::byte* result) {
+  Round& round = table_.by_number(contribution);
+  round.awaits_network = false;
+  if (!keep_result(round, result)) return;
+  round.summed = true;
+  counters_.rounds.add();
+  counters_.summed_bytes.add(round.first.length);
+  for (Arrival& arrival : round.arrivals) {
+    release(arrival.slot);
+    if (arrival.unacknowledged) acknowledge(arrival);
+    if (arrival.pull_waiting) answer(round, arrival, result);
+  }
+  close_if_over(round);
+}
+
+// For pulls that come later. False: there is no memory for it, and the round has failed.
+bool RoundEngine::keep_result(Round& round, const std::byte* result) {
+  bool all_wait = true;
+  for (const Arrival& arrival : round.arrivals) all_wait &= arrival.pull_waiting || arrival.done;
+  if (all_wait) return true;
+  try {
+    pool_.reserve(round.first.length, 1);
+  } catch (const Error& error) {
+    fail(round, {error.code(), error.what(), error.hint()});
+    return false;
+  }
+  round.result = pool_.take(round.first.length);
+  std::memcpy(round.result->payload(), result, round.first.length);
+  return true;
+}
+
+void RoundEngine::fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) {
+  Round& round = table_.by_number(contribution);
+  round.awaits_network = false;
+  fail(round, {why.code(), why.what(), why.hint()}, missing);
+}
+
+void RoundEngine::fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t number,
+                             const Error& why) {
+  Round* round = table_.find({group, tensor, partition, true}, number);
+  if (round == nullptr || round->awaits_network || round->summed || round->failure) return;
+  fail(*round, {why.code(), why.what(), why.hint()});
+}
+
+// The host will not contribute: the other hosts need not wait.
+void RoundEngine::tell_network(const Round& round, const RoundFailure& why) {
+  if (network_ == nullptr) return;
+  tensor::PushHeader header{};
+  header.group = round.key.group;
+  header.tensor = round.key.tensor;
+  header.partition = round.key.partition;
+  header.round = round.number;
+  network_->refuse(header, round.place, Error(why.code, why.what, why.hint));
+}
+
+}  // namespace bps::server

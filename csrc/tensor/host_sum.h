@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two halves of a relay: the rounds of its host (server/), and the way from there to the network (worker/). Both run
+// on one thread, and know each other by these interfaces only.
+//
+// When all ranks of a host have pushed a partition, the rounds hand a contribution to the sender. It is read, which
+// means summed, no earlier than it can be sent: most urgent first, and bounded by what the server has granted. It ends
+// with exactly one deliver() or fail().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/error.h"
+#include "tensor/push_header.h"
+
+namespace bps::tensor {
+
+// The rounds of a host. Nothing here throws or blocks.
+class ContributionSource {
+ public:
+  // Sums what the ranks of the host have pushed. May be called more than once, if the first result was not sent.
+  virtual Status read(std::uint32_t contribution, std::byte* into) = 0;
+  // The server has answered: `result` holds the sum of all hosts, or, if the contribution did not ask for data, what
+  // was read.
+  virtual void deliver(std::uint32_t contribution, const std::byte* result) = 0;
+  // `missing`: worker ranks that the server still waited for, if it says so.
+  virtual void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) = 0;
+  // The server says that a round of the network has failed before this host has contributed.
+  virtual void fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
+                          const Error& why) = 0;
+
+ protected:
+  ~ContributionSource() = default;
+};
+
+// The way to the servers.
+class ContributionSender {
+ public:
+  // The longest partition that it can send.
+  virtual std::uint64_t largest() const = 0;
+  // `header`: everything but what the sender adds, which is the epoch, the immediate and where the answer goes. It goes
+  // to the server loop `place`. May call fail() at once.
+  virtual void contribute(std::uint32_t contribution, const PushHeader& header, std::int32_t priority,
+                          std::uint32_t place) = 0;
+  // Gives it up: an answer that is on its way may still be delivered.
+  virtual void cancel(std::uint32_t contribution, const Error& why) = 0;
+  // Tells the server that this host will not contribute to a round, so that the other hosts learn of it.
+  virtual void refuse(const PushHeader& header, std::uint32_t place, const Error& why) = 0;
+
+ protected:
+  ~ContributionSender() = default;
+};
+
+}  // namespace bps::tensor

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks share a host, and which of them speaks for the others.
+//
+// Ranks of one host share its links. For a group on several hosts the ranks of a host therefore sum among themselves
+// first, at one of them, the relay, which sends one contribution for all of them and receives one answer. Each server
+// loop has a relay of its own on each host, so that the work is spread over the ranks, and a server needs few
+// connections. Pure functions of the membership: every process computes the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "van/membership.h"
+
+namespace bps::van {
+
+class Hosts {
+ public:
+  Hosts() = default;
+  explicit Hosts(const Membership& members);
+
+  // Whether sums happen on the host first: more than one host has workers, some host has several, and every worker is
+  // willing (BPS_HOST_SUM) and able to share memory. Nothing below needs to be asked otherwise.
+  bool active() const { return active_; }
+  // Hosts are numbered in the order of their lowest rank.
+  std::size_t count() const { return ranks_.size(); }
+  std::uint32_t host_of(std::uint32_t worker_rank) const { return host_of_[worker_rank]; }
+  const std::vector<std::uint32_t>& ranks(std::uint32_t host) const { return ranks_[host]; }
+  // The position of a rank among those of its host.
+  std::uint32_t local_index(std::uint32_t worker_rank) const { return local_index_[worker_rank]; }
+  // The host of a server, or kNoHost where no worker runs.
+  static constexpr std::uint32_t kNoHost = ~std::uint32_t{0};
+  std::uint32_t host_of_server(std::uint32_t server_rank) const { return servers_[server_rank].host; }
+
+  // The rank that speaks for `host` towards a server. `hash` spreads the partitions of one server over several ranks
+  // where there are fewer servers than ranks on the host.
+  std::uint32_t relay(std::uint32_t host, std::uint32_t server_rank, std::uint64_t hash) const;
+  // Whether relay() can be this rank for some hash.
+  bool relays(std::uint32_t worker_rank, std::uint32_t server_rank) const;
+
+ private:
+  struct Server {
+    std::uint32_t host;
+    std::int32_t worker;  // the rank of its process, if that is a worker, too
+    std::uint32_t first;  // place on its host's list of ranks, where the relays of other hosts are counted from
+  };
+  std::uint32_t spread(std::uint32_t host) const;  // ranks of a host that speak to one server
+
+  bool active_ = false;
+  std::vector<std::uint32_t> host_of_;      // by worker rank
+  std::vector<std::uint32_t> local_index_;  // by worker rank
+  std::vector<std::vector<std::uint32_t>> ranks_;
+  std::vector<Server> servers_;
+};
+
+// The members of a group that contribute together: those of one host, or one rank alone.
+struct Contributor {
+  std::uint32_t host = 0;
+  std::vector<std::uint32_t> members;  // places in the group, ascending
+
+  bool is_host() const { return members.size() > 1; }
+};
+
+// Who contributes to the rounds of a group, in the order of summing.
+class Contributors {
+ public:
+  // Every member by itself.
+  static Contributors each(const Group& group);
+  // Hosts with several members contribute once.
+  static Contributors by_host(const Group& group, const Hosts& hosts);
+  // The members on one host, by themselves; none if there are none.
+  static Contributors on_host(const Group& group, const Hosts& hosts, std::uint32_t host);
+
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  std::uint32_t size() const { return static_cast<std::uint32_t>(list_.size()); }
+  const Contributor& operator[](std::uint32_t index) const { return list_[index]; }
+  // Which contributor a member belongs to, or kNone.
+  std::uint32_t of_member(std::uint32_t member) const { return member < of_member_.size() ? of_member_[member] : kNone; }
+  // Whether one of them stands for several ranks.
+  bool has_hosts() const { return has_hosts_; }
+
+ private:
+  void add(std::uint32_t host, std::uint32_t member, bool join);
+
+  std::vector<Contributor> list_;
+  std::vector<std::uint32_t> of_member_;
+  bool has_hosts_ = false;
+};
+
+// How many hosts the ranks of a group lie on.
+std::size_t hosts_of(const Group& group, const Hosts& hosts);
+
+}  // namespace bps::van

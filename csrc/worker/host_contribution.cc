@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/host_contribution.h"
+
+#include <utility>
+
+namespace bps::worker {
+
+tensor::Placement HostContribution::place(const Part&) const {
+  return {.input_offset = 0, .output_offset = 0, .length = header_.length, .flags = header_.flags};
+}
+
+void HostContribution::write_header(tensor::PushHeader& header) const {
+  header = header_;
+}
+
+Status HostContribution::fill(const tensor::Placement&, std::byte* into, Counters&) {
+  return pool_->source() == nullptr ? Status::kPeerLost : pool_->source()->read(number_, into);
+}
+
+void HostContribution::take_answer(const tensor::Placement&, const std::byte* from, Counters&) {
+  if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return;
+  pool_->source()->deliver(number_, from);
+  delivered_ = true;
+}
+
+bool HostContribution::fail(ErrorCode code, const std::string& what, const std::string& hint) {
+  if (failure_) return false;
+  failure_.emplace(code, what, hint);
+  return true;
+}
+
+// Ranks know that the text is about the operation they wait for.
+tensor::Cancel HostContribution::make_cancel() const {
+  tensor::Cancel message;
+  message.group = header_.group;
+  message.tensor = header_.tensor;
+  message.round = header_.round;
+  message.code = failure_->code();
+  message.what = failure_->what();
+  message.hint = failure_->hint();
+  return message;
+}
+
+void HostContribution::finish(std::size_t count, bool, Counters&) {
+  unfinished -= count;
+  if (unfinished > 0) return;
+  const std::uint32_t number = number_;
+  const bool delivered = delivered_;
+  const Error why = failure_.value_or(Error(ErrorCode::kInternal, "a host's contribution ended without a reason",
+                                            "report this as a bug"));
+  const std::vector<std::uint32_t> missing = std::move(missing_);
+  tensor::ContributionSource* source = pool_->source();
+  pool_->free(*this);
+  if (!delivered && number != HostContributions::kNobody && source != nullptr) source->fail(number, why, missing);
+}
+
+HostContribution& HostContributions::make(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
+                                          ServerConnection& server) {
+  if (free_.empty()) {
+    free_.reserve(all_.size() + 1);
+    free_.push_back(&all_.emplace_back());
+  }
+  HostContribution& made = *free_.back();
+  free_.pop_back();
+  made.pool_ = this;
+  made.server = &server;
+  made.number_ = number;
+  made.header_ = header;
+  made.part_ = {.partition = header.partition};
+  made.parts = {&made.part_, 1};
+  made.unfinished = 1;
+  made.priority = priority;
+  made.sequence = made_++;
+  made.staged = true;
+  if (number != kNobody) {
+    if (by_number_.size() <= number) by_number_.resize(number + 1);
+    by_number_[number] = &made;
+  }
+  return made;
+}
+
+HostContribution* HostContributions::find(std::uint32_t number) const {
+  return number < by_number_.size() ? by_number_[number] : nullptr;
+}
+
+void HostContributions::free(HostContribution& contribution) {
+  if (contribution.number_ != kNobody) by_number_[contribution.number_] = nullptr;
+  contribution = HostContribution();
+  free_.push_back(&contribution);
+}
+
+}  // namespace bps::worker

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a host contributes to one partition in one round: its ranks have pushed, and this process, their relay, sends
+// the sum to the server.
+//
+// The sum is made when it can be sent (Transfer::fill), straight into the staging buffer that is sent, and the answer
+// lands in the same buffer. Objects are used again: no allocation per contribution. Threading: the loop's.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "tensor/host_sum.h"
+#include "worker/transfer.h"
+
+namespace bps::worker {
+
+class HostContributions;
+class ServerConnection;
+
+class HostContribution final : public Transfer {
+ public:
+  tensor::Placement place(const Part&) const override;
+  void write_header(tensor::PushHeader& header) const override;
+  Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
+  void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
+  bool is_failing() const override { return failure_.has_value(); }
+  bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
+  void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
+  tensor::Cancel make_cancel() const override;
+  void finish(std::size_t count, bool answered, Counters& counters) override;
+
+  ServerConnection* server = nullptr;
+
+ private:
+  friend class HostContributions;
+  HostContributions* pool_ = nullptr;
+  std::uint32_t number_ = 0;  // as the source knows it, or kNobody
+  tensor::PushHeader header_{};
+  Part part_;
+  std::optional<Error> failure_;
+  std::vector<std::uint32_t> missing_;
+  bool delivered_ = false;
+};
+
+class HostContributions {
+ public:
+  // Nobody waits for the outcome of this one.
+  static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
+
+  // Without a source contributions end silently.
+  void set_source(tensor::ContributionSource* source) { source_ = source; }
+  tensor::ContributionSource* source() const { return source_; }
+
+  HostContribution& make(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
+                         ServerConnection& server);
+  // The one that is under way by that number, or nullptr.
+  HostContribution* find(std::uint32_t number) const;
+  std::size_t in_use() const { return all_.size() - free_.size(); }
+
+ private:
+  friend class HostContribution;
+  void free(HostContribution& contribution);
+
+  tensor::ContributionSource* source_ = nullptr;
+  std::deque<HostContribution> all_;  // a deque: addresses stay
+  std::vector<HostContribution*> free_;
+  std::vector<HostContribution*> by_number_;
+  std::uint64_t made_ = 0;
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker loop sends to one server on behalf of somebody: the entry of a send queue.
+//
+// There are two kinds: a part of an operation, that is the partitions of a tensor which this server sums, or the
+// contribution of a host to one partition, when this process is its host's relay. The sender, the table of partitions
+// in flight and the handling of losses treat both alike. Threading: the loop's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/metrics.h"
+#include "tensor/control_messages.h"
+#include "tensor/placement.h"
+#include "transport/region_cache.h"
+
+namespace bps::worker {
+
+class Operation;
+
+// One partition, and whether it goes to the server itself or to the relay of this host.
+struct Part {
+  static constexpr std::uint32_t kDirect = ~std::uint32_t{0};
+  std::uint32_t partition = 0;
+  std::uint32_t place = kDirect;  // for the relay: the server loop that the host's contribution goes on to
+
+  bool for_host() const { return place != kDirect; }
+};
+
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  std::span<const Part> parts;
+  std::size_t next = 0;        // the first one that was not sent
+  std::size_t unfinished = 0;  // were not sent, or not answered
+  std::int32_t priority = 0;   // higher first
+  std::uint64_t sequence = 0;  // then the earlier one
+  // Where the bytes lie, and their blocks, registered with the server's transport before the transfer enters the send
+  // queue, and held until the last answer.
+  const std::byte* input_bytes = nullptr;
+  std::byte* output_bytes = nullptr;
+  transport::RegionPtr input{};
+  transport::RegionPtr output{};
+  bool staged = false;     // partitions travel through staging buffers
+  bool cancelled = false;  // nothing more is sent, and the server has been told
+
+  std::size_t unsent() const { return parts.size() - next; }
+
+  // Null for a contribution.
+  virtual Operation* operation() const { return nullptr; }
+  virtual tensor::Placement place(const Part& part) const = 0;
+  // What the header of a push says, but for what the sender adds.
+  virtual void write_header(tensor::PushHeader& header) const = 0;
+  // Staging: puts the payload into a buffer, and takes the answer out of it.
+  virtual Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
+  virtual void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) = 0;
+
+  virtual bool is_failing() const = 0;
+  // Notes why it cannot complete; true for the first reason, which counts.
+  virtual bool fail(ErrorCode code, const std::string& what, const std::string& hint) = 0;
+  // Which ranks the server still waited for when it was cancelled.
+  virtual void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) = 0;
+  // What its server is told when it is given up, without the partitions.
+  virtual tensor::Cancel make_cancel() const = 0;
+  // Partitions are over; `answered` or not. With the last one it may vanish.
+  virtual void finish(std::size_t count, bool answered, Counters& counters) = 0;
+};
+
+}  // namespace bps::worker
