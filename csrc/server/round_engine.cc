@@ -174,20 +174,22 @@ tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor
       round = table_.find_or_open(key, cancel.round, group).round;
     }
     if (round != nullptr) {
-      answered = this->cancel(*round, static_cast<std::uint32_t>(member), cancel, reply.missing);
+      answered = this->cancel(*round, static_cast<std::uint32_t>(member), one.immediate, cancel, reply.missing);
     }
     (answered ? reply.answered : reply.aborted).push_back(one.immediate);
   }
   return reply;
 }
 
-// Whether the member's answer has been posted. If not, it will not be, even if the member's push is still to come.
-bool RoundEngine::cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel,
+// Whether the member's answer has been posted. If not, it will not be, even if the member's push is still to come. A push
+// or pull of the member that waits beside the cancelled one fails like those of the others.
+bool RoundEngine::cancel(Round& round, std::uint32_t member, std::uint32_t immediate, const tensor::Cancel& cancel,
                          std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[member];
   const bool answered = arrival.answered;
   if (!std::exchange(arrival.done, true)) ++round.done;
-  arrival.pull_waiting = arrival.unacknowledged = false;
+  if (arrival.pull_waiting && arrival.header.immediate == immediate) arrival.pull_waiting = false;
+  if (arrival.unacknowledged && arrival.push_immediate == immediate) arrival.unacknowledged = false;
   if (round.summed || round.failure) {
     close_if_over(round);
     return answered;

@@ -97,7 +97,8 @@ class RoundEngine {
     bool lost = false;
   };
   const std::string* why_gone(const van::Group& group, const Round* round) const;
-  bool cancel(Round& round, std::uint32_t member, const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing);
+  bool cancel(Round& round, std::uint32_t member, std::uint32_t immediate, const tensor::Cancel& cancel,
+              std::vector<std::uint32_t>& missing);
   void wait(Round& round);
   bool waits_for_starved(const Round& round) const;
   void grant_overflow(const Round& round);

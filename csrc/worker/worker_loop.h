@@ -112,6 +112,7 @@ class WorkerLoop final : public transport::Actor {
   void end_all_of(ServerConnection& server);
   void check_deadlines();
   void check_replies();
+  void check_answers(Clock::time_point now, bool was_stopped);
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
   void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
@@ -125,6 +126,7 @@ class WorkerLoop final : public transport::Actor {
   WatchedOperations watched_;
   Timer deadline_check_;
   Clock::time_point last_check_ = Clock::now();
+  bool answers_due_ = false;  // perhaps: some InFlight::answer_due is set
   bool has_work_ = false;
   bool blocked_ = false;
 };

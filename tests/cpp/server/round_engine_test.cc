@@ -260,6 +260,16 @@ TEST_F(RoundEngineTest, APushAndAPullOfOneRoundAreCancelledOneByOne) {
   EXPECT_EQ(reply.aborted, (std::vector<std::uint32_t>{150})) << "the worker would wait for an answer for ever";
 }
 
+TEST_F(RoundEngineTest, APullThatWaitsFailsWhenThePushOfItsRankIsCancelled) {
+  use_slots(2);
+  land(0, header(0, kPush));
+  land(0, header(0, kPull));
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
+  ASSERT_EQ(failures(0).size(), 1U) << "no Cancel of the pull needs to follow, and the round may be over before it comes";
+  EXPECT_EQ(failures(0)[0].immediate, 150U);
+  EXPECT_EQ(failures(0)[0].code, ErrorCode::kTimeout);
+}
+
 TEST_F(RoundEngineTest, AnotherEpochsPushesAreDroppedAndCounted) {
   use_slots(1);
   auto old = header(0, kPush | kPull);
