@@ -15,6 +15,7 @@ constexpr double kDeadlineCheck_s = 0.25;
 
 WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
     : options_(options),
+      reactor_(reactor),
       counters_(reactor.counters()),
       submissions_(kSubmissions),
       servers_(options.servers),
@@ -114,6 +115,7 @@ void WorkerLoop::admit(Operation::Cursor& cursor, ServerConnection& server) {
 }
 
 void WorkerLoop::register_memory(Operation::Cursor& cursor, ServerConnection& server) {
+  const transport::Reactor::SetUp set_up(reactor_);
   const Request& request = cursor.operation->request;
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.

@@ -117,6 +117,7 @@ class WorkerLoop final : public transport::Actor {
   void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
   const WorkerLoopOptions options_;
+  transport::Reactor& reactor_;
   Counters& counters_;
   MpscRing<Submission> submissions_;
   std::vector<std::unique_ptr<TransportMemory>> memory_;    // one per transport
