@@ -13,7 +13,7 @@ namespace bps::server {
 void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate) {
   Slot* slot = pool_.by_number(immediate);
   SlotWindow& window = session.window();
-  if (slot == nullptr || !window.fill(*slot)) {
+  if (slot == nullptr || !window.fill(*slot, from)) {
     counters_.stale.add();
     return;
   }
