@@ -40,6 +40,7 @@ struct Counters {
   Counter rounds;          // rounds summed and answered
   Counter summed_bytes;    // bytes of results
   Counter stale;           // arrivals refused: late, duplicate or malformed
+  Counter excess;          // workers lost because they kept more open than a worker can wait for
   Counter overflow_slots;  // slots granted beyond the window to break a deadlock
   // Loop
   Counter wakeups;  // returns from sleep
@@ -61,6 +62,7 @@ struct Counters {
             {"rounds", rounds.get()},
             {"summed_bytes", summed_bytes.get()},
             {"stale", stale.get()},
+            {"excess", excess.get()},
             {"overflow_slots", overflow_slots.get()},
             {"wakeups", wakeups.get()}};
   }

@@ -95,8 +95,15 @@ void RoundEngine::refuse(WorkerSession& session, std::uint32_t immediate, const 
   session.send(tensor::PushFailed{immediate, why.code, why.what, why.hint});
 }
 
+void RoundEngine::reject(WorkerSession& session) {
+  counters_.excess.add();
+  session.lose("it has begun more rounds than a worker can wait for");
+}
+
 void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
-  if (found == RoundTable::Found::kOver) {
+  if (found == RoundTable::Found::kTooMany) {
+    reject(push.session);
+  } else if (found == RoundTable::Found::kOver) {
     refuse(push.session, push.header.immediate,
            {ErrorCode::kInternal, "a push came twice, or for a round that is over", "report this as a bug"});
   } else {
@@ -155,7 +162,7 @@ void RoundEngine::fail(Round& round, RoundFailure why) {
 
 // ---- Cancelled operations
 
-tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor::Cancel& cancel) {
+tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
   const auto known = groups_.find(cancel.group);
   const std::int32_t member = known == groups_.end() ? van::kNoRank : known->second.index_of(session.worker_rank());
@@ -171,7 +178,12 @@ tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor
     bool answered = round == nullptr && table_.is_over(key, cancel.round);
     // A group that lacks a member opens no rounds: a late push is refused without one.
     if (round == nullptr && !answered && why_gone(group, nullptr) == nullptr) {
-      round = table_.find_or_open(key, cancel.round, group).round;
+      const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
+      if (found == RoundTable::Found::kTooMany) {
+        reject(session);
+        break;
+      }
+      round = opened;
     }
     if (round != nullptr) {
       answered = this->cancel(*round, static_cast<std::uint32_t>(member), one.immediate, cancel, reply.missing);

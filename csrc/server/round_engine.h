@@ -37,9 +37,10 @@ class RoundEngine {
   struct Limits {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
+    RoundTable::Limits table{};
   };
   RoundEngine(const Limits& limits, const Sessions& sessions, SlotPool& pool, Counters& counters)
-      : limits_(limits), sessions_(sessions), pool_(pool), counters_(counters) {}
+      : limits_(limits), sessions_(sessions), pool_(pool), counters_(counters), table_(limits.table) {}
 
   void add_group(const van::Group& group) { groups_.emplace(group.id, group); }
 
@@ -67,7 +68,7 @@ class RoundEngine {
 
   // A member gives these partitions up. From the return on nothing reads or writes its memory for them, except the
   // answers that the reply names.
-  tensor::Cancelled cancel(const WorkerSession& session, const tensor::Cancel& cancel);
+  tensor::Cancelled cancel(WorkerSession& session, const tensor::Cancel& cancel);
   std::size_t open_rounds() const { return table_.open().size(); }
 
  private:
@@ -105,6 +106,7 @@ class RoundEngine {
   void reserve(const Round& round);
   void proceed(Round& round);
   void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
+  void reject(WorkerSession& session);
   void refuse_round(const Push& push, RoundTable::Found found);
   bool refuse_gone(const Push& push, const van::Group& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);

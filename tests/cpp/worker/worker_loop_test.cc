@@ -94,6 +94,13 @@ class WorkerLoopTest : public ::testing::Test {
     transport.poll();
     for (const auto& server_loop : server_loops) server_loop->step();
   }
+  static Request one_half(bool pushes) {
+    Request request;
+    request.kind = tensor::OperationKind::kSplit;
+    request.pushes = pushes;
+    request.pulls = !pushes;
+    return request;
+  }
   void abort_all() {
     worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
   }
@@ -181,12 +188,12 @@ TEST_F(WorkerLoopTest, AnAbortThatComesTooLateChangesNothing) {
 
 TEST_F(WorkerLoopTest, APushAndAPullOfOneRoundThatWereNeverSentCanBothBeAborted) {
   const auto tensor = declare(3, group);
-  const auto push = submit(tensor, {.kind = tensor::OperationKind::kSplit, .pulls = false});
+  const auto push = submit(tensor, one_half(true));
   abort_all();
   for (int i = 0; i < 4; ++i) deliver();
   ASSERT_TRUE(push->done());
   EXPECT_EQ(server_loops[0]->open_rounds(), 0U) << "nobody else is in the group";
-  const auto pull = submit(tensor, {.kind = tensor::OperationKind::kSplit, .pushes = false});
+  const auto pull = submit(tensor, one_half(false));
   abort_all();
   for (int i = 0; i < 4; ++i) deliver();
   EXPECT_TRUE(pull->done()) << "the round is over, and will not be answered";
