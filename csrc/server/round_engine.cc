@@ -193,8 +193,8 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
   return reply;
 }
 
-// Whether the member's answer has been posted. If not, it will not be, even if the member's push is still to come. A push
-// or pull of the member that waits beside the cancelled one fails like those of the others.
+// Whether the member's answer has been posted. If not, it will not be, even if the member's push is still to come. A
+// push or pull of the member that waits beside the cancelled one fails like those of the others.
 bool RoundEngine::cancel(Round& round, std::uint32_t member, std::uint32_t immediate, const tensor::Cancel& cancel,
                          std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[member];

@@ -95,8 +95,7 @@ Round* RoundEngine::admit(const Push& push) {
   const van::Group& members = group->second;
   if (!gone_ranks_.empty() && refuse_gone(push, members)) return nullptr;
   const auto [found, opened] =
-      table_.find_or_open({header.group, header.tensor, header.partition}, header.round, members,
-                          push.session.share());
+      table_.find_or_open({header.group, header.tensor, header.partition}, header.round, members, push.session.share());
   if (opened == nullptr) {
     refuse_round(push, found);
     return nullptr;

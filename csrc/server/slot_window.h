@@ -34,10 +34,10 @@ class SlotWindow {
   // The worker is lost and can write no more: its slots go back to the pool, those in use when they are released.
   void close();
 
-  // The worker begins to write `where` into `slot`. False if it may not: it was not granted that slot, has filled it, or
-  // is filling it by another connection. Otherwise the bytes of the second write would arrive when those of the first
-  // one have been consumed, and the slot is perhaps another worker's. (Transports that write past this process do not
-  // ask, and cannot be kept from that.)
+  // The worker begins to write `where` into `slot`. False if it may not: it was not granted that slot, has filled it,
+  // or is filling it by another connection. Otherwise the bytes of the second write would arrive when those of the
+  // first one have been consumed, and the slot is perhaps another worker's. (Transports that write past this process do
+  // not ask, and cannot be kept from that.)
   bool begin_fill(Slot& slot, const transport::DataEndpoint& by, const transport::RemoteSpan& where);
   // The worker says that it has filled `slot`. False if it was not granted that slot, or another connection is filling
   // it; nothing changes then.

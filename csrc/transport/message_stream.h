@@ -3,7 +3,8 @@
 // (message_mac.h). A stream without keys has no codes: between processes of one host the kernel vouches for the peer.
 //
 // Threading: belongs to the thread of its loop. Errors: a closed socket, a length beyond the limit, or a wrong code is
-// reported once through on_closed; after that send() answers kPeerLost. So is a peer that leaves tens of megabytes unread.
+// reported once through on_closed; after that send() answers kPeerLost. So is a peer that leaves tens of megabytes
+// unread.
 #pragma once
 
 #include <cstdint>

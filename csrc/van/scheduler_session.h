@@ -72,7 +72,7 @@ class SchedulerSession {
   Membership membership_;
   const Node* self_ = nullptr;
   Duration silence_{0};  // after which the scheduler counts as lost
-  double beat_s_ = 0;  // between heartbeats
+  double beat_s_ = 0;    // between heartbeats
   Timer heartbeat_;
   Clock::time_point last_beat_;
   Timer next_try_;  // to send a heartbeat that is held back

@@ -108,8 +108,10 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   SlotPool pool{{&transport}};
   SendsDue due;
   Sessions sessions;
-  RoundEngine engine{
-      {.largest_partition = 1 << 20, .epoch = 1, .table = {.rounds = kMostRounds, .words = 1 << 20}}, sessions, pool, counters};
+  RoundEngine engine{{.largest_partition = 1 << 20, .epoch = 1, .table = {.rounds = kMostRounds, .words = 1 << 20}},
+                     sessions,
+                     pool,
+                     counters};
   std::vector<float> memory[kWorkers];
   std::vector<std::uint32_t> slots[kWorkers];  // that the worker may fill
 };

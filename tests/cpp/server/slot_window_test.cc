@@ -70,7 +70,8 @@ TEST_F(SlotWindowTest, AWorkerMayWriteIntoWhatItWasGrantedAndNowhereElse) {
   Slot* slot = pool.by_number(mine.slot);
   const transport::RemoteSpan granted{mine.key, mine.address, mine.capacity};
   EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key, mine.address, mine.capacity + 1}));
-  EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key, mine.address + 1, 1})) << "in the slot, but not at its beginning";
+  EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key, mine.address + 1, 1}))
+      << "in the slot, but not at its beginning";
   EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key + 1, mine.address, 1}));
   SlotWindow other(pool, transport, due, 1);
   EXPECT_FALSE(other.begin_fill(*slot, data, granted)) << "it is another worker's";
