@@ -41,6 +41,7 @@ struct Counters {
   Counter host_sums;       // rounds of one host whose sum went on to a server
   Counter summed_bytes;    // bytes of results
   Counter stale;           // arrivals refused: late, duplicate or malformed
+  Counter excess;          // workers lost because they kept more open than a worker can wait for
   Counter overflow_slots;  // slots granted beyond the window to break a deadlock
   // Loop
   Counter wakeups;  // returns from sleep
@@ -63,6 +64,7 @@ struct Counters {
             {"host_sums", host_sums.get()},
             {"summed_bytes", summed_bytes.get()},
             {"stale", stale.get()},
+            {"excess", excess.get()},
             {"overflow_slots", overflow_slots.get()},
             {"wakeups", wakeups.get()}};
   }

@@ -6,14 +6,13 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/unknown_settings.h"
 #include "core/words.h"
 
 namespace bps {
 namespace {
-
-constexpr double kLongest_s = 1e9;
 
 [[noreturn]] void reject(const Setting& setting, const SettingValues::Value& value) {
   const bool from_variable = value.source != "default" && value.source != "argument";
@@ -103,7 +102,7 @@ std::string Range::describe() const {
   switch (kind) {
     case Kind::kText: return "text";
     case Kind::kFlag: return "1 or 0";
-    case Kind::kSeconds: return "a number of seconds above 0";
+    case Kind::kSeconds: return "a number of seconds above 0 (inf: no limit)";
     case Kind::kWhole:
       if (highest == INT64_MAX) return "a whole number of at least " + std::to_string(lowest);
       return "a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest);
@@ -142,7 +141,9 @@ bool read_value(const Range&, std::string_view text, double& into) {
   const std::string terminated(text);
   char* stop = nullptr;
   into = std::strtod(terminated.c_str(), &stop);
-  return !text.empty() && *stop == '\0' && into > 0 && into <= kLongest_s;
+  if (text.empty() || *stop != '\0' || !(into > 0)) return false;  // nan is not above 0
+  into = std::min(into, kForever_s);
+  return true;
 }
 
 bool read_value(const Range&, std::string_view text, LogLevel& into) {

@@ -158,6 +158,19 @@ void Loops::leave_node(std::uint32_t node, const std::string& why) {
   }
 }
 
+std::string Loops::find_stuck() {
+  std::string stuck;
+  for (const auto& loop : loops_) {
+    transport::Reactor& reactor = *loop->reactor;
+    if (reactor.turns() != loop->seen_turns || reactor.is_in_set_up()) continue;
+    reactor.loop().wake();  // it may sleep: short time-outs leave no time for its own look around
+    stuck = reactor.name();
+  }
+  if (!stuck.empty()) return stuck;
+  for (const auto& loop : loops_) loop->seen_turns = loop->reactor->turns();
+  return "";
+}
+
 std::vector<std::pair<std::string, std::uint64_t>> Loops::metrics() const {
   std::vector<std::pair<std::string, std::uint64_t>> sum = Counters().list();
   std::uint64_t slot_bytes = 0;

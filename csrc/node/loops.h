@@ -25,6 +25,7 @@ struct Loop {
   std::array<transport::Transport*, transport::kKinds> transports{};  // nullptr: not on this loop
   std::unique_ptr<server::ServerLoop> server_loop;
   std::unique_ptr<worker::WorkerLoop> worker_loop;  // goes first: what it still sends belongs to rounds
+  std::uint64_t seen_turns = 0;  // by the watchdog
   // Connections that came in before the membership was known, and groups that its server loop is to know.
   std::vector<std::pair<transport::Kind, std::unique_ptr<transport::IncomingConnection>>> early;
   std::vector<van::Group> groups;
@@ -56,6 +57,9 @@ class Loops {
   void leave_node(std::uint32_t node, const std::string& why);
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();
+
+  // For one watchdog: the name of a loop that has made no progress since this answered "" last, and rings it.
+  std::string find_stuck();
 
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;

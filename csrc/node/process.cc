@@ -145,6 +145,7 @@ van::VanEvents Process::events() {
             const std::lock_guard lock(mutex_);
             if (worker_) worker_->fail_tensor(tensor, why);
           },
+      .find_stuck = [this] { return loops_->find_stuck(); },
   };
 }
 

@@ -52,11 +52,19 @@ struct RoundKey {
   bool operator==(const RoundKey&) const = default;
 };
 
+// What one worker session makes the table keep. The table bounds it, so that a member that opens what it never ends
+// costs a server a bounded amount of memory.
+struct TableShare {
+  std::uint64_t rounds = 0;  // that it has opened and that are not over
+  std::uint64_t words = 0;   // of 64 bits: the keys that it was the first to use, and their rounds out of order
+};
+
 struct Round {
   RoundKey key;
   std::uint32_t number = 0;
   const RoundGroup* group = nullptr;
   const van::Contributors* contributors = nullptr;
+  TableShare* opener = nullptr;
   tensor::PushHeader first{};     // what all others must agree with
   std::uint16_t worker_loop = 0;  // of the workers: all loops that talk to this one about a partition have one index
   std::uint32_t place = 0;        // for_host: where the host's contribution goes on to

@@ -98,8 +98,15 @@ void RoundEngine::refuse(WorkerSession& session, std::uint32_t immediate, const 
   session.send(tensor::PushFailed{immediate, why.code, why.what, why.hint});
 }
 
+void RoundEngine::reject(WorkerSession& session) {
+  counters_.excess.add();
+  session.lose("it has begun more rounds than a worker can wait for");
+}
+
 void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
-  if (found == RoundTable::Found::kOver) {
+  if (found == RoundTable::Found::kTooMany) {
+    reject(push.session);
+  } else if (found == RoundTable::Found::kOver) {
     refuse(push.session, push.header.immediate,
            {ErrorCode::kInternal, "a push came twice, or for a round that is over", "report this as a bug"});
   } else {
@@ -193,7 +200,7 @@ std::uint32_t RoundEngine::contributor_of(const RoundGroup& group, std::uint32_t
   return van::Contributors::kNone;
 }
 
-tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor::Cancel& cancel) {
+tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
   const auto known = groups_.find(cancel.group);
   const std::uint32_t contributor = known == groups_.end() ? van::Contributors::kNone
@@ -212,13 +219,18 @@ tensor::Cancelled RoundEngine::cancel(const WorkerSession& session, const tensor
         round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
     if (round == nullptr && outcome == Outcome::kAborted && why_gone(group, cancel.for_host, nullptr) == nullptr) {
-      round = table_.find_or_open(key, cancel.round, group).round;
+      const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
+      if (found == RoundTable::Found::kTooMany) {
+        reject(session);
+        break;
+      }
+      round = opened;
       if (round != nullptr) {
         round->place = one.place;
         round->worker_loop = session.worker_loop();
       }
     }
-    if (round != nullptr) outcome = this->cancel(*round, contributor, cancel, reply.missing);
+    if (round != nullptr) outcome = this->cancel(*round, contributor, one.immediate, cancel, reply.missing);
     (outcome == Outcome::kPending    ? reply.pending
      : outcome == Outcome::kAnswered ? reply.answered
                                      : reply.aborted)
@@ -240,18 +252,26 @@ std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, s
 }
 
 // What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come; or,
-// where the host has contributed already, that will be known when the server has said so.
-RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
-                                         std::vector<std::uint32_t>& missing) {
+// where the host has contributed already, that will be known when the server has said so. A push or pull of the
+// contributor that waits beside the cancelled one fails like those of the others.
+RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate,
+                                         const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[contributor];
-  if (round.awaits_network) {
+  const bool pulls = arrival.pull_waiting && arrival.header.immediate == immediate;
+  const bool pushes = arrival.unacknowledged && arrival.push_immediate == immediate;
+  if (round.awaits_network && (pulls || pushes)) {
     arrival.cancelled = true;
     network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
     return Outcome::kPending;
   }
   const Outcome outcome = arrival.answered ? Outcome::kAnswered : Outcome::kAborted;
   if (!std::exchange(arrival.done, true)) ++round.done;
-  arrival.pull_waiting = arrival.unacknowledged = false;
+  if (pulls) arrival.pull_waiting = false;
+  if (pushes) arrival.unacknowledged = false;
+  if (round.awaits_network) {  // a pull that was to come
+    network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
+    return outcome;
+  }
   if (round.summed || round.failure) {
     close_if_over(round);
     return outcome;

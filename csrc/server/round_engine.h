@@ -45,10 +45,11 @@ class RoundEngine final : public tensor::ContributionSource {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
     Place here{};
+    RoundTable::Limits table{};
   };
   RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
               Counters& counters)
-      : limits_(limits), hosts_(hosts), sessions_(sessions), pool_(pool), counters_(counters) {}
+      : limits_(limits), hosts_(hosts), sessions_(sessions), pool_(pool), counters_(counters), table_(limits.table) {}
 
   void add_group(const van::Group& group) {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
@@ -80,7 +81,7 @@ class RoundEngine final : public tensor::ContributionSource {
 
   // A member gives these partitions up. From the return on nothing reads or writes its memory for them, except the
   // answers that the reply names.
-  tensor::Cancelled cancel(const WorkerSession& session, const tensor::Cancel& cancel);
+  tensor::Cancelled cancel(WorkerSession& session, const tensor::Cancel& cancel);
   std::size_t open_rounds() const { return table_.open().size(); }
 
   // From the network, for a relay.
@@ -125,7 +126,7 @@ class RoundEngine final : public tensor::ContributionSource {
   std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const;
   WorkerSession* session_of(const Round& round, std::uint32_t contributor) const;
   enum class Outcome : std::uint8_t { kAborted, kAnswered, kPending };
-  Outcome cancel(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
+  Outcome cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate, const tensor::Cancel& cancel,
                  std::vector<std::uint32_t>& missing);
   static std::vector<std::uint32_t> ranks_without_push(const Round& round, std::uint32_t except);
   void wait(Round& round);
@@ -134,6 +135,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void reserve(const Round& round);
   void proceed(Round& round);
   void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
+  void reject(WorkerSession& session);
   void refuse_round(const Push& push, RoundTable::Found found);
   bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);

@@ -14,7 +14,7 @@ namespace bps::server {
 void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate) {
   Slot* slot = pool_.by_number(immediate);
   SlotWindow& window = session.window();
-  if (slot == nullptr || !window.fill(*slot)) {
+  if (slot == nullptr || !window.fill(*slot, from)) {
     counters_.stale.add();
     return;
   }
@@ -98,7 +98,7 @@ Round* RoundEngine::admit(const Push& push) {
   const RoundGroup& members = *group->second;
   if (!gone_ranks_.empty() && refuse_gone(push, members)) return nullptr;
   const RoundKey key{header.group, header.tensor, header.partition, (header.flags & tensor::kForHost) != 0};
-  const auto [found, opened] = table_.find_or_open(key, header.round, members);
+  const auto [found, opened] = table_.find_or_open(key, header.round, members, push.session.share());
   if (opened == nullptr) {
     refuse_round(push, found);
     return nullptr;

@@ -53,18 +53,27 @@ bool RoundTable::is_over(const RoundKey& key, std::uint32_t number) const {
   return ahead >= (std::uint32_t{1} << 31) || found->second.is_over(ahead);
 }
 
-RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number,
-                                            const RoundGroup& group) {
-  Key& state = keys_[key];
-  for (Round* round = state.open; round != nullptr; round = round->next_of_key) {
+RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group,
+                                            TableShare& opener) {
+  const auto known = keys_.find(key);
+  Key* state = known == keys_.end() ? nullptr : &known->second;
+  for (Round* round = state == nullptr ? nullptr : state->open; round != nullptr; round = round->next_of_key) {
     if (round->number == number) return {Found::kOpen, round};
   }
   // Serial arithmetic: round numbers may wrap in a very long job.
-  const std::uint32_t ahead = number - state.all_over_below;
+  const std::uint32_t ahead = number - (state == nullptr ? 0 : state->all_over_below);
   if (ahead >= (std::uint32_t{1} << 31)) return {Found::kOver, nullptr};
   if (ahead >= kFarthestAhead) return {Found::kTooFarAhead, nullptr};
-  if (state.is_over(ahead)) return {Found::kOver, nullptr};
+  if (state != nullptr && state->is_over(ahead)) return {Found::kOver, nullptr};
+  // Only what its opener pays for grows a key: rounds of others end when all of them have come.
+  const bool grows = state == nullptr || (state->opener == &opener && ahead >= 64);
+  if (opener.rounds >= limits_.rounds || (grows && opener.words >= limits_.words)) return {Found::kTooMany, nullptr};
 
+  if (state == nullptr) {
+    state = &keys_[key];
+    state->opener = &opener;
+    opener.words += kWordsOfKey;
+  }
   if (free_.empty()) {
     free_.push_back(&rounds_.emplace_back());
     free_.back()->number_in_table = rounds_.size() - 1;
@@ -76,8 +85,10 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   round->group = &group;
   round->contributors = &group.contributors(key.for_host);
   round->arrivals.assign(round->contributors->size(), Arrival{});
-  round->next_of_key = state.open;
-  state.open = round;
+  round->opener = &opener;
+  ++opener.rounds;
+  round->next_of_key = state->open;
+  state->open = round;
   round->open_index = open_.size();
   open_.push_back(round);
   return {Found::kNew, round};
@@ -89,7 +100,10 @@ void RoundTable::close(Round* round) {
   while (*next != round) next = &(*next)->next_of_key;
   *next = round->next_of_key;
 
+  const std::uint64_t before = state.beyond.size();
   state.end(round->number - state.all_over_below);
+  state.opener->words += state.beyond.size() - before;
+  --round->opener->rounds;
   open_.back()->open_index = round->open_index;
   open_[round->open_index] = open_.back();
   open_.pop_back();

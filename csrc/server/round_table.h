@@ -2,7 +2,8 @@
 // The open rounds of a server loop, and which rounds of each key are over.
 //
 // A key remembers its rounds that are over, so that a late or repeated push is recognised. Rounds of one key may end in
-// any order. Memory: one small entry per key, which is never freed, and one Round per open round, which is reused.
+// any order. Memory: one small entry per key, which is never freed, and one Round per open round, which is reused. Both
+// are bounded for each worker session that opens them.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,22 @@ namespace bps::server {
 
 class RoundTable {
  public:
-  enum class Found : std::uint8_t { kOpen, kNew, kOver, kTooFarAhead };
+  // Far beyond what a worker can wait for or declare: a million partitions of the default size are 512 GiB under way
+  // between two loops, and 512 MiB hold four million keys.
+  struct Limits {
+    std::uint64_t rounds = 1 << 20;
+    std::uint64_t words = 1 << 26;
+  };
+  explicit RoundTable(const Limits& limits) : limits_(limits) {}
+
+  enum class Found : std::uint8_t { kOpen, kNew, kOver, kTooFarAhead, kTooMany };
   struct Lookup {
     Found found;
     Round* round;  // set for kOpen and kNew
   };
 
-  Lookup find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group);
+  // A new round, and a new key, count as the share of `opener`, which must outlive the table.
+  Lookup find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group, TableShare& opener);
   Round* find(const RoundKey& key, std::uint32_t number);
   bool is_over(const RoundKey& key, std::uint32_t number) const;
   Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
@@ -44,10 +54,15 @@ class RoundTable {
     std::uint64_t over = 0;             // bit i: round all_over_below + i is over
     std::vector<std::uint64_t> beyond;  // the bits from 64 on; empty until rounds end that far out of order
     Round* open = nullptr;
+    TableShare* opener = nullptr;
 
     bool is_over(std::uint32_t ahead) const;
     void end(std::uint32_t ahead);
   };
+  // An entry of the hash table, with what the allocator and the table add to it.
+  static constexpr std::uint64_t kWordsOfKey = 16;
+
+  const Limits limits_;
   std::unordered_map<RoundKey, Key, Hash> keys_;
   std::deque<Round> rounds_;
   std::vector<Round*> free_;

@@ -36,7 +36,7 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
 // The session that a hello belongs to; nullptr where none may have this connection.
 WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Transport& transport) {
   const auto found = std::ranges::find_if(sessions_, [&](const auto& session) {
-    return session->node() == hello.node && session->worker_loop() == hello.client_loop && !session->is_lost();
+    return session->node() == hello.node && session->worker_loop() == hello.client_loop;
   });
   if (found == sessions_.end()) {
     const van::Node* node = membership_.by_id(hello.node);
@@ -51,6 +51,10 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
     }
     const SessionContext context{*this, rounds_, pool_, sends_due_, options_.epoch};
     return sessions_.emplace_back(std::make_unique<WorkerSession>(context, *node, hello.client_loop, transport)).get();
+  }
+  if ((*found)->is_lost()) {
+    log_warning("rejected a connection of " + (*found)->name() + ", which is lost");
+    return nullptr;
   }
   if ((*found)->is_complete(hello.plane)) {
     log_warning("rejected a connection that claims to be " + (*found)->name() + ", whose connections are complete");

@@ -50,6 +50,7 @@ void SlotPool::give_back(Slot* slot) {
   slot->window = nullptr;
   slot->granted = false;
   slot->overflow = false;
+  slot->filled_by = nullptr;
   find(slot->capacity)->free.push_back(slot);
 }
 

@@ -29,6 +29,7 @@ struct Slot {
   SlotWindow* window = nullptr;                                // the window it belongs to; null: it is the pool's
   bool granted = false;                                        // the worker may fill it now
   bool overflow = false;                                       // goes back to the pool once it has been used
+  const transport::DataEndpoint* filled_by = nullptr;          // its bytes are arriving by this connection
 
   std::byte* payload() const { return data + transport::kMaxHeader; }
 };

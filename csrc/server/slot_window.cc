@@ -52,10 +52,12 @@ void SlotWindow::release(Slot* slot, SlotPool& pool) {
   }
 }
 
-bool SlotWindow::allows(const Slot& slot, const transport::RemoteSpan& where) const {
-  if (slot.window != this || !slot.granted || where.length > slot.capacity) return false;
+bool SlotWindow::begin_fill(Slot& slot, const transport::DataEndpoint& by, const transport::RemoteSpan& where) {
+  if (slot.window != this || !slot.granted || slot.filled_by != nullptr || where.length > slot.capacity) return false;
   const transport::RemoteSpan granted = pool_.region(slot, transport_).remote(slot.offset, slot.capacity);
-  return where.key == granted.key && where.address == granted.address;
+  if (where.key != granted.key || where.address != granted.address) return false;
+  slot.filled_by = &by;
+  return true;
 }
 
 bool SlotWindow::is_starved() const {

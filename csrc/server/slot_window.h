@@ -34,10 +34,14 @@ class SlotWindow {
   // The worker is lost and can write no more: its slots go back to the pool, those in use when they are released.
   void close();
 
-  // Whether the worker may write `where` into `slot`: it was granted that slot, and has not filled it.
-  bool allows(const Slot& slot, const transport::RemoteSpan& where) const;
-  // The worker says that it has filled `slot`. False if it was not granted that slot; nothing changes then.
-  bool fill(Slot& slot);
+  // The worker begins to write `where` into `slot`. False if it may not: it was not granted that slot, has filled it,
+  // or is filling it by another connection. Otherwise the bytes of the second write would arrive when those of the
+  // first one have been consumed, and the slot is perhaps another worker's. (Transports that write past this process do
+  // not ask, and cannot be kept from that.)
+  bool begin_fill(Slot& slot, const transport::DataEndpoint& by, const transport::RemoteSpan& where);
+  // The worker says that it has filled `slot`. False if it was not granted that slot, or another connection is filling
+  // it; nothing changes then.
+  bool fill(Slot& slot, const transport::DataEndpoint& by);
   // The bytes of `slot` have been consumed. Grants it to its worker again, or gives it back to its pool.
   static void release(Slot* slot, SlotPool& pool);
 
@@ -69,9 +73,10 @@ class SlotWindow {
   std::vector<tensor::SlotCredit> credits_;  // for the next message
 };
 
-inline bool SlotWindow::fill(Slot& slot) {
-  if (slot.window != this || !slot.granted) return false;
+inline bool SlotWindow::fill(Slot& slot, const transport::DataEndpoint& by) {
+  if (slot.window != this || !slot.granted || (slot.filled_by != nullptr && slot.filled_by != &by)) return false;
   slot.granted = false;
+  slot.filled_by = nullptr;
   --free_of_size(slot);
   return true;
 }

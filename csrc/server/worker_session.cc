@@ -64,9 +64,10 @@ void WorkerSession::discard() {
   window_.close();
 }
 
-bool WorkerSession::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
-  const Slot* slot = context_.pool.by_number(immediate);
-  return slot != nullptr && window_.allows(*slot, where);
+bool WorkerSession::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
+                                 std::uint32_t immediate) {
+  Slot* slot = context_.pool.by_number(immediate);
+  return slot != nullptr && window_.begin_fill(*slot, from, where);
 }
 
 void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {

@@ -60,6 +60,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   const std::string& name() const { return name_; }  // for errors
   const transport::Transport& transport() const { return transport_; }
   SlotWindow& window() { return window_; }
+  TableShare& share() { return share_; }
   bool is_lost() const { return lost_; }
 
   // Whether all its connections of a plane are there.
@@ -84,7 +85,8 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // Drops what waits to be sent to a worker that is lost, and takes its landing slots back.
   void discard();
 
-  bool allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const override;
+  bool allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
+                    std::uint32_t immediate) override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;
@@ -100,6 +102,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   const std::string name_;
   transport::Transport& transport_;
   SlotWindow window_;
+  TableShare share_;
   transport::ControlEndpoint* control_ = nullptr;
   std::vector<transport::DataEndpoint*> data_;
   std::size_t data_endpoints_ = 64;  // no more than these; known exactly once the worker has attached
@@ -107,6 +110,9 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   bool lost_ = false;
   std::vector<Answer> answers_;  // in the order in which they were posted
 };
+
+// As many as a worker can have in flight, see RoundTable::Limits.
+inline constexpr std::size_t kMostAnswers = 1 << 20;
 
 using Sessions = std::vector<std::unique_ptr<WorkerSession>>;
 // The session of a worker's loop that is not lost, or nullptr.
@@ -118,6 +124,10 @@ inline void WorkerSession::post(const Answer& answer) {
     return;
   }
   if (answers_.empty() && answer.data->write({&answer.op, 1}) == 1) return;
+  if (answers_.size() >= kMostAnswers) {
+    if (answer.round != nullptr) --answer.round->writes_in_flight;
+    return lose("it takes none of its answers");
+  }
   answers_.push_back(answer);
   context_.sends_due.answers = true;
 }

@@ -71,9 +71,10 @@ class DataEndpoint;
 // The user of a data endpoint. Called on the transport's thread; must not block.
 class DataSink {
  public:
-  // Whether the peer may write there now, with this immediate: asked before the first byte lands, by transports whose
-  // writes pass through this process. What is not allowed goes nowhere, and is counted as stale.
-  virtual bool allows_write(const RemoteSpan&, std::uint32_t /*immediate*/) const { return true; }
+  // Whether the peer may write there now, with this immediate: asked once, before the first byte lands, by transports
+  // whose writes pass through this process. What is not allowed goes nowhere, and is counted as stale; of what is,
+  // on_write() tells the end.
+  virtual bool allows_write(DataEndpoint& /*from*/, const RemoteSpan&, std::uint32_t /*immediate*/) { return true; }
   virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;
   virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;

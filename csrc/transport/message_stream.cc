@@ -6,10 +6,17 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 namespace bps::transport {
+namespace {
+
+// What may wait for a peer that does not read: far more than all that is ever said to one that stops for a while.
+constexpr std::size_t kMostBacklog = 64U << 20;
+
+}  // namespace
 
 MessageStream::MessageStream(Fd socket, std::optional<MessageKeys> keys, std::size_t largest_message)
     : socket_(std::move(socket)), keys_(std::move(keys)), largest_(largest_message), in_(4096) {
@@ -43,6 +50,11 @@ void MessageStream::fail(const std::string& why) {
 Status MessageStream::send(std::span<const std::byte> message) {
   if (!socket_) return Status::kPeerLost;
   if (message.size() > largest_) return Status::kProtocol;
+  if (out_.size() - out_begin_ > std::max(kMostBacklog, 8 * largest_)) {
+    does_not_read_ = true;
+    ::shutdown(socket_.get(), SHUT_RDWR);  // the loop sees that as the end of the stream
+    return Status::kPeerLost;
+  }
   const auto length = static_cast<std::uint32_t>(message.size());
   const auto* prefix = reinterpret_cast<const std::byte*>(&length);
   out_.insert(out_.end(), prefix, prefix + sizeof length);
@@ -104,6 +116,7 @@ void MessageStream::receive() {
     const auto got = ::recv(socket_.get(), in_.data() + in_size_, in_.size() - in_size_, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0 && does_not_read_) return fail("it does not read what it is sent");
     if (got <= 0) return fail(got == 0 ? "connection closed" : std::strerror(errno));
     in_size_ += static_cast<std::size_t>(got);
 

@@ -3,7 +3,8 @@
 // (message_mac.h). A stream without keys has no codes: between processes of one host the kernel vouches for the peer.
 //
 // Threading: belongs to the thread of its loop. Errors: a closed socket, a length beyond the limit, or a wrong code is
-// reported once through on_closed; after that send() answers kPeerLost.
+// reported once through on_closed; after that send() answers kPeerLost. So is a peer that leaves tens of megabytes
+// unread.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +61,7 @@ class MessageStream {
   std::size_t in_size_ = 0;
   Bytes out_;
   std::size_t out_begin_ = 0;
+  bool does_not_read_ = false;
   bool want_write_ = false;
   bool was_forged_ = false;
 };

@@ -75,6 +75,7 @@ void Reactor::stop() {
 }
 
 bool Reactor::work() {
+  turns_.add();
   bool found = false;
   for (const auto& transport : transports_) found |= transport->poll() > 0;
   for (std::size_t i = 0; i < actors_.size(); ++i) found |= actors_[i]->step();

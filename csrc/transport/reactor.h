@@ -4,6 +4,9 @@
 // A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a
 // learnt short while and then sleeps until something rings. Everything an actor owns belongs to the holder of the
 // progress lock, which is the thread or a caller in its place (progress.h); others reach it by post() and call().
+//
+// A watchdog on another thread sees that turns() goes on, also while there is no work: a sleep ends by itself after a
+// quarter of a second. It must not call a turn stuck that is_in_set_up().
 #pragma once
 
 #include <atomic>
@@ -55,6 +58,22 @@ class Reactor {
   void start();
   void stop();
 
+  // From any thread.
+  const std::string& name() const { return name_; }
+  std::uint64_t turns() const { return turns_.get(); }
+  bool is_in_set_up() const { return in_set_up_.load(std::memory_order_relaxed); }
+  // On the reactor's thread, or that of a caller in its place: work that takes as long as somebody's memory is large.
+  class SetUp {
+   public:
+    explicit SetUp(Reactor& reactor) : reactor_(reactor) { reactor_.in_set_up_.store(true, std::memory_order_relaxed); }
+    ~SetUp() { reactor_.in_set_up_.store(false, std::memory_order_relaxed); }
+    SetUp(const SetUp&) = delete;
+    SetUp& operator=(const SetUp&) = delete;
+
+   private:
+    Reactor& reactor_;
+  };
+
   // Runs `task` under the progress lock and waits for it; exceptions come back to the caller.
   template <typename F>
   auto call(F task) -> decltype(task()) {
@@ -86,6 +105,8 @@ class Reactor {
   Counters counters_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Actor*> actors_;
+  Counter turns_;
+  std::atomic<bool> in_set_up_{false};
   std::atomic<bool> stop_{false};
   std::atomic<std::thread::id> caller_{};  // the caller that holds the progress lock
   const std::shared_ptr<ProgressLock> progress_;

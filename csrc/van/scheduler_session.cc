@@ -9,6 +9,16 @@
 #include "core/log.h"
 
 namespace bps::van {
+namespace {
+
+constexpr double kTriesPerBeat = 8;
+
+std::string seconds_text(Duration time) {
+  const auto tenths = std::chrono::duration_cast<std::chrono::milliseconds>(time).count() / 100;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
+}  // namespace
 
 SchedulerSession::SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s)
     : events_(std::move(events)),
@@ -120,8 +130,9 @@ void SchedulerSession::welcome(Welcome&& welcome) {
     events_.on_group(all);
   }
   // Three heartbeats in the time after which the scheduler finds us lost, whatever was configured here.
-  last_beat_ = Clock::now();
-  heartbeat_ = loop_.every(std::min(heartbeat_interval_s_, its_silence_s / 3), [this] { beat(); });
+  last_beat_ = last_proof_ = Clock::now();
+  beat_s_ = std::min(heartbeat_interval_s_, its_silence_s / 3);
+  heartbeat_ = loop_.every(beat_s_, [this] { beat(); });
   calls_.answer(0, Welcome{});
 }
 
@@ -185,13 +196,29 @@ void SchedulerSession::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
   if (!connection_) return;
-  connection_->send(Heartbeat{});
+  send_heartbeat();
   // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
   if (since_last > silence_ / 2) connection_->forgive_silence();
   const auto silent = now - connection_->heard();
   if (silent <= silence_) return;
-  const auto tenths = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count() / 100;
-  lose_scheduler("silent for " + std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s");
+  lose_scheduler("silent for " + seconds_text(silent));
+}
+
+void SchedulerSession::send_heartbeat() {
+  if (!connection_) return;
+  const auto now = Clock::now();
+  const std::string stuck = events_.find_stuck ? events_.find_stuck() : "";
+  if (stuck.empty()) {
+    connection_->send(Heartbeat{});
+    last_proof_ = now;
+    warned_ = false;
+    return;
+  }
+  next_try_ = loop_.after(beat_s_ / kTriesPerBeat, [this] { send_heartbeat(); });
+  if (now - last_proof_ < silence_ / 2 || std::exchange(warned_, true)) return;
+  log_warning(stuck + " has made no progress for " + seconds_text(now - last_proof_) +
+              ": the scheduler hears nothing of this process until it does, and counts it as lost after " +
+              seconds_text(silence_));
 }
 
 }  // namespace bps::van

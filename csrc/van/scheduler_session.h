@@ -60,6 +60,7 @@ class SchedulerSession {
   void answer_suspicion(std::uint32_t node);
   void end(End how, const std::string& why);
   void beat();
+  void send_heartbeat();
 
   const VanEvents events_;
   const double heartbeat_interval_s_;
@@ -71,8 +72,12 @@ class SchedulerSession {
   Membership membership_;
   const Node* self_ = nullptr;
   Duration silence_{0};  // after which the scheduler counts as lost
+  double beat_s_ = 0;    // between heartbeats
   Timer heartbeat_;
   Clock::time_point last_beat_;
+  Timer next_try_;  // to send a heartbeat that is held back
+  Clock::time_point last_proof_;
+  bool warned_ = false;  // of the heartbeats that are held back now
   std::set<std::uint32_t> lost_;
   std::map<std::uint32_t, std::string> suspected_;  // why, until the scheduler has told what it knows
 

@@ -44,6 +44,10 @@ struct VanEvents {
   std::function<void(const Group&)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
   std::function<void(std::uint32_t tensor, const std::string& why)> on_tensor_failed;
+  // Asked before each heartbeat, which proves more than that the van's thread lives: what of this node has made no
+  // progress since this answered "" last. Without an answer of "" no heartbeat is sent, and the node is lost in the
+  // end.
+  std::function<std::string()> find_stuck = nullptr;
 };
 
 class Van {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
 #include "worker/transfer.h"
 #include "worker/transport_memory.h"
 
@@ -24,8 +25,11 @@ struct InFlight {
   std::uint8_t generation = 0;
   bool unsent_bytes = false;  // the transport still reads the caller's memory to send them
   bool aborted = false;       // there will be no answer: over as soon as the transport has read what it reads
+  bool never_sent = false;    // it was cancelled before: no answer belongs to it
   std::uint64_t length = 0;
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
+  // The server has said that it posted the answer, which must be here by then.
+  Clock::time_point answer_due = Clock::time_point::max();
 };
 
 // Where the answer of a partition that wants data is written.

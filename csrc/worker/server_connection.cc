@@ -46,7 +46,8 @@ Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
   return now - silent_since_;
 }
 
-bool ServerConnection::allows_write(const transport::RemoteSpan& where, std::uint32_t immediate) const {
+bool ServerConnection::allows_write(transport::DataEndpoint&, const transport::RemoteSpan& where,
+                                    std::uint32_t immediate) {
   return loop_.allows_answer(*this, where, immediate);
 }
 

@@ -14,6 +14,7 @@ constexpr double kDeadlineCheck_s = 0.25;
 
 WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
     : options_(options),
+      reactor_(reactor),
       counters_(reactor.counters()),
       submissions_(kSubmissions),
       servers_(options.places),
@@ -113,6 +114,7 @@ void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
 }
 
 void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
+  const transport::Reactor::SetUp set_up(reactor_);
   const Request& request = portion.owner->request;
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.

@@ -110,7 +110,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
 
   bool take_submissions();
   void admit(Operation::Portion& portion, ServerConnection& server);
-  static void register_memory(Operation::Portion& portion, ServerConnection& server);
+  void register_memory(Operation::Portion& portion, ServerConnection& server);
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
   void complete(std::uint32_t index, bool answered);
@@ -129,10 +129,12 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void end_all_of(ServerConnection& server);
   void check_deadlines();
   void check_replies();
+  void check_answers(Clock::time_point now, bool was_stopped);
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
   void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
   const WorkerLoopOptions options_;
+  transport::Reactor& reactor_;
   Counters& counters_;
   MpscRing<Submission> submissions_;
   std::vector<std::unique_ptr<TransportMemory>> memory_;    // one per transport
@@ -143,6 +145,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   WatchedOperations watched_;
   Timer deadline_check_;
   Clock::time_point last_check_ = Clock::now();
+  bool answers_due_ = false;  // perhaps: some InFlight::answer_due is set
   bool has_work_ = false;
   bool blocked_ = false;
 };

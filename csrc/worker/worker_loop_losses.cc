@@ -18,6 +18,9 @@ constexpr auto kAskAfter = std::chrono::milliseconds(500);
 constexpr auto kSuspectAfter = std::chrono::milliseconds(2000);
 // How long a server that is lost to the job, but still maps our memory, may take to acknowledge that it writes no more.
 constexpr double kFence_s = 1;
+// What an answer that a server says it has posted may take beyond the time for silence: the slowest link that counts as
+// working delivers so many bytes in a second.
+constexpr double kSlowestLink = 1e6;
 
 double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -92,6 +95,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
     entry.transfer = &transfer;
     entry.server = &server;
     entry.part = transfer.parts[transfer.next];
+    entry.never_sent = true;
     server.count_sent(0);
     add(index);
   }
@@ -149,6 +153,7 @@ void WorkerLoop::check_deadlines() {
 void WorkerLoop::check_replies() {
   const auto now = Clock::now();
   const bool was_stopped = now - std::exchange(last_check_, now) > kAskAfter;
+  if (answers_due_) check_answers(now, was_stopped);
   for (const auto& server : servers_) {
     if (!server || server->is_lost()) continue;
     if (!server->why_lost().empty()) {
@@ -164,6 +169,21 @@ void WorkerLoop::check_replies() {
       if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->node);
       (void)server->send(tensor::Ping{});
     }
+  }
+}
+
+// An answer that was posted and does not come although the server replies: nothing else would ever end that wait.
+void WorkerLoop::check_answers(Clock::time_point now, bool was_stopped) {
+  answers_due_ = false;
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    InFlight& entry = in_flight_[i];
+    if (entry.cursor == nullptr || entry.answer_due == Clock::time_point::max()) continue;
+    answers_due_ = true;
+    if (was_stopped) entry.answer_due = std::max(entry.answer_due, now + to_duration(options_.silence_s));
+    ServerConnection& server = *entry.server;
+    if (now < entry.answer_due || server.is_lost() || !server.why_lost().empty()) continue;
+    on_lost(server, "an answer that it has posted did not arrive within " + in_words(options_.silence_s) +
+                        " by the data network (" + server.route + ") although the connection is open");
   }
 }
 
@@ -200,13 +220,25 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   cancel(*alive);
 }
 
-// What was answered is left alone: those answers are on their way. So is what is pending at a relay.
+// Of what was answered, the answers are on their way. The server says that of every round that is over, also where this
+// worker has sent nothing that could have been answered. What is pending at a relay is left alone.
 void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
   for (const std::uint32_t immediate : cancelled.aborted) {
     const InFlight* entry = in_flight_.find(immediate, server);
     if (entry == nullptr) continue;  // an error that was sent before has ended it
     if (!cancelled.missing.empty()) entry->transfer->note_missing(server.name, cancelled.missing);
     end_when_unread(InFlightTable::index_of(immediate));
+  }
+  for (const std::uint32_t immediate : cancelled.answered) {
+    InFlight* entry = in_flight_.find(immediate, server);
+    if (entry == nullptr) continue;  // it has arrived
+    if (entry->never_sent) {
+      end_when_unread(InFlightTable::index_of(immediate));
+      continue;
+    }
+    const double transfer_s = static_cast<double>(server.bytes_in_flight()) / kSlowestLink;
+    entry->answer_due = Deadline::after(options_.silence_s + transfer_s).at();
+    answers_due_ = true;
   }
 }
 

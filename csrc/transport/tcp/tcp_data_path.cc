@@ -175,7 +175,7 @@ bool TcpData::begin_frame() {
     if (found != regions_.end()) {
       const std::uint64_t size = found->second.size();
       if (frame_.address > size || frame_.length > size - frame_.address) return false;
-      if (sink->allows_write({frame_.key, frame_.address, frame_.length}, frame_.immediate)) {
+      if (sink->allows_write(*this, {frame_.key, frame_.address, frame_.length}, frame_.immediate)) {
         target_ = found->second.data() + frame_.address;
       }
     }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/unknown_settings.h"
 
@@ -56,6 +57,13 @@ TEST(Settings, ValuesOfEachKindReachTheirMembers) {
   EXPECT_EQ(settings.rdma.service_level, std::nullopt) << "-1 stands for the system's";
   EXPECT_EQ(settings.transport.allowed, "shm,tcp");
   EXPECT_EQ(settings.transport.spin_us, 7U);
+}
+
+TEST(Settings, AnInfiniteTimeSetsNoLimit) {
+  for (const char* text : {"inf", "1e10"}) {
+    const double seconds = with({{"BPS_TIMEOUT", text}}).parse().deadlines.operation;
+    EXPECT_EQ(Deadline::after(seconds).at(), Deadline::never().at()) << text;
+  }
 }
 
 // Each bad value is refused by an error that names the variable it came from, the value and the range.

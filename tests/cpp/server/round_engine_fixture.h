@@ -13,6 +13,7 @@
 namespace bps::server {
 
 inline constexpr std::uint32_t kWorkers = 3;
+inline constexpr std::uint32_t kMostRounds = 100;  // that one worker may open
 inline constexpr std::uint64_t kBytes = 40'000;
 inline constexpr std::uint8_t kPush = tensor::kHasPayload | tensor::kIsPush;
 inline constexpr std::uint8_t kPull = tensor::kIsPull | tensor::kWantsData;
@@ -107,7 +108,10 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   SlotPool pool{{&transport}};
   SendsDue due;
   Sessions sessions;
-  RoundEngine engine{{.largest_partition = 1 << 20, .epoch = 1}, sessions, pool, counters};
+  RoundEngine engine{{.largest_partition = 1 << 20, .epoch = 1, .table = {.rounds = kMostRounds, .words = 1 << 20}},
+                     sessions,
+                     pool,
+                     counters};
   std::vector<float> memory[kWorkers];
   std::vector<std::uint32_t> slots[kWorkers];  // that the worker may fill
 };

@@ -260,6 +260,46 @@ TEST_F(RoundEngineTest, APushAndAPullOfOneRoundAreCancelledOneByOne) {
   EXPECT_EQ(reply.aborted, (std::vector<std::uint32_t>{150})) << "the worker would wait for an answer for ever";
 }
 
+TEST_F(RoundEngineTest, APullThatWaitsFailsWhenThePushOfItsRankIsCancelled) {
+  use_slots(2);
+  land(0, header(0, kPush));
+  land(0, header(0, kPull));
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
+  ASSERT_EQ(failures(0).size(), 1U)
+      << "no Cancel of the pull needs to follow, and the round may be over before it comes";
+  EXPECT_EQ(failures(0)[0].immediate, 150U);
+  EXPECT_EQ(failures(0)[0].code, ErrorCode::kTimeout);
+}
+
+TEST_F(RoundEngineTest, AWorkerThatOpensTooManyRoundsIsLostAndTheOthersGoOn) {
+  share_memory();
+  engine.add_group(van::Group{4, {0, 1}});
+  const auto of_two = [this](std::uint32_t worker, std::uint32_t round) {
+    auto made = header(worker, kPush | kPull, round);
+    made.group = 4;
+    return made;
+  };
+  for (std::uint32_t round = 0; round < kMostRounds; ++round) post(2, header(2, kPush | kPull, round));
+  EXPECT_FALSE(sessions[2]->is_lost()) << "so many may wait for the others";
+  post(2, header(2, kPush | kPull, kMostRounds));
+  EXPECT_TRUE(sessions[2]->is_lost());
+  EXPECT_EQ(counters.excess.get(), 1U);
+  engine.fail_lost();
+  for (std::uint32_t round = 0; round < 2 * kMostRounds; ++round) {
+    for (std::uint32_t i = 0; i < 2; ++i) post(i, of_two(i, round));
+  }
+  EXPECT_EQ(counters.rounds.get(), 2 * kMostRounds) << "rounds that are over do not count";
+  EXPECT_EQ(counters.excess.get(), 1U);
+}
+
+TEST_F(RoundEngineTest, AWorkerThatCancelsTooManyRoundsIsLost) {
+  tensor::Cancel many = cancel_of(100);
+  for (std::uint32_t i = 1; i <= kMostRounds; ++i) many.partitions.push_back({100 + i, i});
+  (void)engine.cancel(*sessions[2], many);
+  EXPECT_TRUE(sessions[2]->is_lost());
+  EXPECT_EQ(counters.excess.get(), 1U);
+}
+
 TEST_F(RoundEngineTest, AnotherEpochsPushesAreDroppedAndCounted) {
   use_slots(1);
   auto old = header(0, kPush | kPull);

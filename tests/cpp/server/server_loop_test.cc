@@ -23,6 +23,15 @@ TEST_F(ServerLoopTest, NobodyTakesThePlaceOfAWorkerThatIsThere) {
   expect_sum(6);
 }
 
+TEST_F(ServerLoopTest, AWorkerThatIsLostDoesNotComeBack) {
+  server_loop->lose_node(1, "worker 0 is lost: for a test");
+  settle();
+  FakeWorker again;
+  connect_control(*server_loop, 1, again);
+  EXPECT_EQ(again.control->send(Bytes(1)), Status::kPeerLost) << "or each connection would have a share of its own";
+  transport.close(again.control);
+}
+
 TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
   const std::uint64_t payload = 100'000;
   const auto granted = [&](std::uint64_t memory) {

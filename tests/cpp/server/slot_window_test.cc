@@ -36,6 +36,7 @@ class SlotWindowTest : public ::testing::Test {
   SendsDue due;
   SlotWindow window{pool, transport, due, 1};
   FakeControl control{transport::Hello{}};
+  FakeData data{transport::Hello{}};
 };
 
 TEST_F(SlotWindowTest, AnnouncesEachGrantOnce) {
@@ -68,39 +69,53 @@ TEST_F(SlotWindowTest, AWorkerMayWriteIntoWhatItWasGrantedAndNowhereElse) {
       credits, false, [](const tensor::SlotCredit& credit) { return tensor::is_small_slot(credit.capacity); });
   Slot* slot = pool.by_number(mine.slot);
   const transport::RemoteSpan granted{mine.key, mine.address, mine.capacity};
-  EXPECT_TRUE(window.allows(*slot, granted));
-  EXPECT_TRUE(window.allows(*slot, {mine.key, mine.address, 1}));
-  EXPECT_FALSE(window.allows(*slot, {mine.key, mine.address, mine.capacity + 1}));
-  EXPECT_FALSE(window.allows(*slot, {mine.key, mine.address + 1, 1})) << "in the slot, but not at its beginning";
-  EXPECT_FALSE(window.allows(*slot, {mine.key + 1, mine.address, 1}));
-  const SlotWindow other(pool, transport, due, 1);
-  EXPECT_FALSE(other.allows(*slot, granted)) << "it is another worker's";
-  EXPECT_TRUE(window.fill(*slot));
-  EXPECT_FALSE(window.allows(*slot, granted)) << "its bytes are in use";
+  EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key, mine.address, mine.capacity + 1}));
+  EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key, mine.address + 1, 1}))
+      << "in the slot, but not at its beginning";
+  EXPECT_FALSE(window.begin_fill(*slot, data, {mine.key + 1, mine.address, 1}));
+  SlotWindow other(pool, transport, due, 1);
+  EXPECT_FALSE(other.begin_fill(*slot, data, granted)) << "it is another worker's";
+  EXPECT_TRUE(window.begin_fill(*slot, data, {mine.key, mine.address, 1}));
+  EXPECT_TRUE(window.fill(*slot, data));
+  EXPECT_FALSE(window.begin_fill(*slot, data, granted)) << "its bytes are in use";
+}
+
+TEST_F(SlotWindowTest, OneWriteAtATimeArrivesInASlot) {
+  window.open(kLarge, 1, 0);
+  const tensor::SlotCredit mine = announced().front();
+  Slot* slot = pool.by_number(mine.slot);
+  const transport::RemoteSpan granted{mine.key, mine.address, mine.capacity};
+  const FakeData second{transport::Hello{}};
+  EXPECT_TRUE(window.begin_fill(*slot, data, granted));
+  EXPECT_FALSE(window.begin_fill(*slot, second, granted)) << "its bytes would arrive in a slot that may serve others";
+  EXPECT_FALSE(window.fill(*slot, second)) << "and a bare immediate would end the first write before its time";
+  EXPECT_TRUE(window.fill(*slot, data));
+  SlotWindow::release(slot, pool);
+  EXPECT_TRUE(window.begin_fill(*slot, second, granted)) << "a new grant";
 }
 
 TEST_F(SlotWindowTest, ASlotIsFilledOncePerGrantAndByItsWorkerOnly) {
   window.open(kLarge, 2, 0);
   Slot* slot = large_slots(announced()).front();
   SlotWindow other(pool, transport, due, 1);
-  EXPECT_FALSE(other.fill(*slot));
-  EXPECT_TRUE(window.fill(*slot));
-  EXPECT_FALSE(window.fill(*slot)) << "its bytes are in use";
+  EXPECT_FALSE(other.fill(*slot, data));
+  EXPECT_TRUE(window.fill(*slot, data));
+  EXPECT_FALSE(window.fill(*slot, data)) << "its bytes are in use";
   SlotWindow::release(slot, pool);
   const auto again = announced();
   ASSERT_EQ(again.size(), 1U);
   EXPECT_EQ(again[0].slot, slot->number);
-  EXPECT_TRUE(window.fill(*slot));
+  EXPECT_TRUE(window.fill(*slot, data));
 }
 
 TEST_F(SlotWindowTest, AWorkerWithLargePartitionsStarvesWithoutALargeSlot) {
   EXPECT_FALSE(window.is_starved()) << "it needs no slots";
   window.open(kLarge, 2, 0);
   const auto slots = large_slots(announced());
-  window.fill(*slots[0]);
+  window.fill(*slots[0], data);
   EXPECT_FALSE(window.is_starved());
   EXPECT_FALSE(window.has_run_out(*slots[0]));
-  window.fill(*slots[1]);
+  window.fill(*slots[1], data);
   EXPECT_TRUE(window.is_starved()) << "small slots do not help it";
   EXPECT_TRUE(window.has_run_out(*slots[1]));
   SlotWindow::release(slots[0], pool);
@@ -112,7 +127,7 @@ TEST_F(SlotWindowTest, AWorkerWithSmallPartitionsStarvesWithoutAnySlot) {
   const auto credits = announced();
   for (std::size_t i = 0; i < credits.size(); ++i) {
     EXPECT_FALSE(window.is_starved()) << i;
-    window.fill(*pool.by_number(credits[i].slot));
+    window.fill(*pool.by_number(credits[i].slot), data);
   }
   EXPECT_TRUE(window.is_starved());
 }
@@ -120,14 +135,14 @@ TEST_F(SlotWindowTest, AWorkerWithSmallPartitionsStarvesWithoutAnySlot) {
 TEST_F(SlotWindowTest, AnOverflowSlotIsUsedOnce) {
   window.open(kLarge, 1, 0);
   Slot* own = large_slots(announced()).front();
-  window.fill(*own);
+  window.fill(*own, data);
   const std::uint64_t before = pool.bytes();
   for (int i = 0; i < 100; ++i) {
     window.grant_overflow();
     EXPECT_FALSE(window.is_starved());
     const auto extra = large_slots(announced());
     ASSERT_EQ(extra.size(), 1U);
-    ASSERT_TRUE(window.fill(*extra[0]));
+    ASSERT_TRUE(window.fill(*extra[0], data));
     SlotWindow::release(extra[0], pool);
     EXPECT_TRUE(announced().empty()) << "it went back to the pool";
     EXPECT_TRUE(window.is_starved());
@@ -138,7 +153,7 @@ TEST_F(SlotWindowTest, AnOverflowSlotIsUsedOnce) {
 TEST_F(SlotWindowTest, ALostWorkersSlotsServeOthers) {
   window.open(kLarge, 20, 0);
   Slot* in_use = large_slots(announced()).front();
-  window.fill(*in_use);
+  window.fill(*in_use, data);
   const std::uint64_t before = pool.bytes();
   window.close();
   EXPECT_FALSE(window.is_starved());

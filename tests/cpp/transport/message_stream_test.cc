@@ -50,6 +50,18 @@ TEST(MessageStream, CarriesMessagesWithAndWithoutKeys) {
   carry(MessageKeys::of_client(connection_key()), MessageKeys::of_server(connection_key()));
 }
 
+TEST(MessageStream, APeerThatDoesNotReadIsLost) {
+  Streams streams(std::nullopt, std::nullopt);
+  const Bytes message(Streams::kLargest);
+  std::size_t accepted = 0;
+  while (accepted < 10'000 && streams.to->send(message) == Status::kOk) ++accepted;
+  EXPECT_GT(accepted, 600U) << "60 MB may wait";
+  EXPECT_LT(accepted, 1'000U);
+  EXPECT_EQ(streams.why, "") << "not inside send()";
+  streams.loop.turn(Duration::zero());
+  EXPECT_EQ(streams.why, "it does not read what it is sent");
+}
+
 TEST(MessageStream, KeysOfAnotherConnectionOrDirectionAreRefused) {
   const auto refuses = [](std::optional<MessageKeys> first, std::optional<MessageKeys> second) {
     Streams streams(std::move(first), std::move(second));

@@ -63,7 +63,9 @@ class Recorder final : public ControlSink, public DataSink {
     DataEndpoint* from;
   };
 
-  bool allows_write(const RemoteSpan&, std::uint32_t immediate) const override { return immediate != kForbidden; }
+  bool allows_write(DataEndpoint&, const RemoteSpan&, std::uint32_t immediate) override {
+    return immediate != kForbidden;
+  }
   void on_write(DataEndpoint&, std::uint32_t immediate) override {
     note([&] { ++writes[immediate]; });
   }

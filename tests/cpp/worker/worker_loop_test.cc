@@ -18,13 +18,15 @@ constexpr std::uint64_t kPiece = 1024;
 class WorkerLoopTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kServers = 2;
+  static constexpr double kSilence_s = 0.1;
 
   explicit WorkerLoopTest(std::uint64_t credit = 4 * kPiece)
       : worker_loop(WorkerLoopOptions{.index = 0,
                                       .servers = kServers,
                                       .scheduling_credit = credit,
                                       .largest_partition = 1 << 20,
-                                      .staging_bytes = 1 << 20},
+                                      .staging_bytes = 1 << 20,
+                                      .silence_s = kSilence_s},
                     reactor) {
     van::Membership members;
     members.workers = 2;  // the second one never says anything
@@ -49,6 +51,7 @@ class WorkerLoopTest : public ::testing::Test {
       transport::DataEndpoint* data = transport.attach(transport.connect_data(request), server);
       server_loops.back()->accept(transport.incoming(), &transport);
       worker_loop.open(server, control, {data});
+      servers.push_back(&server);
     }
     for (int i = 0; i < 4; ++i) deliver();
   }
@@ -59,6 +62,12 @@ class WorkerLoopTest : public ::testing::Test {
   }
   std::shared_ptr<Operation> submit(std::uint32_t pieces, std::int32_t priority,
                                     const std::shared_ptr<const van::Group>& of) {
+    const auto tensor = declare(pieces, of);
+    Request request;
+    request.priority = priority;
+    return submit(tensor, request);
+  }
+  std::shared_ptr<Tensor> declare(std::uint32_t pieces, const std::shared_ptr<const van::Group>& of) {
     const std::uint64_t bytes = kPiece * pieces * kServers;
     memory.emplace_back(bytes, std::byte{1});
     auto tensor =
@@ -70,8 +79,10 @@ class WorkerLoopTest : public ::testing::Test {
     tensor->bytes = bytes;
     tensor->whole_plan.resize(kServers);
     for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->whole_plan[i % kServers].push_back(i);
-    Request request;
-    request.priority = priority;
+    return tensor;
+  }
+  // Of the tensor that was declared last, in its first round.
+  std::shared_ptr<Operation> submit(const std::shared_ptr<Tensor>& tensor, Request request) {
     request.input = request.output = memory.back().data();
     request.input_allocation = request.output_allocation = {memory.back(), memory.size()};
     auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, kServers);
@@ -83,6 +94,16 @@ class WorkerLoopTest : public ::testing::Test {
     transport.poll();
     for (const auto& server_loop : server_loops) server_loop->step();
   }
+  static Request one_half(bool pushes) {
+    Request request;
+    request.kind = tensor::OperationKind::kSplit;
+    request.pushes = pushes;
+    request.pulls = !pushes;
+    return request;
+  }
+  void abort_all() {
+    worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  }
   std::uint64_t pushes(std::size_t server) const { return counters[server].pushes.get(); }
 
   Counters counters[kServers];
@@ -93,6 +114,7 @@ class WorkerLoopTest : public ::testing::Test {
   transport::Reactor reactor{"test", transport::Spin{}};  // never started: the test is its thread
   WorkerLoop worker_loop;
   std::vector<std::unique_ptr<server::ServerLoop>> server_loops;
+  std::vector<ServerConnection*> servers;
   std::vector<std::vector<std::byte>> memory;
   std::uint64_t sequence = 0;
 };
@@ -136,7 +158,7 @@ TEST_F(WorkerLoopTest, AnAbortedOperationEndsWhenEveryServerHasAcknowledged) {
   worker_loop.step();
   deliver();
   EXPECT_FALSE(worker_loop.is_idle());
-  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  abort_all();
   EXPECT_TRUE(operation->is_failing());
   EXPECT_FALSE(operation->done()) << "the servers do not know yet";
   transport.poll();
@@ -158,10 +180,43 @@ TEST_F(WorkerLoopTest, AnAbortThatComesTooLateChangesNothing) {
   const auto operation = submit(1, 0);
   worker_loop.step();
   transport.poll();  // the servers have summed and answered
-  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  abort_all();
   for (int i = 0; i < 4; ++i) deliver();
   ASSERT_TRUE(operation->done());
   operation->rethrow();
+}
+
+TEST_F(WorkerLoopTest, APushAndAPullOfOneRoundThatWereNeverSentCanBothBeAborted) {
+  const auto tensor = declare(3, group);
+  const auto push = submit(tensor, one_half(true));
+  abort_all();
+  for (int i = 0; i < 4; ++i) deliver();
+  ASSERT_TRUE(push->done());
+  EXPECT_EQ(server_loops[0]->open_rounds(), 0U) << "nobody else is in the group";
+  const auto pull = submit(tensor, one_half(false));
+  abort_all();
+  for (int i = 0; i < 4; ++i) deliver();
+  EXPECT_TRUE(pull->done()) << "the round is over, and will not be answered";
+}
+
+TEST_F(WorkerLoopTest, AServerWhosePostedAnswerDoesNotComeIsLost) {
+  const auto operation = submit(1, 0, with_silent);
+  worker_loop.step();
+  abort_all();
+  std::string why;
+  worker_loop.when_lost = [&](std::uint32_t rank, const std::string& text) {
+    if (rank == 1) why = text;
+  };
+  worker_loop.on_message(*servers[1], encode(tensor::Cancelled{.aborted = {}, .answered = {1}, .missing = {}}, 1));
+  for (const Deadline limit = Deadline::after(10); why.empty() && !limit.passed();) {
+    reactor.loop().turn(std::chrono::milliseconds(10));
+    worker_loop.on_message(*servers[1], encode(tensor::Echo{}, 1));  // it is not silent
+  }
+  EXPECT_EQ(why.find("an answer that it has posted did not arrive"), 0U) << why;
+  EXPECT_FALSE(operation->done());
+  worker_loop.lose_server(1, "server 1 is lost");
+  for (int i = 0; i < 4; ++i) deliver();
+  EXPECT_TRUE(operation->done());
 }
 
 class LoopWithoutCredit : public WorkerLoopTest {

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel when backward runs in parts, repeatedly, not everywhere, or fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import pytest
+import torch
+import training
+from strategies import with_every_strategy
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def checkpointed(bps: Any, strategy: str, reentrant: bool) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    class Saving(training.Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = checkpoint(self.first, x, use_reentrant=reentrant)
+            x = checkpoint(lambda y: torch.tanh(self.frozen(torch.relu(y))), x, use_reentrant=reentrant)
+            x = checkpoint(lambda y: self.norm(self.again(torch.tanh(self.tied(y)))), x, use_reentrant=reentrant)
+            return self.last(x)
+
+    alone, model = training.seeded(training.Plain), training.seeded(Saving)
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
+    sgd_alone, sgd = torch.optim.SGD(alone.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
+    begin, end = training.share(bps.rank(), bps.size())
+    for step in range(4):
+        sgd_alone.zero_grad()
+        sgd.zero_grad()
+        training.loss_of(alone(training.batch(step))).backward()
+        training.loss_of(ddp(training.batch(step, begin, end).requires_grad_())).backward()
+        sgd_alone.step()
+        sgd.step()
+    assert training.distance(alone, model) < 1e-6
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_activations(reentrant):
+    cluster.run(with_every_strategy, checkpointed, reentrant, workers=2)
+
+
+def twice(bps: Any) -> None:
+    """A layer in two checkpoints of the old kind gets its gradient in two parts."""
+    import bps_rdma
+    from bps_rdma.torch import DistributedDataParallel
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(self.layer, x, use_reentrant=True)
+            return x
+
+    for strategy in ("flat", "naive"):  # which send after backward
+        ddp = DistributedDataParallel(training.seeded(Twice), strategy=strategy)
+        alone = training.seeded(Twice)
+        ddp(torch.ones(2, 8, requires_grad=True)).sum().backward()
+        alone(torch.ones(2, 8, requires_grad=True)).sum().backward()
+        assert torch.allclose(ddp.module.layer.weight.grad, alone.layer.weight.grad)
+    ddp = DistributedDataParallel(Twice(), strategy="overlap")
+    with pytest.raises(bps_rdma.BpsError, match=r"layer.* twice"):
+        ddp(torch.ones(2, 8, requires_grad=True)).sum().backward()
+    bps_rdma.barrier()  # what the other rank starts first fails at once when this one has left
+
+
+def test_a_gradient_in_two_parts():
+    cluster.run(twice, workers=2)
+
+
+def several_losses(bps: Any) -> None:
+    """Two backwards after one forward, and an output that is a nest."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    class Nest(training.Plain):
+        def forward(self, x: torch.Tensor) -> Any:
+            out = super().forward(x)
+            return {"a": out.sum(), "b": [out.pow(2).mean()]}
+
+    ddp = DistributedDataParallel(training.seeded(Nest), bucket_mb=0.001)
+    alone = training.seeded(Nest)
+    begin, end = training.share(bps.rank(), bps.size())
+    for step in range(3):
+        whole = alone(training.batch(step))
+        (whole["a"] / bps.size()).backward(retain_graph=True)
+        whole["b"][0].backward()
+        mine = ddp(training.batch(step, begin, end))
+        mine["a"].backward(retain_graph=True)
+        mine["b"][0].backward()
+    for a, b in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+        assert (a.grad is None and b.grad is None) or torch.allclose(a.grad, b.grad, atol=1e-4)
+
+
+def test_several_backwards_after_one_forward():
+    cluster.run(several_losses, workers=2)
+
+
+def no_gradient_here(bps: Any, strategy: str) -> None:
+    """On one rank the loss does not depend on any parameter."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    ddp = DistributedDataParallel(nn.Linear(8, 4), strategy=strategy)
+    for _ in range(2):
+        ddp.zero_grad()
+        out = ddp(torch.ones(2, 8))
+        if bps.rank() == 0:
+            out.sum().backward()
+        else:
+            ddp.finish_gradient_synchronization()
+        assert torch.equal(ddp.module.weight.grad, torch.full((4, 8), 1.0))
+        before = bps.metrics()["total"]["operations"]
+        ddp.finish_gradient_synchronization()
+        assert bps.metrics()["total"]["operations"] == before, "there was nothing left to do"
+
+
+def test_a_rank_without_gradients():
+    cluster.run(with_every_strategy, no_gradient_here, workers=2)
+
+
+def failing_backward(bps: Any) -> None:
+    """What was raised in backward is raised; the next forward says what is to be done."""
+    import bps_rdma
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = training.seeded(training.Plain)
+    ddp = DistributedDataParallel(model, bucket_mb=0.001)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    for _ in range(2):
+        hook = model.first.weight.register_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            ddp(torch.ones(2, 8)).sum().backward()
+        hook.remove()
+        with pytest.raises(bps_rdma.BpsError, match="finish_gradient_synchronization"):
+            ddp(torch.ones(2, 8))
+        ddp.finish_gradient_synchronization()
+        ddp.zero_grad()
+        ddp(torch.ones(2, 8)).sum().backward()
+        assert model.first.weight.grad is not None
+
+
+def test_a_backward_that_fails():
+    cluster.run(failing_backward, workers=2)

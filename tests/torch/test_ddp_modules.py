@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel: buffers, modules within modules, groups, and wrong arguments."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import cluster
+import pytest
+import torch
+import training
+from strategies import STRATEGIES, with_every_strategy
+from torch import nn
+
+
+def buffers(bps: Any) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    for spread in (True, False):
+        model = training.seeded(training.Images, bps.rank())
+        ddp = DistributedDataParallel(model, broadcast_buffers=spread)
+        for step in range(3):
+            ddp(training.batch(step + 10 * bps.rank())).sum().backward()
+        ddp(training.batch(0))
+        mean = model.norm.running_mean
+        # The last batch was the same on all ranks, so the means are, when the ones before it were.
+        of_root = bps.broadcast(mean.clone(), 0, f"check {spread}")
+        assert torch.equal(mean, of_root) == (spread or bps.rank() == 0)
+        assert model.norm.num_batches_tracked == 4
+        ddp.eval()
+        before = bps.metrics()["total"]["operations"]
+        with torch.no_grad():
+            ddp(training.batch(0))  # ranks may evaluate by themselves
+        assert bps.metrics()["total"]["operations"] == before
+
+
+def test_buffers_of_the_first_rank_are_spread():
+    cluster.run(buffers, workers=2)
+
+
+def equal_buffers(bps: Any) -> list[float]:
+    from bps_rdma.torch import DistributedDataParallel
+
+    class Counting(nn.Module):
+        def __init__(self, seen: float) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.register_buffer("seen", torch.tensor([seen]))
+            self.register_buffer("small", torch.tensor(7, dtype=torch.int16))
+            self.register_buffer("fleeting", torch.tensor([seen]), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.seen.mean() * self.fleeting.mean()
+
+    model = Counting(float(bps.rank() + 1))
+    ddp = DistributedDataParallel(model)
+    first = model.seen.item(), model.fleeting.item()
+    model.seen += bps.rank()
+    ddp(torch.ones(1, 2))
+    return [*first, model.seen.item()]
+
+
+def test_buffers_of_every_kind():
+    assert cluster.run(equal_buffers, workers=3) == [[1.0, 1.0, 1.0]] * 3
+
+
+def rewrapped(bps: Any) -> None:
+    """A module that gets another wrapper is not synchronised twice."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = training.Exact()
+    for strategy in STRATEGIES * 2:
+        ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.01)
+        before = bps.metrics()["total"]["operations"]
+        ddp(training.batch(0)).sum().backward()
+        flags = 0 if strategy in ("flat", "bucketed") else 1
+        assert bps.metrics()["total"]["operations"] - before == len(ddp.synchronizer.units) + flags
+        del ddp
+
+
+def test_a_module_can_be_wrapped_again():
+    cluster.run(rewrapped, workers=2)
+
+
+def over_gloo(bps: Any) -> None:
+    """As course work has it: a gloo group on some port, a wrapped module, a sharded optimizer, and nothing else."""
+    import torch.distributed as dist
+
+    from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
+
+    rank, size, port = (int(os.environ.pop(name)) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    alone, model = training.seeded(training.Plain), training.seeded(training.Plain, rank)
+    ddp = DistributedDataParallel(model)
+    adam_alone = torch.optim.AdamW(alone.parameters(), lr=0.01)
+    adam = ShardedOptimizer(ddp.parameters(), torch.optim.AdamW, lr=0.01)
+    begin, end = training.share(rank, size)
+    for step in range(5):
+        adam_alone.zero_grad()
+        adam.zero_grad()
+        training.loss_of(alone(training.batch(step))).backward()
+        training.loss_of(ddp(training.batch(step, begin, end))).backward()
+        ddp.finish_gradient_synchronization()
+        adam_alone.step()
+        adam.step()
+    assert training.distance(alone, model) < 1e-6
+    for value in ddp.module.state_dict().values():
+        everybody = [torch.empty_like(value) for _ in range(size)]
+        dist.all_gather(everybody, value)
+        assert all(torch.equal(value, other) for other in everybody)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_inside_a_gloo_group(workers):
+    cluster.run(over_gloo, workers=workers, init=False)
+
+
+def over_a_group(bps: Any) -> None:
+    """Halves of the world train models of their own."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    ranks = [0, 1] if bps.rank() < 2 else [2, 3]
+    group = bps.new_group(ranks)
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.constant_(model.weight, bps.rank())
+    ddp = DistributedDataParallel(model, group=group)
+    assert torch.equal(model.weight, torch.full((1, 4), float(ranks[0])))
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(torch.full((1, 4), float(bps.rank()))).sum().backward()
+        assert torch.equal(model.weight.grad, torch.full((1, 4), sum(ranks) / 2))
+
+
+def test_groups():
+    cluster.run(over_a_group, workers=4)
+
+
+def compressed(bps: Any, strategy: str) -> None:
+    from bps_rdma.torch import Compression, DistributedDataParallel
+
+    for compression, dtype in ((Compression.bf16, torch.bfloat16), (Compression.fp16, torch.float16)):
+        model = nn.Linear(64, 64)
+        ddp = DistributedDataParallel(model, strategy=strategy, compression=compression)
+        torch.manual_seed(bps.rank())
+        for _ in range(2):
+            ddp.zero_grad()
+            x = torch.randn(4, 64)
+            ddp(x).sum().backward()
+            everybody = bps.all_gather(x.sum(0))
+            expected = everybody.view(bps.size(), 64).to(dtype).float().mean(0).to(dtype).float()
+            assert model.weight.grad.dtype == torch.float32
+            assert torch.equal(model.weight.grad, expected.expand(64, 64))
+
+
+def test_compressed_gradients():
+    cluster.run(with_every_strategy, compressed, workers=2)
+
+
+def wrong(bps: Any) -> None:
+    import bps_rdma
+    from bps_rdma.torch import DistributedDataParallel
+
+    with pytest.raises(bps_rdma.InvalidArgumentError, match="naive, flat, overlap, bucketed"):
+        DistributedDataParallel(nn.Linear(2, 2), strategy="best")
+    with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' has dtype torch.complex64"):
+        DistributedDataParallel(nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(bps_rdma.InvalidTensorError, match="meta"):
+        DistributedDataParallel(nn.Linear(2, 2, device="meta"))
+    for strategy in STRATEGIES:
+        ddp = DistributedDataParallel(nn.Embedding(4, 2, sparse=True), strategy=strategy)
+        with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' is sparse.*sparse=False"):
+            ddp(torch.tensor([1])).sum().backward()
+
+
+def test_wrong_arguments():
+    cluster.run(wrong, workers=1)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardedOptimizer: wrong input is told on every rank, and a lost rank is named."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from rank_main import await_mark, mark
+from sharded_model import Model, assert_same, assert_same_models, backward, train
+
+from bps_rdma.torch import ShardedOptimizer
+
+pytestmark = pytest.mark.timeout(300)
+
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * cluster.PATIENCE)}
+SOON_S = 5.0 * cluster.PATIENCE
+
+
+# ---- Wrong input
+
+
+def refuses(bps: Any, how: str) -> str:
+    model = Model()
+    odd = bps.rank() == 1
+    params: Any = list(model.parameters())
+    cls: Any = torch.optim.SGD
+    options: dict[str, Any] = {"lr": 0.1}
+    if how == "lbfgs":
+        cls = torch.optim.LBFGS
+    elif how == "no class":
+        cls = torch.optim.SGD(params, lr=0.1)
+    elif how == "twice":  # in two groups; in one, torch only warns
+        params = [{"params": params}, {"params": params[:1]}]
+    elif how == "empty":
+        params = []
+    elif how == "bad option":
+        options["lr"] = -1.0 if odd else 0.1
+    elif how == "fewer" and odd:
+        params.pop()
+    elif how == "shape" and odd:
+        params[2] = torch.nn.Parameter(torch.zeros(30, 901))
+    elif how == "class" and odd:
+        cls = torch.optim.RMSprop
+    elif how == "lbfgs on one" and odd:
+        cls = torch.optim.LBFGS
+    begin = time.monotonic()
+    with pytest.raises((bps.BpsError, ValueError)) as raised:
+        ShardedOptimizer(params, cls, **options)
+    assert time.monotonic() - begin < SOON_S
+    return f"{raised.type.__name__} {raised.value}"
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("lbfgs", "InvalidArgumentError LBFGS", None),
+        ("no class", "InvalidArgumentError SGD", None),
+        ("twice", "ValueError some parameters appear in more than one", None),
+        ("empty", "ValueError optimizer got an empty parameter list", None),
+        ("bad option", "InvalidArgumentError ShardedOptimizer: worker 1", "ValueError Invalid learning rate"),
+        ("fewer", "MismatchError ShardedOptimizer", None),
+        ("shape", "MismatchError ShardedOptimizer", None),
+        ("class", "MismatchError ShardedOptimizer", None),
+        ("lbfgs on one", "InvalidArgumentError ShardedOptimizer: worker 1", "InvalidArgumentError LBFGS"),
+    ],
+)
+def test_what_cannot_be_sharded_is_told_everywhere(how, first, second):
+    texts = cluster.run(refuses, how, workers=2)
+    for text, wanted in zip(texts, (first, second or first), strict=True):
+        assert text.startswith(wanted), text
+
+
+def other_groups(bps: Any) -> str:
+    model, reference = Model(), Model()
+    sharded = ShardedOptimizer(model.first.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(reference.first.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(bps.MismatchError) as raised:
+        sharded.add_param_group({"params": model.third.weight if bps.rank() else model.second.weight})
+    with pytest.raises((ValueError, bps.InvalidArgumentError)):
+        sharded.add_param_group({"params": model.first.weight if bps.rank() else model.second.weight})
+    for optimizer, each in ((sharded, model), (plain, reference)):  # nothing of that is left
+        train(each, optimizer, range(2))
+        optimizer.add_param_group({"params": each.second.weight})
+        train(each, optimizer, range(2, 4))
+    assert_same_models(model, reference)
+    assert_same(sharded.state_dict(), plain.state_dict())
+    return str(raised.value)
+
+
+def test_groups_that_differ_are_told_everywhere():
+    for text in cluster.run(other_groups, workers=2):
+        assert "group 1 parameter 0" in text
+
+
+# ---- Over torch.distributed, in groups, and when a rank is lost
+
+
+def over_gloo(bps: Any) -> int:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    assert not bps.is_initialized()
+    model, reference = Model(), Model()
+    sharded = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+    train(model, sharded, range(2))
+    train(reference, torch.optim.AdamW(reference.parameters(), lr=0.01, weight_decay=0.1), range(2))
+    assert_same_models(model, reference)
+    group = dist.new_group([0, 2])
+    if bps.rank() in (0, 2):
+        sharded = ShardedOptimizer(model.parameters(), torch.optim.AdamW, group=group, lr=0.01)
+        train(model, sharded, range(1))
+        assert len(sharded.state_dict()["state"]) == 6
+    size = bps.size()
+    dist.destroy_process_group()
+    bps.shutdown()
+    return size
+
+
+def test_it_starts_by_itself_over_a_gloo_group():
+    assert cluster.run(over_gloo, workers=3, init=False) == [3, 3, 3]
+
+
+def dies_while_stepping(bps: Any) -> tuple[str, float]:
+    model = Model()
+    sharded = ShardedOptimizer(model.parameters(), torch.optim.Adam)
+    train(model, sharded, range(2))
+    backward(model, 0)
+    mark("ready")
+    if bps.rank() == 1:
+        await_mark("never", timeout=60)
+    with pytest.raises(bps.BpsError) as raised:
+        sharded.step()
+    came = time.monotonic()
+    bps.shutdown()
+    return f"{raised.type.__name__} {raised.value}", came
+
+
+def test_a_rank_that_dies_during_a_step_is_named_soon():
+    with cluster.start(dies_while_stepping, workers=3, env=FAST) as job:
+        job.await_marks("ready")
+        killed = job.kill("rank 1")
+        outcomes = job.outcomes(but=[1])
+    for rank in (0, 2):
+        assert outcomes[rank].value is not None, outcomes[rank].error
+        text, came = outcomes[rank].value
+        assert text.startswith("PeerLostError"), text
+        assert "worker 1" in text
+        assert came - killed < SOON_S
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def tied_in_one_group(bps: Any) -> None:
+    reference, params = ([torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))] for _ in range(2))
+    plain = torch.optim.Adam([*reference, reference[1]], lr=0.1)
+    sharded = ShardedOptimizer([*params, params[1]], torch.optim.Adam, lr=0.1)
+    for param in (*reference, *params):
+        param.grad = torch.ones_like(param)
+    plain.step()
+    sharded.step()
+    assert_same(params, reference)
+
+
+def test_a_parameter_given_twice_in_one_group_is_as_torch_has_it():
+    cluster.run(tied_in_one_group, workers=2)
