@@ -180,13 +180,16 @@ class Job {
   }
   void write(std::uint32_t rank, const tcp::TcpFrame& frame, std::span<const std::byte> bytes) {
     if (transport_.direct) return transport_.ends[rank]->sink->on_write(*transport_.ends[rank], frame.immediate);
-    send(rank, codec::bytes_of(frame));
-    for (std::uint64_t left = frame.length; left > 0 && left <= 2 * kPartition;) {  // longer ones: only their beginning
-      if (bytes.empty()) break;
-      const auto part = bytes.first(std::min<std::uint64_t>(left, bytes.size()));
-      send(rank, part);
-      left -= part.size();
+    // One system call each: the bytes are repeated up to the length that the frame names; of longer ones there is only
+    // the frame.
+    const auto first = codec::bytes_of(frame);
+    message_.assign(first.begin(), first.end());
+    const std::uint64_t length = !bytes.empty() && frame.length <= 2 * kPartition ? frame.length : 0;
+    for (std::uint64_t at = 0; at < length; at += bytes.size()) {
+      const auto part = bytes.first(std::min<std::uint64_t>(length - at, bytes.size()));
+      message_.insert(message_.end(), part.begin(), part.end());
     }
+    send(rank, message_);
   }
   void describe(std::uint32_t rank, std::span<const std::byte> header, const RemoteSpan& span) {
     if (transport_.direct) transport_.ends[rank]->sink->on_descriptor(*transport_.ends[rank], header, span);
@@ -278,6 +281,7 @@ class Job {
   EventLoop& loop_;
   Counters counters_;
   std::vector<Fd> sockets_;  // the members' ends
+  Bytes message_;            // what goes into one of them
   MixedTransport transport_;
   std::unique_ptr<server::ServerLoop> server_;
 };
