@@ -141,6 +141,7 @@ class Run:
         elif event == "cut":
             assert self._network is not None
             self._network.cut(self.trial.victim, self.trial.plane, self.trial.direction)
+            begin = time.monotonic()  # it takes a process for each member, on a busy machine seconds
         elif event == "pause":
             victim.send_signal(signal.SIGSTOP)
             time.sleep(plan.PAUSE_S)
