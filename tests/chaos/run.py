@@ -141,6 +141,7 @@ class Run:
         elif event == "cut":
             assert self._network is not None
             self._network.cut(self.trial.victim, self.trial.plane, self.trial.direction)
+            begin = time.monotonic()  # it takes a process for each member, on a busy machine seconds
         elif event == "pause":
             victim.send_signal(signal.SIGSTOP)
             time.sleep(plan.PAUSE_S)
@@ -166,6 +167,11 @@ class Run:
     def _expect_errors(self, begin: float) -> None:
         """Every survivor raises within its deadline, and names the culprit."""
         limit = plan.TIMEOUT_S * self.patience + 2
+        if not self._survivors():  # the servers hear of it, too, and a stopped worker stays stopped until then
+            others = [process for member, process in self.processes.items() if member != self.trial.victim]
+            self._await(lambda: all(process.poll() is not None for process in others),
+                        limit + plan.SHUTDOWN_S * self.patience + 2, "the servers are not told of the event",
+                        lambda: False)  # fmt: skip
         for rank in self._survivors():
             self._await(lambda rank=rank: self._said(rank, "over"), limit + plan.SHUTDOWN_S * self.patience + 2,
                         f"worker {rank} is not told of the event", lambda rank=rank: self._is_dead(rank))  # fmt: skip

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -161,10 +162,7 @@ class Job {
       Hello hello{.node = rank + 1, .plane = Plane::kControl};
       server_->accept(std::make_unique<IncomingConnection>(hello), &transport_);
       hello.plane = Plane::kData;
-      int fds[2];
-      fuzz::expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
-      sockets_.emplace_back(fds[0]);
-      server_->accept(std::make_unique<IncomingSocket>(AuthenticatedSocket{Fd(fds[1]), hello, {}}), &transport_);
+      server_->accept(direct ? std::make_unique<IncomingConnection>(hello) : connect(hello), &transport_);
       say(rank, encode(tensor::Attach{kPartition, true, 1}, kEpoch));
     }
     settle();
@@ -180,22 +178,25 @@ class Job {
   }
   void write(std::uint32_t rank, const tcp::TcpFrame& frame, std::span<const std::byte> bytes) {
     if (transport_.direct) return transport_.ends[rank]->sink->on_write(*transport_.ends[rank], frame.immediate);
-    send(rank, codec::bytes_of(frame));
-    for (std::uint64_t left = frame.length; left > 0 && left <= 2 * kPartition;) {  // longer ones: only their beginning
-      if (bytes.empty()) break;
-      const auto part = bytes.first(std::min<std::uint64_t>(left, bytes.size()));
-      send(rank, part);
-      left -= part.size();
+    // One system call each: the bytes are repeated up to the length that the frame names; of longer ones there is only
+    // the frame.
+    message_.clear();
+    message_.reserve(3 * kPartition);
+    append(codec::bytes_of(frame));
+    const std::uint64_t length = !bytes.empty() && frame.length <= 2 * kPartition ? frame.length : 0;
+    for (std::uint64_t at = 0; at < length; at += bytes.size()) {
+      append(bytes.first(std::min<std::uint64_t>(length - at, bytes.size())));
     }
+    send(rank, message_);
   }
   void describe(std::uint32_t rank, std::span<const std::byte> header, const RemoteSpan& span) {
     if (transport_.direct) transport_.ends[rank]->sink->on_descriptor(*transport_.ends[rank], header, span);
   }
   void settle() {
     for (int i = 0; i < 3; ++i) {
-      loop_.turn(Duration::zero());
-      transport_.poll();
-      server_->step();
+      int found = transport_.direct ? 0 : loop_.turn(Duration::zero());  // only sockets are watched
+      found += transport_.poll();
+      if (!server_->step() && found == 0) return;
     }
   }
 
@@ -215,36 +216,33 @@ class Job {
   }
   // A push as an honest member does it: into its first large slot.
   void push(std::uint32_t rank) {
-    const std::vector<float> values(kFloats, static_cast<float>(rank + 1));
     const PushHeader made = header(rank, kOthers);
+    const Values& values = contribution(rank);
     if (transport_.direct) {
-      transport_.ends[rank]->tensor = values;
+      std::memcpy(transport_.ends[rank]->tensor.data(), values.data(), sizeof values);
       return describe(rank, tensor::bytes_of(made), {1, 0, kPartition});
     }
     const auto slot = std::ranges::find_if(control(rank).slots,
                                            [](const auto& one) { return one.capacity >= kPartition + kMaxHeader; });
     fuzz::expect(slot != control(rank).slots.end());
-    send(rank, codec::bytes_of(tcp::TcpFrame{tcp::TcpFrame::kMagic, slot->slot, slot->key, slot->address,
-                                             sizeof made + kPartition}));
-    send(rank, tensor::bytes_of(made));
-    send(rank, std::as_bytes(std::span(values)));
+    message_.clear();
+    append(codec::bytes_of(
+        tcp::TcpFrame{tcp::TcpFrame::kMagic, slot->slot, slot->key, slot->address, sizeof made + kPartition}));
+    append(tensor::bytes_of(made));
+    append(std::as_bytes(std::span(values)));
+    send(rank, message_);
   }
   // Exactly one answer, with the sum of the two honest members.
   void expect_sum(std::uint32_t rank) {
-    std::vector<float> result(kFloats);
     if (transport_.direct) {
       const DirectData& data = *transport_.ends[rank];
       fuzz::expect(data.answers == std::vector<std::uint32_t>{kAnswer});
-      result = data.tensor;
-    } else {
-      tcp::TcpFrame frame{};
-      receive(rank, codec::writable_bytes_of(frame));
-      fuzz::expect(frame.immediate == kAnswer && frame.key == 1 && frame.length == kPartition);
-      receive(rank, std::as_writable_bytes(std::span(result)));
-      std::byte more{};
-      fuzz::expect(::recv(sockets_[rank].get(), &more, 1, 0) < 0);
+      return expect_sum(std::as_bytes(std::span(data.tensor)));
     }
-    for (const float value : result) fuzz::expect(value == 3);
+    const auto bytes = receive(rank, sizeof(tcp::TcpFrame) + kPartition);
+    const auto frame = codec::decode_front<tcp::TcpFrame>(bytes);
+    fuzz::expect(frame && frame->immediate == kAnswer && frame->key == 1 && frame->length == kPartition);
+    expect_sum(bytes.subspan(sizeof(tcp::TcpFrame)));
   }
   std::uint64_t slot_bytes() const { return server_->slot_bytes(); }
 
@@ -264,20 +262,49 @@ class Job {
       if (!was_full || ::poll(&writable, 1, 0) == 0) return;
     }
   }
-  void receive(std::uint32_t rank, std::span<std::byte> into) {
-    for (int idle = 0; !into.empty() && idle < 3;) {
-      const auto got = ::recv(sockets_[rank].get(), into.data(), into.size(), 0);
-      if (got > 0) into = into.subspan(static_cast<std::size_t>(got));
+  // Exactly this many bytes.
+  std::span<const std::byte> receive(std::uint32_t rank, std::size_t size) {
+    message_.resize(size + 1);
+    std::size_t have = 0;
+    for (int idle = 0; have < size && idle < 3;) {
+      const auto got = ::recv(sockets_[rank].get(), message_.data() + have, message_.size() - have, 0);
+      if (got > 0) have += static_cast<std::size_t>(got);
       if (got > 0) continue;
       settle();
       ++idle;
     }
-    fuzz::expect(into.empty());
+    fuzz::expect(have == size);
+    return std::span(message_).first(size);
+  }
+  std::unique_ptr<IncomingConnection> connect(const Hello& hello) {
+    int fds[2];
+    fuzz::expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
+    sockets_.emplace_back(fds[0]);
+    return std::make_unique<IncomingSocket>(AuthenticatedSocket{Fd(fds[1]), hello, {}});
+  }
+  void append(std::span<const std::byte> bytes) {
+    message_.resize(message_.size() + bytes.size());
+    std::memcpy(&message_.back() + 1 - bytes.size(), bytes.data(), bytes.size());
+  }
+
+  using Values = std::array<float, kFloats>;
+  // Made once, and copied and compared as bytes: the fuzzer watches every comparison of a loop over them.
+  static const Values& contribution(std::uint32_t rank) {
+    static const auto values = [] {
+      std::array<Values, 3> made;
+      for (std::size_t i = 0; i < made.size(); ++i) made[i].fill(static_cast<float>(i + 1));
+      return made;
+    }();
+    return values[rank];
+  }
+  static void expect_sum(std::span<const std::byte> bytes) {
+    fuzz::expect(bytes.size() == kPartition && std::memcmp(bytes.data(), contribution(2).data(), kPartition) == 0);
   }
 
   EventLoop& loop_;
   Counters counters_;
   std::vector<Fd> sockets_;  // the members' ends
+  Bytes message_;            // what goes into one of them, or came out
   MixedTransport transport_;
   std::unique_ptr<server::ServerLoop> server_;
 };
