@@ -76,7 +76,7 @@ class Job {
     Rank worker;
     worker.reactor = std::make_unique<transport::Reactor>("path", transport::Spin{});
     worker.worker_loop = std::make_unique<worker::WorkerLoop>(
-        worker::WorkerLoopOptions{.index = 0, .servers = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20},
+        worker::WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20},
         *worker.reactor);
     worker.bytes.resize(kPiece * partitions_);
     const tensor::Partitioning cut(worker.bytes.size(), 4, kPiece);
@@ -87,7 +87,7 @@ class Job {
     worker.tensor->member = static_cast<std::uint16_t>(rank);
     worker.tensor->bytes = worker.bytes.size();
     worker.tensor->whole_plan.resize(1);
-    for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back(i);
+    for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back({i});
     const transport::ConnectRequest request{
         .address = {}, .hello = {.node = rank + 1}, .deadline = Deadline::after(10), .whom = "server"};
     worker::ServerConnection& server = worker.worker_loop->add_server(0, 0, "server", transport_);
@@ -165,10 +165,10 @@ void queue(long count) {
     worker::Request request;
     request.priority = static_cast<std::int32_t>(i * 7919 % 1000);
     all.push_back(std::make_unique<worker::Operation>(tensor, request, 0, i, 1, 1));
-    waiting.add(all.back()->cursors.data());
+    waiting.add(all.back()->portions.data());
   }
   for (long i = 0; i < count; ++i) {
-    worker::Operation::Cursor* most_urgent = waiting.top();
+    worker::Transfer* most_urgent = waiting.top();
     waiting.pop();
     waiting.add(most_urgent);
   }

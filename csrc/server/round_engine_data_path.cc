@@ -68,6 +68,7 @@ void RoundEngine::take(const Push& push) {
       return push.session.lose("its memory cannot be read");
     }
   }
+  if (round.awaits_network) return;  // a pull that came later waits with the others
   if (round.has_all_pushes() && !round.summed) {
     complete(round);
   } else if (round.summed && pulls) {

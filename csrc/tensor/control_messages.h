@@ -83,11 +83,11 @@ struct Cancel {
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t round = 0;
-  bool for_host = false;  // to the relay of the host: about the rounds of pushes with kForHost
   ErrorCode code = ErrorCode::kInternal;
   std::string what;
   std::string hint;
   std::vector<CancelledPartition> partitions;
+  bool for_host = false;  // to the relay of the host: about the rounds of pushes with kForHost
   static constexpr void fields(auto& io, auto& m) {
     io(m.group, m.tensor, m.round, m.for_host, m.code);
     io.bounded(m.what, kMostTextBytes);
@@ -102,8 +102,8 @@ struct Cancel {
 struct Cancelled {
   std::vector<std::uint32_t> aborted;   // no answer was sent, and none will be
   std::vector<std::uint32_t> answered;  // the answer has been sent, or an error that was sent before
-  std::vector<std::uint32_t> pending;   // a relay's: the host has contributed; an answer or a PushFailed will follow
   std::vector<std::uint32_t> missing;   // worker ranks that had not pushed one of the aborted partitions
+  std::vector<std::uint32_t> pending{};  // a relay's: the host has contributed; an answer or a failure will follow
   static constexpr void fields(auto& io, auto& m) { io(m.aborted, m.answered, m.pending, m.missing); }
   bool operator==(const Cancelled&) const = default;
 };

@@ -148,6 +148,7 @@ void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& head
     return fail(Error(ErrorCode::kPeerLost, server->why_lost(), "restart the job from its last checkpoint"));
   }
   try {
+    const transport::Reactor::SetUp set_up(reactor_);
     server->memory.reserve(contributions_.in_use() + 1);
   } catch (const Error& error) {
     return fail(error);

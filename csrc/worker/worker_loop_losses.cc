@@ -177,7 +177,7 @@ void WorkerLoop::check_answers(Clock::time_point now, bool was_stopped) {
   answers_due_ = false;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     InFlight& entry = in_flight_[i];
-    if (entry.cursor == nullptr || entry.answer_due == Clock::time_point::max()) continue;
+    if (entry.transfer == nullptr || entry.answer_due == Clock::time_point::max()) continue;
     answers_due_ = true;
     if (was_stopped) entry.answer_due = std::max(entry.answer_due, now + to_duration(options_.silence_s));
     ServerConnection& server = *entry.server;

@@ -97,6 +97,14 @@ def over(transport: str) -> dict[str, str]:
     return {"BPS_TRANSPORT": transport} | device
 
 
+def on_hosts(layout: str) -> dict[str, Any]:
+    """Options of a job whose ranks take this machine for several hosts: "aab" has two ranks on one and one on another.
+
+    Ranks with different letters reach each other by TCP only.
+    """
+    return {"workers": len(layout), "rank_env": [{"BPS_HOST_ID": host} for host in layout]}
+
+
 def free_port() -> int:
     """A port nobody listens on, below the range from which the kernel takes ports of outgoing connections."""
     for _ in range(1000):

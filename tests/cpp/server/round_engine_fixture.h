@@ -108,7 +108,9 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   SlotPool pool{{&transport}};
   SendsDue due;
   Sessions sessions;
-  RoundEngine engine{{.largest_partition = 1 << 20, .epoch = 1, .table = {.rounds = kMostRounds, .words = 1 << 20}},
+  van::Hosts hosts;
+  RoundEngine engine{{.largest_partition = 1 << 20, .epoch = 1, .here = {}, .table = {.rounds = kMostRounds, .words = 1 << 20}},
+                     hosts,
                      sessions,
                      pool,
                      counters};

@@ -12,7 +12,7 @@ class RoundTableTest : public ::testing::Test {
  protected:
   TableShare share;
   RoundTable table{{.rounds = 1 << 20, .words = 1 << 20}};
-  const van::Group group{1, {0, 1, 2}};
+  const RoundGroup group{{1, {0, 1, 2}}, {}, {}};
   const RoundKey key{1, 7, 3};
 };
 
@@ -29,7 +29,7 @@ TEST_F(RoundTableTest, RoundsOfAKeyAreSeparate) {
 }
 
 TEST_F(RoundTableTest, GroupsDoNotMeet) {
-  const van::Group other{2, {0, 1, 2, 3}};
+  const RoundGroup other{{2, {0, 1, 2, 3}}, {}, {}};
   const auto first = table.find_or_open(key, 0, group, share);
   const auto second = table.find_or_open({2, 7, 3}, 0, other, share);
   EXPECT_EQ(second.found, Found::kNew);

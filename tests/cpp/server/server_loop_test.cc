@@ -37,11 +37,13 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
   const auto granted = [&](std::uint64_t memory) {
     van::Membership members;
     members.workers = kWorkers;
-    van::Node node;
-    node.id = 1;
-    node.worker_rank = 0;
-    node.worker_loops = 1;
-    members.nodes.push_back(node);
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      van::Node node;
+      node.id = i + 1;
+      node.worker_rank = static_cast<std::int32_t>(i);
+      node.worker_loops = 1;
+      members.nodes.push_back(node);
+    }
     ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members,
                    {&transport}, counters);
     FakeWorker worker;

@@ -20,10 +20,11 @@ std::vector<ControlMessage> samples() {
           credits,
           Credits{},
           PushFailed{17, ErrorCode::kPeerLost, "what", "hint"},
-          Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10}}},
-          Cancelled{{1, 2}, {3}, {0, 5, 1000000}},
+          Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10, 3}}, true},
+          Cancelled{{1, 2}, {3}, {0, 5, 1000000}, {8}},
           Ping{5},
-          Echo{5}};
+          Echo{5},
+          RoundFailed{1, 2, 3, 4, ErrorCode::kPeerLost, "what", "hint"}};
 }
 
 TEST(ControlMessages, RoundTrip) {

@@ -16,7 +16,7 @@ class InFlightTest : public ::testing::Test {
   InFlight& send(std::uint32_t& index) {
     index = table.allocate();
     InFlight& entry = table[index];
-    entry.cursor = &cursor;
+    entry.transfer = &portion;
     entry.server = &server;
     return entry;
   }
@@ -27,16 +27,16 @@ class InFlightTest : public ::testing::Test {
   TransportMemory memory{transport, 1024, 4096};
   ServerConnection server{loop, 0, "server", memory, 1};
   ServerConnection other{loop, 1, "other", memory, 1};
-  Operation::Cursor cursor;
+  Operation::Portion portion;
   InFlightTable table;
 };
 
 TEST_F(InFlightTest, AnAnswerFindsItsPartitionOnce) {
   std::uint32_t index = 0;
-  send(index).partition = 7;
+  send(index).part.partition = 7;
   const std::uint32_t immediate = table.immediate_of(index);
   ASSERT_NE(table.find(immediate, server), nullptr);
-  EXPECT_EQ(table.find(immediate, server)->partition, 7U);
+  EXPECT_EQ(table.find(immediate, server)->part.partition, 7U);
   EXPECT_EQ(table.find(immediate, other), nullptr) << "an answer of another server";
   table.free(index);
   EXPECT_EQ(table.find(immediate, server), nullptr) << "an answer that came twice";

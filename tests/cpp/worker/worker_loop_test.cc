@@ -22,7 +22,7 @@ class WorkerLoopTest : public ::testing::Test {
 
   explicit WorkerLoopTest(std::uint64_t credit = 4 * kPiece)
       : worker_loop(WorkerLoopOptions{.index = 0,
-                                      .servers = kServers,
+                                      .places = kServers,
                                       .scheduling_credit = credit,
                                       .largest_partition = 1 << 20,
                                       .staging_bytes = 1 << 20,
@@ -78,7 +78,7 @@ class WorkerLoopTest : public ::testing::Test {
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = bytes;
     tensor->whole_plan.resize(kServers);
-    for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->whole_plan[i % kServers].push_back(i);
+    for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->whole_plan[i % kServers].push_back({i});
     return tensor;
   }
   // Of the tensor that was declared last, in its first round.

@@ -22,7 +22,7 @@ struct TwoLoops {
       reactors.push_back(std::make_unique<transport::Reactor>("test", transport::Spin{}));
       loops.push_back(std::make_unique<WorkerLoop>(of_loop, *reactors[i]));
       loops[i]->add_server(0, 0, "server", transport);
-      worker->add_loop(loops[i].get(), reactors[i].get());
+      worker->add_loop(loops[i].get(), reactors[i].get(), {});
     }
   }
   std::shared_ptr<Tensor> declare(const std::string& name, std::uint64_t elements) {
