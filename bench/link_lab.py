@@ -3,8 +3,10 @@
 
     sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 4 --rate 300
     sudo .venv/bin/python bench/link_lab.py --workers 4                           # servers inside the workers
+    sudo .venv/bin/python bench/link_lab.py --workers 2 --ranks-per-host 1,2,4,8  # as nodes with several GPUs
 
 Workers and servers, each on its own host, sum a tensor; rounds alternate with gloo's all_reduce on the workers' hosts.
+With --ranks-per-host each of the workers' hosts has several ranks, which share its link.
 The rate must be so low that the links are the limit, not this machine's cores; the load of the busiest core is shown.
 The program prints the goodput per worker (bytes of the tensor / time), its share of the line rate, and the bytes that
 the interfaces counted on the links.
@@ -24,6 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bps_rdma.bench import teams
 from bps_rdma.bench.plan import Plan, format_size, make_cases, parse_size
@@ -97,12 +100,14 @@ class LabJob(LocalJob):
 
     hosts: dict[str, Host] = field(default_factory=dict)
     partition: int = 128 << 10
+    ranks_per_host: int = 1
 
     def placed(self, label: str, command: list[str]) -> list[str]:
         return ["ip", "netns", "exec", self.hosts[label].name, *command]
 
     def worker(self, rank: int) -> dict[str, str]:
-        return super().worker(rank) | self._place(f"rank {rank}") | {"LOCAL_RANK": "0"}
+        local = {"LOCAL_RANK": str(rank % self.ranks_per_host)}
+        return super().worker(rank) | self._place(f"rank {rank}") | local
 
     def role(self, label: str) -> dict[str, str]:
         return super().role(label) | self._place(label)
@@ -110,12 +115,12 @@ class LabJob(LocalJob):
     def _place(self, label: str) -> dict[str, str]:
         root = self.hosts.get("scheduler", self.hosts["rank 0"]).address
         return {
-            "BPS_TRANSPORT": "tcp",
+            "BPS_TRANSPORT": "shm,tcp",  # shared memory within a namespace
             "BPS_NODE_HOST": self.hosts[label].address,
             "BPS_ROOT_URI": root,
             "MASTER_ADDR": self.hosts["rank 0"].address,
-            "LOCAL_WORLD_SIZE": "1",
-            "BPS_NUM_WORKERS": str(self.workers),  # machines
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_host),
+            "BPS_NUM_WORKERS": str(self.workers // self.ranks_per_host),  # machines
             "GLOO_SOCKET_IFNAME": "eth0",
             "BPS_SPIN_US": "0",  # all hosts share this machine's cores
             "OMP_NUM_THREADS": "1",
@@ -124,15 +129,25 @@ class LabJob(LocalJob):
 
 
 @contextlib.contextmanager
-def lab(workers: int, servers: int, mbit: float, partition: int) -> Iterator[tuple[Switch, LabJob]]:
-    """A switch with the hosts of a job. If `servers` is 0, servers run inside the workers."""
+def lab(workers: int, ranks: int, servers: int, mbit: float, partition: int) -> Iterator[tuple[Switch, LabJob]]:
+    """A switch with the hosts of a job, `ranks` on each of the workers'. If `servers` is 0, servers run inside them."""
     switch = Switch()
     try:
-        hosts = {f"rank {i}": switch.add_host(mbit) for i in range(workers)}
+        machines = [switch.add_host(mbit) for _ in range(workers)]
+        hosts = {f"rank {i}": machines[i // ranks] for i in range(workers * ranks)}
         hosts |= {f"server {i}": switch.add_host(mbit) for i in range(servers)}
         if servers:
             hosts["scheduler"] = switch.add_host(None)
-        yield switch, LabJob(workers=workers, servers=servers or None, hosts=hosts, partition=partition)
+        yield (
+            switch,
+            LabJob(
+                workers=workers * ranks,
+                servers=servers or None,
+                hosts=hosts,
+                partition=partition,
+                ranks_per_host=ranks,
+            ),
+        )
     finally:
         switch.remove()
 
@@ -152,13 +167,13 @@ class Measured:
     busiest: float
 
 
-def measure(
-    workers: int, servers: int, mbit: float, partition: int, nbytes: int, rounds: int, peers: tuple[str, ...]
-) -> dict[str, Measured]:
+def measure(args: argparse.Namespace, ranks: int) -> dict[str, Measured]:
     """Run alternating rounds of all implementations, then some of each alone to count the bytes that it sends."""
+    nbytes, rounds = parse_size(args.size), args.rounds
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
-    plan = Plan(cases=cases, compare=peers, bound=False)
-    with lab(workers, servers, mbit, partition) as (switch, job), Children() as children:
+    plan = Plan(cases=cases, compare=() if args.no_gloo else ("gloo",), bound=False)
+    place = lab(args.workers, ranks, args.servers, args.rate, parse_size(args.partition))
+    with place as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
         team.gather()
@@ -184,27 +199,14 @@ def measure(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--servers", type=int, default=0, help="servers on hosts of their own; 0: inside the workers")
-    parser.add_argument("--rate", type=float, default=300, help="rate of every link in Mbit/s, in each direction")
-    parser.add_argument("--size", default="64M")
-    parser.add_argument("--partition", default="128K", help="BYTEPS_PARTITION_BYTES; slow links need small pieces")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--no-gloo", action="store_true")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("error: creating network namespaces needs root\nhint: use sudo, or a container with CAP_SYS_ADMIN")
-    nbytes = parse_size(args.size)
-    peers = () if args.no_gloo else ("gloo",)
-    found = measure(args.workers, args.servers, args.rate, parse_size(args.partition), nbytes, args.rounds, peers)
-    line = args.rate * 1e6 / 8
+def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> dict[str, Any]:
+    """Print one count of ranks per host, and return it for --json."""
+    nbytes, line = parse_size(args.size), args.rate * 1e6 / 8
     place = f"{args.servers} dedicated servers" if args.servers else "servers inside the workers"
     what = f"{format_size(nbytes)} in pieces of {args.partition}"
-    print(f"{args.workers} workers, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
-    rows = {}
+    who = f"{args.workers} hosts with {ranks} {'rank' if ranks == 1 else 'ranks'} each"
+    print(f"{who}, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
+    rows: dict[str, Any] = {}
     for name, one in found.items():
         goodput = nbytes / one.timing.median
         up = max(a for a, _ in one.carried.values()) / nbytes
@@ -229,8 +231,56 @@ def main() -> None:
         ratio = compare(found["bps_rdma"].timing, found["gloo"].timing)
         print(f"{ratio.median:.2f} times as fast as gloo ({ratio.lower:.2f} to {ratio.upper:.2f})")
         rows["speedup"] = {"median": ratio.median, "lower": ratio.lower, "upper": ratio.upper}
+    return rows
+
+
+def plot(args: argparse.Namespace, counts: list[int], found: list[dict[str, Any]]) -> None:
+    """Goodput over the number of ranks that share a link, with the range of the rounds."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, label in (("bps_rdma", "bps_rdma"), ("gloo", "gloo's ring")):
+        rows = [one[name] for one in found if name in one]
+        if not rows:
+            continue
+        middle = [row["goodput_mb_per_s"] for row in rows]
+        low = [m - row["range_mb_per_s"][0] for m, row in zip(middle, rows, strict=True)]
+        high = [row["range_mb_per_s"][1] - m for m, row in zip(middle, rows, strict=True)]
+        axes.errorbar(range(len(counts)), middle, yerr=[low, high], marker="o", capsize=3, label=label)
+    axes.axhline(args.rate / 8, color="gray", linestyle="--", label="line rate")
+    axes.set_xticks(range(len(counts)), [str(count) for count in counts])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("ranks per host")
+    axes.set_ylabel("goodput, MB/s")
+    servers = f"{args.servers} server hosts" if args.servers else "servers inside the workers"
+    axes.set_title(f"{args.workers} hosts, {servers}, links of {args.rate:g} Mbit/s, {args.size}")
+    axes.legend()
+    figure.savefig(args.plot)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4, help="hosts with workers")
+    parser.add_argument("--ranks-per-host", default="1", help="ranks on each of them; several counts: 1,2,4,8")
+    parser.add_argument("--servers", type=int, default=0, help="servers on hosts of their own; 0: inside the workers")
+    parser.add_argument("--rate", type=float, default=300, help="rate of every link in Mbit/s, in each direction")
+    parser.add_argument("--size", default="64M")
+    parser.add_argument("--partition", default="128K", help="BYTEPS_PARTITION_BYTES; slow links need small pieces")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw goodput by ranks per host into this file")
+    args = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("error: creating network namespaces needs root\nhint: use sudo, or a container with CAP_SYS_ADMIN")
+    counts = [int(count) for count in args.ranks_per_host.split(",")]
+    found = [report(args, ranks, measure(args, ranks)) for ranks in counts]
     if args.json:
-        args.json.write_text(json.dumps(vars(args) | {"json": str(args.json), "found": rows}) + "\n")
+        given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+        rows = [{"ranks_per_host": ranks} | one for ranks, one in zip(counts, found, strict=True)]
+        args.json.write_text(json.dumps(given | {"found": rows}) + "\n")
+    if args.plot:
+        plot(args, counts, found)
 
 
 if __name__ == "__main__":

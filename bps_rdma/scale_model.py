@@ -35,12 +35,14 @@ class Hosts:
         count: number of hosts.
         gbit_per_s: speed of each host's link, in each direction at the same time.
         worker, server: what runs on each host; both means servers inside the workers.
+        ranks: worker processes on each host. They sum in memory first, and send one contribution (BPS_HOST_SUM).
     """
 
     count: int
     gbit_per_s: float
     worker: bool = False
     server: bool = False
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class _Flow:
     servers: _Servers
     push: bool
     links: tuple[tuple[int, bool, int], ...]  # used: kind of hosts, direction is up, flows on the link of one host
+    window: int  # pieces
     limit: float = 0.0  # bytes that may be sent so far
     sent: float = 0.0
     rate: float = 0.0
@@ -141,7 +144,7 @@ def ring_seconds(workers: int, gbit_per_s: float, nbytes: int, protocol: Protoco
 
 
 def _check(hosts: Sequence[Hosts], nbytes: int, protocol: Protocol) -> None:
-    positive = [nbytes, protocol.partition_bytes, protocol.window, *(h.count for h in hosts)]
+    positive = [nbytes, protocol.partition_bytes, protocol.window, *(n for h in hosts for n in (h.count, h.ranks))]
     rates = [protocol.sum_bytes_per_s, *(h.gbit_per_s for h in hosts)]
     if min(positive) < 1 or min(rates) <= 0:
         raise InvalidArgumentError("sizes, counts and rates must be positive", "correct the hosts or the protocol")
@@ -197,7 +200,9 @@ class _Round:
                 continue
             for push in (True, False):
                 links = ((kind, push, per_worker), (servers.host, not push, per_server))
-                flows.append(_Flow(servers, push, links))
+                # Each rank of the server's host is a server, and each has a window for every other host.
+                window = self.window * (self.hosts[servers.host].ranks if self.hosts[servers.host].worker else 1)
+                flows.append(_Flow(servers, push, links, window))
         return flows
 
     def run(self) -> Prediction:
@@ -209,7 +214,7 @@ class _Round:
                 if self._active(flow) and flow.rate > 0:
                     soonest = min(soonest, (self._next_stop(flow) - flow.sent) / flow.rate)
             self._advance(max(soonest, 0.0))
-        seconds = self.now + self.protocol.latency_s
+        seconds = self.now + self.protocol.latency_s + 2 * self._host_s()
         return Prediction(
             seconds=seconds,
             goodput=self.nbytes / seconds,
@@ -221,10 +226,17 @@ class _Round:
 
     # ---- Time
 
+    def _host_s(self) -> float:
+        """What the ranks of a host add: their first piece is summed before it is sent, and their last is delivered."""
+        ranks = max(host.ranks for host in self.given if host.worker)
+        if ranks == 1:
+            return 0.0
+        return ranks * self.piece_bytes / self.protocol.sum_bytes_per_s + self.protocol.piece_s
+
     def _open(self) -> None:
         for flow in self.flows:
             if flow.push:
-                flow.limit = min(flow.servers.pieces, self.window) * self.wire_bytes
+                flow.limit = min(flow.servers.pieces, flow.window) * self.wire_bytes
         for servers in self.servers:
             if not any(flow.servers is servers for flow in self.flows):  # its only worker is on the same host
                 self._summed_later(servers, servers.pieces)
@@ -277,7 +289,7 @@ class _Round:
         for flow in self.flows:
             if flow.servers is not servers:
                 continue
-            pieces = min(servers.pieces, servers.summed + self.window) if flow.push else servers.summed
+            pieces = min(servers.pieces, servers.summed + flow.window) if flow.push else servers.summed
             flow.limit = pieces * self._bytes_of(flow)
 
     def _schedule(self, when: float, servers: _Servers, *, is_sum: bool) -> None:

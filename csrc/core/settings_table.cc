@@ -143,7 +143,8 @@ constexpr Setting kTable[] = {
      "which server sums a partition: raw, djb2, naive, built_in, sdbm or mixed, hashes of its key as in BytePS, or "
      "balanced, the server with the fewest bytes so far"},
     {"BPS_HOST_SUM", "", "1", kFlag, worker<&WorkerSettings::host_sum>,
-     "1: in a job on several hosts the ranks of a host sum in shared memory first, and one contribution per host crosses "
+     "1: in a job on several hosts the ranks of a host sum in shared memory first, and one contribution per host "
+     "crosses "
      "the network; 0 on any rank: every rank sends its own"},
     {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),
      worker<&WorkerSettings::built_in_coefficient>, "coefficient of the key hash built_in"},

@@ -19,7 +19,8 @@ Connector::Target Connector::target_at(std::size_t index, std::size_t place) con
   const std::size_t servers = members_.servers * server_loops;
   const bool is_relay = place >= servers;
   const van::Node* node =
-      is_relay ? members_.worker(hosts_.ranks(hosts_.host_of(static_cast<std::uint32_t>(self_.worker_rank)))[place - servers])
+      is_relay ? members_.worker(
+                     hosts_.ranks(hosts_.host_of(static_cast<std::uint32_t>(self_.worker_rank)))[place - servers])
                : members_.server(static_cast<std::uint32_t>(place / server_loops));
   return {.server = *node,
           .place = place,

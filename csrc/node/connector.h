@@ -13,7 +13,8 @@ namespace bps::node {
 class Connector {
  public:
   // `self` is this process; all must outlive the connector.
-  Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self, const van::Hosts& hosts, Loops& loops);
+  Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
+            const van::Hosts& hosts, Loops& loops);
 
   // Connects worker loop `index` to a place (Worker::places). Blocks. Throws kUnreachable, kAuthentication or kVersion
   // naming the server, and kTimeout when the deadline passes.

@@ -25,7 +25,7 @@ struct Loop {
   std::array<transport::Transport*, transport::kKinds> transports{};  // nullptr: not on this loop
   std::unique_ptr<server::ServerLoop> server_loop;
   std::unique_ptr<worker::WorkerLoop> worker_loop;  // goes first: what it still sends belongs to rounds
-  std::uint64_t seen_turns = 0;  // by the watchdog
+  std::uint64_t seen_turns = 0;                     // by the watchdog
   // Connections that came in before the membership was known, and groups that its server loop is to know.
   std::vector<std::pair<transport::Kind, std::unique_ptr<transport::IncomingConnection>>> early;
   std::vector<van::Group> groups;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "tensor/push_header.h"
 #include "server/round_group.h"
+#include "tensor/push_header.h"
 
 namespace bps::server {
 

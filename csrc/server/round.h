@@ -29,8 +29,8 @@ struct Arrival {
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;
-  bool in_place = false;  // the pass over the payloads writes the result straight into the worker's memory
-  bool answered = false;  // with the result, or that the round is complete; never with a failure
+  bool in_place = false;   // the pass over the payloads writes the result straight into the worker's memory
+  bool answered = false;   // with the result, or that the round is complete; never with a failure
   bool cancelled = false;  // the member waits for what becomes of its host's contribution, and not for the result
   bool done = false;       // the member has the result, or knows that the round failed
 };
@@ -74,7 +74,7 @@ struct Round {
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
   bool awaits_network = false;         // for_host: the host has contributed, and the server has not answered
   bool summed = false;                 // the result is known
-  bool waits = false;  // for memory, or for workers that are out of slots: see RoundEngine::resume()
+  bool waits = false;                  // for memory, or for workers that are out of slots: see RoundEngine::resume()
   std::optional<RoundFailure> failure;
   Slot* result = nullptr;         // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;  // by contributor; keeps its capacity between uses

@@ -203,9 +203,9 @@ std::uint32_t RoundEngine::contributor_of(const RoundGroup& group, std::uint32_t
 tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
   const auto known = groups_.find(cancel.group);
-  const std::uint32_t contributor = known == groups_.end() ? van::Contributors::kNone
-                                                           : contributor_of(*known->second, session.worker_rank(),
-                                                                            cancel.for_host);
+  const std::uint32_t contributor = known == groups_.end()
+                                        ? van::Contributors::kNone
+                                        : contributor_of(*known->second, session.worker_rank(), cancel.for_host);
   if (contributor == van::Contributors::kNone) {
     counters_.stale.add();
     return reply;
@@ -215,8 +215,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
     const RoundKey key{cancel.group, cancel.tensor, one.partition, cancel.for_host};
     Round* round = table_.find(key, cancel.round);
     // Once it is over, every member has been answered, or told of a failure.
-    Outcome outcome =
-        round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
+    Outcome outcome = round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
     if (round == nullptr && outcome == Outcome::kAborted && why_gone(group, cancel.for_host, nullptr) == nullptr) {
       const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
@@ -251,8 +250,8 @@ std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, s
   return ranks;
 }
 
-// What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come; or,
-// where the host has contributed already, that will be known when the server has said so. A push or pull of the
+// What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come;
+// or, where the host has contributed already, that will be known when the server has said so. A push or pull of the
 // contributor that waits beside the cancelled one fails like those of the others.
 RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate,
                                          const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing) {
@@ -278,11 +277,11 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
   }
   const std::vector<std::uint32_t> late = ranks_without_push(round, contributor);
   if (missing.empty()) missing = late;
-  RoundFailure why{cancel.code,
-                   cancel.what + (late.empty() || cancel.code != ErrorCode::kTimeout
-                                      ? ""
-                                      : "; it still waited for " + van::name_ranks(late)),
-                   cancel.hint};
+  RoundFailure why{
+      cancel.code,
+      cancel.what +
+          (late.empty() || cancel.code != ErrorCode::kTimeout ? "" : "; it still waited for " + van::name_ranks(late)),
+      cancel.hint};
   if (round.is_contribution()) tell_network(round, why);
   fail(round, std::move(why));
   return Outcome::kAborted;
@@ -304,9 +303,8 @@ bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank,
   const std::uint32_t index =
       member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
   if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].pushed)) return false;
-  return std::ranges::all_of(contributors[index].members, [&](std::uint32_t one) {
-    return gone_ranks_.contains(group.group.ranks[one]);
-  });
+  return std::ranges::all_of(contributors[index].members,
+                             [&](std::uint32_t one) { return gone_ranks_.contains(group.group.ranks[one]); });
 }
 
 // Why this round of the group, or a new one, cannot complete; nullptr if it can.

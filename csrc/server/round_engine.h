@@ -156,7 +156,7 @@ class RoundEngine final : public tensor::ContributionSource {
   Counters& counters_;
   RoundTable table_;
   Summer summer_;
-  SumPlan plan_;  // of the pass in progress; keeps its capacity
+  SumPlan plan_;                                   // of the pass in progress; keeps its capacity
   tensor::ContributionSender* network_ = nullptr;  // of a relay
   std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;

@@ -24,10 +24,10 @@ struct RoundGroup {
   const van::Contributors& contributors(bool for_host) const { return for_host ? host : network; }
 
   van::Group group;
-  van::Contributors network;          // to rounds that are summed here for all
-  van::Contributors host;             // to rounds that are summed here for this host
-  bool ends_on_host = false;          // those are all there is: nobody else is in the group
-  std::uint32_t host_contributor = 0; // what this host is in `network`
+  van::Contributors network;           // to rounds that are summed here for all
+  van::Contributors host;              // to rounds that are summed here for this host
+  bool ends_on_host = false;           // those are all there is: nobody else is in the group
+  std::uint32_t host_contributor = 0;  // what this host is in `network`
 };
 
 }  // namespace bps::server

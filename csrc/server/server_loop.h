@@ -37,8 +37,8 @@ struct ServerLoopOptions {
 
 class ServerLoop final : public transport::Actor, private SessionOwner {
  public:
-  ServerLoop(ServerLoopOptions options, const van::Membership& membership, std::vector<transport::Transport*> slot_transports,
-             Counters& counters);
+  ServerLoop(ServerLoopOptions options, const van::Membership& membership,
+             std::vector<transport::Transport*> slot_transports, Counters& counters);
 
   // Takes a worker's connection, which came by `transport`, or rejects it with a line in the log.
   void accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport);

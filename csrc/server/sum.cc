@@ -38,7 +38,7 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
       if (source.bytes != nullptr) {
         std::memcpy(block, source.bytes + at, size);
       } else if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
-          status != Status::kOk) {
+                 status != Status::kOk) {
         broken = source.session;
         return status;
       }

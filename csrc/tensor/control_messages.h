@@ -100,9 +100,9 @@ struct Cancel {
 
 // Server to worker: the reply to a Cancel, with the immediates of its partitions.
 struct Cancelled {
-  std::vector<std::uint32_t> aborted;   // no answer was sent, and none will be
-  std::vector<std::uint32_t> answered;  // the answer has been sent, or an error that was sent before
-  std::vector<std::uint32_t> missing;   // worker ranks that had not pushed one of the aborted partitions
+  std::vector<std::uint32_t> aborted;    // no answer was sent, and none will be
+  std::vector<std::uint32_t> answered;   // the answer has been sent, or an error that was sent before
+  std::vector<std::uint32_t> missing;    // worker ranks that had not pushed one of the aborted partitions
   std::vector<std::uint32_t> pending{};  // a relay's: the host has contributed; an answer or a failure will follow
   static constexpr void fields(auto& io, auto& m) { io(m.aborted, m.answered, m.pending, m.missing); }
   bool operator==(const Cancelled&) const = default;

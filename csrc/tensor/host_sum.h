@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two halves of a relay: the rounds of its host (server/), and the way from there to the network (worker/). Both run
-// on one thread, and know each other by these interfaces only.
+// The two halves of a relay: the rounds of its host (server/), and the way from there to the network (worker/). Both
+// run on one thread, and know each other by these interfaces only.
 //
 // When all ranks of a host have pushed a partition, the rounds hand a contribution to the sender. It is read, which
 // means summed, no earlier than it can be sent: most urgent first, and bounded by what the server has granted. It ends

@@ -33,7 +33,7 @@ Hosts::Hosts(const Membership& members) {
 // With fewer servers than ranks on the host each server has several of them, so that all ranks take part.
 std::uint32_t Hosts::spread(std::uint32_t host) const {
   const std::size_t servers = servers_.size();
-  return static_cast<std::uint32_t>(std::max<std::size_t>(1, ranks_[host].size() / servers));
+  return static_cast<std::uint32_t>((ranks_[host].size() + servers - 1) / servers);
 }
 
 std::uint32_t Hosts::relay(std::uint32_t host, std::uint32_t server_rank, std::uint64_t hash) const {

@@ -75,7 +75,9 @@ class Contributors {
   std::uint32_t size() const { return static_cast<std::uint32_t>(list_.size()); }
   const Contributor& operator[](std::uint32_t index) const { return list_[index]; }
   // Which contributor a member belongs to, or kNone.
-  std::uint32_t of_member(std::uint32_t member) const { return member < of_member_.size() ? of_member_[member] : kNone; }
+  std::uint32_t of_member(std::uint32_t member) const {
+    return member < of_member_.size() ? of_member_[member] : kNone;
+  }
   // Whether one of them stands for several ranks.
   bool has_hosts() const { return has_hosts_; }
 

@@ -44,8 +44,8 @@ struct Node {
   std::uint16_t worker_loops = 0;
   std::uint16_t server_loops = 0;
   std::uint32_t pid = 0;
-  std::string host;      // for people
-  std::string host_key;  // equal for processes that can share memory
+  std::string host;           // for people
+  std::string host_key;       // equal for processes that can share memory
   bool sums_on_host = false;  // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
   std::vector<TransportAddress> addresses;
 

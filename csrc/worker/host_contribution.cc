@@ -46,8 +46,8 @@ void HostContribution::finish(std::size_t count, bool, Counters&) {
   if (unfinished > 0) return;
   const std::uint32_t number = number_;
   const bool delivered = delivered_;
-  const Error why = failure_.value_or(Error(ErrorCode::kInternal, "a host's contribution ended without a reason",
-                                            "report this as a bug"));
+  const Error why = failure_.value_or(
+      Error(ErrorCode::kInternal, "a host's contribution ended without a reason", "report this as a bug"));
   const std::vector<std::uint32_t> missing = std::move(missing_);
   tensor::ContributionSource* source = pool_->source();
   pool_->free(*this);

@@ -78,7 +78,8 @@ class InFlightTable {
     const std::uint32_t index = index_of(immediate);
     if (index >= entries_.size()) return nullptr;
     const InFlight& entry = entries_[index];
-    const bool same = entry.transfer != nullptr && entry.server == &server && entry.generation == immediate >> kIndexBits;
+    const bool same =
+        entry.transfer != nullptr && entry.server == &server && entry.generation == immediate >> kIndexBits;
     return same ? &entry : nullptr;
   }
 

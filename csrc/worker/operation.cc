@@ -174,7 +174,8 @@ void Operation::Portion::take_answer(const tensor::Placement& placement, const s
 }
 
 void Operation::Portion::note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) {
-  if (owner->failure()->code() == ErrorCode::kTimeout) owner->explain(server + " still waits for " + van::name_ranks(ranks));
+  if (owner->failure()->code() == ErrorCode::kTimeout)
+    owner->explain(server + " still waits for " + van::name_ranks(ranks));
 }
 
 tensor::Cancel Operation::Portion::make_cancel() const {

@@ -139,8 +139,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::atomic<int> completion_fd_{-1};
 };
 
-// `count` partitions of an operation are over, or what a loop owes it besides: having admitted it. The last one ends the
-// operation, which may vanish at any moment then.
+// `count` partitions of an operation are over, or what a loop owes it besides: having admitted it. The last one ends
+// the operation, which may vanish at any moment then.
 void finish(Operation& operation, std::uint64_t count, Counters& counters);
 
 }  // namespace bps::worker

@@ -79,7 +79,8 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   if (placement.has_payload()) {
     source = staged != nullptr ? staged->region.get() : transfer.input.get();
     if (staged == nullptr) {
-      source_offset = static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
+      source_offset =
+          static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
     }
   }
   const std::uint64_t length = placement.has_payload() ? placement.length : 0;

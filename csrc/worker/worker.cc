@@ -229,7 +229,8 @@ Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
     const std::size_t worker_loop = spread % worker_loops_.size();
     const std::size_t place = server * shards + spread % shards;
     if (by_relay[server]) {
-      const std::uint32_t relay = options_.hosts.relay(options_.hosts.host_of(rank()), server, tensor::relay_hash(spread));
+      const std::uint32_t relay =
+          options_.hosts.relay(options_.hosts.host_of(rank()), server, tensor::relay_hash(spread));
       plan[worker_loop * width + place_of_relay(relay, worker_loop)].push_back({i, static_cast<std::uint32_t>(place)});
     } else {
       plan[worker_loop * width + place].push_back({i});
@@ -256,8 +257,7 @@ bool Worker::concerns(const van::Node& gone, const van::Group& group) const {
   const auto rank = static_cast<std::uint32_t>(gone.worker_rank);
   if (!options_.hosts.active()) return group.index_of(rank) != van::kNoRank;
   const std::uint32_t host = options_.hosts.host_of(rank);
-  return std::ranges::any_of(group.ranks,
-                             [&](std::uint32_t member) { return options_.hosts.host_of(member) == host; });
+  return std::ranges::any_of(group.ranks, [&](std::uint32_t member) { return options_.hosts.host_of(member) == host; });
 }
 
 void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
@@ -268,7 +268,8 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   const std::lock_guard lock(mutex_);
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
-    if (gone == nullptr || concerns(*gone, *tensor.group)) throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+    if (gone == nullptr || concerns(*gone, *tensor.group))
+      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
   }
   // A member may have pushed its part before it left: a push or pull on its own can still succeed.
   if (kind == tensor::OperationKind::kSplit) return;

@@ -102,7 +102,7 @@ class Worker {
   Connect connect_;
   std::mutex connecting_;
   std::vector<bool> connected_;  // by [loop * places + place]; guarded by connecting_
-  mutable std::mutex mutex_;  // declarations, groups, losses
+  mutable std::mutex mutex_;     // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first

@@ -13,8 +13,8 @@
 // On a relay it also sends what its host contributes to the rounds of the network (tensor/host_sum.h).
 //
 // Threading: submit() from any thread, everything else on the reactor's. The parts: worker_loop.cc admits and
-// completes; sender.h sends; worker_loop_losses.cc has deadlines, aborts and lost servers; host_contribution.h is what a
-// relay sends.
+// completes; sender.h sends; worker_loop_losses.cc has deadlines, aborts and lost servers; host_contribution.h is what
+// a relay sends.
 #pragma once
 
 #include <functional>
@@ -36,7 +36,7 @@ namespace bps::worker {
 
 struct WorkerLoopOptions {
   std::size_t index = 0;
-  std::size_t places = 1;  // server loops of the job, then relays of this host that are not among them
+  std::size_t places = 1;               // server loops of the job, then relays of this host that are not among them
   std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
   std::uint64_t largest_partition = 0;
   std::uint64_t staging_bytes = 0;

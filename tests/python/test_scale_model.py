@@ -56,6 +56,16 @@ def test_every_byte_crosses_a_link_once_each_way(workers, servers):
     assert found.data_writes == 2 * workers * 240
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_of_a_host_share_its_link_at_no_cost(ranks):
+    for kinds in ([Hosts(4, 1, worker=True, server=True)], apart(4, 4)):
+        shared = [Hosts(h.count, 1, h.worker, h.server, ranks if h.worker else 1) for h in kinds]
+        alone, found = simulate(kinds, 64 * MIB, IDEAL), simulate(shared, 64 * MIB, IDEAL)
+        assert [(link.up, link.down) for link in found.links] == [(link.up, link.down) for link in alone.links]
+        assert found.seconds <= alone.seconds * 1.001
+        assert found.data_writes == alone.data_writes
+
+
 def test_servers_inside_the_workers_carry_what_a_ring_does():
     found = simulate([Hosts(8, 1, worker=True, server=True)], 64 * MIB, IDEAL)
     assert found.links[0].down == pytest.approx(2 * 7 / 8 * 64 * MIB, rel=1e-3)
