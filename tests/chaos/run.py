@@ -216,6 +216,7 @@ class Run:
                 status = process.wait(8 * self.patience)
             except subprocess.TimeoutExpired:
                 self.violations.append(f"{member} does not end")
+                self._describe_threads()
                 continue
             clean = not gone and (member.startswith("worker") or self.trial.event not in plan.LETHAL)
             if status < 0 and not (gone and self.trial.event in ("kill", "segfault", "stop")):
@@ -227,6 +228,18 @@ class Run:
                 self.violations.append(f"worker {rank}: {line['text']}")
             if rank in self._survivors() and not self._said(rank, "checked"):
                 self.violations.append(f"worker {rank} could not check its arrays")
+
+    def _describe_threads(self) -> None:
+        """Leaves a file that tells a process that hangs from one that gets no processor time."""
+        fields = ("comm", "stat", "wchan", "syscall")
+        with (self.folder / "threads").open("a") as out:
+            print("load", Path("/proc/loadavg").read_text().strip(), file=out)
+            for member, process in self.processes.items():
+                for task in sorted(Path(f"/proc/{process.pid}/task").glob("*")):
+                    try:
+                        print(member, *((task / field).read_text().strip() for field in fields), sep="; ", file=out)
+                    except OSError:
+                        continue  # it has ended meanwhile
 
     def _kill_all(self) -> None:
         for process in self.processes.values():
@@ -270,6 +283,7 @@ class Run:
                 ended = {name: process.poll() for name, process in self.processes.items()}
                 raise _HangError(f"{else_}: ended are {[f'{n} ({s})' for n, s in ended.items() if s is not None]}")
             if time.monotonic() > deadline:
+                self._describe_threads()
                 raise _HangError(f"{else_} within {seconds * self.patience:.0f} s")
             time.sleep(0.02)
 
