@@ -85,7 +85,7 @@ class Run:
                 }  # fmt: skip
             self._spawn(f"worker {rank}", [sys.executable, str(Path(__file__).with_name("worker.py"))], env)
         for rank in range(self.trial.workers):
-            self._await(lambda rank=rank: self._said(rank, "ready"), 40, f"worker {rank} did not start",
+            self._await(lambda rank=rank: self._said(rank, "ready"), plan.START_S, f"worker {rank} did not start",
                         self._somebody_failed)  # fmt: skip
 
     def _root(self) -> str:
@@ -102,6 +102,7 @@ class Run:
             "BPS_TRANSPORT": self.trial.transport,
             "BPS_TIMEOUT": str((plan.SHORT_TIMEOUT_S if late else plan.TIMEOUT_S) * self.patience),
             "BPS_HEARTBEAT_TIMEOUT": str(plan.HEARTBEAT_S * self.patience),
+            "BPS_JOIN_TIMEOUT": str(plan.START_S * self.patience),
             "BPS_SHUTDOWN_TIMEOUT": str(plan.SHUTDOWN_S * self.patience),
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
