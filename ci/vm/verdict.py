@@ -7,6 +7,7 @@ A crash of the guest, a filter that matches nothing, or tests that quietly skip 
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -32,7 +33,8 @@ def cases(report: Path) -> list[tuple[str, str, str]]:
 def main(folder: Path) -> str:
     """Returns the closing line; raises SystemExit otherwise."""
     ran: list[tuple[str, str, str]] = []
-    needed = {"junit.xml"}
+    checked = (folder / "memcheck").exists()
+    needed = set() if checked else {"junit.xml"}
     if any((ROOT / "csrc/transport/rdma").glob("*.cc")):
         needed.add("gtest.xml")
     for name in ("gtest.xml", "junit.xml"):
@@ -51,7 +53,15 @@ def main(folder: Path) -> str:
     passed = sum(state == "passed" for _, state, _ in ran)
     skipped = sum(state == "skipped" for _, state, _ in ran)
     kernel = (folder / "kernel").read_text().strip()
-    return f"{passed} passed" + (f", {skipped} skipped" if skipped else "") + f", kernel {kernel}"
+    line = f"{passed} passed" + (f", {skipped} skipped" if skipped else "")
+    if checked:
+        if "ERROR SUMMARY: 0 errors" not in (folder / "memcheck").read_text():
+            sys.exit(f"error: valgrind found errors, or did not end; see {folder / 'memcheck'}")
+        return f"{line}, no access to memory that is not the program's, kernel {kernel}"
+    found = re.search(r"^chaos: .* (\d+) trials, 0 violated", (folder / "chaos").read_text(), re.MULTILINE)
+    if found is None or int(found[1]) == 0:
+        sys.exit(f"error: no trial of the chaos campaign passed; see {folder / 'chaos'}")
+    return f"{line}, {found[1]} chaos trials, kernel {kernel}"
 
 
 if __name__ == "__main__":

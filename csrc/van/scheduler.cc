@@ -167,6 +167,8 @@ class Scheduler::Impl {
     // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
     const bool was_stopped = since_last > timeout / 2;
     std::vector<std::pair<Peer, double>> silent;
+    std::size_t members = 0;
+    std::size_t heard = 0;  // members that have sent a heartbeat when it was due
     for (const auto& [peer, connection] : connections_) {
       // Members need not send heartbeats before all have joined, however long that takes.
       const bool waits = job_.knows(peer) && job_.phase() == Job::Phase::kGathering;
@@ -174,13 +176,18 @@ class Scheduler::Impl {
       const std::chrono::duration<double> silence = now - connection->heard();
       if (job_.knows(peer)) {
         connection->send(Heartbeat{});
+        ++members;
+        if (silence < timeout / 2) ++heard;
         if (silence > timeout) silent.emplace_back(peer, silence.count());
       } else if (silence > kLinger) {
         silent.emplace_back(peer, silence.count());
       }
     }
+    // A network that is cut in one direction: the others are in good health, and hear what is said here of them.
+    const bool hears_nobody = members > 1 && heard == 0;
     for (const auto& [peer, seconds] : silent) {
-      const std::string why = "silent for " + std::to_string(seconds).substr(0, 4) + " s";
+      std::string why = "silent for " + std::to_string(seconds).substr(0, 4) + " s";
+      if (hears_nobody) why += ", and so are all others: the scheduler's own network may be cut";
       send(peer, Refused{ErrorCode::kPeerLost, "this process was " + why + "; the job goes on without it",
                          "raise BPS_HEARTBEAT_TIMEOUT if processes may be stopped for so long"});
       cut_off(peer, why);

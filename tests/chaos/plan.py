@@ -14,6 +14,7 @@ BENIGN = ("pause", "freeze", "none")
 # A rank calls after the others' deadlines: calls raise, and the job goes on.
 EVENTS = (*LETHAL, *BENIGN, "late")
 
+START_S = 40.0
 HEARTBEAT_S = 2.5
 PAUSE_S = 1.0
 TIMEOUT_S = 4.0

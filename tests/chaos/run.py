@@ -85,7 +85,7 @@ class Run:
                 }  # fmt: skip
             self._spawn(f"worker {rank}", [sys.executable, str(Path(__file__).with_name("worker.py"))], env)
         for rank in range(self.trial.workers):
-            self._await(lambda rank=rank: self._said(rank, "ready"), 40, f"worker {rank} did not start",
+            self._await(lambda rank=rank: self._said(rank, "ready"), plan.START_S, f"worker {rank} did not start",
                         self._somebody_failed)  # fmt: skip
 
     def _root(self) -> str:
@@ -102,6 +102,7 @@ class Run:
             "BPS_TRANSPORT": self.trial.transport,
             "BPS_TIMEOUT": str((plan.SHORT_TIMEOUT_S if late else plan.TIMEOUT_S) * self.patience),
             "BPS_HEARTBEAT_TIMEOUT": str(plan.HEARTBEAT_S * self.patience),
+            "BPS_JOIN_TIMEOUT": str(plan.START_S * self.patience),
             "BPS_SHUTDOWN_TIMEOUT": str(plan.SHUTDOWN_S * self.patience),
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
@@ -216,6 +217,7 @@ class Run:
                 status = process.wait(8 * self.patience)
             except subprocess.TimeoutExpired:
                 self.violations.append(f"{member} does not end")
+                self._describe_threads()
                 continue
             clean = not gone and (member.startswith("worker") or self.trial.event not in plan.LETHAL)
             if status < 0 and not (gone and self.trial.event in ("kill", "segfault", "stop")):
@@ -227,6 +229,18 @@ class Run:
                 self.violations.append(f"worker {rank}: {line['text']}")
             if rank in self._survivors() and not self._said(rank, "checked"):
                 self.violations.append(f"worker {rank} could not check its arrays")
+
+    def _describe_threads(self) -> None:
+        """Leaves a file that tells a process that hangs from one that gets no processor time."""
+        fields = ("comm", "stat", "wchan", "syscall")
+        with (self.folder / "threads").open("a") as out:
+            print("load", Path("/proc/loadavg").read_text().strip(), file=out)
+            for member, process in self.processes.items():
+                for task in sorted(Path(f"/proc/{process.pid}/task").glob("*")):
+                    try:
+                        print(member, *((task / field).read_text().strip() for field in fields), sep="; ", file=out)
+                    except OSError:
+                        continue  # it has ended meanwhile
 
     def _kill_all(self) -> None:
         for process in self.processes.values():
@@ -270,6 +284,7 @@ class Run:
                 ended = {name: process.poll() for name, process in self.processes.items()}
                 raise _HangError(f"{else_}: ended are {[f'{n} ({s})' for n, s in ended.items() if s is not None]}")
             if time.monotonic() > deadline:
+                self._describe_threads()
                 raise _HangError(f"{else_} within {seconds * self.patience:.0f} s")
             time.sleep(0.02)
 

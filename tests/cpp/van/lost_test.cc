@@ -5,6 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <future>
+#include <utility>
+
 #include "transport/listener.h"
 #include "van/messages.h"
 #include "van/van_fixture.h"
@@ -277,6 +280,31 @@ TEST(Lost, ALongStopIsNot) {
   const Thrown thrown = thrown_by([&] { node->barrier(node.all(), 20); });
   EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
   EXPECT_NE(thrown.what.find("was lost: silent for 1."), std::string::npos) << thrown.what;
+}
+
+TEST(Lost, ASchedulerThatHearsNobodySaysSo) {
+  const std::uint16_t port = free_port();
+  const auto member = [port](std::int32_t rank) {
+    TestNode node({port});
+    node.join(rank, kNoRank, 2, 0);
+    node->barrier(node.all(), 20);
+    stay();
+  };
+  const Child zero([&] { member(0); });
+  const Child one([&] { member(1); });
+  std::promise<std::string> first;
+  const auto scheduler = make_scheduler(2, 0, [&](auto& options) {
+    options.ports = {port};
+    options.heartbeat_timeout_s = 1;
+    options.on_lost = [&, told = false](const std::string& text) mutable {
+      if (!std::exchange(told, true)) first.set_value(text);
+    };
+  });
+  ASSERT_TRUE(soon([&] { return scheduler->counters().barriers > 0; }));
+  zero.signal(SIGSTOP);
+  one.signal(SIGSTOP);
+  const std::string text = first.get_future().get();
+  EXPECT_NE(text.find(", and so are all others: the scheduler's own network may be cut"), std::string::npos) << text;
 }
 
 TEST(Lost, ASchedulerThatGoesAwayIsReported) {
