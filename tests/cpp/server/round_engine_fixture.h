@@ -109,12 +109,14 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   SendsDue due;
   Sessions sessions;
   van::Hosts hosts;
-  RoundEngine engine{
-      {.largest_partition = 1 << 20, .epoch = 1, .here = {}, .table = {.rounds = kMostRounds, .words = 1 << 20}},
-      hosts,
-      sessions,
-      pool,
-      counters};
+  RoundEngine engine{{.largest_partition = 1 << 20,
+                      .epoch = 1,
+                      .here = {.host = 0, .server_rank = 0},
+                      .table = {.rounds = kMostRounds, .words = 1 << 20}},
+                     hosts,
+                     sessions,
+                     pool,
+                     counters};
   std::vector<float> memory[kWorkers];
   std::vector<std::uint32_t> slots[kWorkers];  // that the worker may fill
 };

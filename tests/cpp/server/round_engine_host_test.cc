@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds of a host, at its relay: ranks 0 and 1 are here, rank 2 is on another host. And rounds to which hosts
+// contribute, at a server.
+#include "server/round_engine_fixture.h"
+
+namespace bps::server {
+namespace {
+
+constexpr std::uint32_t kGroup = 5;
+constexpr std::uint32_t kPlace = 3;
+
+class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionSender {
+ protected:
+  struct Contributed {
+    std::uint32_t number;
+    tensor::PushHeader header;
+    std::int32_t priority;
+    std::uint32_t place;
+  };
+
+  RoundEngineHostTest() {
+    van::Membership members;
+    members.workers = kWorkers;
+    members.servers = 1;
+    for (std::uint32_t i = 0; i <= kWorkers; ++i) {
+      van::Node node;
+      node.id = i + 1;
+      node.worker_rank = i < kWorkers ? static_cast<std::int32_t>(i) : van::kNoRank;
+      node.server_rank = i < kWorkers ? van::kNoRank : 0;
+      node.host_key = i < 2 ? "here" : i == 2 ? "there" : "server";
+      node.sums_on_host = i < kWorkers;
+      members.nodes.push_back(node);
+    }
+    hosts = van::Hosts(members);
+    engine.add_group({kGroup, {0, 1, 2}});
+    engine.relay_by(this);
+    share_memory();
+  }
+
+  std::uint64_t largest() const override { return 1 << 20; }
+  void contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
+                  std::uint32_t place) override {
+    contributed.push_back({number, header, priority, place});
+  }
+  void cancel(std::uint32_t number, const Error& why) override { cancelled.emplace_back(number, why.what()); }
+  void refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) override {
+    EXPECT_EQ(header.tensor, 11U);
+    refused.emplace_back(place, why.what());
+  }
+
+  tensor::PushHeader for_host(std::uint32_t worker, std::uint8_t flags, std::uint32_t round = 0) {
+    tensor::PushHeader made = header(worker, flags | tensor::kForHost, round);
+    made.group = kGroup;
+    made.place = kPlace;
+    made.priority = static_cast<std::int32_t>(worker);
+    return made;
+  }
+  tensor::PushHeader of_network(std::uint32_t worker, std::uint8_t flags) {
+    tensor::PushHeader made = header(worker, flags);
+    made.group = kGroup;
+    return made;
+  }
+  tensor::Cancel gives_up(std::uint32_t worker, bool for_host) {
+    return {kGroup, 11, 0, ErrorCode::kTimeout, "gave up", "", {{100 + worker, 0, kPlace}}, for_host};
+  }
+  // What the contribution sends, summed as late as that.
+  float sum_sent() {
+    std::vector<float> buffer(kBytes / sizeof(float));
+    EXPECT_EQ(engine.read(contributed.at(0).number, reinterpret_cast<std::byte*>(buffer.data())), Status::kOk);
+    return buffer.back();
+  }
+  void answer_with(float value) {
+    const std::vector<float> result(kBytes / sizeof(float), value);
+    engine.deliver(contributed.at(0).number, reinterpret_cast<const std::byte*>(result.data()));
+  }
+
+  std::vector<Contributed> contributed;
+  std::vector<std::pair<std::uint32_t, std::string>> cancelled, refused;
+};
+
+TEST_F(RoundEngineHostTest, OneContributionForAllRanksAndTheAnswerForEach) {
+  post(1, for_host(1, kPush | kPull));
+  EXPECT_TRUE(contributed.empty());
+  post(0, for_host(0, kPush | kPull));
+  ASSERT_EQ(contributed.size(), 1U);
+  const Contributed& sent = contributed[0];
+  EXPECT_EQ(sent.place, kPlace);
+  EXPECT_EQ(sent.priority, 1) << "the highest of the ranks";
+  EXPECT_EQ(sent.header.member, 0) << "the lowest rank of the host";
+  EXPECT_EQ(sent.header.flags, kPush | kPull) << "to the server it is a push like any other";
+  EXPECT_EQ(sent.header.place, 0U);
+  EXPECT_EQ(sum_sent(), 3);
+  EXPECT_TRUE(data(0).writes.empty()) << "nobody is answered before the server has";
+  answer_with(42);
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(memory[i].back(), 42);
+    EXPECT_EQ(data(i).immediates(), std::vector<std::uint32_t>{100 + i});
+  }
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  EXPECT_EQ(counters.host_sums.get(), 1U);
+}
+
+TEST_F(RoundEngineHostTest, APullThatComesWhileTheServerSumsIsNoSecondContribution) {
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    post(i, for_host(i, kPush));
+    engine.resume();  // copies the payload and acknowledges the push
+  }
+  ASSERT_EQ(contributed.size(), 1U);
+  post(0, for_host(0, kPull));
+  EXPECT_EQ(contributed.size(), 1U);
+  answer_with(42);
+  EXPECT_EQ(memory[0].back(), 42);
+  EXPECT_EQ(engine.open_rounds(), 1U) << "rank 1 has not pulled";
+  post(1, for_host(1, kPull));
+  EXPECT_EQ(memory[1].back(), 42);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, OfABroadcastOnlyTheOtherHostsWantData) {
+  auto root = for_host(0, kPush | tensor::kIsPull);
+  auto other = for_host(1, tensor::kIsPush | kPull);
+  root.kind = other.kind = tensor::OperationKind::kBroadcast;
+  post(0, root);
+  post(1, other);
+  ASSERT_EQ(contributed.size(), 1U);
+  EXPECT_EQ(contributed[0].header.flags, kPush | tensor::kIsPull);
+  EXPECT_EQ(sum_sent(), 1);
+}
+
+TEST_F(RoundEngineHostTest, ADeadlineBeforeTheHostHasContributedIsToldToTheServerAndToTheRanks) {
+  post(0, for_host(0, kPush | kPull));
+  const tensor::Cancelled reply = engine.cancel(*sessions[0], gives_up(0, true));
+  EXPECT_EQ(reply.aborted, std::vector<std::uint32_t>{100});
+  EXPECT_EQ(reply.missing, std::vector<std::uint32_t>{1});
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_EQ(refused[0].first, kPlace);
+  post(1, for_host(1, kPush | kPull));
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contributed.empty());
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, AfterThatTheServerDecides) {
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kPush | kPull));
+  EXPECT_EQ(engine.cancel(*sessions[0], gives_up(0, true)).pending, std::vector<std::uint32_t>{100});
+  ASSERT_EQ(cancelled.size(), 1U);
+  EXPECT_EQ(cancelled[0].first, contributed.at(0).number);
+  EXPECT_TRUE(failures(1).empty());
+  engine.fail(contributed[0].number, Error(ErrorCode::kTimeout, "rank 0 gave up", ""), std::vector<std::uint32_t>{2});
+  const auto outcome = control(0).sent<tensor::Cancelled>();
+  ASSERT_EQ(outcome.size(), 1U) << "it waits for this, and not for an error";
+  EXPECT_EQ(outcome[0].aborted, std::vector<std::uint32_t>{100});
+  EXPECT_EQ(outcome[0].missing, std::vector<std::uint32_t>{2});
+  EXPECT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, OrTheSumWasCompleteAndEverybodyGetsIt) {
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kPush | kPull));
+  EXPECT_EQ(engine.cancel(*sessions[0], gives_up(0, true)).pending.size(), 1U);
+  answer_with(42);
+  EXPECT_EQ(memory[0].back(), 42);
+  EXPECT_EQ(memory[1].back(), 42);
+  EXPECT_TRUE(failures(1).empty());
+}
+
+TEST_F(RoundEngineHostTest, ALostRankIsNotWrittenTo) {
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kPush | kPull));
+  engine.lose_rank(1, "worker 1 is lost");
+  engine.fail_lost();
+  ASSERT_EQ(cancelled.size(), 1U) << "its payload may be gone";
+  answer_with(42);  // which had been sent already
+  EXPECT_EQ(memory[0].back(), 42);
+  EXPECT_EQ(memory[1].back(), 2);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, ARoundThatFailedElsewhereDoesNotWaitForTheOthersOfTheHost) {
+  post(0, for_host(0, kPush | kPull));
+  engine.fail_round(kGroup, 11, 0, 0, Error(ErrorCode::kMismatch, "ranks disagree", ""));
+  ASSERT_EQ(failures(0).size(), 1U);
+  EXPECT_TRUE(refused.empty()) << "the server knows";
+  post(1, for_host(1, kPush | kPull));
+  EXPECT_EQ(failures(1).size(), 1U);
+  EXPECT_TRUE(contributed.empty());
+}
+
+TEST_F(RoundEngineHostTest, OnlyRanksOfThisHostThatAreReachedDirectlyMayAskForThat) {
+  post(2, for_host(2, kPush | kPull));
+  EXPECT_EQ(failures(2).size(), 1U) << "another host's rank";
+  use_slots(1);
+  land(0, for_host(0, kPush | kPull));
+  EXPECT_EQ(failures(0).size(), 1U) << "over the network";
+  auto someone_else = for_host(0, kPush | kPull);
+  someone_else.member = 1;
+  post(0, someone_else);
+  EXPECT_EQ(failures(0).size(), 2U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, AServerWaitsForEachHostOnce) {
+  use_slots(1);
+  land(0, of_network(0, kPush | kPull));  // for ranks 0 and 1
+  land(2, of_network(2, kPush | kPull));
+  ASSERT_EQ(data(2).writes.size() + data(0).writes.size(), 2U);
+  EXPECT_EQ(data(1).writes.size(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, AHostContributesInTheNameOfItsLowestRankAndNobodyElseDoes) {
+  post(1, of_network(1, kPush | kPull));
+  EXPECT_EQ(failures(1).size(), 1U) << "rank 1 is not the lowest";
+  auto in_its_name = of_network(2, kPush | kPull);
+  in_its_name.member = 0;
+  post(2, in_its_name);
+  EXPECT_EQ(failures(2).size(), 1U) << "from another host";
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, ARelayIsToldOfARoundThatFailedWithoutIt) {
+  post(2, of_network(2, kPush | kPull));
+  const tensor::Cancelled reply = engine.cancel(*sessions[2], gives_up(2, false));
+  EXPECT_EQ(reply.missing, (std::vector<std::uint32_t>{0, 1}));
+  std::size_t told = 0;
+  for (const std::uint32_t relay : {0U, 1U}) told += control(relay).sent<tensor::RoundFailed>().size();
+  EXPECT_EQ(told, 1U) << "the one that speaks for the host about this partition";
+}
+
+TEST_F(RoundEngineHostTest, ARankThatLeavesMayHaveContributedAtItsRelay) {
+  post(2, of_network(2, kPush | kPull));
+  engine.leave_rank(1, "worker 1 has left");
+  engine.fail_lost();
+  EXPECT_TRUE(failures(2).empty());
+  engine.leave_rank(0, "worker 0 has left");
+  engine.fail_lost();
+  EXPECT_EQ(failures(2).size(), 1U) << "nobody of that host is left";
+}
+
+}  // namespace
+}  // namespace bps::server
