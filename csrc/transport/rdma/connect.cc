@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calling side of a connection: blocks, with a deadline, on an event channel of its own.
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/hmac.h"
@@ -9,6 +11,11 @@
 
 namespace bps::transport::rdma {
 namespace {
+
+// How long one question for the peer's hardware address waits. The kernel looks into its table of neighbours first and
+// listens for changes afterwards, so that it can miss an answer that comes at once; it looks again only when its
+// time-out is over. Hence a short one, and the question is repeated until the deadline.
+constexpr int kResolve_ms = 200;
 
 struct Attempt {
   const std::string& whom;
@@ -25,23 +32,44 @@ struct Attempt {
          "BPS_NODE_HOST choose another");
   }
 
-  CmEvent await(rdma_event_channel* channel, rdma_cm_event_type wanted) const {
+  CmEvent await_any(rdma_event_channel* channel) const {
     for (;;) {
       CmEvent event;
-      if (next_event(channel, event)) {
-        if (event.type == wanted) return event;
-        if (event.type == RDMA_CM_EVENT_REJECTED) {
-          if (const auto refusal = read_refusal(event.private_data)) {
-            throw_refused(refusal->reason, refusal->version, whom);
-          }
-          fail(in_words(event), "check that the process there runs, and see its log");
-        }
-        fail_network(in_words(event));
-      }
+      if (next_event(channel, event)) return event;
       pollfd wait{channel->fd, POLLIN, 0};
       const int ready = poll_until(wait, deadline);
       if (ready == 0) fail_network("no answer in time");
       if (ready < 0) throw_errno("cannot wait for " + whom);
+    }
+  }
+
+  CmEvent await(rdma_event_channel* channel, rdma_cm_event_type wanted) const {
+    CmEvent event = await_any(channel);
+    if (event.type == wanted) return event;
+    if (event.type == RDMA_CM_EVENT_REJECTED) {
+      if (const auto refusal = read_refusal(event.private_data)) {
+        throw_refused(refusal->reason, refusal->version, whom);
+      }
+      fail(in_words(event), "check that the process there runs, and see its log");
+    }
+    fail_network(in_words(event));
+  }
+
+  // An identifier that knows the way to the peer.
+  CmId resolve(rdma_event_channel* channel, CmAddress from, CmAddress to, const RdmaOptions& options) const {
+    for (;;) {
+      CmId id = make_cm_id(channel);
+      if (options.traffic_class) {
+        auto tos = static_cast<std::uint8_t>(*options.traffic_class);
+        ::rdma_set_option(id.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
+      }
+      if (::rdma_resolve_addr(id.get(), from.get(), to.get(), std::min(kResolve_ms, deadline.left_ms())) != 0) {
+        fail_network(std::strerror(errno));
+      }
+      const CmEvent event = await_any(channel);
+      if (event.type == RDMA_CM_EVENT_ADDR_RESOLVED) return id;
+      const bool is_late = event.type == RDMA_CM_EVENT_ADDR_ERROR && std::abs(event.status) == ETIMEDOUT;
+      if (!is_late || deadline.passed()) fail_network(in_words(event));
     }
   }
 };
@@ -54,17 +82,8 @@ RcConnection connect_rc(const std::shared_ptr<Context>& context, const std::stri
   const Rail& rail = context->rail();
   const Attempt attempt{whom, host + " port " + std::to_string(port) + " from " + rail.address, deadline};
   CmChannel channel = make_cm_channel();
-  CmId id = make_cm_id(channel.get());
-  if (context->options().traffic_class) {
-    auto tos = static_cast<std::uint8_t>(*context->options().traffic_class);
-    ::rdma_set_option(id.get(), RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
-  }
-  CmAddress from(rail.address, 0, rail.interface);
-  CmAddress to(host, port, rail.interface);
-  if (::rdma_resolve_addr(id.get(), from.get(), to.get(), deadline.left_ms()) != 0) {
-    attempt.fail_network(std::strerror(errno));
-  }
-  attempt.await(channel.get(), RDMA_CM_EVENT_ADDR_RESOLVED);
+  CmId id = attempt.resolve(channel.get(), CmAddress(rail.address, 0, rail.interface),
+                            CmAddress(host, port, rail.interface), context->options());
   if (::rdma_resolve_route(id.get(), deadline.left_ms()) != 0) attempt.fail_network(std::strerror(errno));
   attempt.await(channel.get(), RDMA_CM_EVENT_ROUTE_RESOLVED);
 

@@ -18,7 +18,7 @@ struct RdmaOptions {
   std::optional<unsigned> traffic_class;
   std::optional<unsigned> service_level;
   std::optional<unsigned> pkey_index;
-  unsigned timeout = 18;
+  unsigned timeout = 16;
   unsigned retry_count = 7;
   unsigned data_queue_pairs = 2;
 

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests on several hosts, each a kernel of its own with RDMA: `ci/lab/run pytest tests/lab`, or `ci/test lab`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import Lab
+
+HERE = Path(__file__).parent
+HOSTS = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and "BPS_LAB_KERNEL" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="not in the lab; start this by ci/lab/run"))
+
+
+@pytest.fixture(scope="session")
+def booted() -> Iterator[Lab]:
+    with Lab(HOSTS) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(booted: Lab) -> Lab:
+    """Four hosts that run, with nothing between them cut, slow or disturbed."""
+    booted.reset()
+    return booted

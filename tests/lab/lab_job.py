@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of lab_worker.py on hosts of the lab, with default settings but for what a test sets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cluster
+from lab import Host, Process
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+_ports = itertools.count(20100)
+
+
+class Job:
+    """Ranks on `workers`, each host named equally often; dedicated servers on `servers`, the
+    first of which hosts the scheduler, or servers inside the workers. Ends with its `with` block."""
+
+    def __init__(
+        self, workers: Sequence[Host], servers: Sequence[Host], *work: object, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.workers, self.servers, self._work = workers, servers, [str(word) for word in work]
+        self.ranks: list[Process] = []
+        self.helpers: dict[str, Process] = {}
+        root = (servers or workers)[0].rails[0]
+        machines = len({host.index for host in workers})
+        self._env = {
+            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "tests/python")]),
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(len(workers)),
+            "LOCAL_WORLD_SIZE": str(len(workers) // machines),
+            "BPS_NUM_WORKERS": str(machines),
+            "MASTER_ADDR": root,
+            "MASTER_PORT": str(next(_ports)),
+            "BPS_JOB_ID": "lab",
+            "BPS_SECRET": secrets.token_hex(16),
+            "BPS_ROOT_URI": root,
+            "BPS_ROOT_PORT": str(next(_ports)),
+            "BPS_TRANSPORT": "rdma" if machines == len(workers) else "shm,rdma",
+        }
+        if servers:
+            self._env["BPS_NUM_SERVERS"] = str(len(servers))
+        self._env |= env or {}
+
+    def __enter__(self) -> Job:
+        if self.servers:
+            self._start_helper("scheduler", self.servers[0])
+            for index, host in enumerate(self.servers):
+                self._start_helper(f"server {index}", host)
+        hosts = [host.index for host in self.workers]
+        for rank, host in enumerate(self.workers):
+            env = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(hosts[:rank].count(host.index)),
+                "BPS_WORKER_ID": str(sorted(set(hosts)).index(host.index)),
+            }
+            script = str(ROOT / "tests/lab/lab_worker.py")
+            self.ranks.append(host.start(sys.executable, script, *self._work, env=self._env | env))
+        return self
+
+    def _start_helper(self, label: str, host: Host) -> None:
+        role = label.split(maxsplit=1)[0]
+        binary = cluster.binary(f"bps-{role}")
+        self.helpers[label] = host.start(binary, env=self._env | {"DMLC_ROLE": role})
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self.ranks, *self.helpers.values()]:
+            process.abandon()
+
+    # ---- What the ranks say
+
+    def events(self, rank: int, kind: str) -> list[dict[str, Any]]:
+        """Of one kind: ready, round or error; `at` is the moment when it was heard of here."""
+        found = [{"at": at} | json.loads(line) for at, line in self.ranks[rank].lines if line.startswith("{")]
+        return [event for event in found if event["event"] == kind]
+
+    def await_round(self, number: int, timeout: float = 60) -> None:
+        """Waits until every rank has finished that round."""
+        for rank, process in enumerate(self.ranks):
+            said = process.await_line(lambda line: f'"round": {number},' in line, timeout * cluster.PATIENCE)
+            assert said is not None, f"rank {rank} did not come to round {number}\n{self.report()}"
+
+    def finish(self, timeout: float = 90) -> None:
+        """Waits for everybody, and fails unless all ended as they should, with right sums."""
+        self.await_ends(timeout)
+        assert [process.status for process in [*self.ranks, *self.helpers.values()]] == [0] * (
+            len(self.ranks) + len(self.helpers)
+        ), self.report()
+        assert [self.events(rank, "error") for rank in range(len(self.ranks))] == [[]] * len(self.ranks), self.report()
+        wrong = [event for rank in range(len(self.ranks)) for event in self.events(rank, "round") if event["wrong"]]
+        assert wrong == [], self.report()
+
+    def await_ends(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout * cluster.PATIENCE
+        for process in [*self.ranks, *self.helpers.values()]:
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+    def loss(self, rank: int, timeout: float) -> dict[str, Any]:
+        """The error with which a rank ended, as an event."""
+        self.ranks[rank].await_line(lambda line: '"error"' in line, timeout * cluster.PATIENCE)
+        found = self.events(rank, "error")
+        assert found, f"rank {rank} noticed nothing in {timeout} s\n{self.report()}"
+        assert found[0]["kind"] == "PeerLostError", found
+        return found[0]
+
+    def init_seconds(self) -> float:
+        """Of the slowest rank."""
+        return max(float(self.events(rank, "ready")[0]["seconds"]) for rank in range(len(self.ranks)))
+
+    def goodput(self, nbytes: int, skip: int = 2) -> list[float]:
+        """Mbit/s of a worker: lower quartile, median, upper quartile of the rounds after the first ones."""
+        by_rank = [[event["seconds"] for event in self.events(rank, "round")] for rank in range(len(self.ranks))]
+        slowest = [max(times) for times in zip(*by_rank, strict=True)][skip:]
+        return sorted(nbytes * 8 / 1e6 / seconds for seconds in statistics.quantiles(slowest, n=4))
+
+    def report(self) -> str:
+        """What everybody wrote, shortened."""
+        members = {f"rank {rank}": process for rank, process in enumerate(self.ranks)} | self.helpers
+        return "\n".join(f"---- {name}: status {p.status}\n{p.text()[-1500:]}" for name, p in members.items())

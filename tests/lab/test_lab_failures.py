@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that die or hang, and cables that are pulled, in mid-round. With default settings."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from cluster import PATIENCE
+from lab_job import MIB, Job
+
+ENDLESS = 1_000_000
+SILENCE_S = 10 + 3  # BPS_HEARTBEAT_TIMEOUT, and what telling everybody takes
+
+
+def names(text: str, *members: str) -> bool:
+    return any(re.search(rf"\b{member}\b", text) for member in members)
+
+
+# Which host, and who is lost with it. h0 and h1: workers; h2: the scheduler and a server; h3: the other server. Servers
+# are numbered as they come.
+@pytest.mark.parametrize(
+    ("victim", "lost"),
+    [(1, ("rank 1", "worker 1")), (2, ("scheduler", r"server \d")), (3, (r"server \d",))],
+    ids=["worker", "scheduler", "server"],
+)
+@pytest.mark.parametrize("end", ["kill", "freeze"])
+def test_a_host_that_dies_or_hangs(lab, victim, lost, end):
+    with Job(lab.hosts[:2], lab.hosts[2:], ENDLESS, MIB) as job:
+        job.await_round(3)
+        moment = getattr(lab.hosts[victim], end)()
+        for rank in {0, 1} - {victim}:
+            error = job.loss(rank, 30)
+            print(end, victim, "rank", rank, error["at"] - moment, error["text"])
+            assert error["at"] - moment < SILENCE_S * PATIENCE, error
+            assert names(error["text"], *lost), error
+
+
+@pytest.mark.parametrize("victim", [1, 3], ids=["worker", "server"])
+def test_a_cable_that_is_pulled(lab, victim):
+    """Everybody learns it, also the host that is cut off."""
+    with Job(lab.hosts[:2], lab.hosts[2:], ENDLESS, MIB) as job:
+        job.await_round(3)
+        moment = time.monotonic()
+        lab.cut(lab.hosts[victim])
+        for rank in (0, 1):
+            error = job.loss(rank, 30)
+            print("cut", victim, "rank", rank, error["at"] - moment, error["text"])
+            assert error["at"] - moment < SILENCE_S * PATIENCE, error
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3], ids=["worker", "scheduler", "server"])
+def test_a_cable_that_is_out_for_a_second(lab, victim):
+    with Job(lab.hosts[:2], lab.hosts[2:], 40, MIB) as job:
+        job.await_round(3)
+        lab.cut(lab.hosts[victim])
+        job.ranks[0].wait(1)  # a second, unless the job ends
+        lab.heal(lab.hosts[victim])
+        job.finish()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs on several hosts: sums, and what the links carry. With default settings.
+
+How much of a link's rate is used is printed (`pytest -rP`), and no condition: on a busy machine its processors decide.
+"""
+
+from __future__ import annotations
+
+import pytest
+from lab_job import MIB, Job
+
+RATE = 100.0  # Mbit/s
+TENSOR = 8 * MIB
+
+
+def per_round(before, after, rounds):
+    """Times the tensor that each link carried: from the host, to the host."""
+    links = zip(before, after, strict=True)
+    return [[(b - a) / rounds / TENSOR for a, b in zip(*link, strict=True)] for link in links]
+
+
+def measured(lab, workers, servers, rounds=8):
+    """(goodput of a worker, times the tensor that each link carried), of a job whose sums are right."""
+    before = lab.carried()
+    with Job(workers, servers, rounds, TENSOR) as job:
+        job.finish()
+    return job.goodput(TENSOR), per_round(before, lab.carried(), rounds)
+
+
+def test_dedicated_servers(lab):
+    hosts = lab.hosts
+    lab.shape(RATE)
+    goodput, carried = measured(lab, hosts[:2], hosts[2:])
+    print("2 + 2:", goodput, carried)
+    # Each link carries the tensor once in each direction, and headers.
+    for link in carried:
+        assert all(1 <= times < 1.04 for times in link), carried
+
+
+def test_servers_inside_the_workers(lab):
+    hosts = lab.hosts[:2]
+    lab.shape(RATE)
+    goodput, carried = measured(lab, hosts, [])
+    print("2 joint:", goodput, carried)
+    # Half of the tensor is summed at home: a link carries that half of the other rank, and the answer of this one's.
+    for link in carried[:2]:
+        assert all(1 <= times < 1.04 for times in link), carried
+
+
+def test_two_ranks_on_each_of_two_hosts(lab):
+    """Servers inside the workers: shared memory within a host, RDMA between them."""
+    a, b = lab.hosts[:2]
+    with Job([a, a, b, b], [], 6, TENSOR) as job:
+        job.finish()
+
+
+@pytest.mark.parametrize("queue", ["200ms", pytest.param("10ms", marks=pytest.mark.long)])
+def test_incast(lab, queue):
+    """Three workers on one server share its link: a third for each. A short queue of the switch's port drops."""
+    lab.shape(RATE, queue)
+    port = lab.hosts[3]
+    goodput, _ = measured(lab, lab.hosts[:3], [port], rounds=5)
+    print("3 + 1, queue", queue, goodput, lab.switch.dropped(port, 0))
+
+
+DELAY, LOSS = ("delay", "5ms"), ("loss", "1%")
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize("netem", [LOSS, pytest.param(DELAY, marks=long), pytest.param(DELAY + LOSS, marks=long)])
+def test_loss_and_delay(lab, netem):
+    lab.disturb("rate", f"{RATE}mbit", *netem)
+    with Job(lab.hosts[:2], lab.hosts[2:], 8, MIB) as job:
+        job.finish(timeout=120)
+    print(netem, job.goodput(MIB))
