@@ -158,6 +158,7 @@ void credits(long count) {
 void queue(long count) {
   const auto tensor = std::make_shared<worker::Tensor>(tensor::Partitioning(kPiece, 4, kPiece),
                                                        tensor::Partitioning(kPiece, 4, kPiece));
+  tensor->group = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
   tensor->whole_plan.resize(1);
   std::vector<std::unique_ptr<worker::Operation>> all;
   worker::SendQueue waiting;

@@ -10,6 +10,9 @@ bool may_contribute(const tensor::PushHeader& header, const PushLimits& limits) 
   const RoundGroup& group = *limits.group;
   const bool for_host = (header.flags & tensor::kForHost) != 0;
   const van::Contributors& contributors = group.contributors(for_host);
+  if (!for_host && !contributors.has_hosts()) {  // nothing is shared: everybody speaks for himself
+    return header.member < group.group.size() && group.group.ranks[header.member] == limits.sender_rank;
+  }
   const std::uint32_t index = contributors.of_member(header.member);
   if (index == van::Contributors::kNone) return false;
   const van::Contributor& contributor = contributors[index];

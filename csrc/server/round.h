@@ -59,6 +59,8 @@ struct TableShare {
   std::uint64_t words = 0;   // of 64 bits: the keys that it was the first to use, and their rounds out of order
 };
 
+struct KeyRounds;  // in the table
+
 struct Round {
   RoundKey key;
   std::uint32_t number = 0;
@@ -78,6 +80,7 @@ struct Round {
   std::optional<RoundFailure> failure;
   Slot* result = nullptr;         // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;  // by contributor; keeps its capacity between uses
+  KeyRounds* of_key = nullptr;
   Round* next_of_key = nullptr;
   std::size_t number_in_table = 0;  // never changes: names the round in tokens
   std::size_t open_index = 0;       // in the table's list of open rounds

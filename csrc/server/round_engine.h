@@ -23,6 +23,7 @@
 // Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -145,7 +146,11 @@ class RoundEngine final : public tensor::ContributionSource {
   void tell_relays(const Round& round);
 
   // round_engine_host.cc
-  std::uint64_t largest(const tensor::PushHeader& header) const;
+  // What a push may bring: a relay must be able to pass it on.
+  std::uint64_t largest(const tensor::PushHeader& header) const {
+    if ((header.flags & tensor::kForHost) == 0) return limits_.largest_partition;
+    return network_ == nullptr ? 0 : std::min(network_->largest(), limits_.largest_partition);
+  }
   void contribute(Round& round);
   bool keep_result(Round& round, const std::byte* result);
 

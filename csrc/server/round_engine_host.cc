@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The relay's half of a round for the host: the contribution goes out, and what comes back is delivered. See
 // tensor/host_sum.h.
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "server/round_engine.h"
 
 namespace bps::server {
-
-// What a push may bring: a relay must be able to pass it on.
-std::uint64_t RoundEngine::largest(const tensor::PushHeader& header) const {
-  if ((header.flags & tensor::kForHost) == 0) return limits_.largest_partition;
-  return network_ == nullptr ? 0 : std::min(network_->largest(), limits_.largest_partition);
-}
 
 // All ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
 void RoundEngine::contribute(Round& round) {

@@ -11,13 +11,13 @@ constexpr std::uint32_t kFarthestAhead = 1 << 16;
 
 }  // namespace
 
-bool RoundTable::Key::is_over(std::uint32_t ahead) const {
+bool KeyRounds::is_over(std::uint32_t ahead) const {
   if (ahead < 64) return (over >> ahead & 1) != 0;
   const std::size_t word = ahead / 64 - 1;
   return word < beyond.size() && (beyond[word] >> ahead % 64 & 1) != 0;
 }
 
-void RoundTable::Key::end(std::uint32_t ahead) {
+void KeyRounds::end(std::uint32_t ahead) {
   if (ahead < 64) {
     over |= std::uint64_t{1} << ahead;
   } else {
@@ -56,7 +56,7 @@ bool RoundTable::is_over(const RoundKey& key, std::uint32_t number) const {
 RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group,
                                             TableShare& opener) {
   const auto known = keys_.find(key);
-  Key* state = known == keys_.end() ? nullptr : &known->second;
+  KeyRounds* state = known == keys_.end() ? nullptr : &known->second;
   for (Round* round = state == nullptr ? nullptr : state->open; round != nullptr; round = round->next_of_key) {
     if (round->number == number) return {Found::kOpen, round};
   }
@@ -87,6 +87,7 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   round->arrivals.assign(round->contributors->size(), Arrival{});
   round->opener = &opener;
   ++opener.rounds;
+  round->of_key = state;
   round->next_of_key = state->open;
   state->open = round;
   round->open_index = open_.size();
@@ -95,7 +96,7 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
 }
 
 void RoundTable::close(Round* round) {
-  Key& state = keys_[round->key];
+  KeyRounds& state = *round->of_key;
   Round** next = &state.open;
   while (*next != round) next = &(*next)->next_of_key;
   *next = round->next_of_key;

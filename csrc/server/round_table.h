@@ -15,6 +15,18 @@
 
 namespace bps::server {
 
+// What a table knows of one key.
+struct KeyRounds {
+  std::uint32_t all_over_below = 0;   // all rounds before this one are over
+  std::uint64_t over = 0;             // bit i: round all_over_below + i is over
+  std::vector<std::uint64_t> beyond;  // the bits from 64 on; empty until rounds end that far out of order
+  Round* open = nullptr;
+  TableShare* opener = nullptr;
+
+  bool is_over(std::uint32_t ahead) const;
+  void end(std::uint32_t ahead);
+};
+
 class RoundTable {
  public:
   // Far beyond what a worker can wait for or declare: a million partitions of the default size are 512 GiB under way
@@ -49,21 +61,11 @@ class RoundTable {
              (std::uint64_t{key.for_host} << 63);
     }
   };
-  struct Key {
-    std::uint32_t all_over_below = 0;   // all rounds before this one are over
-    std::uint64_t over = 0;             // bit i: round all_over_below + i is over
-    std::vector<std::uint64_t> beyond;  // the bits from 64 on; empty until rounds end that far out of order
-    Round* open = nullptr;
-    TableShare* opener = nullptr;
-
-    bool is_over(std::uint32_t ahead) const;
-    void end(std::uint32_t ahead);
-  };
   // An entry of the hash table, with what the allocator and the table add to it.
   static constexpr std::uint64_t kWordsOfKey = 16;
 
   const Limits limits_;
-  std::unordered_map<RoundKey, Key, Hash> keys_;
+  std::unordered_map<RoundKey, KeyRounds, Hash> keys_;
   std::deque<Round> rounds_;
   std::vector<Round*> free_;
   std::vector<Round*> open_;

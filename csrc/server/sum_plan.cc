@@ -23,17 +23,17 @@ Reduction reduction_of(const Round& round) {
 
 void SumPlan::read_from(const Round& round) {
   sources.clear();
-  const bool divided = averages_early(round);
-  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    const Arrival& arrival = round.arrivals[i];
+  for (const Arrival& arrival : round.arrivals) {
     if (!arrival.has_payload) continue;
     transport::DirectAccess* direct = arrival.data->direct();
     std::byte* bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
-    sources.push_back({.bytes = bytes,
-                       .direct = direct,
-                       .span = arrival.span,
-                       .session = arrival.session,
-                       .divide = divided && !round.key.for_host && !(*round.contributors)[i].is_host()});
+    sources.push_back({.bytes = bytes, .direct = direct, .span = arrival.span, .session = arrival.session});
+  }
+  if (!round.contributors->has_hosts() || !averages_early(round)) return;
+  // Hosts have averaged their part; ranks that are alone on theirs have not.
+  std::size_t source = 0;
+  for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
+    if (round.arrivals[i].has_payload) sources[source++].divide = !(*round.contributors)[i].is_host();
   }
 }
 

@@ -9,10 +9,6 @@ tensor::Placement HostContribution::place(const Part&) const {
   return {.input_offset = 0, .output_offset = 0, .length = header_.length, .flags = header_.flags};
 }
 
-void HostContribution::write_header(tensor::PushHeader& header) const {
-  header = header_;
-}
-
 Status HostContribution::fill(const tensor::Placement&, std::byte* into, Counters&) {
   return pool_->source() == nullptr ? Status::kPeerLost : pool_->source()->read(number_, into);
 }
@@ -41,7 +37,7 @@ tensor::Cancel HostContribution::make_cancel() const {
   return message;
 }
 
-void HostContribution::finish(std::size_t count, bool, Counters&) {
+void HostContribution::finish(std::uint32_t count, bool, Counters&) {
   unfinished -= count;
   if (unfinished > 0) return;
   const std::uint32_t number = number_;
@@ -66,6 +62,7 @@ HostContribution& HostContributions::make(std::uint32_t number, const tensor::Pu
   made.server = &server;
   made.number_ = number;
   made.header_ = header;
+  made.header = &made.header_;
   made.part_ = {.partition = header.partition};
   made.parts = {&made.part_, 1};
   made.unfinished = 1;

@@ -21,14 +21,13 @@ class ServerConnection;
 class HostContribution final : public Transfer {
  public:
   tensor::Placement place(const Part&) const override;
-  void write_header(tensor::PushHeader& header) const override;
   Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
   void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
   bool is_failing() const override { return failure_.has_value(); }
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;
-  void finish(std::size_t count, bool answered, Counters& counters) override;
+  void finish(std::uint32_t count, bool answered, Counters& counters) override;
 
   ServerConnection* server = nullptr;
 

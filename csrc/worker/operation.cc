@@ -28,15 +28,17 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       sequence(order),
       deadline(Deadline::after(what.timeout_s)),
       placement{what.kind, what.pushes, tensor->member, what.root},
-      cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole) {
+      cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole),
+      header_(make_header()) {
   const auto& plan = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
   portions.resize(worker_loops * places);
   std::uint64_t partitions = 0;
   for (std::size_t i = 0; i < portions.size(); ++i) {
     Portion& portion = portions[i];
     portion.owner = this;
+    portion.header = &header_;
     portion.parts = plan[i];
-    portion.unfinished = plan[i].size();
+    portion.unfinished = static_cast<std::uint32_t>(plan[i].size());
     portion.priority = what.priority;
     portion.sequence = order;
     portion.input_bytes = what.input;
@@ -148,15 +150,17 @@ std::string Operation::describe() const {
 
 // ---- Portions
 
-void Operation::Portion::write_header(tensor::PushHeader& header) const {
-  const Tensor& of = *owner->tensor;
-  header.dtype = of.dtype;
-  header.op = owner->request.op;
-  header.kind = owner->request.kind;
-  header.member = of.member;
-  header.group = of.group->id;
-  header.tensor = of.id;
-  header.round = owner->round;
+tensor::PushHeader Operation::make_header() const {
+  tensor::PushHeader header{};
+  header.version = transport::kProtocolVersion;
+  header.dtype = tensor->dtype;
+  header.op = request.op;
+  header.kind = request.kind;
+  header.member = tensor->member;
+  header.group = tensor->group->id;
+  header.tensor = tensor->id;
+  header.round = round;
+  return header;
 }
 
 Status Operation::Portion::fill(const tensor::Placement& placement, std::byte* into, Counters& counters) {
@@ -191,7 +195,7 @@ tensor::Cancel Operation::Portion::make_cancel() const {
   return message;
 }
 
-void Operation::Portion::finish(std::size_t count, bool answered, Counters& counters) {
+void Operation::Portion::finish(std::uint32_t count, bool answered, Counters& counters) {
   unfinished -= count;
   if (unfinished == 0) {  // here, on the loop's thread, which registered them
     input.reset();

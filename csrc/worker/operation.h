@@ -56,7 +56,6 @@ class Operation : public std::enable_shared_from_this<Operation> {
     tensor::Placement place(const Part& part) const override {
       return tensor::place(owner->placement, owner->cut(), part.partition);
     }
-    void write_header(tensor::PushHeader& header) const override;
     Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
     void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
     bool is_failing() const override { return owner->is_failing(); }
@@ -65,7 +64,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     }
     void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
     tensor::Cancel make_cancel() const override;
-    void finish(std::size_t count, bool answered, Counters& counters) override;
+    void finish(std::uint32_t count, bool answered, Counters& counters) override;
 
     Operation* owner = nullptr;
   };
@@ -124,8 +123,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
  private:
   void settle(State state);
+  tensor::PushHeader make_header() const;
 
   const tensor::Partitioning* cut_;
+  const tensor::PushHeader header_;  // of all its pushes
 
   std::atomic<std::uint32_t> state_{kPending};
   std::atomic<bool> failing_{false};

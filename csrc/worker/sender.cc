@@ -126,9 +126,7 @@ StagingBuffer* Sender::take_buffer(ServerConnection& server, bool& yields) {
 void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement) {
   const InFlight& entry = in_flight_[index];
   tensor::PushHeader& header = batch_.headers[n];
-  header = tensor::PushHeader{};
-  entry.transfer->write_header(header);
-  header.version = transport::kProtocolVersion;
+  header = *entry.transfer->header;
   header.flags = placement.flags;
   header.partition = entry.part.partition;
   header.epoch = epoch_;

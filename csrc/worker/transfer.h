@@ -36,26 +36,25 @@ class Transfer {
   virtual ~Transfer() = default;
 
   std::span<const Part> parts;
-  std::size_t next = 0;        // the first one that was not sent
-  std::size_t unfinished = 0;  // were not sent, or not answered
-  std::int32_t priority = 0;   // higher first
-  std::uint64_t sequence = 0;  // then the earlier one
+  std::uint32_t next = 0;                      // the first one that was not sent
+  std::uint32_t unfinished = 0;                // were not sent, or not answered
+  std::int32_t priority = 0;                   // higher first
+  bool staged = false;                         // partitions travel through staging buffers
+  bool cancelled = false;                      // nothing more is sent, and the server has been told
+  std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
+  const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
   // Where the bytes lie, and their blocks, registered with the server's transport before the transfer enters the send
   // queue, and held until the last answer.
   const std::byte* input_bytes = nullptr;
   std::byte* output_bytes = nullptr;
   transport::RegionPtr input{};
   transport::RegionPtr output{};
-  bool staged = false;     // partitions travel through staging buffers
-  bool cancelled = false;  // nothing more is sent, and the server has been told
 
-  std::size_t unsent() const { return parts.size() - next; }
+  std::uint32_t unsent() const { return static_cast<std::uint32_t>(parts.size()) - next; }
 
   // Null for a contribution.
   virtual Operation* operation() const { return nullptr; }
   virtual tensor::Placement place(const Part& part) const = 0;
-  // What the header of a push says, but for what the sender adds.
-  virtual void write_header(tensor::PushHeader& header) const = 0;
   // Staging: puts the payload into a buffer, and takes the answer out of it.
   virtual Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
   virtual void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) = 0;
@@ -68,7 +67,7 @@ class Transfer {
   // What its server is told when it is given up, without the partitions.
   virtual tensor::Cancel make_cancel() const = 0;
   // Partitions are over; `answered` or not. With the last one it may vanish.
-  virtual void finish(std::size_t count, bool answered, Counters& counters) = 0;
+  virtual void finish(std::uint32_t count, bool answered, Counters& counters) = 0;
 };
 
 }  // namespace bps::worker

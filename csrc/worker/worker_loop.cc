@@ -227,12 +227,13 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
 }
 
 void WorkerLoop::complete(std::uint32_t index, bool answered) {
-  const InFlight entry = in_flight_[index];
+  const InFlight& entry = in_flight_[index];
   entry.server->count_answered(entry.length);
   if (entry.staged != nullptr) entry.server->memory.give_back(entry.staged);
+  Transfer* transfer = entry.transfer;
   in_flight_.free(index);
   if (blocked_) has_work_ = true;
-  entry.transfer->finish(1, answered, counters_);
+  transfer->finish(1, answered, counters_);
 }
 
 void WorkerLoop::end_unanswered(std::uint32_t index) {

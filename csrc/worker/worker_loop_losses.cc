@@ -103,7 +103,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
 }
 
 void WorkerLoop::drop_unsent(Transfer& transfer) {
-  const std::size_t unsent = transfer.unsent();
+  const std::uint32_t unsent = transfer.unsent();
   if (unsent == 0) return;
   transfer.next += unsent;
   transfer.finish(unsent, false, counters_);
