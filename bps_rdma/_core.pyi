@@ -301,7 +301,7 @@ class Tensor:
     @property
     def server_bytes(self) -> list[int]:
         """
-        Bytes of push_pull by [loop of this worker x loop of a server].
+        Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].
         """
 
 class Startup:
