@@ -95,6 +95,7 @@ void Loops::start_servers(const van::Membership& members, const van::Node& self,
   options.node = self.id;
   for (const auto& loop : loops_) {
     loop->reactor->call([&] {
+      options.reactor = loop->reactor.get();
       std::vector<transport::Transport*> write_into_slots{loop->transport(Kind::kTcp)};
       if (transport::Transport* rdma = loop->transport(Kind::kRdma)) write_into_slots.push_back(rdma);
       loop->server_loop = std::make_unique<server::ServerLoop>(options, members, std::move(write_into_slots),

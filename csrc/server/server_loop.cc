@@ -2,6 +2,7 @@
 #include "server/server_loop.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/log.h"
@@ -89,6 +90,8 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   const std::uint64_t memory =
       options_.slot_memory == 0 ? 0
                                 : std::max<std::uint64_t>(1, options_.slot_memory / std::max(membership_.workers, 1U));
+  std::optional<transport::Reactor::SetUp> set_up;
+  if (options_.reactor != nullptr) set_up.emplace(*options_.reactor);
   try {
     session.window().open(attach.largest_payload, options_.window, memory);
   } catch (const Error& error) {
@@ -143,8 +146,14 @@ void ServerLoop::forget_lost() {
 
 // ---- What is due
 
+bool ServerLoop::resume() {
+  std::optional<transport::Reactor::SetUp> set_up;
+  if (options_.reactor != nullptr) set_up.emplace(*options_.reactor);
+  return rounds_.resume();
+}
+
 bool ServerLoop::step() {
-  bool found = rounds_.resume();
+  bool found = resume();
   if (losses_due_) {
     forget_lost();
     found = true;

@@ -30,9 +30,10 @@ namespace bps::server {
 struct ServerLoopOptions {
   std::uint32_t window = 8;       // large landing slots per worker loop, at most
   std::uint64_t slot_memory = 0;  // bytes for the slots of all workers; fewer each when they are many; 0: no limit
-  std::uint64_t largest_partition = 0;  // bytes; refuses more
-  std::uint32_t epoch = 1;              // what carries another one is dropped and counted
-  std::uint32_t node = 0;               // of this process in the membership
+  std::uint64_t largest_partition = 0;    // bytes; refuses more
+  std::uint32_t epoch = 1;                // what carries another one is dropped and counted
+  std::uint32_t node = 0;                 // of this process in the membership
+  transport::Reactor* reactor = nullptr;  // is told when memory is made, which takes as long as it is large
 };
 
 class ServerLoop final : public transport::Actor, private SessionOwner {
@@ -70,6 +71,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void attach(WorkerSession& session, const tensor::Attach& attach);
   void reject(WorkerSession& session, const Error& error);
   void forget_lost();
+  bool resume();
   bool send_answers();
   void send_credits();
 
