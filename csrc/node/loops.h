@@ -58,7 +58,7 @@ class Loops {
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();
 
-  // For one watchdog: the name of a loop that has made no progress since this answered "" last, and rings it.
+  // For one watchdog: the name of a loop that has made no progress since this answered "" last. Wakes it.
   std::string find_stuck();
 
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".

@@ -83,7 +83,7 @@ bool RoundEngine::resume() {
 
 void RoundEngine::proceed(Round& round) {
   // A pass over a complete round reads the payloads where they are, and acknowledges them.
-  if (round.has_all_pushes() && !round.summed) return round.awaits_network ? void() : complete(round);
+  if (round.has_all_pushes() && !round.summed && !round.awaits_network) return complete(round);
   for (Arrival& arrival : round.arrivals) {
     if (!arrival.unacknowledged) continue;
     if (keep(arrival) != Status::kOk) return arrival.session->lose("its memory cannot be read");

@@ -45,7 +45,7 @@ class RoundEngine final : public tensor::ContributionSource {
   struct Limits {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
-    Place here{};
+    Location here{};
     RoundTable::Limits table{};
   };
   RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
@@ -110,6 +110,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void complete(Round& round);
   void sum(Round& round);
   bool find_result_slot(Round& round);
+  void answer_all(Round& round, const std::byte* result);
   void answer(Round& round, Arrival& arrival, const std::byte* result);
   void close_if_over(Round& round);
   void release(Slot*& slot);

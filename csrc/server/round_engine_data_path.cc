@@ -184,13 +184,18 @@ void RoundEngine::sum(Round& round) {
   if (summer_.sum(reduction_of(round), round.first.length, plan_, broken) != Status::kOk) {
     return broken->lose("its memory cannot be reached");
   }
+  answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
+}
+
+// The result is known; where it is not written in place, it is copied or sent from `result`.
+void RoundEngine::answer_all(Round& round, const std::byte* result) {
   round.summed = true;
   counters_.rounds.add();
   counters_.summed_bytes.add(round.first.length);
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
-    if (arrival.pull_waiting) answer(round, arrival, round.result == nullptr ? nullptr : round.result->payload());
+    if (arrival.pull_waiting) answer(round, arrival, result);
   }
   close_if_over(round);
 }

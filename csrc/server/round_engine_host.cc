@@ -48,15 +48,7 @@ void RoundEngine::deliver(std::uint32_t contribution, const std::byte* result) {
   Round& round = table_.by_number(contribution);
   round.awaits_network = false;
   if (!keep_result(round, result)) return;
-  round.summed = true;
-  counters_.rounds.add();
-  counters_.summed_bytes.add(round.first.length);
-  for (Arrival& arrival : round.arrivals) {
-    release(arrival.slot);
-    if (arrival.unacknowledged) acknowledge(arrival);
-    if (arrival.pull_waiting) answer(round, arrival, result);
-  }
-  close_if_over(round);
+  answer_all(round, result);
 }
 
 // For pulls that come later. False: there is no memory for it, and the round has failed.
@@ -85,7 +77,9 @@ void RoundEngine::fail_round(std::uint32_t group, std::uint32_t tensor, std::uin
                              const Error& why) {
   Round* round = table_.find({group, tensor, partition, true}, number);
   if (round == nullptr || round->awaits_network || round->summed || round->failure) return;
-  fail(*round, {why.code(), why.what(), why.hint()});
+  RoundFailure failure{why.code(), why.what(), why.hint()};
+  tell_network(*round, failure);  // the server keeps the failed round until every contributor has come or given up
+  fail(*round, std::move(failure));
 }
 
 // The host will not contribute: the other hosts need not wait.

@@ -7,13 +7,13 @@
 namespace bps::server {
 
 // Where this server loop stands.
-struct Place {
+struct Location {
   std::uint32_t host = van::Hosts::kNoHost;
   std::uint32_t server_rank = 0;  // if it is one
 };
 
 struct RoundGroup {
-  RoundGroup(const van::Group& of, const van::Hosts& hosts, const Place& here)
+  RoundGroup(const van::Group& of, const van::Hosts& hosts, const Location& here)
       : group(of), network(van::Contributors::by_host(of, hosts)) {
     if (!hosts.active() || here.host == van::Hosts::kNoHost) return;
     host = van::Contributors::on_host(of, hosts, here.host);

@@ -2,7 +2,6 @@
 #include "server/server_loop.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "core/log.h"
@@ -11,13 +10,13 @@ namespace bps::server {
 
 namespace {
 
-Place place_of(std::uint32_t id, const van::Membership& members, const van::Hosts& hosts) {
+Location locate(std::uint32_t id, const van::Membership& members, const van::Hosts& hosts) {
   const van::Node* node = members.by_id(id);
-  Place place;
-  if (node == nullptr) return place;
-  if (node->server_rank >= 0) place.server_rank = static_cast<std::uint32_t>(node->server_rank);
-  if (node->worker_rank >= 0) place.host = hosts.host_of(static_cast<std::uint32_t>(node->worker_rank));
-  return place;
+  Location location;
+  if (node == nullptr) return location;
+  if (node->server_rank >= 0) location.server_rank = static_cast<std::uint32_t>(node->server_rank);
+  if (node->worker_rank >= 0) location.host = hosts.host_of(static_cast<std::uint32_t>(node->worker_rank));
+  return location;
 }
 
 }  // namespace
@@ -28,8 +27,8 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
       membership_(membership),
       hosts_(membership_),
       counters_(counters),
-      pool_(std::move(slot_transports)),
-      rounds_({options.largest_partition, options.epoch, place_of(options.node, membership_, hosts_)}, hosts_,
+      pool_(std::move(slot_transports), options_.reactor),
+      rounds_({options.largest_partition, options.epoch, locate(options.node, membership_, hosts_)}, hosts_,
               sessions_, pool_, counters) {}
 
 // ---- Sessions
@@ -90,8 +89,6 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   const std::uint64_t memory =
       options_.slot_memory == 0 ? 0
                                 : std::max<std::uint64_t>(1, options_.slot_memory / std::max(membership_.workers, 1U));
-  std::optional<transport::Reactor::SetUp> set_up;
-  if (options_.reactor != nullptr) set_up.emplace(*options_.reactor);
   try {
     session.window().open(attach.largest_payload, options_.window, memory);
   } catch (const Error& error) {
@@ -146,14 +143,8 @@ void ServerLoop::forget_lost() {
 
 // ---- What is due
 
-bool ServerLoop::resume() {
-  std::optional<transport::Reactor::SetUp> set_up;
-  if (options_.reactor != nullptr) set_up.emplace(*options_.reactor);
-  return rounds_.resume();
-}
-
 bool ServerLoop::step() {
-  bool found = resume();
+  bool found = rounds_.resume();
   if (losses_due_) {
     forget_lost();
     found = true;

@@ -71,7 +71,6 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void attach(WorkerSession& session, const tensor::Attach& attach);
   void reject(WorkerSession& session, const Error& error);
   void forget_lost();
-  bool resume();
   bool send_answers();
   void send_credits();
 

@@ -61,6 +61,7 @@ void SlotPool::reclaim(const SlotWindow& window) {
 }
 
 void SlotPool::grow(SizeClass& size_class) {
+  const transport::Reactor::SetUp set_up(reactor_);
   const std::uint64_t count = std::max<std::uint64_t>(1, kSlab / size_class.capacity);
   const std::uint64_t size = count * size_class.capacity;
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "transport/reactor.h"
 #include "transport/transport.h"
 
 namespace bps::server {
@@ -36,7 +37,9 @@ struct Slot {
 
 class SlotPool {
  public:
-  explicit SlotPool(std::vector<transport::Transport*> transports) : transports_(std::move(transports)) {}
+  // `reactor`: whose thread uses the pool; its watchdog does not mind how long new memory takes.
+  explicit SlotPool(std::vector<transport::Transport*> transports, transport::Reactor* reactor = nullptr)
+      : transports_(std::move(transports)), reactor_(reactor) {}
 
   // Makes sure that `count` slots for a header and `payload` bytes are free. May map and register memory.
   void reserve(std::uint64_t payload, std::size_t count);
@@ -65,6 +68,7 @@ class SlotPool {
   void grow(SizeClass& size_class);
 
   std::vector<transport::Transport*> transports_;
+  transport::Reactor* reactor_;
   std::vector<SizeClass> classes_;
   std::deque<Slab> slabs_;  // std::deque: addresses stay
   std::deque<Slot> slots_;

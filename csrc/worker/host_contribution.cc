@@ -40,14 +40,14 @@ tensor::Cancel HostContribution::make_cancel() const {
 void HostContribution::finish(std::uint32_t count, bool, Counters&) {
   unfinished -= count;
   if (unfinished > 0) return;
+  tensor::ContributionSource* source = pool_->source();
+  if (delivered_ || number_ == HostContributions::kNobody || source == nullptr) return pool_->free(*this);
   const std::uint32_t number = number_;
-  const bool delivered = delivered_;
   const Error why = failure_.value_or(
       Error(ErrorCode::kInternal, "a host's contribution ended without a reason", "report this as a bug"));
   const std::vector<std::uint32_t> missing = std::move(missing_);
-  tensor::ContributionSource* source = pool_->source();
-  pool_->free(*this);
-  if (!delivered && number != HostContributions::kNobody && source != nullptr) source->fail(number, why, missing);
+  pool_->free(*this);  // first: what follows may contribute again
+  source->fail(number, why, missing);
 }
 
 HostContribution& HostContributions::make(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,

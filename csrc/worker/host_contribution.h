@@ -55,7 +55,6 @@ class HostContributions {
                          ServerConnection& server);
   // The one that is under way by that number, or nullptr.
   HostContribution* find(std::uint32_t number) const;
-  std::size_t in_use() const { return all_.size() - free_.size(); }
 
  private:
   friend class HostContribution;

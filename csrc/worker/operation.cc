@@ -27,7 +27,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       round(of_round),
       sequence(order),
       deadline(Deadline::after(what.timeout_s)),
-      placement{what.kind, what.pushes, tensor->member, what.root},
+      placed{what.kind, what.pushes, tensor->member, what.root},
       cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole),
       header_(make_header()) {
   const auto& plan = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;

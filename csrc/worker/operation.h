@@ -54,7 +54,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
    public:
     Operation* operation() const override { return owner; }
     tensor::Placement place(const Part& part) const override {
-      return tensor::place(owner->placement, owner->cut(), part.partition);
+      return tensor::place(owner->placed, owner->cut(), part.partition);
     }
     Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
     void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
@@ -115,7 +115,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const std::uint64_t sequence;  // order of the calls, for equal priorities
   const Deadline deadline;
   std::shared_ptr<transport::ProgressLock> progress;  // of the one loop that works on it; null when there are several
-  const tensor::PlacementRequest placement;
+  const tensor::PlacementRequest placed;  // what decides where each partition lies
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
   std::vector<Portion> portions;  // [loop * places + place]

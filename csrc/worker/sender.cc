@@ -46,15 +46,17 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
 
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
   if (!is_within_credit(server, placement.length, yields)) return false;
-  StagingBuffer* staged = nullptr;
-  if (transfer.staged) {
-    staged = take_buffer(server, yields);
-    if (staged == nullptr) return false;
-  }
   if (server.needs_slots() &&
       !server.take_slot(transport::kMaxHeader + (placement.has_payload() ? placement.length : 0), batch_.slots[n])) {
-    if (staged != nullptr) server.memory.give_back(staged);
     return false;
+  }
+  StagingBuffer* staged = nullptr;
+  if (transfer.staged) {  // last: there are no more buffers than partitions that can be sent
+    staged = take_buffer(server, yields);
+    if (staged == nullptr) {
+      if (server.needs_slots()) server.add_slot(batch_.slots[n]);
+      return false;
+    }
   }
   if (staged != nullptr && placement.has_payload() &&
       transfer.fill(placement, staged->bytes(), counters_) != Status::kOk) {
@@ -111,12 +113,12 @@ bool Sender::is_within_credit(ServerConnection& server, std::uint64_t length, bo
   return yields;
 }
 
-// A buffer that the server reaches. Without a free one the partition waits for an answer to free one or, when that
-// could last for ever, for the loop to add one.
+// A buffer that the server reaches. Without a free one the partition waits for the loop to add one or, once the budget
+// is used up, for an answer to free one, unless that could last for ever.
 StagingBuffer* Sender::take_buffer(ServerConnection& server, bool& yields) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer == nullptr) {
-    server.needs_buffer = yields || server.is_stuck();
+    server.needs_buffer = yields || server.memory.may_grow() || server.is_stuck();
   } else {
     yields |= std::exchange(server.needs_buffer, false);
   }

@@ -109,7 +109,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
   TransportMemory& memory;
   SendQueue queue;
-  bool needs_buffer = false;  // waits for a staging buffer beyond the budget, which the next step() adds
+  bool needs_buffer = false;  // waits for another staging buffer, which the next step() adds
 
  private:
   WorkerLoop& loop_;

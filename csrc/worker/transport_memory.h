@@ -3,9 +3,10 @@
 // servers behind that transport cannot reach.
 //
 // Staging: plain memory where the kernel forbids copies between processes. A partition is copied into a buffer before
-// the push and out of it after the answer. Buffers are made, and registered, during set-up: reserve() when an operation
-// is admitted, up to the budget; add_buffer() beyond it, when waiting for a free one could last for ever because ranks
-// push in different orders. They are never given back. Threading: one thread.
+// the push and out of it after the answer. A relay sums what its host contributes straight into one. Buffers are made,
+// and registered, by reserve() when an operation is admitted, and one by one by add_buffer(): up to the budget when a
+// partition could be sent, beyond it only when waiting for a free one could last for ever because ranks push in
+// different orders. They are never given back. Threading: one thread.
 #pragma once
 
 #include <algorithm>
@@ -39,6 +40,7 @@ class TransportMemory {
   void reserve(std::size_t buffers) {
     while (buffers_.size() < std::min(buffers, most_buffers_)) add_buffer();
   }
+  bool may_grow() const { return buffers_.size() < most_buffers_; }
   void add_buffer() {
     StagingBuffer made{transport::shm::SharedMemory::create(buffer_bytes_), nullptr};
     made.region = transport_.register_memory(made.memory->bytes());

@@ -114,7 +114,7 @@ void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
 }
 
 void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
-  const transport::Reactor::SetUp set_up(reactor_);
+  const transport::Reactor::SetUp set_up(&reactor_);
   const Request& request = portion.owner->request;
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.
@@ -147,18 +147,13 @@ void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& head
   if (!server->why_lost().empty()) {
     return fail(Error(ErrorCode::kPeerLost, server->why_lost(), "restart the job from its last checkpoint"));
   }
-  try {
-    const transport::Reactor::SetUp set_up(reactor_);
-    server->memory.reserve(contributions_.in_use() + 1);
-  } catch (const Error& error) {
-    return fail(error);
-  }
   server->queue.add(&contributions_.make(number, header, priority, *server));
   has_work_ = true;
 }
 
-// A server's queue waits for a staging buffer beyond the budget.
+// A server's queue waits for a staging buffer.
 void WorkerLoop::add_buffer(ServerConnection& server) {
+  const transport::Reactor::SetUp set_up(&reactor_);
   try {
     server.memory.add_buffer();
   } catch (const Error& error) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import time
 from typing import Any
 
 import cluster
@@ -171,15 +172,23 @@ def test_one_rank_on_each_host_sums_as_ever():
 # ---- What goes wrong
 
 
-def gives_up(bps: Any, late: int) -> dict[str, Any]:
-    """All but one rank call, and give up; then that one calls, and then all do."""
+def await_no_open_rounds(bps: Any) -> int:
+    """How many rounds its server has kept, after all ranks have all they called for."""
+    deadline = time.monotonic() + 5 * cluster.PATIENCE
+    while (kept := int(bps.metrics()["total"]["open_rounds"])) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return kept
+
+
+def gives_up(bps: Any, first: int, late: int) -> dict[str, Any]:
+    """All but one rank call, and give up, one of them soon; then that one calls, and then all do."""
     bps.push_pull(np.ones(10, np.float32), name="warm")
     array = bps.empty(200_000)
     array.fill(1)
     rank = bps.rank()
     if rank == late:
         await_mark("the others have raised")
-    limit = 20 if rank == late else 0.4 * cluster.PATIENCE if rank == 0 else 60
+    limit = 20 if rank == late else 0.4 * cluster.PATIENCE if rank == first else 60
     found = {"error": caught(lambda: bps.push_pull_inplace(array, False, "x", timeout=limit))}
     array.fill(1000)
     mark("raised")
@@ -188,14 +197,16 @@ def gives_up(bps: Any, late: int) -> dict[str, Any]:
     bps.barrier()
     array.fill(1)
     found["next"] = caught(lambda: bps.push_pull_inplace(array, False, "x")) or changed(array, bps.size())
+    bps.barrier()
+    found["kept"] = await_no_open_rounds(bps)
     return found
 
 
 @pytest.mark.parametrize("servers", [None, 1])
-@pytest.mark.parametrize("late", [1, 3])
-def test_a_deadline_is_final_on_all_hosts(late, servers):
+@pytest.mark.parametrize(("first", "late"), [(0, 1), (0, 3), (2, 1)])
+def test_a_deadline_is_final_on_all_hosts(first, late, servers):
     options = {"servers": servers, "env": SMALL_PARTITIONS}
-    with cluster.start(gives_up, late, **options, **cluster.on_hosts("aabb")) as job:
+    with cluster.start(gives_up, first, late, **options, **cluster.on_hosts("aabb")) as job:
         job.await_marks("raised", [rank for rank in range(4) if rank != late])
         job.set_mark("the others have raised")
         job.await_marks("raised")
@@ -205,7 +216,9 @@ def test_a_deadline_is_final_on_all_hosts(late, servers):
         assert found["error"].startswith("DeadlineError"), (rank, found)
         assert found["changed"] == "", (rank, found)
         assert found["next"] == "", (rank, found)
-    assert "rank 0 gave up" in results[1 if late == 3 else 2]["error"], results
+        assert found["kept"] == 0, (rank, found)
+    told = next(found for rank, found in enumerate(results) if rank not in (first, late))
+    assert f"rank {first} gave up" in told["error"], results
 
 
 def disagrees(bps: Any, other: int) -> list[str]:

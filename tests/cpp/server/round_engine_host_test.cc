@@ -180,7 +180,8 @@ TEST_F(RoundEngineHostTest, ARoundThatFailedElsewhereDoesNotWaitForTheOthersOfTh
   post(0, for_host(0, kPush | kPull));
   engine.fail_round(kGroup, 11, 0, 0, Error(ErrorCode::kMismatch, "ranks disagree", ""));
   ASSERT_EQ(failures(0).size(), 1U);
-  EXPECT_TRUE(refused.empty()) << "the server knows";
+  ASSERT_EQ(refused.size(), 1U) << "the server keeps the round until every host has come or given up";
+  EXPECT_EQ(refused[0].first, kPlace);
   post(1, for_host(1, kPush | kPull));
   EXPECT_EQ(failures(1).size(), 1U);
   EXPECT_TRUE(contributed.empty());
@@ -224,6 +225,9 @@ TEST_F(RoundEngineHostTest, ARelayIsToldOfARoundThatFailedWithoutIt) {
   std::size_t told = 0;
   for (const std::uint32_t relay : {0U, 1U}) told += control(relay).sent<tensor::RoundFailed>().size();
   EXPECT_EQ(told, 1U) << "the one that speaks for the host about this partition";
+  EXPECT_EQ(engine.open_rounds(), 1U) << "the host may still come";
+  EXPECT_EQ(engine.cancel(*sessions[1], gives_up(0, false)).aborted.size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
 TEST_F(RoundEngineHostTest, ARankThatLeavesMayHaveContributedAtItsRelay) {
