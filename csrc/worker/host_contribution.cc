@@ -80,6 +80,14 @@ HostContribution* HostContributions::find(std::uint32_t number) const {
   return number < by_number_.size() ? by_number_[number] : nullptr;
 }
 
+std::vector<HostContribution*> HostContributions::to(const ServerConnection& server) {
+  std::vector<HostContribution*> found;
+  for (HostContribution& one : all_) {
+    if (one.server == &server) found.push_back(&one);
+  }
+  return found;
+}
+
 void HostContributions::free(HostContribution& contribution) {
   if (contribution.number_ != kNobody) by_number_[contribution.number_] = nullptr;
   contribution = HostContribution();

@@ -55,6 +55,8 @@ class HostContributions {
                          ServerConnection& server);
   // The one that is under way by that number, or nullptr.
   HostContribution* find(std::uint32_t number) const;
+  // All that are under way to a server. Allocates.
+  std::vector<HostContribution*> to(const ServerConnection& server);
 
  private:
   friend class HostContribution;

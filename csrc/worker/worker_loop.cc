@@ -173,10 +173,8 @@ bool WorkerLoop::step() {
   for (const auto& server : servers_) {
     if (!server || server->is_lost() || server->queue.empty()) continue;
     found |= sender_.push(*server);
-    if (Transfer* broken = sender_.take_broken()) {
-      abort(*broken, *server, ErrorCode::kPeerLost, "the memory of a rank cannot be read by its host's relay",
-            "look for the first error of the job: that rank has probably ended");
-    }
+    // A rank of this host is lost, and its rounds have been told. This one ends when the cause is known.
+    if (Transfer* broken = sender_.take_broken()) server->queue.remove(broken);
     if (server->queue.empty()) continue;
     blocked_ = has_work_ = true;
     if (server->needs_buffer) add_buffer(*server);

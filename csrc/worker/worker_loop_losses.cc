@@ -271,13 +271,8 @@ void WorkerLoop::lose_server(std::uint32_t node, const std::string& why) {
 void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   server.lose(why);
   std::vector<std::shared_ptr<Operation>> concerned;
-  std::vector<Transfer*> contributions;
-  const auto add = [&](Transfer* transfer) {
-    if (transfer->operation() != nullptr) {
-      concerned.push_back(transfer->operation()->shared_from_this());
-    } else {
-      contributions.push_back(transfer);
-    }
+  const auto add = [&](const Transfer* transfer) {
+    if (transfer->operation() != nullptr) concerned.push_back(transfer->operation()->shared_from_this());
   };
   for (Transfer* transfer : server.queue.take_all()) add(transfer);
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
@@ -285,7 +280,7 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   }
   if (server.needs_fence()) server.fence_at = Deadline::after(kFence_s);
   for (const auto& operation : concerned) abort(*operation, ErrorCode::kPeerLost, why, kRestart);
-  for (Transfer* contribution : contributions) abort(*contribution, server, ErrorCode::kPeerLost, why, kRestart);
+  for (HostContribution* contribution : contributions_.to(server)) abort(*contribution, server, ErrorCode::kPeerLost, why, kRestart);
   // Of what failed before, for another reason, the part that was never sent is over as well.
   for (const auto& operation : concerned) cancel(*operation);
   if (!server.needs_fence() || server.is_lost()) end_all_of(server);
