@@ -210,7 +210,8 @@ bool Process::shutdown(double timeout_s) {
   std::exception_ptr interrupt;
   try {
     // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
-    well = van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s);
+    well = van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
+                       worker_ ? worker_->last_failure() : "");
   } catch (const Error& error) {  // the scheduler is lost: nobody is left to be told
     log_info(std::string("left without the scheduler: ") + error.what());
   } catch (...) {

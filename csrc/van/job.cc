@@ -105,6 +105,8 @@ void Job::leave(Member& member, const Leave& leave) {
   if (member.fate != Member::Fate::kHere) return;
   member.fate = Member::Fate::kLeft;
   member.farewell = member.node->describe() + " has left the job";
+  // It may have left because another rank is about to: whoever waits for it wants to know that one.
+  if (!leave.failure.empty()) member.farewell += ", after: " + leave.failure;
   if (leave.reason.empty()) {
     if (member.is_worker()) tell_here(MemberLeft{member.node->id, member.farewell});
   } else {

@@ -144,9 +144,11 @@ struct Leave {  // the reply is Done; nothing else is sent after it
   std::uint32_t call = 0;
   std::uint32_t lost_node = 0;  // the sender leaves because of this loss
   std::string reason;           // what the sender knows of it; of no loss: the exception with which it ends, or nothing
+  std::string failure;          // how its last operation failed, or nothing
   static constexpr void fields(auto& io, auto& m) {
     io(m.call, m.lost_node);
     io.bounded(m.reason, kMostTextBytes);
+    io.bounded(m.failure, kMostTextBytes);
   }
   bool operator==(const Leave&) const = default;
 };

@@ -87,10 +87,10 @@ class Van::Impl {
     return {await<GroupReady>(call, timeout_s, "making the group '" + name + "'").group, std::move(ranks)};
   }
 
-  bool leave(double timeout_s) {
+  bool leave(double timeout_s, std::string failure) {
     require_joined();
     const Deadline deadline = Deadline::after(timeout_s);
-    say_goodbye("", deadline);
+    say_goodbye("", std::move(failure), deadline);
     const SchedulerSession::End end = session_.wait_for_end(deadline);
     if (end == SchedulerSession::End::kSchedulerLost) {
       throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
@@ -100,7 +100,7 @@ class Van::Impl {
 
   void abort(const std::string& exception) {
     require_joined();
-    say_goodbye(exception.empty() ? "an exception" : exception, Deadline::after(kGraceSeconds));
+    say_goodbye(exception.empty() ? "an exception" : exception, "", Deadline::after(kGraceSeconds));
   }
 
   void suspect(std::uint32_t node, const std::string& why) { session_.suspect(node, why); }
@@ -122,12 +122,13 @@ class Van::Impl {
 
  private:
   // A loss that is known says more than the exception, which followed from it.
-  void say_goodbye(std::string exception, const Deadline& deadline) {
+  void say_goodbye(std::string exception, std::string failure, const Deadline& deadline) {
     if (left_.exchange(true)) return;
     session_.calls().close();
     auto [lost_node, reason] = session_.first_loss();
     PendingCalls::Call call(session_.calls(), kLeaveCall);
-    session_.post(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason)});
+    session_.post(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason),
+                        std::move(failure)});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
     if (session_.wait_for_end(Deadline::after(0)) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
   }
@@ -217,8 +218,8 @@ std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
 Group Van::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
   return impl_->new_group(std::move(ranks), name, timeout_s);
 }
-bool Van::leave(double timeout_s) {
-  return impl_->leave(timeout_s);
+bool Van::leave(double timeout_s, const std::string& failure) {
+  return impl_->leave(timeout_s, failure);
 }
 void Van::suspect(std::uint32_t node, const std::string& why) {
   impl_->suspect(node, why);

@@ -85,7 +85,8 @@ class Van {
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
   // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without
   // leaving counts as lost. Calls that other threads wait in, and later ones, fail with kNotInitialized.
-  bool leave(double timeout_s);
+  // `failure`: how the last operation failed, or nothing. Those who wait for this process in vain are told of it.
+  bool leave(double timeout_s, const std::string& failure = "");
   // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
   // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
   void abort(const std::string& exception);

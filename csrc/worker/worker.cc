@@ -31,6 +31,11 @@ void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std:
 }
 
 void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
+  {
+    const std::lock_guard lock(mutex_);
+    last_failed_ = operation;
+    failed_at_ = sequence_.load();
+  }
   for (const LoopOf& each : worker_loops_) {
     if (each.worker_loop == except) continue;
     each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
@@ -60,6 +65,11 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
   }
   return true;
+}
+
+std::string Worker::last_failure() const {
+  const std::lock_guard lock(mutex_);
+  return last_failed_ && failed_at_ == sequence_.load() ? last_failed_->failure()->what() : "";
 }
 
 bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {

@@ -63,6 +63,8 @@ class Worker {
              const std::string& hint);
   // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
+  // How an operation has failed, if none was started since.
+  std::string last_failure() const;
 
   van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
   van::Group world() const;
@@ -110,6 +112,8 @@ class Worker {
   std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
+  std::shared_ptr<Operation> last_failed_;  // guarded by mutex_, like:
+  std::uint64_t failed_at_ = 0;             // the sequence number of the next operation at that time
 };
 
 }  // namespace bps::worker

@@ -13,7 +13,7 @@ from typing import Any
 import cluster
 import numpy as np
 import pytest
-from rank_main import mark
+from rank_main import await_mark, mark
 
 ENV = {"BPS_TIMEOUT": str(40 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(10 * cluster.PATIENCE)}
 SOON_S = 1.0 * cluster.PATIENCE
@@ -111,6 +111,32 @@ def test_leaving_while_another_rank_waits_is_its_error(where, servers):
     assert "has left the job" in text
     assert seconds < 6 * cluster.PATIENCE
     assert found[1] == ("left", 0.0)
+
+
+def leaves_after_a_failure(bps: Any) -> str:
+    """Rank 1 does not call what rank 2 waits for; rank 2 gives up and leaves, and rank 0 waits for rank 2."""
+    rank = bps.rank()
+    group = None if rank == 0 else bps.new_group([1, 2])
+    try:
+        if rank == 0:
+            bps.barrier(timeout=60)
+        elif rank == 2:
+            bps.push_pull(np.ones(1000, np.float32), name="x", group=group, timeout=0.3)
+    except bps.BpsError as error:
+        mark("raised")
+        return str(error)
+    await_mark("rank 0 has raised")
+    return ""
+
+
+def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure():
+    with cluster.start(leaves_after_a_failure, workers=3, env=ENV) as job:
+        job.await_marks("raised", [0, 2])
+        job.set_mark("rank 0 has raised")
+        found = job.results()
+    assert "worker 2" in found[0], found
+    assert "has left the job, after: push_pull of 'x', round 0: not complete within 0.3 s" in found[0], found
+    assert "rank 1" in found[0], found
 
 
 def uses_what_was_left(bps: Any) -> float:
