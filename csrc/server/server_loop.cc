@@ -28,8 +28,8 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
       hosts_(membership_),
       counters_(counters),
       pool_(std::move(slot_transports), options_.reactor),
-      rounds_({options.largest_partition, options.epoch, locate(options.node, membership_, hosts_)}, hosts_,
-              sessions_, pool_, counters) {}
+      rounds_({options.largest_partition, options.epoch, locate(options.node, membership_, hosts_)}, hosts_, sessions_,
+              pool_, counters) {}
 
 // ---- Sessions
 

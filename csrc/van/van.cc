@@ -127,8 +127,8 @@ class Van::Impl {
     session_.calls().close();
     auto [lost_node, reason] = session_.first_loss();
     PendingCalls::Call call(session_.calls(), kLeaveCall);
-    session_.post(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason),
-                        std::move(failure)});
+    session_.post(
+        Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason), std::move(failure)});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
     if (session_.wait_for_end(Deadline::after(0)) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
   }

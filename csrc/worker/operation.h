@@ -115,7 +115,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const std::uint64_t sequence;  // order of the calls, for equal priorities
   const Deadline deadline;
   std::shared_ptr<transport::ProgressLock> progress;  // of the one loop that works on it; null when there are several
-  const tensor::PlacementRequest placed;  // what decides where each partition lies
+  const tensor::PlacementRequest placed;              // what decides where each partition lies
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
   std::vector<Portion> portions;  // [loop * places + place]

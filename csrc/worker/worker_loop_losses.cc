@@ -280,7 +280,8 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   }
   if (server.needs_fence()) server.fence_at = Deadline::after(kFence_s);
   for (const auto& operation : concerned) abort(*operation, ErrorCode::kPeerLost, why, kRestart);
-  for (HostContribution* contribution : contributions_.to(server)) abort(*contribution, server, ErrorCode::kPeerLost, why, kRestart);
+  for (HostContribution* contribution : contributions_.to(server))
+    abort(*contribution, server, ErrorCode::kPeerLost, why, kRestart);
   // Of what failed before, for another reason, the part that was never sent is over as well.
   for (const auto& operation : concerned) cancel(*operation);
   if (!server.needs_fence() || server.is_lost()) end_all_of(server);
