@@ -20,8 +20,31 @@ struct PushLimits {
   bool landed = false;     // in a slot, which may be longer than the payload; what is posted may not
 };
 
+// Of a group in which hosts contribute, or of a round of a host.
+bool may_contribute_for_host(const tensor::PushHeader& header, const PushLimits& limits);
+
+// Whether the sender may contribute in the name of the member that the header says.
+inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& limits) {
+  const RoundGroup& group = *limits.group;
+  if ((header.flags & tensor::kForHost) != 0 || group.network.has_hosts()) {
+    return may_contribute_for_host(header, limits);
+  }
+  return header.member < group.group.size() && group.group.ranks[header.member] == limits.sender_rank;
+}
+
 // What is wrong with the header ("its length is not allowed"), or nullptr.
-const char* find_fault(const tensor::PushHeader& header, const PushLimits& limits);
+inline const char* find_fault(const tensor::PushHeader& header, const PushLimits& limits) {
+  if (!codec::accepts(header)) return "its version, dtype, operation, flags or length is not one that a worker sends";
+  if (header.length > limits.largest_partition) return "it is longer than the largest partition";
+  if (limits.group == nullptr || !may_contribute(header, limits)) {
+    return "its group is unknown or does not contain the sender";
+  }
+  const bool has_payload = (header.flags & tensor::kHasPayload) != 0;
+  if (has_payload && (limits.landed ? limits.room < header.length : limits.room != header.length)) {
+    return "its payload is not as long as its header says";
+  }
+  return nullptr;
+}
 
 // Whether two pushes can belong to one round.
 inline bool agree(const tensor::PushHeader& one, const tensor::PushHeader& other) {

@@ -21,10 +21,13 @@ class WorkerSession;
 struct Arrival {
   WorkerSession* session = nullptr;
   transport::DataEndpoint* data = nullptr;  // the push came here, and the answer goes back the same way
-  tensor::PushHeader header{};              // of the member's pull, if that has come, else of its push
   Slot* slot = nullptr;                     // the payload lies in a slot
   transport::RemoteSpan span;               // or stays in the worker's memory (length > 0)
-  std::uint32_t push_immediate = 0;         // acknowledges a push without a pull
+  std::uint64_t answer_key = 0;             // where the answer goes, and its immediate: as the pull says, if that has
+  std::uint64_t answer_address = 0;         // come, else the push
+  std::uint32_t immediate = 0;
+  std::uint32_t push_immediate = 0;  // acknowledges a push without a pull
+  bool wants_data = false;
   bool has_payload = false;
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot

@@ -21,7 +21,7 @@ void RoundEngine::wait(Round& round) {
 
 // Whether everyone this round waits for is out of slots, so that none of them can push it.
 bool RoundEngine::waits_for_starved(const Round& round) const {
-  if (round.has_all_pushes() || round.failure) return false;
+  if (pool_.starved_windows == 0 || round.has_all_pushes() || round.failure) return false;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
     if (round.arrivals[i].pushed) continue;
     WorkerSession* session = session_of(round, i);
@@ -167,7 +167,7 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
     const bool pushes = std::exchange(arrival.unacknowledged, false);
     const bool pulls = std::exchange(arrival.pull_waiting, false);
     if (pushes) tell(arrival, arrival.push_immediate);
-    if (pulls) tell(arrival, arrival.header.immediate);
+    if (pulls) tell(arrival, arrival.immediate);
     if ((pushes || pulls) && !std::exchange(arrival.done, true)) ++round.done;
   }
   tell_relays(round);
@@ -202,15 +202,14 @@ std::uint32_t RoundEngine::contributor_of(const RoundGroup& group, std::uint32_t
 
 tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
-  const auto known = groups_.find(cancel.group);
-  const std::uint32_t contributor = known == groups_.end()
-                                        ? van::Contributors::kNone
-                                        : contributor_of(*known->second, session.worker_rank(), cancel.for_host);
+  const RoundGroup* const known = find_group(cancel.group);
+  const std::uint32_t contributor =
+      known == nullptr ? van::Contributors::kNone : contributor_of(*known, session.worker_rank(), cancel.for_host);
   if (contributor == van::Contributors::kNone) {
     counters_.stale.add();
     return reply;
   }
-  const RoundGroup& group = *known->second;
+  const RoundGroup& group = *known;
   for (const tensor::CancelledPartition& one : cancel.partitions) {
     const RoundKey key{cancel.group, cancel.tensor, one.partition, cancel.for_host};
     Round* round = table_.find(key, cancel.round);
@@ -256,7 +255,7 @@ std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, s
 RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate,
                                          const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[contributor];
-  const bool pulls = arrival.pull_waiting && arrival.header.immediate == immediate;
+  const bool pulls = arrival.pull_waiting && arrival.immediate == immediate;
   const bool pushes = arrival.unacknowledged && arrival.push_immediate == immediate;
   if (round.awaits_network && (pulls || pushes)) {
     arrival.cancelled = true;

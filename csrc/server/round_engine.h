@@ -99,11 +99,17 @@ class RoundEngine final : public tensor::ContributionSource {
     tensor::PushHeader header;
     Slot* slot;                  // where it landed, or nullptr:
     transport::RemoteSpan span;  // the payload is in the worker's memory
+    std::uint32_t contributor;   // to the round that it belongs to, once that is known
   };
 
   // round_engine_data_path.cc
-  void take(const Push& push);
-  Round* admit(const Push& push);
+  const RoundGroup* find_group(std::uint32_t id) {
+    if (latest_group_ != nullptr && latest_group_->group.id == id) return latest_group_;
+    const auto found = groups_.find(id);
+    return found == groups_.end() ? nullptr : latest_group_ = found->second.get();
+  }
+  void take(Push& push);
+  Round* admit(Push& push);
   static void record(Round& round, Arrival& arrival, const Push& push);
   Status keep(Arrival& arrival);
   static void acknowledge(Arrival& arrival);
@@ -165,6 +171,7 @@ class RoundEngine final : public tensor::ContributionSource {
   SumPlan plan_;                                   // of the pass in progress; keeps its capacity
   tensor::ContributionSender* network_ = nullptr;  // of a relay
   std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;
+  const RoundGroup* latest_group_ = nullptr;  // most pushes belong to the same one as the push before
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for

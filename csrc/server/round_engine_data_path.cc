@@ -9,6 +9,16 @@
 #include "server/round_engine.h"
 
 namespace bps::server {
+namespace {
+
+// A copy: the peer may go on writing to where it lies.
+tensor::PushHeader header_at(const std::byte* bytes) {
+  tensor::PushHeader header;
+  std::memcpy(&header, bytes, sizeof header);
+  return header;
+}
+
+}  // namespace
 
 // A push has landed. The immediate is all that the peer chose; the header is checked before it is used.
 void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate) {
@@ -18,8 +28,7 @@ void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from
     counters_.stale.add();
     return;
   }
-  Push push{session, from, {}, slot, {}};
-  std::memcpy(&push.header, slot->data, sizeof push.header);
+  Push push{session, from, header_at(slot->data), slot, {}, 0};
   take(push);
   // With its last slot a worker may have become the one that everybody waits for. Its later pushes change nothing about
   // that, and looking at every open round each time would cost the square of their number.
@@ -28,16 +37,15 @@ void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from
 
 void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> bytes,
                                 const transport::RemoteSpan& span) {
-  Push push{session, from, {}, nullptr, span};
-  if (bytes.size() != sizeof push.header) {
+  if (bytes.size() != sizeof(tensor::PushHeader)) {
     counters_.stale.add();
     return;
   }
-  std::memcpy(&push.header, bytes.data(), sizeof push.header);
+  Push push{session, from, header_at(bytes.data()), nullptr, span, 0};
   take(push);
 }
 
-void RoundEngine::take(const Push& push) {
+void RoundEngine::take(Push& push) {
   Round* admitted = nullptr;
   if (push.header.epoch == limits_.epoch) {
     admitted = admit(push);
@@ -51,7 +59,7 @@ void RoundEngine::take(const Push& push) {
   }
   if (admitted == nullptr) return;
   Round& round = *admitted;
-  Arrival& arrival = round.arrivals[round.contributors->of_member(push.header.member)];
+  Arrival& arrival = round.arrivals[push.contributor];
   counters_.pushes.add();
   record(round, arrival, push);
   const bool pulls = (push.header.flags & tensor::kIsPull) != 0;
@@ -80,10 +88,10 @@ void RoundEngine::take(const Push& push) {
 }
 
 // The round that a push belongs to. Returns nullptr for a push that is refused or ignored.
-Round* RoundEngine::admit(const Push& push) {
+Round* RoundEngine::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
-  const auto group = groups_.find(header.group);
-  const PushLimits limits{.group = group == groups_.end() ? nullptr : group->second.get(),
+  const RoundGroup* const group = find_group(header.group);
+  const PushLimits limits{.group = group,
                           .hosts = &hosts_,
                           .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
@@ -96,15 +104,15 @@ Round* RoundEngine::admit(const Push& push) {
             "install the same bps_rdma version everywhere and use the same settings on all ranks"});
     return nullptr;
   }
-  const RoundGroup& members = *group->second;
-  if (!gone_ranks_.empty() && refuse_gone(push, members)) return nullptr;
+  if (!gone_ranks_.empty() && refuse_gone(push, *group)) return nullptr;
   const RoundKey key{header.group, header.tensor, header.partition, (header.flags & tensor::kForHost) != 0};
-  const auto [found, opened] = table_.find_or_open(key, header.round, members, push.session.share());
+  const auto [found, opened] = table_.find_or_open(key, header.round, *group, push.session.share());
   if (opened == nullptr) {
     refuse_round(push, found);
     return nullptr;
   }
   Round& round = *opened;
+  push.contributor = round.contributors->of_member(header.member);
   if (found == RoundTable::Found::kNew) {
     round.first = header;
     round.worker_loop = push.session.worker_loop();
@@ -113,7 +121,7 @@ Round* RoundEngine::admit(const Push& push) {
     return opened;
   }
   round.priority = std::max(round.priority, header.priority);
-  Arrival& arrival = round.arrivals[round.contributors->of_member(header.member)];
+  Arrival& arrival = round.arrivals[push.contributor];
   if (!round.failure) {
     const bool pushes = (header.flags & tensor::kIsPush) != 0;
     const bool pulls = (header.flags & tensor::kIsPull) != 0;
@@ -135,7 +143,12 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   const bool pulls = (header.flags & tensor::kIsPull) != 0;
   arrival.session = &push.session;
   if (pushes || arrival.data == nullptr) arrival.data = &push.from;  // a span is valid where it was posted
-  if (pulls || !arrival.pull_waiting) arrival.header = header;       // where the answer goes
+  if (pulls || !arrival.pull_waiting) {
+    arrival.immediate = header.immediate;
+    arrival.answer_key = header.answer_key;
+    arrival.answer_address = header.answer_address;
+    arrival.wants_data = (header.flags & tensor::kWantsData) != 0;
+  }
   arrival.pull_waiting |= pulls;
   if (!pushes) return;
   arrival.pushed = true;
@@ -150,7 +163,7 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
 // Copies a payload that was posted in place into a slot. kAgain: there is no free slot.
 Status RoundEngine::keep(Arrival& arrival) {
   if (!arrival.has_payload || arrival.slot != nullptr) return Status::kOk;
-  arrival.slot = pool_.take(arrival.header.length);
+  arrival.slot = pool_.take(arrival.span.length);
   if (arrival.slot == nullptr) return Status::kAgain;
   const Status status = arrival.data->direct()->get(arrival.span, arrival.slot->payload());
   if (status != Status::kOk) release(arrival.slot);
@@ -217,10 +230,9 @@ void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result
   arrival.pull_waiting = false;
   arrival.answered = arrival.done = true;
   ++round.done;
-  const tensor::PushHeader& header = arrival.header;
-  Answer answer{.op = {.immediate = header.immediate}, .data = arrival.data, .round = nullptr};
-  if ((header.flags & tensor::kWantsData) != 0 && !arrival.in_place) {
-    const transport::RemoteSpan target{header.answer_key, header.answer_address, round.first.length};
+  Answer answer{.op = {.immediate = arrival.immediate}, .data = arrival.data, .round = nullptr};
+  if (arrival.wants_data && !arrival.in_place) {
+    const transport::RemoteSpan target{arrival.answer_key, arrival.answer_address, round.first.length};
     if (transport::DirectAccess* direct = arrival.data->direct()) {
       if (direct->put(target, result) != Status::kOk) {
         return arrival.session->lose("its memory cannot be written");

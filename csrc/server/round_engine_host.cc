@@ -14,7 +14,7 @@ void RoundEngine::contribute(Round& round) {
   bool wants_data = false;
   for (const Arrival& arrival : round.arrivals) {
     has_payload |= arrival.has_payload;
-    wants_data |= !arrival.pull_waiting || (arrival.header.flags & tensor::kWantsData) != 0;
+    wants_data |= !arrival.pull_waiting || arrival.wants_data;
   }
   // Of these only one rank's bytes travel: a host that has them does not need them back.
   const bool one_source =

@@ -53,6 +53,8 @@ class SlotPool {
   // The slot's region as `transport` knows it.
   const transport::Region& region(const Slot& slot, const transport::Transport& transport) const;
   std::uint64_t bytes() const { return bytes_; }
+  // How many windows into this pool are starved: the first question of those who look for one.
+  std::uint32_t starved_windows = 0;
 
  private:
   struct SizeClass {

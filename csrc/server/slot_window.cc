@@ -6,7 +6,6 @@
 namespace bps::server {
 namespace {
 
-constexpr std::uint64_t kSmallPayload = tensor::kSmallSlot - transport::kMaxHeader;
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
 constexpr std::uint32_t kFewestSmallSlots = 8;
 constexpr std::size_t kMostCredits = (transport::kMaxMessage - 32) / sizeof(tensor::SlotCredit);
@@ -31,6 +30,7 @@ void SlotWindow::open(std::uint64_t largest_payload, std::uint32_t large_slots, 
 
 void SlotWindow::close() {
   open_ = false;
+  note_starved();
   credits_.clear();
   pool_.reclaim(*this);
 }
@@ -39,6 +39,7 @@ void SlotWindow::grant(Slot* slot) {
   slot->window = this;
   slot->granted = true;
   ++free_of_size(*slot);
+  note_starved();
   const transport::RemoteSpan where = pool_.region(*slot, transport_).remote(slot->offset, slot->capacity);
   credits_.push_back({slot->number, where.key, where.address, slot->capacity});
   sends_due_.credits = true;
@@ -58,10 +59,6 @@ bool SlotWindow::begin_fill(Slot& slot, const transport::DataEndpoint& by, const
   if (where.key != granted.key || where.address != granted.address) return false;
   slot.filled_by = &by;
   return true;
-}
-
-bool SlotWindow::is_starved() const {
-  return open_ && free_large_ == 0 && (largest_payload_ > kSmallPayload || free_small_ == 0);
 }
 
 void SlotWindow::grant_overflow() {

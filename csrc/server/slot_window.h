@@ -57,7 +57,10 @@ class SlotWindow {
   void send_credits(transport::ControlEndpoint& control);
 
  private:
+  static constexpr std::uint64_t kSmallPayload = tensor::kSmallSlot - transport::kMaxHeader;
+
   void grant(Slot* slot);
+  void note_starved();
   std::uint32_t& free_of_size(const Slot& slot) {
     return tensor::is_small_slot(slot.capacity) ? free_small_ : free_large_;
   }
@@ -67,6 +70,7 @@ class SlotWindow {
   SendsDue& sends_due_;
   const std::uint32_t epoch_;
   bool open_ = false;
+  bool starved_ = false;  // as the pool counts it
   std::uint64_t largest_payload_ = 0;
   std::uint32_t free_small_ = 0;  // slots that the worker holds and has not filled yet
   std::uint32_t free_large_ = 0;
@@ -78,7 +82,19 @@ inline bool SlotWindow::fill(Slot& slot, const transport::DataEndpoint& by) {
   slot.granted = false;
   slot.filled_by = nullptr;
   --free_of_size(slot);
+  note_starved();
   return true;
+}
+
+inline bool SlotWindow::is_starved() const {
+  return open_ && free_large_ == 0 && (largest_payload_ > kSmallPayload || free_small_ == 0);
+}
+
+inline void SlotWindow::note_starved() {
+  const bool now = is_starved();
+  if (now == starved_) return;
+  starved_ = now;
+  pool_.starved_windows += now ? 1U : ~0U;
 }
 
 inline bool SlotWindow::has_run_out(const Slot& slot) const {

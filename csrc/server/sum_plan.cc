@@ -42,12 +42,11 @@ bool SumPlan::write_to(Round& round) {
   bool needs_slot = false;
   for (Arrival& arrival : round.arrivals) {
     transport::DirectAccess* direct = arrival.data->direct();
-    const bool wants_data = (arrival.header.flags & tensor::kWantsData) != 0;
-    arrival.in_place = arrival.pull_waiting && wants_data && direct != nullptr;
+    arrival.in_place = arrival.pull_waiting && arrival.wants_data && direct != nullptr;
     if (arrival.in_place) {
-      const transport::RemoteSpan span{arrival.header.answer_key, arrival.header.answer_address, round.first.length};
+      const transport::RemoteSpan span{arrival.answer_key, arrival.answer_address, round.first.length};
       targets.push_back({.bytes = direct->map(span), .direct = direct, .span = span, .session = arrival.session});
-    } else if (wants_data || !arrival.pull_waiting) {
+    } else if (arrival.wants_data || !arrival.pull_waiting) {
       needs_slot = true;
     }
   }

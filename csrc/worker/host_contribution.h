@@ -23,7 +23,6 @@ class HostContribution final : public Transfer {
   tensor::Placement place(const Part&) const override;
   Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
   void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
-  bool is_failing() const override { return failure_.has_value(); }
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;

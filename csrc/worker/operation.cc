@@ -35,7 +35,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
   std::uint64_t partitions = 0;
   for (std::size_t i = 0; i < portions.size(); ++i) {
     Portion& portion = portions[i];
-    portion.owner = this;
+    portion.operation = this;
     portion.header = &header_;
     portion.parts = plan[i];
     portion.unfinished = static_cast<std::uint32_t>(plan[i].size());
@@ -178,19 +178,19 @@ void Operation::Portion::take_answer(const tensor::Placement& placement, const s
 }
 
 void Operation::Portion::note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) {
-  if (owner->failure()->code() == ErrorCode::kTimeout)
-    owner->explain(server + " still waits for " + van::name_ranks(ranks));
+  if (operation->failure()->code() == ErrorCode::kTimeout)
+    operation->explain(server + " still waits for " + van::name_ranks(ranks));
 }
 
 tensor::Cancel Operation::Portion::make_cancel() const {
   tensor::Cancel message;
-  message.group = owner->tensor->group->id;
-  message.tensor = owner->tensor->id;
-  message.round = owner->round;
-  const auto failure = owner->failure();
+  message.group = operation->tensor->group->id;
+  message.tensor = operation->tensor->id;
+  message.round = operation->round;
+  const auto failure = operation->failure();
   message.code = failure->code() == ErrorCode::kNotInitialized ? ErrorCode::kPeerLost : failure->code();
-  message.what = "rank " + std::to_string(owner->tensor->group->ranks[owner->tensor->member]) + " gave up: " +
-                 std::string(failure->what()).substr(owner->describe().size() + 2);  // each rank names it itself
+  message.what = "rank " + std::to_string(operation->tensor->group->ranks[operation->tensor->member]) + " gave up: " +
+                 std::string(failure->what()).substr(operation->describe().size() + 2);  // each rank names it itself
   message.hint = failure->hint();
   return message;
 }
@@ -201,8 +201,8 @@ void Operation::Portion::finish(std::uint32_t count, bool answered, Counters& co
     input.reset();
     output.reset();
   }
-  if (!answered) owner->mark_incomplete();
-  worker::finish(*owner, count, counters);
+  if (!answered) operation->mark_incomplete();
+  worker::finish(*operation, count, counters);
 }
 
 }  // namespace bps::worker

@@ -52,21 +52,17 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // What one loop sends to one server. Belongs to that loop.
   class Portion final : public Transfer {
    public:
-    Operation* operation() const override { return owner; }
     tensor::Placement place(const Part& part) const override {
-      return tensor::place(owner->placed, owner->cut(), part.partition);
+      return tensor::place(operation->placed, operation->cut(), part.partition);
     }
     Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
     void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
-    bool is_failing() const override { return owner->is_failing(); }
     bool fail(ErrorCode code, const std::string& what, const std::string& hint) override {
-      return owner->fail(code, what, hint);
+      return operation->fail(code, what, hint);
     }
     void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
     tensor::Cancel make_cancel() const override;
     void finish(std::uint32_t count, bool answered, Counters& counters) override;
-
-    Operation* owner = nullptr;
   };
 
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,

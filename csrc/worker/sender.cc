@@ -2,6 +2,8 @@
 // The hot part of the way out: step 4 of the walk (docs/internals.md).
 #include "worker/sender.h"
 
+#include "worker/operation.h"
+
 namespace bps::worker {
 
 bool Sender::push(ServerConnection& server) {
@@ -26,14 +28,15 @@ bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
   while (batch_.size < Batch::kMost && !server.queue.empty()) {
     Transfer& transfer = *server.queue.top();
-    if (transfer.is_failing()) {  // on another loop: this one is about to be told to cancel its part
+    if (transfer.operation != nullptr && transfer.operation->is_failing()) {
+      // On another loop: this one is about to be told to cancel its part.
       server.queue.pop();
       continue;
     }
     if (!add(server, transfer)) return false;
     if (transfer.unsent() == 0) server.queue.pop();
     // A host's contribution has just been summed: the network carries it while the next one is.
-    if (transfer.operation() == nullptr) break;
+    if (transfer.operation == nullptr) break;
   }
   return true;
 }

@@ -35,6 +35,7 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
 
+  Operation* operation = nullptr;  // whose part it is; null for a contribution
   std::span<const Part> parts;
   std::uint32_t next = 0;                      // the first one that was not sent
   std::uint32_t unfinished = 0;                // were not sent, or not answered
@@ -52,14 +53,11 @@ class Transfer {
 
   std::uint32_t unsent() const { return static_cast<std::uint32_t>(parts.size()) - next; }
 
-  // Null for a contribution.
-  virtual Operation* operation() const { return nullptr; }
   virtual tensor::Placement place(const Part& part) const = 0;
   // Staging: puts the payload into a buffer, and takes the answer out of it.
   virtual Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
   virtual void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) = 0;
 
-  virtual bool is_failing() const = 0;
   // Notes why it cannot complete; true for the first reason, which counts.
   virtual bool fail(ErrorCode code, const std::string& what, const std::string& hint) = 0;
   // Which ranks the server still waited for when it was cancelled.

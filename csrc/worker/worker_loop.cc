@@ -99,7 +99,7 @@ bool WorkerLoop::take_submissions() {
 
 // Everything that can fail happens here, before the operation enters the send queue. One that fails stays out of it.
 void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
-  Operation& operation = *portion.owner;
+  Operation& operation = *portion.operation;
   if (!server.why_lost().empty()) {
     abort(operation, ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
   }
@@ -115,7 +115,7 @@ void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
 
 void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
-  const Request& request = portion.owner->request;
+  const Request& request = portion.operation->request;
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.
   if (!request.input_allocation.bytes.empty()) portion.input = server.memory.regions.find(request.input_allocation);

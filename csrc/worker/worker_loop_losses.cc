@@ -44,7 +44,7 @@ void WorkerLoop::abort(Operation& operation, ErrorCode code, const std::string& 
 
 void WorkerLoop::abort(Transfer& transfer, ServerConnection& server, ErrorCode code, const std::string& what,
                        const std::string& hint) {
-  if (transfer.operation() != nullptr) return abort(*transfer.operation(), code, what, hint);
+  if (transfer.operation != nullptr) return abort(*transfer.operation, code, what, hint);
   (void)transfer.fail(code, what, hint);
   cancel(transfer, server);
 }
@@ -212,7 +212,7 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   const InFlight* entry = find(failed.immediate, server);
   if (entry == nullptr) return;
   Transfer& transfer = *entry->transfer;
-  const auto alive = transfer.operation() == nullptr ? nullptr : transfer.operation()->shared_from_this();
+  const auto alive = transfer.operation == nullptr ? nullptr : transfer.operation->shared_from_this();
   const bool first = transfer.fail(failed.code, failed.what, failed.hint);
   end_when_unread(InFlightTable::index_of(failed.immediate));
   if (!first || !alive) return;
@@ -272,7 +272,7 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   server.lose(why);
   std::vector<std::shared_ptr<Operation>> concerned;
   const auto add = [&](const Transfer* transfer) {
-    if (transfer->operation() != nullptr) concerned.push_back(transfer->operation()->shared_from_this());
+    if (transfer->operation != nullptr) concerned.push_back(transfer->operation->shared_from_this());
   };
   for (Transfer* transfer : server.queue.take_all()) add(transfer);
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
