@@ -51,6 +51,7 @@ class Trial:
     plane: str  # of a cut: all, control, data
     delay_s: float  # from the moment when all ranks are in their rounds
     tensors: tuple[Tensor, ...]
+    hosts: str = ""  # by rank, one letter per host: ranks take this machine for several hosts
 
     @property
     def members(self) -> list[str]:
@@ -69,7 +70,8 @@ class Trial:
         if self.event == "cut":
             what += f" ({self.plane}, {self.direction})"
         servers = f"{self.servers} servers" if self.servers else "embedded"
-        return f"{what}; {self.workers} workers, {servers}, {self.transport}, {self.memory} memory"
+        workers = f"{self.workers} workers" + (f" on hosts {self.hosts}" if self.hosts else "")
+        return f"{what}; {workers}, {servers}, {self.transport}, {self.memory} memory"
 
 
 def draw(seed: int, number: int, transports: tuple[str, ...], events: tuple[str, ...]) -> Trial:
@@ -93,19 +95,27 @@ def draw(seed: int, number: int, transports: tuple[str, ...], events: tuple[str,
         Tensor(rng.choice(KINDS), rng.choice(COUNTS), rng.random() < 0.25 and index > 0)
         for index in range(rng.randint(2, 6))
     )
+    transport = "tcp" if event == "cut" else rng.choice(transports)
+    memory = rng.choice(["plain", "mapped"])
+    direction, delay_s = rng.choice(["both", "out", "in"]), rng.uniform(0, 0.4)
+    hosts = ""
+    if workers > 2 and event != "cut" and "rdma" not in transports and rng.random() < 0.5:
+        hosts = rng.choice(["aab", "aba", "abb"]) + ("" if workers == 3 else rng.choice("abc"))
+        transport = "auto"
     return Trial(
         seed=seed,
         number=number,
         workers=workers,
         servers=servers,
-        transport="tcp" if event == "cut" else rng.choice(transports),
-        memory=rng.choice(["plain", "mapped"]),
+        transport=transport,
+        memory=memory,
         event=event,
         victim=victim,
-        direction=rng.choice(["both", "out", "in"]),
+        direction=direction,
         plane=plane,
-        delay_s=rng.uniform(0, 0.4),
+        delay_s=delay_s,
         tensors=tensors,
+        hosts=hosts,
     )
 
 

@@ -74,6 +74,8 @@ class Run:
                 "CHAOS_SPEC": json.dumps(plan.spec(self.trial, rank)),
                 "CHAOS_REPORT": str(self._report_of(rank)),
             }
+            if self.trial.hosts:
+                env["BPS_HOST_ID"] = self.trial.hosts[rank]
             if self.trial.servers:
                 env |= {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
             else:
@@ -99,7 +101,6 @@ class Run:
         env = kept | {
             "BPS_SECRET": self._secret,
             "BPS_JOB_ID": self._secret[:8],
-            "BPS_TRANSPORT": self.trial.transport,
             "BPS_TIMEOUT": str((plan.SHORT_TIMEOUT_S if late else plan.TIMEOUT_S) * self.patience),
             "BPS_HEARTBEAT_TIMEOUT": str(plan.HEARTBEAT_S * self.patience),
             "BPS_JOIN_TIMEOUT": str(plan.START_S * self.patience),
@@ -110,6 +111,8 @@ class Run:
             "PYTHONFAULTHANDLER": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         } | env  # fmt: skip
+        if self.trial.transport != "auto":
+            env["BPS_TRANSPORT"] = self.trial.transport
         if self.trial.transport == "rdma":
             env["BPS_RDMA_HCA"] = f"={os.environ.get('BPS_TEST_HCA', '')}"
         if self.trial.servers:
