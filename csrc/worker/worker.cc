@@ -31,11 +31,7 @@ void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std:
 }
 
 void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
-  {
-    const std::lock_guard lock(mutex_);
-    last_failed_ = operation;
-    failed_at_ = sequence_.load();
-  }
+  note_failure(operation, "");
   for (const LoopOf& each : worker_loops_) {
     if (each.worker_loop == except) continue;
     each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
@@ -67,9 +63,17 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
   return true;
 }
 
+void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal) {
+  const std::lock_guard lock(mutex_);
+  last_failed_ = operation;
+  last_refusal_ = refusal;
+  failed_at_ = sequence_.load();
+}
+
 std::string Worker::last_failure() const {
   const std::lock_guard lock(mutex_);
-  return last_failed_ && failed_at_ == sequence_.load() ? last_failed_->failure()->what() : "";
+  if (failed_at_ != sequence_.load()) return "";
+  return last_failed_ ? last_failed_->failure()->what() : last_refusal_;
 }
 
 bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
@@ -292,7 +296,12 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
-  check_alive(*tensor, request.kind);
+  try {
+    check_alive(*tensor, request.kind);
+  } catch (const Error& error) {
+    note_failure(nullptr, error.what());
+    throw;
+  }
   std::uint32_t round;
   if (request.kind == tensor::OperationKind::kSplit && request.pulls) {
     round = tensor->next_pull.fetch_add(1);

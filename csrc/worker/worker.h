@@ -63,7 +63,7 @@ class Worker {
              const std::string& hint);
   // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
-  // How an operation has failed, if none was started since.
+  // How an operation has failed, or why it could not be started, if none was started since.
   std::string last_failure() const;
 
   van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
@@ -96,6 +96,7 @@ class Worker {
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
+  void note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   const WorkerOptions options_;
@@ -112,8 +113,11 @@ class Worker {
   std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
-  std::shared_ptr<Operation> last_failed_;  // guarded by mutex_, like:
-  std::uint64_t failed_at_ = 0;             // the sequence number of the next operation at that time
+  // Guarded by mutex_: the operation that failed last, or with which words it was not even started, and the sequence
+  // number of the next one at that time.
+  std::shared_ptr<Operation> last_failed_;
+  std::string last_refusal_;
+  std::uint64_t failed_at_ = 0;
 };
 
 }  // namespace bps::worker

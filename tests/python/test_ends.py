@@ -113,30 +113,37 @@ def test_leaving_while_another_rank_waits_is_its_error(where, servers):
     assert found[1] == ("left", 0.0)
 
 
-def leaves_after_a_failure(bps: Any) -> str:
-    """Rank 1 does not call what rank 2 waits for; rank 2 gives up and leaves, and rank 0 waits for rank 2."""
+def leaves_after_a_failure(bps: Any, calls: int) -> str:
+    """Rank 2 waits for rank 1 in vain and leaves; rank 0 waits for rank 2."""
     rank = bps.rank()
-    group = None if rank == 0 else bps.new_group([1, 2])
-    try:
-        if rank == 0:
-            bps.barrier(timeout=60)
-        elif rank == 2:
-            bps.push_pull(np.ones(1000, np.float32), name="x", group=group, timeout=0.3)
-    except bps.BpsError as error:
-        mark("raised")
-        return str(error)
-    await_mark("rank 0 has raised")
+    one = np.ones(1000, np.float32)
+    first, second = (bps.new_group(ranks) if rank in ranks else None for ranks in ([0, 2], [1, 2]))
+    if rank == 0:
+        try:
+            bps.push_pull(one, name="y", group=first, timeout=60)
+        except bps.PeerLostError as error:
+            return str(error)
+    if rank == 1 and calls == 1:  # it does not call, and with two calls it leaves: the second one is refused
+        await_mark("rank 2 has raised")
+    for _ in range(calls if rank == 2 else 0):
+        try:
+            bps.push_pull(one, name="x", group=second, timeout=0.3 if calls == 1 else 60)
+        except bps.BpsError:
+            mark("raised")
     return ""
 
 
-def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure():
-    with cluster.start(leaves_after_a_failure, workers=3, env=ENV) as job:
-        job.await_marks("raised", [0, 2])
-        job.set_mark("rank 0 has raised")
-        found = job.results()
-    assert "worker 2" in found[0], found
-    assert "has left the job, after: push_pull of 'x', round 0: not complete within 0.3 s" in found[0], found
-    assert "rank 1" in found[0], found
+@pytest.mark.parametrize(
+    ("calls", "why"), [(1, "push_pull of 'x', round 0: not complete"), (2, "'x' cannot be synchronised: worker 1")]
+)
+def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(calls, why):
+    with cluster.start(leaves_after_a_failure, calls, workers=3, env=ENV) as job:
+        job.await_marks("raised", [2])
+        job.set_mark("rank 2 has raised")
+        told = job.results()[0]
+    assert "worker 2" in told, told
+    assert f"has left the job, after: {why}" in told, told
+    assert "1" in told.split("after:")[1], told
 
 
 def uses_what_was_left(bps: Any) -> float:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: a member of the job that sends what it likes: well-framed control messages, pushes with any header, and
-// writes to any place, over tcp and as descriptors of shared memory. The others never notice: their round has the right
-// sum, is delivered once, and nothing else of theirs is written.
+// writes to any place, over tcp and as descriptors of shared memory, to a server and to the relay of its host. The
+// others never notice: their round has the right sum, is delivered once, and nothing else of theirs is written.
 //
 // The server loop, its sessions and tcp's data endpoints are the real ones. Its control endpoints only record what is
 // sent, and direct access to a worker's memory is checked as shm checks it.
@@ -33,6 +33,7 @@ constexpr std::uint32_t kMembers = 3;
 constexpr std::uint32_t kBad = 2;     // the rank that has gone bad; the first group has all ranks,
 constexpr std::uint32_t kOthers = 1;  // the second one all but this one
 constexpr std::uint32_t kAnswer = 77;
+constexpr std::uint32_t kHostAnswer = 78;  // of what rank 1 pushes for its host
 constexpr std::uint32_t kEpoch = 1;
 constexpr std::size_t kMostBytes = 4096;  // of one input
 
@@ -119,6 +120,38 @@ struct MixedTransport final : Transport {
   std::vector<std::unique_ptr<DirectData>> ends;
 };
 
+// The way from the relay to the servers, which answer with what they get.
+struct LoopedNetwork final : tensor::ContributionSender {
+  std::uint64_t largest() const override { return kPartition; }
+  void contribute(std::uint32_t contribution, const PushHeader& header, std::int32_t, std::uint32_t) override {
+    fuzz::expect(header.length <= kPartition && header.member == 1);
+    pending.push_back(contribution);
+  }
+  void cancel(std::uint32_t contribution, const Error&) override {
+    if (std::erase(pending, contribution) > 0) cancelled.push_back(contribution);
+  }
+  void refuse(const PushHeader&, std::uint32_t, const Error&) override {}
+  bool answer() {
+    bool any = !cancelled.empty();
+    for (const std::uint32_t contribution : std::exchange(cancelled, {})) {
+      source->fail(contribution, Error(ErrorCode::kTimeout, "given up", ""), {});
+    }
+    for (const std::uint32_t contribution : std::exchange(pending, {})) {
+      std::vector<std::byte> sum(kPartition);
+      if (source->read(contribution, sum.data()) == Status::kOk) {
+        source->deliver(contribution, sum.data());
+        any = true;
+      } else {
+        pending.push_back(contribution);  // until the loss of a rank is known
+      }
+    }
+    return any;
+  }
+  tensor::ContributionSource* source = nullptr;
+  std::vector<std::uint32_t> pending;
+  std::vector<std::uint32_t> cancelled;
+};
+
 // What is left of an input. Behind its end there are zeroes.
 class Input {
  public:
@@ -143,19 +176,26 @@ class Input {
 
 class Job {
  public:
-  Job(EventLoop& loop, bool direct) : loop_(loop), transport_(loop, counters_, direct) {
+  // With `hosts`, ranks 1 and 2 share a host with the server, which is their relay.
+  Job(EventLoop& loop, bool direct, bool hosts) : loop_(loop), transport_(loop, counters_, direct) {
     van::Membership members;
     members.workers = kMembers;
+    members.servers = 1;
     for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
       van::Node node;
       node.id = rank + 1;
       node.worker_rank = static_cast<std::int32_t>(rank);
       node.worker_loops = 1;
+      node.server_rank = rank == 1 ? 0 : -1;
+      node.host_key = hosts && rank == 0 ? "a" : "b";
+      node.sums_on_host = hosts;
       members.nodes.push_back(node);
     }
     server_ = std::make_unique<server::ServerLoop>(
-        server::ServerLoopOptions{.window = 2, .slot_memory = kMembers << 18, .largest_partition = kPartition}, members,
-        std::vector<Transport*>{&transport_}, counters_);
+        server::ServerLoopOptions{
+            .window = 2, .slot_memory = kMembers << 18, .largest_partition = kPartition, .node = 2},
+        members, std::vector<Transport*>{&transport_}, counters_);
+    network_.source = &server_->relay_by(&network_);
     server_->add_group(van::Group{0, {0, 1, 2}});
     server_->add_group(van::Group{kOthers, {0, 1}});
     for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
@@ -196,7 +236,7 @@ class Job {
     for (int i = 0; i < 3; ++i) {
       int found = transport_.direct ? 0 : loop_.turn(Duration::zero());  // only sockets are watched
       found += transport_.poll();
-      if (!server_->step() && found == 0) return;
+      if (!server_->step() && !network_.answer() && found == 0) return;
     }
   }
 
@@ -232,11 +272,21 @@ class Job {
     append(std::as_bytes(std::span(values)));
     send(rank, message_);
   }
+  // Completes, for the host, if the member that has gone bad pushes as it should.
+  void push_for_host() {
+    PushHeader made = header(1, 0);
+    made.flags = tensor::kHasPayload | tensor::kIsPush | tensor::kIsPull | tensor::kForHost;
+    made.immediate = kHostAnswer;
+    made.answer_key = 0;
+    describe(1, tensor::bytes_of(made), {1, 0, kPartition});
+  }
   // Exactly one answer, with the sum of the two honest members.
   void expect_sum(std::uint32_t rank) {
     if (transport_.direct) {
       const DirectData& data = *transport_.ends[rank];
-      fuzz::expect(data.answers == std::vector<std::uint32_t>{kAnswer});
+      fuzz::expect(std::ranges::count(data.answers, kAnswer) == 1);
+      fuzz::expect(std::ranges::count(data.answers, kHostAnswer) <= (rank == 1 ? 1 : 0));
+      fuzz::expect(std::ranges::all_of(data.answers, [](auto one) { return one == kAnswer || one == kHostAnswer; }));
       return expect_sum(std::as_bytes(std::span(data.tensor)));
     }
     const auto bytes = receive(rank, sizeof(tcp::TcpFrame) + kPartition);
@@ -306,6 +356,7 @@ class Job {
   std::vector<Fd> sockets_;  // the members' ends
   Bytes message_;            // what goes into one of them, or came out
   MixedTransport transport_;
+  LoopedNetwork network_;
   std::unique_ptr<server::ServerLoop> server_;
 };
 
@@ -317,6 +368,7 @@ void misbehave(Job& job, Input& input) {
       static const std::vector<Bytes> samples{
           encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}}, kEpoch),
           encode(tensor::Cancel{kOthers, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}}}, kEpoch),
+          encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}, true}, kEpoch),
           encode(tensor::Attach{kPartition, true, 2}, kEpoch), encode(tensor::Ping{5}, kEpoch)};
       Bytes message = samples[input.take<std::uint8_t>() % samples.size()];
       for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
@@ -326,7 +378,9 @@ void misbehave(Job& job, Input& input) {
       return job.say(kBad, message);
     }
     case 1: {  // a valid push into a slot of its own, of which some bytes are changed
-      PushHeader header = Job::header(kBad, input.take<std::uint8_t>() % 3);
+      const auto choice = input.take<std::uint8_t>();
+      PushHeader header = Job::header(kBad, choice % 3);
+      if ((choice & 64) != 0) header.flags |= tensor::kForHost;
       for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
         const auto at = input.take<std::uint8_t>() % sizeof header;
         codec::writable_bytes_of(header)[at] = input.take<std::byte>();
@@ -365,8 +419,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static EventLoop loop;
   if (!quiet || size < 2 || size > kMostBytes) return 0;
   Input input(std::as_bytes(std::span(data, size)));
-  Job job(loop, (input.take<std::uint8_t>() & 1) != 0);
+  const auto mode = input.take<std::uint8_t>();
+  const bool direct = (mode & 1) != 0;
+  const bool hosts = direct && (mode & 2) != 0;
+  Job job(loop, direct, hosts);
   job.push(0);
+  if (hosts) job.push_for_host();
   while (!input.empty()) misbehave(job, input);
   job.settle();
   job.push(1);
