@@ -195,7 +195,7 @@ class Job {
         server::ServerLoopOptions{
             .window = 2, .slot_memory = kMembers << 18, .largest_partition = kPartition, .node = 2},
         members, std::vector<Transport*>{&transport_}, counters_);
-    network_.source = &server_->relay_by(&network_);
+    network_.source = &server_->relay_by(network_);
     server_->add_group(van::Group{0, {0, 1, 2}});
     server_->add_group(van::Group{kOthers, {0, 1}});
     for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
