@@ -1,14 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/connector.h"
 
+#include <algorithm>
+#include <exception>
+
 #include "core/log.h"
 #include "transport/local/self_transport.h"
+#include "transport/tcp/tcp_rails.h"
 #include "van/select.h"
 #include "worker/worker.h"
 
 namespace bps::node {
 
 using transport::Kind;
+
+namespace {
+
+// How long one of several rails may take to connect, and one by which another peer was not reached.
+constexpr double kTry_s = 10;
+constexpr double kTrySuspect_s = 2;
+
+}  // namespace
 
 Connector::Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
                      const van::Hosts& hosts, Loops& loops)
@@ -94,17 +106,55 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
                                           .deadline = deadline,
                                           .whom = target.server.describe()};
   // Connecting blocks, so it happens here and not on the loop, which must go on accepting connections.
-  auto control = transport->connect_control(request);
-  std::vector<std::unique_ptr<transport::DataEndpoint>> data;
-  for (std::size_t i = 0; i < data_connections(kind); ++i) data.push_back(transport->connect_data(request));
+  Connections made = connect_rails(*transport, request, target.server.id, data_connections(kind));
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
     server.route = transport::to_string(kind);
-    if (kind == Kind::kTcp) server.route += ", " + std::string(as_text(request.address));
+    if (kind == Kind::kTcp) server.route += ", " + transport::tcp::in_words(as_text(request.address));
     std::vector<transport::DataEndpoint*> attached;
-    for (auto& endpoint : data) attached.push_back(transport->attach(std::move(endpoint), server));
-    loop.worker_loop->open(server, transport->attach(std::move(control), server), std::move(attached));
+    for (auto& endpoint : made.data) attached.push_back(transport->attach(std::move(endpoint), server));
+    loop.worker_loop->open(server, transport->attach(std::move(made.control), server), std::move(attached));
   });
+}
+
+// One control connection, and `wanted` data connections or, if there are more rails than that, one over each. Rails
+// by which the peer cannot be reached are left out, as long as others can.
+Connector::Connections Connector::connect_rails(transport::Transport& transport, transport::ConnectRequest request,
+                                                std::uint32_t node, std::size_t wanted) {
+  const std::size_t pairs = transport.rail_pairs(request.address);
+  const std::size_t per_pair = (wanted + pairs - 1) / pairs;
+  const Deadline deadline = request.deadline;
+  Connections made;
+  std::exception_ptr failure;
+  for (std::size_t pair = 0; pair < pairs; ++pair) {
+    request.connection = pair;
+    if (pairs > 1) request.deadline = deadline_for(node, pair, deadline);
+    try {
+      if (!made.control) made.control = transport.connect_control(request);
+      for (std::size_t i = 0; i < per_pair; ++i) made.data.push_back(transport.connect_data(request));
+    } catch (const Error& error) {
+      const bool unreachable = error.code() == ErrorCode::kUnreachable || error.code() == ErrorCode::kTransport ||
+                               error.code() == ErrorCode::kTimeout;
+      if (pairs == 1 || !unreachable) throw;
+      failure = std::current_exception();
+      note_unusable(node, pair, error);
+    }
+  }
+  if (made.data.empty()) std::rethrow_exception(failure);
+  return made;
+}
+
+Deadline Connector::deadline_for(std::uint32_t node, std::size_t pair, const Deadline& deadline) const {
+  const std::lock_guard lock(mutex_);
+  const bool failed = std::ranges::any_of(unusable_, [&](const auto& one) { return one.second == pair; });
+  const double most_s = unusable_.contains({node, pair}) ? 0 : failed ? kTrySuspect_s : kTry_s;
+  return Deadline::after(std::min(deadline.left_ms() / 2e3, most_s));
+}
+
+void Connector::note_unusable(std::uint32_t node, std::size_t pair, const Error& why) {
+  const std::lock_guard lock(mutex_);
+  if (!unusable_.emplace(node, pair).second) return;
+  log_warning(std::string(why.what()) + " (" + why.hint() + "); the other rails are used");
 }
 
 }  // namespace bps::node

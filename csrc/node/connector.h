@@ -2,7 +2,10 @@
 // Connects the worker loops of this process to the server loops of the job.
 #pragma once
 
+#include <memory>
 #include <mutex>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "node/loops.h"
@@ -33,6 +36,15 @@ class Connector {
   void connect_self(Loop& loop, const Target& target, const Deadline& deadline);
   static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport& transport);
   void connect_by(transport::Kind kind, Loop& loop, const Target& target, const Deadline& deadline);
+  struct Connections {
+    std::unique_ptr<transport::ControlEndpoint> control;
+    std::vector<std::unique_ptr<transport::DataEndpoint>> data;
+  };
+  Connections connect_rails(transport::Transport& transport, transport::ConnectRequest request, std::uint32_t node,
+                            std::size_t wanted);
+  // Rails by which a node was not reached: they are tried once only.
+  Deadline deadline_for(std::uint32_t node, std::size_t pair, const Deadline& deadline) const;
+  void note_unusable(std::uint32_t node, std::size_t pair, const Error& why);
   std::size_t data_connections(transport::Kind kind) const;
 
   const ProcessOptions& options_;
@@ -42,6 +54,7 @@ class Connector {
   Loops& loops_;
   mutable std::mutex mutex_;
   std::vector<transport::Kind> routes_;
+  std::set<std::pair<std::uint32_t, std::size_t>> unusable_;  // node, pair of rails
 };
 
 }  // namespace bps::node
