@@ -16,9 +16,11 @@ using transport::Kind;
 
 namespace {
 
-// How long one of several rails may take to connect, and one by which another peer was not reached.
+// How long one of several pairs of rails may take to connect; one that has failed with another node; and one that has
+// failed with another and worked with none. A job of many nodes must not wait for each of them.
 constexpr double kTry_s = 10;
-constexpr double kTrySuspect_s = 2;
+constexpr double kTryDoubtful_s = 2;
+constexpr double kTryHopeless_s = 0.3;
 
 }  // namespace
 
@@ -117,44 +119,53 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
   });
 }
 
-// One control connection, and `wanted` data connections or, if there are more rails than that, one over each. Rails
+// One control connection, and about `wanted` data connections: as many over each pair of rails, and at least one. Rails
 // by which the peer cannot be reached are left out, as long as others can.
 Connector::Connections Connector::connect_rails(transport::Transport& transport, transport::ConnectRequest request,
                                                 std::uint32_t node, std::size_t wanted) {
   const std::size_t pairs = transport.rail_pairs(request.address);
-  const std::size_t per_pair = (wanted + pairs - 1) / pairs;
+  const std::size_t per_pair = std::max<std::size_t>(1, wanted / pairs);
   const Deadline deadline = request.deadline;
   Connections made;
   std::exception_ptr failure;
   for (std::size_t pair = 0; pair < pairs; ++pair) {
+    const double most_s = pairs == 1 ? deadline.left_ms() / 1e3 : patience(node, pair);
+    if (most_s == 0 && !made.data.empty()) continue;
     request.connection = pair;
-    if (pairs > 1) request.deadline = deadline_for(node, pair, deadline);
+    request.deadline = pairs == 1 ? deadline : Deadline::after(std::min(deadline.left_ms() / 2e3, most_s));
     try {
       if (!made.control) made.control = transport.connect_control(request);
       for (std::size_t i = 0; i < per_pair; ++i) made.data.push_back(transport.connect_data(request));
+      note(node, pair, nullptr);
     } catch (const Error& error) {
       const bool unreachable = error.code() == ErrorCode::kUnreachable || error.code() == ErrorCode::kTransport ||
                                error.code() == ErrorCode::kTimeout;
       if (pairs == 1 || !unreachable) throw;
       failure = std::current_exception();
-      note_unusable(node, pair, error);
+      note(node, pair, &error);
     }
   }
   if (made.data.empty()) std::rethrow_exception(failure);
   return made;
 }
 
-Deadline Connector::deadline_for(std::uint32_t node, std::size_t pair, const Deadline& deadline) const {
+// For how many seconds to try one of several pairs of rails; 0: it has failed with this node before.
+double Connector::patience(std::uint32_t node, std::size_t pair) const {
   const std::lock_guard lock(mutex_);
-  const bool failed = std::ranges::any_of(unusable_, [&](const auto& one) { return one.second == pair; });
-  const double most_s = unusable_.contains({node, pair}) ? 0 : failed ? kTrySuspect_s : kTry_s;
-  return Deadline::after(std::min(deadline.left_ms() / 2e3, most_s));
+  const auto known = rails_tried_.find(pair);
+  if (known == rails_tried_.end() || known->second.failed.empty()) return kTry_s;
+  if (known->second.failed.contains(node)) return 0;
+  return known->second.works ? kTryDoubtful_s : kTryHopeless_s;
 }
 
-void Connector::note_unusable(std::uint32_t node, std::size_t pair, const Error& why) {
+void Connector::note(std::uint32_t node, std::size_t pair, const Error* failure) {
   const std::lock_guard lock(mutex_);
-  if (!unusable_.emplace(node, pair).second) return;
-  log_warning(std::string(why.what()) + " (" + why.hint() + "); the other rails are used");
+  RailsTried& tried = rails_tried_[pair];
+  if (failure == nullptr) {
+    tried.works = true;
+  } else if (tried.failed.insert(node).second) {
+    log_warning(std::string(failure->what()) + " (" + failure->hint() + "); the other rails are used");
+  }
 }
 
 }  // namespace bps::node

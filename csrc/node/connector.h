@@ -2,10 +2,10 @@
 // Connects the worker loops of this process to the server loops of the job.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "node/loops.h"
@@ -42,9 +42,8 @@ class Connector {
   };
   Connections connect_rails(transport::Transport& transport, transport::ConnectRequest request, std::uint32_t node,
                             std::size_t wanted);
-  // Rails by which a node was not reached: they are tried once only.
-  Deadline deadline_for(std::uint32_t node, std::size_t pair, const Deadline& deadline) const;
-  void note_unusable(std::uint32_t node, std::size_t pair, const Error& why);
+  double patience(std::uint32_t node, std::size_t pair) const;
+  void note(std::uint32_t node, std::size_t pair, const Error* failure);
   std::size_t data_connections(transport::Kind kind) const;
 
   const ProcessOptions& options_;
@@ -54,7 +53,11 @@ class Connector {
   Loops& loops_;
   mutable std::mutex mutex_;
   std::vector<transport::Kind> routes_;
-  std::set<std::pair<std::uint32_t, std::size_t>> unusable_;  // node, pair of rails
+  struct RailsTried {
+    bool works = false;              // with some node
+    std::set<std::uint32_t> failed;  // nodes that were not reached
+  };
+  std::map<std::size_t, RailsTried> rails_tried_;  // by the number of the pair
 };
 
 }  // namespace bps::node
