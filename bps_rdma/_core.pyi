@@ -454,7 +454,7 @@ def make_key(
 def naive(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def rdma_report(config: Config) -> dict[str, typing.Any]:
     """
-    Devices, ports and GIDs, and the rails that these settings choose.
+    Devices, ports and GIDs, and the rails that these settings choose, also of TCP; speeds in Mbit/s, 0: unknown.
     """
 
 def rdma_self_transfer(

@@ -115,10 +115,17 @@ def _look_at_devices(report: Report) -> None:
             report.add(f"{device['name']} port {port['number']}", "ok" if port["active"] else "note", fact, hint)
 
 
+def _speed(mbit: int) -> str:
+    """The speed of a rail in parentheses; nothing when it is unknown."""
+    return f" ({mbit / 1000:g} Gbit/s)" if mbit else ""
+
+
 def _look_at_choice(report: Report, *, needed: bool) -> None:
     rdma = report.rdma
+    for rail in rdma["tcp_rails"]:
+        report.add("tcp will use", "ok", f"{rail['interface']} {rail['address']}".strip() + _speed(rail["speed"]))
     for rail in rdma["rails"]:
-        where = f"{rail['device']} port {rail['port']}, GID {rail['gid_index']}"
+        where = f"{rail['device']} port {rail['port']}{_speed(rail['speed'])}, GID {rail['gid_index']}"
         report.add("rdma will use", "ok", f"{where}: {rail['reason']}")
     if not rdma["rails"] and rdma["libraries"]:
         report.add("rdma will use", "bad" if needed else "note", f"nothing: {rdma['why_not']}", rdma["hint"])

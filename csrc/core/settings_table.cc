@@ -95,7 +95,8 @@ constexpr Setting kTable[] = {
      transport<&TransportSettings::allowed>,
      "shm, tcp, rdma or several of them, best first; auto: shm on one host, else rdma, else tcp"},
     {"BPS_INTERFACE", "DMLC_INTERFACE NCCL_SOCKET_IFNAME", "", kText, transport<&TransportSettings::interface>,
-     "network interface to use; empty: that of the route to the scheduler"},
+     "network interfaces to use, as in eth0,eth1: data goes over all of them, in proportion to their speeds; empty: "
+     "that of the route to the scheduler"},
     {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
      "address at which peers reach this process"},
     {"BPS_HOST_ID", "", "", kText, transport<&TransportSettings::host_id>,
@@ -111,7 +112,8 @@ constexpr Setting kTable[] = {
      "what keeps a server process of this host that is lost from writing to a worker's memory later: kill ends that "
      "process; copy lets servers work on copies only"},
     {"BPS_RDMA_HCA", "NCCL_IB_HCA", "", kText, rdma<&RdmaSettings::hca>,
-     "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names, '^': all but these; empty: the best one"},
+     "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names, '^': all but these; empty: all that are "
+     "usable"},
     {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,
      "entry of the GID table; -1: the best one, see `bps doctor`"},
     {"BPS_RDMA_TC", "NCCL_IB_TC", "-1", whole(-1, 255), rdma<&RdmaSettings::traffic_class>,

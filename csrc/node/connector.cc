@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/connector.h"
 
+#include <algorithm>
+#include <exception>
+
 #include "core/log.h"
 #include "transport/local/self_transport.h"
+#include "transport/tcp/tcp_rails.h"
 #include "van/select.h"
 #include "worker/worker.h"
 
 namespace bps::node {
 
 using transport::Kind;
+
+namespace {
+
+// How long one of several pairs of rails may take to connect; one that has failed with another node; and one that has
+// failed with another and worked with none. A job of many nodes must not wait for each of them.
+constexpr double kTry_s = 10;
+constexpr double kTryDoubtful_s = 2;
+constexpr double kTryHopeless_s = 0.3;
+
+}  // namespace
 
 Connector::Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
                      const van::Hosts& hosts, Loops& loops)
@@ -94,17 +108,64 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
                                           .deadline = deadline,
                                           .whom = target.server.describe()};
   // Connecting blocks, so it happens here and not on the loop, which must go on accepting connections.
-  auto control = transport->connect_control(request);
-  std::vector<std::unique_ptr<transport::DataEndpoint>> data;
-  for (std::size_t i = 0; i < data_connections(kind); ++i) data.push_back(transport->connect_data(request));
+  Connections made = connect_rails(*transport, request, target.server.id, data_connections(kind));
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
     server.route = transport::to_string(kind);
-    if (kind == Kind::kTcp) server.route += ", " + std::string(as_text(request.address));
+    if (kind == Kind::kTcp) server.route += ", " + transport::tcp::in_words(as_text(request.address));
     std::vector<transport::DataEndpoint*> attached;
-    for (auto& endpoint : data) attached.push_back(transport->attach(std::move(endpoint), server));
-    loop.worker_loop->open(server, transport->attach(std::move(control), server), std::move(attached));
+    for (auto& endpoint : made.data) attached.push_back(transport->attach(std::move(endpoint), server));
+    loop.worker_loop->open(server, transport->attach(std::move(made.control), server), std::move(attached));
   });
+}
+
+// One control connection, and about `wanted` data connections: as many over each pair of rails, and at least one. Rails
+// by which the peer cannot be reached are left out, as long as others can.
+Connector::Connections Connector::connect_rails(transport::Transport& transport, transport::ConnectRequest request,
+                                                std::uint32_t node, std::size_t wanted) {
+  const std::size_t pairs = transport.rail_pairs(request.address);
+  const std::size_t per_pair = std::max<std::size_t>(1, wanted / pairs);
+  const Deadline deadline = request.deadline;
+  Connections made;
+  std::exception_ptr failure;
+  for (std::size_t pair = 0; pair < pairs; ++pair) {
+    const double most_s = pairs == 1 ? deadline.left_ms() / 1e3 : patience(node, pair);
+    if (most_s == 0 && !made.data.empty()) continue;
+    request.connection = pair;
+    request.deadline = pairs == 1 ? deadline : Deadline::after(std::min(deadline.left_ms() / 2e3, most_s));
+    try {
+      if (!made.control) made.control = transport.connect_control(request);
+      for (std::size_t i = 0; i < per_pair; ++i) made.data.push_back(transport.connect_data(request));
+      note(node, pair, nullptr);
+    } catch (const Error& error) {
+      const bool unreachable = error.code() == ErrorCode::kUnreachable || error.code() == ErrorCode::kTransport ||
+                               error.code() == ErrorCode::kTimeout;
+      if (pairs == 1 || !unreachable) throw;
+      failure = std::current_exception();
+      note(node, pair, &error);
+    }
+  }
+  if (made.data.empty()) std::rethrow_exception(failure);
+  return made;
+}
+
+// For how many seconds to try one of several pairs of rails; 0: it has failed with this node before.
+double Connector::patience(std::uint32_t node, std::size_t pair) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = rails_tried_.find(pair);
+  if (known == rails_tried_.end() || known->second.failed.empty()) return kTry_s;
+  if (known->second.failed.contains(node)) return 0;
+  return known->second.works ? kTryDoubtful_s : kTryHopeless_s;
+}
+
+void Connector::note(std::uint32_t node, std::size_t pair, const Error* failure) {
+  const std::lock_guard lock(mutex_);
+  RailsTried& tried = rails_tried_[pair];
+  if (failure == nullptr) {
+    tried.works = true;
+  } else if (tried.failed.insert(node).second) {
+    log_warning(std::string(failure->what()) + " (" + failure->hint() + "); the other rails are used");
+  }
 }
 
 }  // namespace bps::node

@@ -2,7 +2,10 @@
 // Connects the worker loops of this process to the server loops of the job.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "node/loops.h"
@@ -33,6 +36,14 @@ class Connector {
   void connect_self(Loop& loop, const Target& target, const Deadline& deadline);
   static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport& transport);
   void connect_by(transport::Kind kind, Loop& loop, const Target& target, const Deadline& deadline);
+  struct Connections {
+    std::unique_ptr<transport::ControlEndpoint> control;
+    std::vector<std::unique_ptr<transport::DataEndpoint>> data;
+  };
+  Connections connect_rails(transport::Transport& transport, transport::ConnectRequest request, std::uint32_t node,
+                            std::size_t wanted);
+  double patience(std::uint32_t node, std::size_t pair) const;
+  void note(std::uint32_t node, std::size_t pair, const Error* failure);
   std::size_t data_connections(transport::Kind kind) const;
 
   const ProcessOptions& options_;
@@ -42,6 +53,11 @@ class Connector {
   Loops& loops_;
   mutable std::mutex mutex_;
   std::vector<transport::Kind> routes_;
+  struct RailsTried {
+    bool works = false;              // with some node
+    std::set<std::uint32_t> failed;  // nodes that were not reached
+  };
+  std::map<std::size_t, RailsTried> rails_tried_;  // by the number of the pair
 };
 
 }  // namespace bps::node

@@ -7,7 +7,6 @@
 
 #include "core/hmac.h"
 #include "core/log.h"
-#include "transport/tcp/tcp_transport.h"
 
 namespace bps::node {
 namespace {
@@ -45,10 +44,11 @@ Listeners::Listeners(Enter enter) : credentials_(no_credentials()), enter_(std::
   open([this] { listen_on_host(); });
 }
 
-Listeners::Listeners(const std::string& host, const std::vector<transport::rdma::Rail>& rails, Enter enter)
+Listeners::Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std::vector<transport::rdma::Rail>& rdma,
+                     Enter enter)
     : credentials_(no_credentials()), enter_(std::move(enter)) {
   open([&] {
-    listen_on_network(host, rails);
+    listen_on_network(tcp, rdma);
     listen_on_host();
   });
 }
@@ -74,16 +74,22 @@ void Listeners::use(const transport::Credentials& credentials) {
 
 void Listeners::listen_on_host() {
   const std::string name = random_name();
-  listen(Kind::kShm, transport::Listener::listen_local(name), to_address(name));
+  listen(Kind::kShm, transport::Listener::listen_local(name));
+  publish(Kind::kShm, to_address(name));
 }
 
-void Listeners::listen_on_network(const std::string& host, const std::vector<transport::rdma::Rail>& rails) {
-  Fd tcp = transport::Listener::listen_tcp(host, 0);
-  const std::uint16_t port = transport::Listener::port_of(tcp.get());
-  listen(Kind::kTcp, std::move(tcp), to_address(transport::tcp::TcpTransport::make_address(host, port)));
-  if (rails.empty()) return;
+void Listeners::listen_on_network(const std::vector<transport::tcp::TcpRail>& tcp,
+                                  const std::vector<transport::rdma::Rail>& rdma) {
+  std::vector<transport::tcp::TcpAddress> addresses;
+  for (const transport::tcp::TcpRail& rail : tcp) {
+    Fd socket = transport::Listener::listen_tcp(rail.address, 0);
+    addresses.push_back({rail.address, transport::Listener::port_of(socket.get()), rail.speed});
+    listen(Kind::kTcp, std::move(socket));
+  }
+  publish(Kind::kTcp, to_address(transport::tcp::to_text(addresses)));
+  if (rdma.empty()) return;
   rdma_ = transport::rdma::open_rdma_listener(
-      loop_.loop(), credentials_, rails,
+      loop_.loop(), credentials_, rdma,
       [this](std::unique_ptr<transport::IncomingConnection> incoming) { enter_(Kind::kRdma, std::move(incoming)); });
   publish(Kind::kRdma, rdma_->address());
 }
@@ -93,12 +99,11 @@ void Listeners::close() {
   rdma_.reset();
 }
 
-void Listeners::listen(Kind kind, Fd socket, Bytes address) {
+void Listeners::listen(Kind kind, Fd socket) {
   sockets_.push_back(std::make_unique<transport::Listener>(
       loop_.loop(), std::move(socket), credentials_, [this, kind](transport::AuthenticatedSocket&& accepted) {
         enter_(kind, std::make_unique<transport::IncomingSocket>(std::move(accepted)));
       }));
-  publish(kind, std::move(address));
 }
 
 void Listeners::publish(Kind kind, Bytes address) {

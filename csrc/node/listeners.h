@@ -11,6 +11,7 @@
 #include "node/startup.h"
 #include "transport/listener.h"
 #include "transport/rdma/rdma.h"
+#include "transport/tcp/tcp_rails.h"
 
 namespace bps::node {
 
@@ -21,7 +22,8 @@ class Listeners {
   // For peers on this host alone.
   explicit Listeners(Enter enter);
   // For all. Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
-  Listeners(const std::string& host, const std::vector<transport::rdma::Rail>& rails, Enter enter);
+  Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std::vector<transport::rdma::Rail>& rdma,
+            Enter enter);
   ~Listeners();
   Listeners(const Listeners&) = delete;
   Listeners& operator=(const Listeners&) = delete;
@@ -34,9 +36,10 @@ class Listeners {
  private:
   void open(const std::function<void()>& listen);
   void listen_on_host();
-  void listen_on_network(const std::string& host, const std::vector<transport::rdma::Rail>& rails);
+  void listen_on_network(const std::vector<transport::tcp::TcpRail>& tcp,
+                         const std::vector<transport::rdma::Rail>& rdma);
   void close();
-  void listen(transport::Kind kind, Fd socket, Bytes address);
+  void listen(transport::Kind kind, Fd socket);
   void publish(transport::Kind kind, Bytes address);
 
   transport::ListenerLoop loop_;

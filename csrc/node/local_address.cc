@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/fd.h"
+#include "core/words.h"
 
 namespace bps::node {
 namespace {
@@ -25,22 +26,11 @@ std::string numeric(const sockaddr* address) {
   return text.data();
 }
 
-std::string address_of_interface(const std::string& interface) {
+using Interfaces = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
+Interfaces list_interfaces() {
   ifaddrs* raw = nullptr;
   if (::getifaddrs(&raw) != 0) throw_errno("cannot list the network interfaces");
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(raw, ::freeifaddrs);
-  std::string ipv6;
-  std::string names;
-  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr) continue;
-    if (one->ifa_addr->sa_family == AF_INET) names += std::string(names.empty() ? "" : ", ") + one->ifa_name;
-    if (interface != one->ifa_name) continue;
-    if (one->ifa_addr->sa_family == AF_INET) return numeric(one->ifa_addr);
-    if (one->ifa_addr->sa_family == AF_INET6 && ipv6.empty()) ipv6 = numeric(one->ifa_addr);
-  }
-  if (!ipv6.empty()) return ipv6;
-  throw Error(ErrorCode::kInvalidArgument, "no network interface '" + interface + "' with an address",
-              "set BPS_INTERFACE (or DMLC_INTERFACE) to one of: " + names);
+  return {raw, ::freeifaddrs};
 }
 
 // Connecting a datagram socket sends nothing; it only asks the kernel for the route.
@@ -62,9 +52,42 @@ std::string address_of_route(const std::string& host) {
 
 }  // namespace
 
-std::string local_address(const std::string& wanted, const std::string& interface, const std::string& scheduler_host) {
+std::string address_of_interface(const std::string& interface) {
+  const Interfaces all = list_interfaces();
+  std::string ipv6;
+  std::string names;
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr) continue;
+    if (one->ifa_addr->sa_family == AF_INET) names += std::string(names.empty() ? "" : ", ") + one->ifa_name;
+    if (interface != one->ifa_name) continue;
+    if (one->ifa_addr->sa_family == AF_INET) return numeric(one->ifa_addr);
+    if (one->ifa_addr->sa_family == AF_INET6 && ipv6.empty()) ipv6 = numeric(one->ifa_addr);
+  }
+  if (!ipv6.empty()) return ipv6;
+  throw Error(ErrorCode::kInvalidArgument, "no network interface '" + interface + "' with an address",
+              "set BPS_INTERFACE (or DMLC_INTERFACE) to one of: " + names);
+}
+
+std::vector<std::string> interface_names(const std::string& list) {
+  std::vector<std::string> names;
+  for_each_word(list, ',', [&](std::string_view name) { names.emplace_back(name); });
+  return names;
+}
+
+std::string interface_with(const std::string& address) {
+  const Interfaces all = list_interfaces();
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr) continue;
+    const bool has_address = one->ifa_addr->sa_family == AF_INET || one->ifa_addr->sa_family == AF_INET6;
+    if (has_address && numeric(one->ifa_addr) == address) return one->ifa_name;
+  }
+  return "";
+}
+
+std::string local_address(const std::string& wanted, const std::string& interfaces, const std::string& scheduler_host) {
   if (!wanted.empty()) return wanted;
-  if (!interface.empty()) return address_of_interface(interface);
+  const std::vector<std::string> names = interface_names(interfaces);
+  if (!names.empty()) return address_of_interface(names.front());
   return address_of_route(scheduler_host);
 }
 

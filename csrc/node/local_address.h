@@ -3,12 +3,20 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace bps::node {
 
-// `wanted` if given; else the first address of `interface`; else the source address of the route to the scheduler.
-// Throws kInvalidArgument when the interface does not exist or has no address.
-std::string local_address(const std::string& wanted, const std::string& interface, const std::string& scheduler_host);
+// `wanted` if given; else the first address of the first of `interfaces`, separated by commas; else the source address
+// of the route to the scheduler. Throws kInvalidArgument when the interface does not exist or has no address.
+std::string local_address(const std::string& wanted, const std::string& interfaces, const std::string& scheduler_host);
+
+// Throws kInvalidArgument when it does not exist or has no address.
+std::string address_of_interface(const std::string& interface);
+// The interfaces in a list with commas.
+std::vector<std::string> interface_names(const std::string& list);
+// The interface that has this numeric address, or "".
+std::string interface_with(const std::string& address);
 
 // A name or an address as a numeric address; "" when it cannot be resolved.
 std::string numeric_address(const std::string& host);

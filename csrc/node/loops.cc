@@ -3,6 +3,7 @@
 
 #include "core/log.h"
 #include "node/local_address.h"
+#include "node/tcp_rails.h"
 #include "transport/local/self_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -11,8 +12,10 @@ namespace bps::node {
 
 using transport::Kind;
 
-Loops::Loops(const ProcessOptions& options, const transport::Credentials& credentials)
-    : options_(options), credentials_(credentials) {
+Loops::Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
+             const transport::Credentials& credentials)
+    : options_(options), credentials_(credentials), tcp_rails_(std::move(tcp_rails)) {
+  for (const transport::tcp::TcpRail& rail : tcp_rails_) log_info("TCP uses " + describe(rail));
   find_rails();
   for (std::size_t i = 0; i < options_.loops(); ++i) make_loop(i);
   make_rdma_transports();
@@ -25,16 +28,9 @@ void Loops::stop() {
 
 void Loops::find_rails() {
   if (!options_.allows(Kind::kRdma)) return;
-  const transport::rdma::RdmaRails found =
-      transport::rdma::find_rdma(options_.rdma, {.index = std::nullopt,
-                                                 .address = numeric_address(options_.address()),
-                                                 .interface = options_.settings.transport.interface});
+  const transport::rdma::RdmaRails found = transport::rdma::find_rdma(options_.rdma, options_.rdma_wish());
   if (!found.usable()) return do_without_rdma(found.why_not, found.hint);
   rails_ = found.rails;
-  for (const transport::rdma::Rail& rail : rails_) {
-    log_info("RDMA uses " + rail.device + " port " + std::to_string(rail.port) + ", GID " +
-             std::to_string(rail.gid_index) + ": " + rail.reason);
-  }
 }
 
 void Loops::do_without_rdma(const std::string& why, const std::string& hint) {
@@ -59,7 +55,7 @@ void Loops::make_loop(std::size_t index) {
           transport::shm::ShmOptions{settings.shm_cma, settings.shm_fence == "kill"}));
   add(*loop, Kind::kTcp,
       std::make_unique<transport::tcp::TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                                     settings.tcp_congestion));
+                                                     settings.tcp_congestion, tcp_rails_));
   loops_.push_back(std::move(loop));
 }
 
@@ -71,18 +67,23 @@ void Loops::add(Loop& loop, Kind kind, std::unique_ptr<transport::Transport> tra
   loop.reactor->add(std::move(transport));
 }
 
-// On every loop or on none: what this process publishes holds for all of them.
+// On every loop or on none: what this process publishes holds for all of them. A rail that cannot be opened is left
+// out, as long as there are others.
 void Loops::make_rdma_transports() {
   std::vector<std::unique_ptr<transport::Transport>> made;
-  try {
-    for (std::size_t i = 0; !rails_.empty() && i < loops_.size(); ++i) {
-      transport::Reactor& reactor = *loops_[i]->reactor;
-      made.push_back(transport::rdma::make_rdma_transport(reactor.loop(), credentials_, reactor.counters(),
-                                                          rails_[i % rails_.size()], options_.rdma));
+  while (!rails_.empty() && made.size() < loops_.size()) {
+    transport::Reactor& reactor = *loops_[made.size()]->reactor;
+    try {
+      made.push_back(transport::rdma::make_rdma_transport(reactor.loop(), credentials_, reactor.counters(), rails_,
+                                                          options_.rdma));
+    } catch (const transport::rdma::RailError& error) {
+      if (rails_.size() == 1) return do_without_rdma(error.what(), error.hint());
+      log_warning(std::string(error.what()) + " (" + error.hint() + "); the other rails are used");
+      made.clear();
+      rails_.erase(rails_.begin() + static_cast<std::ptrdiff_t>(error.rail));
     }
-  } catch (const Error& error) {
-    return do_without_rdma(error.what(), error.hint());
   }
+  for (const transport::rdma::Rail& rail : rails_) log_info("RDMA uses " + describe(rail));
   for (std::size_t i = 0; i < made.size(); ++i) add(*loops_[i], Kind::kRdma, std::move(made[i]));
 }
 

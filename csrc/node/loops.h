@@ -15,6 +15,7 @@
 #include "server/server_loop.h"
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
+#include "transport/tcp/tcp_rails.h"
 #include "worker/worker_loop.h"
 
 namespace bps::node {
@@ -37,7 +38,8 @@ class Loops {
  public:
   // Makes the loops with their transports and starts their threads. Throws kUnreachable when BPS_TRANSPORT leaves only
   // RDMA and RDMA cannot be used.
-  Loops(const ProcessOptions& options, const transport::Credentials& credentials);
+  Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
+        const transport::Credentials& credentials);
   Loops(const Loops&) = delete;
   Loops& operator=(const Loops&) = delete;
 
@@ -45,6 +47,8 @@ class Loops {
   Loop& operator[](std::size_t index) { return *loops_[index]; }
   // What RDMA works on; none when it is not used.
   const std::vector<transport::rdma::Rail>& rails() const { return rails_; }
+  // And TCP.
+  const std::vector<transport::tcp::TcpRail>& tcp_rails() const { return tcp_rails_; }
 
   // Once all members are known. `when_lost`: the connection to a worker broke; answer with lose_node().
   using WhenLost = std::function<void(std::uint32_t node, const std::string& why)>;
@@ -74,6 +78,7 @@ class Loops {
 
   const ProcessOptions& options_;
   const transport::Credentials& credentials_;
+  const std::vector<transport::tcp::TcpRail> tcp_rails_;
   std::vector<transport::rdma::Rail> rails_;
   std::vector<std::unique_ptr<Loop>> loops_;
 };

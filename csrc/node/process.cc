@@ -12,6 +12,7 @@
 #include "node/listeners.h"
 #include "node/local_address.h"
 #include "node/loops.h"
+#include "node/tcp_rails.h"
 #include "van/scheduler.h"
 #include "van/select.h"
 #include "van/van.h"
@@ -47,7 +48,7 @@ void Process::bring_up() {
   }
   if (options_.startup.hosts_scheduler) make_scheduler();
   make_van();
-  loops_ = std::make_unique<Loops>(options_, view_credentials_);
+  loops_ = std::make_unique<Loops>(options_, tcp_rails(), view_credentials_);
   listen();
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   set_log(options_.settings.log_level, van_->self().describe());
@@ -62,7 +63,7 @@ void Process::listen() {
     loops_->accept(kind, std::move(incoming));
   };
   if (options_.startup.is_server()) {
-    listeners_ = std::make_unique<Listeners>(address(), loops_->rails(), enter);
+    listeners_ = std::make_unique<Listeners>(loops_->tcp_rails(), loops_->rails(), enter);
   } else if (options_.sums_on_host()) {
     listeners_ = std::make_unique<Listeners>(enter);
   }
@@ -104,10 +105,10 @@ void Process::make_van() {
 }
 
 // Peers of one host need no interface but loopback, unless the settings name one.
-std::string Process::address() const {
+std::vector<transport::tcp::TcpRail> Process::tcp_rails() const {
   const TransportSettings& settings = options_.settings.transport;
-  if (secret_.one_host && settings.node_host.empty() && settings.interface.empty()) return "127.0.0.1";
-  return options_.address();
+  if (secret_.one_host && settings.node_host.empty() && settings.interface.empty()) return {{"127.0.0.1", "lo", 0}};
+  return find_tcp_rails(settings, options_.startup.scheduler_host);
 }
 
 van::Node Process::describe_self() const {

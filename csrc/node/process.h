@@ -23,6 +23,7 @@
 #include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
+#include "transport/tcp/tcp_rails.h"
 #include "van/hosts.h"
 
 namespace bps::van {
@@ -100,7 +101,7 @@ class Process {
   void lose_connection(std::uint32_t node, const std::string& why);
   void end_operations();
 
-  std::string address() const;
+  std::vector<transport::tcp::TcpRail> tcp_rails() const;
 
   CallGate calls_;
   const ProcessOptions options_;

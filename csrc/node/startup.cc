@@ -69,6 +69,12 @@ bool ProcessOptions::allows(transport::Kind kind) const {
   return std::ranges::find(allowed, kind) != allowed.end();
 }
 
+transport::rdma::GidWish ProcessOptions::rdma_wish() const {
+  return {.index = std::nullopt,
+          .address = numeric_address(address()),
+          .interfaces = interface_names(settings.transport.interface)};
+}
+
 std::string ProcessOptions::address() const {
   return local_address(settings.transport.node_host, settings.transport.interface, startup.scheduler_host);
 }

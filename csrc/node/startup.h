@@ -59,6 +59,8 @@ struct ProcessOptions {
   bool sums_on_host() const { return startup.is_worker() && settings.worker.host_sum && allows(transport::Kind::kShm); }
   // The address of this host that peers should use.
   std::string address() const;
+  // Which of the host's ports RDMA should work on, as far as the settings of the network say.
+  transport::rdma::GidWish rdma_wish() const;
 };
 
 }  // namespace bps::node

@@ -5,6 +5,7 @@
 
 #include "core/settings.h"
 #include "node/local_address.h"
+#include "node/tcp_rails.h"
 #include "python/bind.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/self_transfer.h"
@@ -18,7 +19,7 @@ namespace {
 py::dict as_dict(const transport::rdma::Rail& rail) {
   return py::dict("device"_a = rail.device, "port"_a = rail.port, "gid_index"_a = rail.gid_index,
                   "type"_a = to_string(rail.type), "address"_a = rail.address, "interface"_a = rail.interface,
-                  "reason"_a = rail.reason);
+                  "speed"_a = rail.speed, "reason"_a = rail.reason);
 }
 
 py::dict as_dict(const transport::rdma::RdmaPort& port) {
@@ -28,23 +29,25 @@ py::dict as_dict(const transport::rdma::RdmaPort& port) {
                          "interface"_a = gid.interface));
   }
   return py::dict("number"_a = port.number, "active"_a = port.active, "state"_a = port.state,
-                  "link"_a = port.link_layer, "mtu"_a = port.mtu, "largest_message"_a = port.largest_message,
-                  "gids"_a = gids);
+                  "link"_a = port.link_layer, "mtu"_a = port.mtu, "speed"_a = port.speed,
+                  "largest_message"_a = port.largest_message, "gids"_a = gids);
 }
 
 struct Found {
   transport::rdma::RdmaReport report;
   transport::rdma::RdmaRails selection;
+  std::vector<transport::tcp::TcpRail> tcp;
 };
 
 // The choice that init() would make, with an address of this host in place of the route to a scheduler.
 Found find(const Settings& settings) {
-  Found found{transport::rdma::rdma_report(), {}};
-  const std::string& interface = settings.transport.interface;
-  const std::string host = node::local_address(settings.transport.node_host, interface, settings.job.root_uri);
+  Found found{transport::rdma::rdma_report(), {}, {}};
+  const std::string& interfaces = settings.transport.interface;
+  const std::string host = node::local_address(settings.transport.node_host, interfaces, settings.job.root_uri);
   found.selection = transport::rdma::find_rdma(
       transport::rdma::RdmaOptions::from(settings.rdma),
-      {.index = std::nullopt, .address = node::numeric_address(host), .interface = interface});
+      {.index = std::nullopt, .address = node::numeric_address(host), .interfaces = node::interface_names(interfaces)});
+  found.tcp = node::find_tcp_rails(settings.transport, settings.job.root_uri);
   return found;
 }
 
@@ -67,12 +70,18 @@ void bind_doctor(py::module_& module) {
         }
         py::list rails;
         for (const transport::rdma::Rail& rail : found.selection.rails) rails.append(as_dict(rail));
+        py::list tcp_rails;
+        for (const transport::tcp::TcpRail& rail : found.tcp) {
+          tcp_rails.append(
+              py::dict("interface"_a = rail.interface, "address"_a = rail.address, "speed"_a = rail.speed));
+        }
         return py::dict("built_in"_a = found.report.built_in, "libraries"_a = found.report.libraries,
                         "verbs_library"_a = found.report.verbs_library, "cm_library"_a = found.report.cm_library,
-                        "devices"_a = devices, "rails"_a = rails, "why_not"_a = found.selection.why_not,
-                        "hint"_a = found.selection.hint);
+                        "devices"_a = devices, "rails"_a = rails, "tcp_rails"_a = tcp_rails,
+                        "why_not"_a = found.selection.why_not, "hint"_a = found.selection.hint);
       },
-      py::arg("config"), "Devices, ports and GIDs, and the rails that these settings choose.");
+      py::arg("config"),
+      "Devices, ports and GIDs, and the rails that these settings choose, also of TCP; speeds in Mbit/s, 0: unknown.");
   module.def(
       "rdma_self_transfer",
       [](const SettingValues& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {

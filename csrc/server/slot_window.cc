@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
 constexpr std::uint32_t kFewestSmallSlots = 8;
-constexpr std::size_t kMostCredits = (transport::kMaxMessage - 32) / sizeof(tensor::SlotCredit);
+constexpr std::size_t kCreditBytes = transport::kMaxMessage - 64;  // in one message
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void SlotWindow::open(std::uint64_t largest_payload, std::uint32_t large_slots, 
   }
   open_ = true;
   largest_payload_ = largest_payload;
-  credits_.reserve(large + small);
+  credits_.slots.reserve(large + small);
   pool_.reserve(largest_payload, large);
   for (std::uint64_t i = 0; i < large; ++i) grant(pool_.take(largest_payload));
   pool_.reserve(kSmallPayload, small);  // possibly of the same size class, so not before the large ones are taken
@@ -31,7 +31,8 @@ void SlotWindow::open(std::uint64_t largest_payload, std::uint32_t large_slots, 
 void SlotWindow::close() {
   open_ = false;
   note_starved();
-  credits_.clear();
+  credits_.slots.clear();
+  credits_.other_keys.clear();
   pool_.reclaim(*this);
 }
 
@@ -40,8 +41,10 @@ void SlotWindow::grant(Slot* slot) {
   slot->granted = true;
   ++free_of_size(*slot);
   note_starved();
-  const transport::RemoteSpan where = pool_.region(*slot, transport_).remote(slot->offset, slot->capacity);
-  credits_.push_back({slot->number, where.key, where.address, slot->capacity});
+  const transport::Region& region = pool_.region(*slot, transport_);
+  const transport::RemoteSpan where = region.remote(slot->offset, slot->capacity);
+  credits_.slots.push_back({slot->number, where.key, where.address, slot->capacity});
+  credits_.other_keys.insert(credits_.other_keys.end(), region.other_keys().begin(), region.other_keys().end());
   sends_due_.credits = true;
 }
 
@@ -69,12 +72,24 @@ void SlotWindow::grant_overflow() {
 }
 
 void SlotWindow::send_credits(transport::ControlEndpoint& control) {
-  for (std::size_t at = 0; at < credits_.size(); at += kMostCredits) {
-    const auto first = credits_.begin() + static_cast<std::ptrdiff_t>(at);
-    const auto count = std::min(kMostCredits, credits_.size() - at);
-    (void)control.send(encode(tensor::Credits{{first, first + static_cast<std::ptrdiff_t>(count)}}, epoch_));
+  if (credits_.slots.empty()) return;
+  const std::size_t keys = credits_.other_keys.size() / credits_.slots.size();
+  const std::size_t most = kCreditBytes / (sizeof(tensor::SlotCredit) + keys * sizeof(std::uint64_t));
+  if (credits_.slots.size() <= most) {
+    (void)control.send(encode(credits_, epoch_));
+  } else {
+    const auto part = [](const auto& all, std::size_t from, std::size_t to) {
+      return std::vector(all.begin() + static_cast<std::ptrdiff_t>(from),
+                         all.begin() + static_cast<std::ptrdiff_t>(to));
+    };
+    for (std::size_t at = 0; at < credits_.slots.size(); at += most) {
+      const std::size_t end = std::min(at + most, credits_.slots.size());
+      const tensor::Credits some{part(credits_.slots, at, end), part(credits_.other_keys, at * keys, end * keys)};
+      (void)control.send(encode(some, epoch_));
+    }
   }
-  credits_.clear();
+  credits_.slots.clear();
+  credits_.other_keys.clear();
 }
 
 }  // namespace bps::server

@@ -74,7 +74,7 @@ class SlotWindow {
   std::uint64_t largest_payload_ = 0;
   std::uint32_t free_small_ = 0;  // slots that the worker holds and has not filled yet
   std::uint32_t free_large_ = 0;
-  std::vector<tensor::SlotCredit> credits_;  // for the next message
+  tensor::Credits credits_;  // for the next message
 };
 
 inline bool SlotWindow::fill(Slot& slot, const transport::DataEndpoint& by) {

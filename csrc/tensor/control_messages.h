@@ -12,6 +12,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "transport/rails.h"
 
 namespace bps::tensor {
 
@@ -45,8 +46,24 @@ struct SlotCredit {
   bool operator==(const SlotCredit&) const = default;
 };
 struct Credits {
+  static constexpr std::uint32_t kMostSlots = 1 << 20;  // of a server: the receiver keeps a table by their numbers
   std::vector<SlotCredit> slots;
-  static constexpr void fields(auto& io, auto& m) { io(m.slots); }
+  // Where each rail of the server has keys of its own: for each slot, those of the rails after the first. They are the
+  // same each time that a slot is granted.
+  std::vector<std::uint64_t> other_keys;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.slots, m.other_keys);
+    io.require([&] { return m.has_keys_for_each_slot(); });
+  }
+  constexpr bool has_keys_for_each_slot() const {
+    if (other_keys.empty()) return true;
+    if (slots.empty() || other_keys.size() % slots.size() != 0) return false;
+    if (other_keys.size() / slots.size() >= transport::kMostRails) return false;
+    for (const SlotCredit& slot : slots) {
+      if (slot.slot >= kMostSlots) return false;
+    }
+    return true;
+  }
   bool operator==(const Credits&) const = default;
 };
 

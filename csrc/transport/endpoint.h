@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "transport/handshake.h"
+#include "transport/rails.h"
 
 namespace bps::transport {
 
@@ -35,6 +36,7 @@ class Endpoint {
   bool is_lost() const { return lost_; }
 
   const bool is_data_plane;
+  Rails rails;        // set by the transport
   const Hello hello;  // who opened this connection, and which loops it connects
 
  protected:

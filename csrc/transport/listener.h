@@ -96,8 +96,8 @@ class ListenerLoop {
 };
 
 // Connects a blocking TCP socket (TCP_NODELAY) within the deadline; name or IPv4/IPv6 address. One attempt per address
-// of the host. Throws kUnreachable.
-Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline);
+// of the host. `from`: the numeric address of this host to connect from, "" for that of the route. Throws kUnreachable.
+Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline, const std::string& from = "");
 Fd connect_local(const std::string& name, const Deadline& deadline);
 
 }  // namespace bps::transport

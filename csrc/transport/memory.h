@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace bps::transport {
 
@@ -26,13 +27,18 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
-  // The part [offset, offset + length) as the peer has to name it.
-  RemoteSpan remote(std::uint64_t offset, std::uint64_t length) const { return {key_, origin_ + offset, length}; }
+  // The part [offset, offset + length) as the peer has to name it on a connection that comes in by `rail`.
+  RemoteSpan remote(std::uint64_t offset, std::uint64_t length, std::size_t rail = 0) const {
+    return {rail == 0 || other_keys_.empty() ? key_ : other_keys_[rail - 1], origin_ + offset, length};
+  }
   std::uint64_t key() const { return key_; }
+  // Of the rails after the first, where each has a key of its own.
+  const std::vector<std::uint64_t>& other_keys() const { return other_keys_; }
 
  protected:
   std::uint64_t key_ = 0;
   std::uint64_t origin_ = 0;  // a NIC counts from the virtual address, the others from zero
+  std::vector<std::uint64_t> other_keys_;
 
  private:
   std::span<std::byte> bytes_;

@@ -99,6 +99,17 @@ bool is_own_echo(int fd) {
   return here.size == there.size && std::memcmp(&here.storage, &there.storage, here.size) == 0;
 }
 
+// The port is chosen when the socket connects, so that those to different peers may share one. 0, or the errno.
+int bind_source(int fd, const std::string& from) {
+  if (from.empty()) return 0;
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  for (const Address& address : resolve(from, 0, AI_NUMERICHOST, ErrorCode::kUnreachable)) {
+    if (::bind(fd, address.get(), address.size) == 0) return 0;
+  }
+  return errno;
+}
+
 // 0, or the errno that says why not.
 int try_connect(int fd, const Address& address, const Deadline& deadline) {
   if (::connect(fd, address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) return errno;
@@ -161,7 +172,7 @@ std::uint16_t Listener::port_of(int fd) {
   return 0;
 }
 
-Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline) {
+Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline, const std::string& from) {
   const auto addresses = resolve(host, port, 0, ErrorCode::kUnreachable);
   int error = ETIMEDOUT;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
@@ -169,14 +180,17 @@ Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& dead
     const Deadline share = Deadline::after(deadline.left_ms() / 1e3 / static_cast<double>(addresses.size() - i));
     Fd socket = open_socket(addresses[i].family());
     if (!socket && limit_behind(errno)) throw_errno("cannot open a socket");
-    error = socket ? try_connect(socket.get(), addresses[i], share) : errno;
+    error = socket ? bind_source(socket.get(), from) : errno;
+    if (error == 0) error = try_connect(socket.get(), addresses[i], share);
     if (error != 0) continue;
     const int one = 1;
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     make_blocking(socket.get());
     return socket;
   }
-  throw Error(ErrorCode::kUnreachable, "cannot connect to " + with_port(host, port) + ": " + std::strerror(error),
+  throw Error(ErrorCode::kUnreachable,
+              "cannot connect to " + with_port(host, port) + (from.empty() ? "" : " from " + from) + ": " +
+                  std::strerror(error),
               "check that the process there runs and that no firewall is in between");
 }
 

@@ -50,7 +50,8 @@ struct ConnectRequest {
   std::span<const std::byte> address;  // what the peer's transport of the same name published
   Hello hello;                         // its plane is set by the transport
   Deadline deadline;
-  std::string whom;  // names the peer in errors
+  std::string whom;            // names the peer in errors
+  std::size_t connection = 0;  // of those that the pair of loops has on this plane: decides the rails, see rails_of()
 
   Hello hello_for(Plane plane) const {
     Hello made = hello;
@@ -64,6 +65,8 @@ class Transport {
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;  // "shm", "tcp", "rdma", "self"
   virtual RegionPtr register_memory(std::span<std::byte> bytes) = 0;
+  // How many connections it takes to use each rail of this process, and of the peer that published `address`.
+  virtual std::size_t rail_pairs(std::span<const std::byte> /*address*/) const { return 1; }
 
   // Block until the peer has accepted.
   virtual std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) = 0;

@@ -32,13 +32,13 @@ struct InFlight {
   Clock::time_point answer_due = Clock::time_point::max();
 };
 
-// Where the answer of a partition that wants data is written.
-inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement) {
+// Where the answer of a partition that wants data is written, as a server has to name it that answers by this rail.
+inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement, std::size_t rail) {
   const Transfer& transfer = *entry.transfer;
   const bool staged = entry.staged != nullptr;
   const transport::Region& region = staged ? *entry.staged->region : *transfer.output;
   const std::byte* at = staged ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
-  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.length);
+  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.length, rail);
 }
 
 class InFlightTable {

@@ -8,6 +8,7 @@ namespace bps::worker {
 
 bool Sender::push(ServerConnection& server) {
   bool sent = false;
+  std::size_t refused = 0;
   for (;;) {
     const bool room = fill(server);
     if (batch_.size == 0) break;
@@ -15,7 +16,8 @@ bool Sender::push(ServerConnection& server) {
     if (accepted > 0) sent = true;
     if (accepted < batch_.size) {
       take_back(server, accepted);
-      break;
+      if (++refused == server.data_endpoints()) break;
+      continue;  // another connection may have room
     }
     if (!room) break;
   }
@@ -26,6 +28,8 @@ bool Sender::push(ServerConnection& server) {
 // Fills a batch, most urgent partitions first; false when a limit says "not now".
 bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
+  batch_.bytes = 0;
+  batch_.endpoint = server.next_endpoint();
   while (batch_.size < Batch::kMost && !server.queue.empty()) {
     Transfer& transfer = *server.queue.top();
     if (transfer.operation != nullptr && transfer.operation->is_failing()) {
@@ -76,9 +80,11 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   entry.length = placement.length;
   entry.staged = staged;
   server.count_sent(placement.length);
+  batch_.bytes += placement.length;
   if (yields) server.restart_stuck_timer();
 
-  write_header(n, index, placement);
+  const transport::Rails& rails = server.endpoint(batch_.endpoint).rails;
+  write_header(n, index, placement, rails.here);
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
   if (placement.has_payload()) {
@@ -95,7 +101,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
                         .source = source,
                         .source_offset = source_offset,
                         .length = length,
-                        .target = {slot.key, slot.address, slot.capacity},
+                        .target = {server.slot_key(slot, rails.there), slot.address, slot.capacity},
                         .immediate = slot.slot,
                         .token = batch_.headers[n].immediate};
     entry.unsent_bytes = true;
@@ -128,7 +134,7 @@ StagingBuffer* Sender::take_buffer(ServerConnection& server, bool& yields) {
   return buffer;
 }
 
-void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement) {
+void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail) {
   const InFlight& entry = in_flight_[index];
   tensor::PushHeader& header = batch_.headers[n];
   header = *entry.transfer->header;
@@ -143,13 +149,14 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
     header.place = entry.part.place;
   }
   if (!placement.wants_data()) return;
-  const transport::RemoteSpan answer = answer_span(entry, placement);
+  const transport::RemoteSpan answer = answer_span(entry, placement, rail);
   header.answer_key = answer.key;
   header.answer_address = answer.address;
 }
 
 std::size_t Sender::post(ServerConnection& server) {
-  transport::DataEndpoint& endpoint = server.next_endpoint();
+  transport::DataEndpoint& endpoint = server.endpoint(batch_.endpoint);
+  server.count_batch(batch_.endpoint, batch_.bytes);
   if (server.needs_slots()) return endpoint.write({batch_.writes.data(), batch_.size});
   return endpoint.direct()->post({batch_.descriptors.data(), batch_.size});
 }

@@ -38,13 +38,15 @@ class Sender {
     std::array<tensor::SlotCredit, kMost> slots;
     std::array<std::uint32_t, kMost> entries;
     std::size_t size = 0;
+    std::size_t endpoint = 0;  // of the server, by which it goes out
+    std::uint64_t bytes = 0;
   };
 
   bool fill(ServerConnection& server);
   bool add(ServerConnection& server, Transfer& transfer);
   bool is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const;
   StagingBuffer* take_buffer(ServerConnection& server, bool& yields);
-  void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement);
+  void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail);
   std::size_t post(ServerConnection& server);
   void take_back(ServerConnection& server, std::size_t from);
 

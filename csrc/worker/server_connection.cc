@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/server_connection.h"
 
+#include <algorithm>
+
 #include "worker/worker_loop.h"
 
 namespace bps::worker {
@@ -20,6 +22,34 @@ void ServerConnection::abandon() {
   if (std::exchange(lost_, true)) return;
   for (transport::DataEndpoint* endpoint : data_) endpoint->abandon();
   control_->abandon();
+}
+
+void ServerConnection::open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
+  control_ = control;
+  data_ = std::move(data);
+  needs_slots_ = data_.front()->direct() == nullptr;
+  std::vector<std::uint32_t> speeds;
+  for (const transport::DataEndpoint* one : data_) speeds.push_back(one->rails.speed);
+  shares_ = RailShares(speeds);
+}
+
+void ServerConnection::add_slots(const tensor::Credits& credits) {
+  for (const tensor::SlotCredit& slot : credits.slots) add_slot(slot);
+  if (credits.other_keys.empty()) return;
+  const std::size_t keys = credits.other_keys.size() / credits.slots.size();
+  if (other_rails_ == 0) other_rails_ = keys;
+  if (other_rails_ != keys) return loop_.count_stale();  // a server has the same rails for all its slots
+  for (std::size_t i = 0; i < credits.slots.size(); ++i) {
+    const std::size_t at = credits.slots[i].slot * other_rails_;
+    if (rail_keys_.size() < at + other_rails_) rail_keys_.resize(at + other_rails_);
+    std::copy_n(credits.other_keys.begin() + static_cast<std::ptrdiff_t>(i * other_rails_), other_rails_,
+                rail_keys_.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+}
+
+std::uint64_t ServerConnection::slot_key(const tensor::SlotCredit& slot, std::size_t rail) const {
+  const std::size_t at = slot.slot * other_rails_ + rail - 1;
+  return rail == 0 || rail > other_rails_ || at >= rail_keys_.size() ? slot.key : rail_keys_[at];
 }
 
 bool ServerConnection::take_slot(std::uint64_t bytes, tensor::SlotCredit& slot) {
@@ -46,9 +76,9 @@ Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
   return now - silent_since_;
 }
 
-bool ServerConnection::allows_write(transport::DataEndpoint&, const transport::RemoteSpan& where,
+bool ServerConnection::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
                                     std::uint32_t immediate) {
-  return loop_.allows_answer(*this, where, immediate);
+  return loop_.allows_answer(*this, from.rails.here, where, immediate);
 }
 
 void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {

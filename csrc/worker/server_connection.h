@@ -13,6 +13,7 @@
 
 #include "tensor/control_messages.h"
 #include "transport/transport.h"
+#include "worker/rail_shares.h"
 #include "worker/send_queue.h"
 #include "worker/transport_memory.h"
 
@@ -27,23 +28,17 @@ class ServerConnection final : public transport::ControlSink, public transport::
       : node(its_node), name(std::move(server_name)), memory(registered), loop_(loop), epoch_(epoch) {}
 
   // Set-up: the endpoints, once they are attached with this as their sink.
-  void open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
-    control_ = control;
-    data_ = std::move(data);
-    needs_slots_ = data_.front()->direct() == nullptr;
-  }
+  void open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data);
   bool is_open() const { return control_ != nullptr; }
   bool send(const tensor::ControlMessage& message);
   std::size_t data_endpoints() const { return data_.size(); }
   // Same-host servers read partitions in place; others need landing slots to write into.
   bool needs_slots() const { return needs_slots_; }
   transport::DirectAccess* direct() const { return data_.front()->direct(); }
-  // The endpoint that the next batch goes out by: round robin.
-  transport::DataEndpoint& next_endpoint() {
-    transport::DataEndpoint& next = *data_[next_data_];
-    next_data_ = (next_data_ + 1) % data_.size();
-    return next;
-  }
+  // The endpoint that the next batch goes out by, and the bytes of that batch, whether there was room for it or not.
+  std::size_t next_endpoint() const { return shares_.next(); }
+  transport::DataEndpoint& endpoint(std::size_t index) { return *data_[index]; }
+  void count_batch(std::size_t index, std::uint64_t bytes) { shares_.charge(index, bytes); }
   // Closes the connection: from the return on nothing of the server comes in, and nothing is sent. A server that writes
   // to this process's memory directly must have been fenced before that memory is used again.
   void abandon();
@@ -74,7 +69,10 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void add_slot(const tensor::SlotCredit& slot) {
     (tensor::is_small_slot(slot.capacity) ? small_slots_ : large_slots_).push_back(slot);
   }
+  void add_slots(const tensor::Credits& credits);
   bool take_slot(std::uint64_t bytes, tensor::SlotCredit& slot);
+  // The slot's key on a connection to that rail of the server.
+  std::uint64_t slot_key(const tensor::SlotCredit& slot, std::size_t rail) const;
 
   // Partitions under way to the server, and their bytes. One that is cancelled before it was sent counts with no bytes.
   std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
@@ -116,10 +114,12 @@ class ServerConnection final : public transport::ControlSink, public transport::
   const std::uint32_t epoch_;
   transport::ControlEndpoint* control_ = nullptr;
   std::vector<transport::DataEndpoint*> data_;
-  std::size_t next_data_ = 0;
+  RailShares shares_;
   bool needs_slots_ = false;
   std::vector<tensor::SlotCredit> small_slots_;
   std::vector<tensor::SlotCredit> large_slots_;
+  std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
+  std::size_t other_rails_ = 0;           // of the server
   std::uint64_t bytes_in_flight_ = 0;
   std::size_t in_flight_ = 0;
   bool answered_ = true;  // something, since is_stuck() was asked last

@@ -190,13 +190,13 @@ InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& serv
   return entry;
 }
 
-bool WorkerLoop::allows_answer(const ServerConnection& server, const transport::RemoteSpan& where,
+bool WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
                                std::uint32_t immediate) const {
   const InFlight* entry = in_flight_.find(immediate, server);
   if (entry == nullptr) return false;
   const tensor::Placement placement = entry->transfer->place(entry->part);
   if (!placement.wants_data()) return false;
-  const transport::RemoteSpan expected = answer_span(*entry, placement);
+  const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
   return where.key == expected.key && where.address == expected.address && where.length == expected.length;
 }
 

@@ -86,7 +86,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool blocked() const override { return blocked_; }
 
   // From the connections.
-  bool allows_answer(const ServerConnection& server, const transport::RemoteSpan& where, std::uint32_t immediate) const;
+  bool allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
+                     std::uint32_t immediate) const;
   void on_answer(ServerConnection& server, std::uint32_t immediate);
   void on_written(ServerConnection& server, std::uint32_t immediate);
   void on_message(ServerConnection& server, std::span<const std::byte> message);

@@ -194,7 +194,7 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
   if (!decoded) {
     counters_.stale.add();
   } else if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
-    for (const tensor::SlotCredit& slot : credits->slots) server.add_slot(slot);
+    server.add_slots(*credits);
     has_work_ = true;
   } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
     on_push_failed(server, *failed);

@@ -69,9 +69,13 @@ class Network:
     def address(self, member: str, plane: str) -> str:
         return f"{PLANES[plane]}.{self.members.index(member) + 1}"
 
+    def namespace(self, member: str) -> str:
+        """The file that stands for the member's namespace."""
+        return f"/proc/{self._holders[member].pid}/ns/net"
+
     def inside(self, member: str) -> list[str]:
         """What comes before the command of a member."""
-        return ["nsenter", f"--net=/proc/{self._holders[member].pid}/ns/net"]
+        return ["nsenter", f"--net={self.namespace(member)}"]
 
     def cut(self, victim: str, plane: str, direction: str) -> None:
         """From now on nothing comes out of the victim, or in, or both."""

@@ -157,6 +157,7 @@ std::unique_ptr<DataEndpoint> FaultTransport::connect_data(const ConnectRequest&
   auto made = std::make_unique<FaultData>(request.hello_for(Plane::kData), plan_, 0);
   made->unattached = inner_->connect_data(request);
   made->inner = made->unattached.get();
+  made->rails = made->inner->rails;
   return made;
 }
 
@@ -180,6 +181,7 @@ DataEndpoint* FaultTransport::accept_data(std::unique_ptr<IncomingConnection> in
   auto made = std::make_unique<FaultData>(incoming->hello, plan_, ++endpoints_made_);
   made->sink = &sink;
   made->inner = inner_->accept_data(std::move(incoming), *made);
+  made->rails = made->inner->rails;
   datas_.push_back(std::move(made));
   return datas_.back().get();
 }

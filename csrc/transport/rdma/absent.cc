@@ -15,7 +15,7 @@ RdmaRails find_rdma(const RdmaOptions&, GidWish) {
   return {{}, kWhyNot, kHint};
 }
 
-std::unique_ptr<Transport> make_rdma_transport(EventLoop&, const Credentials&, Counters&, const Rail&,
+std::unique_ptr<Transport> make_rdma_transport(EventLoop&, const Credentials&, Counters&, const std::vector<Rail>&,
                                                const RdmaOptions&) {
   throw Error(ErrorCode::kUnreachable, kWhyNot, kHint);
 }

@@ -17,6 +17,8 @@
 
 #include "core/fd.h"
 #include "transport/rdma/libraries.h"
+#include "transport/rdma/numa.h"
+#include "transport/rdma/port_speed.h"
 
 namespace bps::transport::rdma {
 namespace {
@@ -78,6 +80,7 @@ RdmaDevice look_at(ibv_device* device, ibv_context* context) {
   found.max_qp = static_cast<std::uint32_t>(attributes.max_qp);
   found.max_cqe = static_cast<std::uint32_t>(attributes.max_cqe);
   found.max_srq_wr = static_cast<std::uint32_t>(attributes.max_srq_wr);
+  found.numa_node = numa_node_of(device->ibdev_path);
   const auto gids = read_gids(context);
   for (unsigned number = 1; number <= attributes.phys_port_cnt; ++number) {
     ibv_port_attr port{};
@@ -88,6 +91,7 @@ RdmaDevice look_at(ibv_device* device, ibv_context* context) {
     one.state = ::ibv_port_state_str(port.state);
     one.link_layer = port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
     one.mtu = 128U << port.active_mtu;
+    one.speed = port_speed(port.active_width, port.active_speed);
     one.largest_message = port.max_msg_sz;
     for (const ibv_gid_entry& gid : gids) {
       if (gid.port_num != number) continue;

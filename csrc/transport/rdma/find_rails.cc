@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which rails to use on this machine, or why there are none.
-#include <algorithm>
+#include <utility>
 
+#include "transport/rdma/choose_rails.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/libraries.h"
+#include "transport/rdma/numa.h"
 #include "transport/rdma/rdma.h"
 
 namespace bps::transport::rdma {
@@ -34,18 +36,6 @@ RdmaRails nothing(const std::vector<RdmaDevice>& devices, const RdmaOptions& opt
   return {{}, reason, "give the interface an IP address, or set BPS_RDMA_GID_INDEX; `bps doctor` shows the GIDs"};
 }
 
-Rail rail_of(const GidChoice& choice, const RdmaOptions& options) {
-  const GidEntry& gid = *choice.entry;
-  return {.device = gid.device,
-          .port = gid.port,
-          .gid_index = gid.index,
-          .gid_forced = options.gid_index.has_value(),
-          .type = gid.type,
-          .address = gid.address,
-          .interface = gid.interface,
-          .reason = choice.reason};
-}
-
 }  // namespace
 
 RdmaRails find_rdma(const RdmaOptions& options, GidWish wish) {
@@ -53,32 +43,20 @@ RdmaRails find_rdma(const RdmaOptions& options, GidWish wish) {
   if (!libraries.ready) return {{}, libraries.why_not, libraries.hint};
   wish.index = options.gid_index;
   const auto devices = list_rdma_devices();
-  struct Candidate {
-    std::size_t place;
-    std::vector<GidEntry> gids;
-  };
-  std::vector<Candidate> candidates;  // one per port
-  std::vector<GidEntry> all;
+  std::vector<RailCandidate> candidates;
   for (const RdmaDevice& device : devices) {
     for (const RdmaPort& port : device.ports) {
       if (!options.hca.matches(device.name, port.number)) continue;
-      candidates.push_back({options.hca.place(device.name, port.number), port.gids});
-      all.insert(all.end(), port.gids.begin(), port.gids.end());
+      candidates.push_back({.place = options.hca.place(device.name, port.number),
+                            .speed = port.speed,
+                            .numa_node = device.numa_node,
+                            .gids = port.gids});
     }
   }
-  const GidChoice best = choose_gid(all, wish);
-  if (best.entry == nullptr) return nothing(devices, options, best.reason);
-  RdmaRails found;
-  if (!options.hca.names_ports()) {
-    found.rails.push_back(rail_of(best, options));
-    return found;
-  }
-  std::ranges::stable_sort(candidates, {}, &Candidate::place);
-  for (const Candidate& candidate : candidates) {
-    const GidChoice choice = choose_gid(candidate.gids, wish);
-    if (choice.entry != nullptr) found.rails.push_back(rail_of(choice, options));
-  }
-  return found;
+  RailChoice chosen =
+      choose_rails(candidates, {.gid = wish, .named = options.hca.names_ports(), .near_nodes = bound_numa_nodes()});
+  if (chosen.rails.empty()) return nothing(devices, options, chosen.why_not);
+  return {std::move(chosen.rails), "", ""};
 }
 
 }  // namespace bps::transport::rdma

@@ -24,11 +24,14 @@ std::string describe(const GidEntry& entry) {
 // Higher is better, field by field.
 auto merit(const GidEntry& entry, const GidWish& wish) {
   return std::tuple(entry.port_active, !wish.address.empty() && entry.address == wish.address,
-                    entry.type != GidType::kRoceV1, !wish.interface.empty() && entry.interface == wish.interface,
-                    scope_of(entry.gid));
+                    entry.type != GidType::kRoceV1, wish.names(entry.interface), scope_of(entry.gid));
 }
 
 }  // namespace
+
+bool GidWish::names(const std::string& interface) const {
+  return std::ranges::find(interfaces, interface) != interfaces.end();
+}
 
 const char* to_string(GidType type) {
   switch (type) {
@@ -81,7 +84,7 @@ GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish) {
     reason += ", the index that was asked for";
   } else if (!wish.address.empty() && best->address == wish.address) {
     reason += ", the address of this process";
-  } else if (!wish.interface.empty() && best->interface == wish.interface) {
+  } else if (wish.names(best->interface)) {
     reason += ", the interface that was asked for";
   } else if (best->type == GidType::kRoceV1) {
     reason += ", for want of RoCE v2";

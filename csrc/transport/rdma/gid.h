@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace bps::transport::rdma {
 
@@ -39,9 +40,10 @@ struct GidEntry {
 };
 
 struct GidWish {
-  std::optional<unsigned> index;  // the user's, obeyed to the letter
-  std::string address;            // numeric, of this host, that the rest of the job uses; may be empty
-  std::string interface;          // that the user named; may be empty
+  std::optional<unsigned> index;        // the user's, obeyed to the letter
+  std::string address;                  // numeric, of this host, that the rest of the job uses; may be empty
+  std::vector<std::string> interfaces;  // that the user named; may be empty
+  bool names(const std::string& interface) const;
 };
 
 struct GidChoice {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an RDMA listener publishes so that others can connect: its nonce, and the host and the port of each rail.
+// What an RDMA listener publishes so that others can connect: its nonce, and where each rail is.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "core/codec.h"
 #include "core/error.h"
 #include "transport/handshake_messages.h"
+#include "transport/rails.h"
 
 namespace bps::transport::rdma {
 
@@ -17,9 +18,10 @@ struct ListenerAddress {
   struct Entry {
     std::string host;
     std::uint16_t port = 0;
+    std::uint32_t speed = 0;  // in Mbit/s; 0: unknown
     static constexpr void fields(auto& io, auto& m) {
       io.bounded(m.host, 256);
-      io(m.port);
+      io(m.port, m.speed);
       io.require([&] { return !m.host.empty() && m.port != 0; });
     }
     bool operator==(const Entry&) const = default;
@@ -29,7 +31,7 @@ struct ListenerAddress {
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.nonce, m.entries);
-    io.require([&] { return !m.entries.empty(); });
+    io.require([&] { return !m.entries.empty() && m.entries.size() <= kMostRails; });
   }
   bool operator==(const ListenerAddress&) const = default;
 

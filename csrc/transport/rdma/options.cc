@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "transport/rails.h"
 #include "transport/rdma/rail.h"
 
 namespace bps::transport::rdma {
@@ -12,6 +13,12 @@ RdmaOptions RdmaOptions::from(const RdmaSettings& settings) {
           .timeout = settings.timeout,
           .retry_count = settings.retry_count,
           .data_queue_pairs = settings.data_queue_pairs};
+}
+
+std::string describe(const Rail& rail) {
+  const std::string speed = rail.speed == 0 ? "" : " (" + speed_in_words(rail.speed) + ")";
+  return rail.device + " port " + std::to_string(rail.port) + speed + ", GID " + std::to_string(rail.gid_index) + ": " +
+         rail.reason;
 }
 
 }  // namespace bps::transport::rdma

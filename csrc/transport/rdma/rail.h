@@ -26,17 +26,20 @@ struct RdmaOptions {
   static RdmaOptions from(const RdmaSettings& settings);
 };
 
-// One port of one device, with the address it is reached at. A loop works on one rail; several rails are spread over
-// the loops.
+// One port of one device, with the address it is reached at. Each loop works on all rails.
 struct Rail {
   std::string device;
   unsigned port = 1;
   unsigned gid_index = 0;
   bool gid_forced = false;  // by the user: then it is used even where the connection manager would take another
   GidType type = GidType::kRoceV2;
-  std::string address;    // numeric
-  std::string interface;  // "" when unknown
-  std::string reason;     // why this one
+  std::string address;      // numeric
+  std::string interface;    // "" when unknown
+  std::uint32_t speed = 0;  // in Mbit/s; 0: unknown
+  std::string reason;       // why this one
 };
+
+// "mlx5_0 port 1 (100 Gbit/s), GID 3: RoCE v2, ...", for people.
+std::string describe(const Rail& rail);
 
 }  // namespace bps::transport::rdma

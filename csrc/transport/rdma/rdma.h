@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // RDMA as the rest of the program sees it, in builds with and without it; no header of verbs comes in here.
 //
-// A transport works on one rail. Connections are made by the connection manager (librdmacm): RdmaListener lets callers
-// in, RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one for control messages and
-// several for data.
+// A transport works on all rails of the process. Connections are made by the connection manager (librdmacm):
+// RdmaListener lets callers in, RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one
+// for control messages and several for data.
 #pragma once
 
 #include <functional>
@@ -27,18 +27,22 @@ struct RdmaRails {
 // `wish.index` is taken from the options.
 RdmaRails find_rdma(const RdmaOptions& options, GidWish wish);
 
-// Throws Error when the rail cannot be opened.
+class RailError final : public Error {
+ public:
+  RailError(std::size_t number, const Error& why) : Error(why), rail(number) {}
+  const std::size_t rail;
+};
+// Throws RailError for the first rail that cannot be opened.
 std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credentials& credentials, Counters& counters,
-                                               const Rail& rail, const RdmaOptions& options);
+                                               const std::vector<Rail>& rails, const RdmaOptions& options);
 
 // Listens on every rail. Callers who prove that they belong to the job are handed to `enter`, on the loop's thread; the
-// transport on the called rail accepts them. The others are refused and counted.
+// transport that was made for the same rails accepts them. The others are refused and counted.
 class RdmaListener {
  public:
   using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
   virtual ~RdmaListener() = default;
-  // What callers need: this listener's nonce, and the address and port of each rail. The loop `server_loop` is on rail
-  // server loop % rails, here as with those who make the transports.
+  // What callers need: this listener's nonce, and the address, port and speed of each rail.
   virtual Bytes address() const = 0;
   virtual std::uint64_t refused() const = 0;  // from any thread
 };
@@ -53,6 +57,7 @@ struct RdmaPort {
   std::string state;       // "PORT_ACTIVE"
   std::string link_layer;  // "Ethernet", "InfiniBand"
   unsigned mtu = 0;
+  std::uint32_t speed = 0;  // in Mbit/s
   std::uint64_t largest_message = 0;
   std::vector<GidEntry> gids;
 };
@@ -62,6 +67,7 @@ struct RdmaDevice {
   std::uint32_t max_qp = 0;
   std::uint32_t max_cqe = 0;
   std::uint32_t max_srq_wr = 0;
+  int numa_node = -1;
   std::vector<RdmaPort> ports;
 };
 struct RdmaReport {

@@ -51,7 +51,7 @@ bool RdmaData::build(const WriteOp& op) {
     }
     if (payload > 0) {
       pieces[used++] = {reinterpret_cast<std::uint64_t>(next), static_cast<std::uint32_t>(payload),
-                        source->local_key()};
+                        source->local_key(state.rail)};
       next += payload;
     }
     const bool last = i + 1 == count;
@@ -70,7 +70,7 @@ bool RdmaData::build(const WriteOp& op) {
       signalled_ = posted_;
     }
     Pending& pending = pending_[place];
-    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration() : nullptr};
+    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration(state.rail) : nullptr};
     if (pending.source != nullptr) ++pending.source->users;
     if (pending.token != kNoToken) ++tokens_;
     offset += size;

@@ -19,6 +19,7 @@ struct TransportState {
   Context& context;
   Registrations& registrations;
   Counters& counters;
+  const std::uint8_t rail;   // its number in this process
   std::uint64_t losses = 0;  // noted so far
   bool losses_due = false;   // some of them are yet to be told
 };
@@ -56,7 +57,9 @@ template <typename Plane>
 class RdmaEndpoint : public Plane, public RcEndpoint {
  public:
   RdmaEndpoint(const Hello& opened_by, TransportState& of, RcConnection by)
-      : Plane(opened_by), RcEndpoint(of, std::move(by)) {}
+      : Plane(opened_by), RcEndpoint(of, std::move(by)) {
+    this->rails.here = of.rail;
+  }
 
   void lose(const std::string& why) final { Plane::lose(why); }
   void tell_loss(const std::string& detail) final { Plane::tell_loss(detail); }

@@ -3,6 +3,7 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -28,7 +29,7 @@ class Listener final : public RdmaListener {
       if (::rdma_bind_addr(id.get(), here.get()) != 0 || ::rdma_listen(id.get(), kBacklog) != 0) {
         throw_errno("cannot listen on " + rail.address + " of " + rail.device, "`bps doctor` looks at the device");
       }
-      address_.entries.push_back({rail.address, ntohs(::rdma_get_src_port(id.get()))});
+      address_.entries.push_back({rail.address, ntohs(::rdma_get_src_port(id.get())), rail.speed});
       listeners_.push_back(std::move(id));
     }
     log_debug("listens by rdma at " + address_.describe());
@@ -45,15 +46,28 @@ class Listener final : public RdmaListener {
     CmEvent event;
     while (next_event(channel_.get(), event)) {
       if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-        judge(CmId(event.id), event.private_data);
+        judge(CmId(event.id), rail_of(event.listener), event.private_data);
       } else if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
-        std::erase_if(listeners_, [&](const CmId& id) { return id.get() == event.id; });
+        close_if([&](const CmId& id) { return id.get() == event.id; });
       }
       // The rest is about peers that gave up; accepting them will fail.
     }
   }
 
-  void judge(CmId id, const Bytes& data) {
+  // A listener that was closed keeps its place: the place is the number of the rail.
+  template <typename F>
+  void close_if(F gone) {
+    for (CmId& id : listeners_) {
+      if (id && gone(id)) id.reset();
+    }
+  }
+  std::size_t rail_of(const rdma_cm_id* listener) const {
+    const auto found = std::ranges::find(listeners_, listener, [](const CmId& id) { return id.get(); });
+    return static_cast<std::size_t>(found - listeners_.begin());
+  }
+
+  void judge(CmId id, std::size_t rail, const Bytes& data) {
+    if (rail == listeners_.size()) return;  // the listener was closed in the meantime
     Judgement judgement = judge_request(data, credentials_, address_.nonce);
     if (judgement.verdict == Judgement::Verdict::kAccepted && !seen_.remember(judgement.nonce)) {
       judgement.verdict = Judgement::Verdict::kRefused;  // a replay
@@ -69,12 +83,12 @@ class Listener final : public RdmaListener {
     }
     RequestData request{};
     std::copy_n(data.begin(), request.size(), request.begin());
-    enter_(std::make_unique<RdmaIncoming>(channel_, std::move(id), judgement.hello,
+    enter_(std::make_unique<RdmaIncoming>(channel_, rail, std::move(id), judgement.hello,
                                           make_reply(request, credentials_, address_.nonce)));
   }
 
   void close_removed() {
-    std::erase_if(listeners_, [](const CmId& id) {
+    close_if([](const CmId& id) {
       if (id->verbs == nullptr || !is_removed(*id->verbs)) return false;
       let_go(*id->verbs);
       return true;

@@ -15,9 +15,11 @@ namespace bps::transport::rdma {
 // Somebody whose request has been checked, and not yet answered.
 class RdmaIncoming final : public IncomingConnection {
  public:
-  RdmaIncoming(std::shared_ptr<rdma_event_channel> at, CmId by, const Hello& who, const ReplyData& answer)
-      : IncomingConnection(who), channel(std::move(at)), id(std::move(by)), reply(answer) {}
+  RdmaIncoming(std::shared_ptr<rdma_event_channel> at, std::size_t by_rail, CmId by, const Hello& who,
+               const ReplyData& answer)
+      : IncomingConnection(who), channel(std::move(at)), rail(by_rail), id(std::move(by)), reply(answer) {}
   const std::shared_ptr<rdma_event_channel> channel;  // the listener may close while connections still wait
+  const std::size_t rail;
   CmId id;
   const ReplyData reply;
 };

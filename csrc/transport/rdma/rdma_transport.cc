@@ -11,12 +11,12 @@
 
 namespace bps::transport::rdma {
 RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const Rail& rail,
-                             const RdmaOptions& options)
+                             std::uint8_t rail_number, const RdmaOptions& options)
     : loop_(loop),
       credentials_(credentials),
       context_(std::make_shared<Context>(rail, options)),
       registrations_(std::make_shared<Registrations>(*context_)),
-      state_{*context_, *registrations_, counters},
+      state_{*context_, *registrations_, counters, rail_number},
       channel_(make_cm_channel()),
       anchor_(make_cm_id(channel_.get())) {
   CmAddress here(rail.address, 0, rail.interface);
@@ -32,7 +32,12 @@ RdmaTransport::~RdmaTransport() {
 }
 
 RegionPtr RdmaTransport::register_memory(std::span<std::byte> bytes) {
-  return std::make_shared<RdmaRegion>(bytes, registrations_);
+  return std::make_shared<RdmaRegion>(bytes, std::span(&registrations_, 1));
+}
+
+std::size_t RdmaTransport::rail_pairs(std::span<const std::byte> address) const {
+  const auto listener = codec::decode<ListenerAddress>(address);
+  return listener ? listener->entries.size() : 1;
 }
 
 std::shared_ptr<Context> RdmaTransport::context() const {
@@ -41,25 +46,34 @@ std::shared_ptr<Context> RdmaTransport::context() const {
   return context_;
 }
 
-// On the caller's thread.
-RcConnection RdmaTransport::open(const ConnectRequest& request, Plane plane) {
+// On the caller's thread. Completes `rails`.
+RcConnection RdmaTransport::open(const ConnectRequest& request, Plane plane, Rails& rails) {
   const std::shared_ptr<Context> share = context();
   const auto listener = codec::decode<ListenerAddress>(request.address);
   if (!listener) {
     throw Error(ErrorCode::kTransport, request.whom + " published an invalid RDMA address",
                 "install the same bps_rdma version everywhere");
   }
-  const auto& [host, port] = listener->entries[request.hello.server_loop % listener->entries.size()];
+  rails.there = rails_of(request.connection, 1, listener->entries.size()).there;
+  const auto& [host, port, speed] = listener->entries[rails.there];
+  rails.speed = slower(share->rail().speed, speed);
   return connect_rc(share, host, port, listener->nonce, request.hello_for(plane), credentials_, request.deadline,
                     request.whom);
 }
 
 std::unique_ptr<ControlEndpoint> RdmaTransport::connect_control(const ConnectRequest& request) {
-  return std::make_unique<RdmaControl>(request.hello_for(Plane::kControl), state_, open(request, Plane::kControl));
+  Rails rails{.here = state_.rail};
+  auto made =
+      std::make_unique<RdmaControl>(request.hello_for(Plane::kControl), state_, open(request, Plane::kControl, rails));
+  made->rails = rails;
+  return made;
 }
 
 std::unique_ptr<DataEndpoint> RdmaTransport::connect_data(const ConnectRequest& request) {
-  return std::make_unique<RdmaData>(request.hello_for(Plane::kData), state_, open(request, Plane::kData));
+  Rails rails{.here = state_.rail};
+  auto made = std::make_unique<RdmaData>(request.hello_for(Plane::kData), state_, open(request, Plane::kData, rails));
+  made->rails = rails;
+  return made;
 }
 
 template <typename E, typename S>
@@ -121,11 +135,6 @@ void RdmaTransport::close(Endpoint* endpoint) {
   (*found)->drop();
   closed_.push_back(std::move(*found));
   endpoints_.erase(found);
-}
-
-std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credentials& credentials, Counters& counters,
-                                               const Rail& rail, const RdmaOptions& options) {
-  return std::make_unique<RdmaTransport>(loop, credentials, counters, rail, options);
 }
 
 }  // namespace bps::transport::rdma

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes anywhere, by RDMA: one reliable queue pair for the control plane, several for data, between two loops.
+// Processes anywhere, by RDMA over one rail: a reliable queue pair for the control plane, several for data, between two
+// loops. See rails_transport.h for several rails.
 //
 // Each transport has an context of its own: a loop shares nothing of the device with another loop. Receives of data are
 // shared by all queue pairs and are empty, since a write brings its own address; what wakes us is the immediate. Bytes
@@ -21,11 +22,13 @@ namespace bps::transport::rdma {
 class RdmaTransport final : public Transport {
  public:
   RdmaTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const Rail& rail,
-                const RdmaOptions& options);
+                std::uint8_t rail_number, const RdmaOptions& options);
   ~RdmaTransport() override;
 
   std::string_view name() const override { return "rdma"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
+  const std::shared_ptr<Registrations>& registrations() const { return registrations_; }
+  std::size_t rail_pairs(std::span<const std::byte> address) const override;
   // `address`: what RdmaListener says.
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
@@ -40,7 +43,7 @@ class RdmaTransport final : public Transport {
 
  private:
   std::shared_ptr<Context> context() const;
-  RcConnection open(const ConnectRequest& request, Plane plane);
+  RcConnection open(const ConnectRequest& request, Plane plane, Rails& rails);
   template <typename E, typename S>
   E* establish(std::unique_ptr<E> made, S& sink);
   template <typename E, typename S>

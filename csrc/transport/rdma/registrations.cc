@@ -24,12 +24,16 @@ void Registrations::drop_all() {
   for (Registration* registration : all_) registration->memory.reset();
 }
 
-RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::shared_ptr<Registrations> registrations)
-    : Region(bytes),
-      registrations_(std::move(registrations)),
-      registration_(registrations_->add(bytes)),
-      local_key_(registration_->memory->lkey) {
-  key_ = registration_->memory->rkey;
+RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by) : Region(bytes) {
+  of_rails_.reserve(by.size());
+  for (const auto& registrations : by) {
+    const std::uint32_t key = of_rails_.emplace_back(bytes, registrations).registration->memory->rkey;
+    if (of_rails_.size() == 1) {
+      key_ = key;
+    } else {
+      other_keys_.push_back(key);
+    }
+  }
   origin_ = reinterpret_cast<std::uint64_t>(bytes.data());
 }
 

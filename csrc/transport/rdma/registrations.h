@@ -8,6 +8,8 @@
 
 #include <memory>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "transport/rdma/context.h"
 #include "transport/transport.h"
@@ -37,16 +39,32 @@ class Registrations {
 
 class RdmaRegion final : public Region {
  public:
-  RdmaRegion(std::span<std::byte> bytes, std::shared_ptr<Registrations> registrations);
-  ~RdmaRegion() override { registrations_->release(registration_); }
+  // `by`: the registrations of each rail.
+  RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by);
 
-  std::uint32_t local_key() const { return local_key_; }
-  Registration* registration() const { return registration_; }
+  std::uint32_t local_key(std::size_t rail) const { return of_rails_[rail].local_key; }
+  Registration* registration(std::size_t rail) const { return of_rails_[rail].registration; }
 
  private:
-  std::shared_ptr<Registrations> registrations_;  // may outlive the transport
-  Registration* registration_;
-  std::uint32_t local_key_;
+  struct OfRail {
+    OfRail(std::span<std::byte> bytes, std::shared_ptr<Registrations> by)
+        : registrations(std::move(by)),
+          registration(registrations->add(bytes)),
+          local_key(registration->memory->lkey) {}
+    OfRail(OfRail&& other) noexcept
+        : registrations(std::move(other.registrations)),
+          registration(std::exchange(other.registration, nullptr)),
+          local_key(other.local_key) {}
+    OfRail& operator=(OfRail&&) = delete;
+    ~OfRail() {
+      if (registration != nullptr) registrations->release(registration);
+    }
+
+    std::shared_ptr<Registrations> registrations;  // may outlive the transport
+    Registration* registration;
+    std::uint32_t local_key;
+  };
+  std::vector<OfRail> of_rails_;
 };
 
 }  // namespace bps::transport::rdma

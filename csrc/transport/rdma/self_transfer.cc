@@ -20,7 +20,7 @@ class End final : public ControlSink, public DataSink {
  public:
   End(const char* name, const Credentials& credentials, const Rail& rail, const RdmaOptions& options)
       : reactor(name, Spin{}) {
-    auto made = make_rdma_transport(reactor.loop(), credentials, reactor.counters(), rail, options);
+    auto made = make_rdma_transport(reactor.loop(), credentials, reactor.counters(), {rail}, options);
     transport = made.get();
     reactor.add(std::move(made));
     reactor.start();

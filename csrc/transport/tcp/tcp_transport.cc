@@ -64,51 +64,63 @@ void tune(int socket, const std::string& congestion) {
   }
 }
 
+// What a peer published.
+std::vector<TcpAddress> addresses_of(std::span<const std::byte> published, const std::string& whom) {
+  const auto found = parse_addresses(as_text(published));
+  if (found) return *found;
+  throw Error(ErrorCode::kTransport,
+              whom + " published the unusable tcp address '" + std::string(as_text(published)) + "'",
+              "install the same bps_rdma version everywhere");
+}
+
 }  // namespace
 
-TcpTransport::TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, std::string congestion)
+TcpTransport::TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, std::string congestion,
+                           std::vector<TcpRail> rails)
     : loop_(loop),
       credentials_(credentials),
       counters_(counters),
       congestion_(std::move(congestion)),
+      rails_(std::move(rails)),
       regions_(std::make_shared<Regions>()) {}
 
 TcpTransport::~TcpTransport() = default;
-
-std::string TcpTransport::make_address(const std::string& host, std::uint16_t port) {
-  return host + " " + std::to_string(port);
-}
 
 RegionPtr TcpTransport::register_memory(std::span<std::byte> bytes) {
   return std::make_shared<TcpRegion>(bytes, regions_);
 }
 
-// `key` is set to that of the connection.
-Fd TcpTransport::open_socket(const ConnectRequest& request, Plane plane, Digest& key) const {
-  const std::string text(as_text(request.address));
-  const std::size_t space = text.find(' ');
-  if (space == std::string::npos) {
-    throw Error(ErrorCode::kTransport, request.whom + " published the unusable tcp address '" + text + "'",
-                "install the same bps_rdma version everywhere");
-  }
-  const auto port = static_cast<std::uint16_t>(std::stoi(text.substr(space + 1)));
-  Fd socket = connect_tcp(text.substr(0, space), port, request.deadline);
-  key = client_handshake(socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom).key;
-  if (plane == Plane::kData) tune(socket.get(), congestion_);
-  return socket;
+std::size_t TcpTransport::rail_pairs(std::span<const std::byte> address) const {
+  const auto theirs = parse_addresses(as_text(address));
+  return std::max({std::size_t{1}, rails_.size(), theirs ? theirs->size() : 0});
+}
+
+TcpTransport::Opened TcpTransport::open_socket(const ConnectRequest& request, Plane plane) const {
+  const std::vector<TcpAddress> theirs = addresses_of(request.address, request.whom);
+  Opened opened{{}, {}, rails_of(request.connection, rails_.size(), theirs.size())};
+  const TcpAddress& to = theirs[opened.rails.there];
+  // With one rail the system finds the way, as it does for every program.
+  opened.socket = connect_tcp(to.host, to.port, request.deadline,
+                              rails_.size() > 1 ? rails_[opened.rails.here].address : std::string());
+  opened.rails.speed = rails_.empty() ? to.speed : slower(rails_[opened.rails.here].speed, to.speed);
+  opened.key =
+      client_handshake(opened.socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom).key;
+  if (plane == Plane::kData) tune(opened.socket.get(), congestion_);
+  return opened;
 }
 
 std::unique_ptr<ControlEndpoint> TcpTransport::connect_control(const ConnectRequest& request) {
-  Digest key{};
-  Fd socket = open_socket(request, Plane::kControl, key);
-  return std::make_unique<SocketControl>(std::move(socket), MessageKeys::of_client(key),
+  Opened opened = open_socket(request, Plane::kControl);
+  return std::make_unique<SocketControl>(std::move(opened.socket), MessageKeys::of_client(opened.key),
                                          request.hello_for(Plane::kControl), counters_);
 }
 
 std::unique_ptr<DataEndpoint> TcpTransport::connect_data(const ConnectRequest& request) {
-  Digest unused{};  // payload carries no authentication code
-  return std::make_unique<TcpData>(open_socket(request, Plane::kData, unused), request.hello_for(Plane::kData), loop_,
-                                   counters_, *regions_);
+  Opened opened = open_socket(request, Plane::kData);  // payload carries no authentication code
+  auto made =
+      std::make_unique<TcpData>(std::move(opened.socket), request.hello_for(Plane::kData), loop_, counters_, *regions_);
+  made->rails = opened.rails;
+  return made;
 }
 
 ControlEndpoint* TcpTransport::attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) {

@@ -13,6 +13,7 @@
 
 #include "core/event_loop.h"
 #include "transport/socket_control.h"
+#include "transport/tcp/tcp_rails.h"
 #include "transport/transport.h"
 
 namespace bps::transport::tcp {
@@ -21,13 +22,16 @@ class TcpData;
 
 class TcpTransport final : public Transport {
  public:
-  // `congestion`: congestion control of each data socket; empty for the system's default.
-  TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, std::string congestion);
+  // `congestion`: congestion control of each data socket; empty for the system's default. `rails`: where connections
+  // leave this host, if they are several.
+  TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, std::string congestion,
+               std::vector<TcpRail> rails = {});
   ~TcpTransport() override;
 
   std::string_view name() const override { return "tcp"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
-  // `address`: "host port".
+  // `address`: see to_text(TcpAddress).
+  std::size_t rail_pairs(std::span<const std::byte> address) const override;
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
   ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
@@ -40,17 +44,21 @@ class TcpTransport final : public Transport {
   void disarm() override {}
   bool relies_on_descriptors() const override { return !controls_.empty() || !datas_.empty(); }
 
-  static std::string make_address(const std::string& host, std::uint16_t port);
-
   using Regions = std::unordered_map<std::uint64_t, std::span<std::byte>>;
 
  private:
-  Fd open_socket(const ConnectRequest& request, Plane plane, Digest& key) const;
+  struct Opened {
+    Fd socket;
+    Digest key;
+    Rails rails;
+  };
+  Opened open_socket(const ConnectRequest& request, Plane plane) const;
 
   EventLoop& loop_;
   const Credentials& credentials_;
   Counters& counters_;
   const std::string congestion_;
+  const std::vector<TcpRail> rails_;
   std::shared_ptr<Regions> regions_;  // by key; shared with the regions, which remove themselves
   std::vector<std::unique_ptr<SocketControl>> controls_;
   std::vector<std::unique_ptr<TcpData>> datas_;

@@ -39,7 +39,10 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   explicit FakeData(const transport::Hello& opened_by) : DataEndpoint(opened_by) {}
   std::size_t write(std::span<const transport::WriteOp> ops) override {
     std::size_t accepted = 0;
-    for (; accepted < ops.size() && room > 0 && !is_lost(); ++accepted, --room) writes.push_back(ops[accepted]);
+    for (; accepted < ops.size() && room > 0 && !is_lost(); ++accepted, --room) {
+      writes.push_back(ops[accepted]);
+      headers.emplace_back(ops[accepted].header.begin(), ops[accepted].header.end());
+    }
     return accepted;
   }
   transport::DirectAccess* direct() override { return on_same_host ? this : nullptr; }
@@ -69,9 +72,18 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   bool on_same_host = false;
   bool reachable = true;
   std::vector<transport::WriteOp> writes;
+  std::vector<Bytes> headers;  // of the writes: they need not stay
 
  private:
   void sever() override {}
+};
+
+// On rail r its key is r.
+class FakeRegion final : public transport::Region {
+ public:
+  FakeRegion(std::span<std::byte> bytes, std::size_t rails) : Region(bytes) {
+    for (std::size_t rail = 1; rail < rails; ++rail) other_keys_.push_back(rail);
+  }
 };
 
 class FakeTransport final : public transport::Transport {
@@ -79,7 +91,7 @@ class FakeTransport final : public transport::Transport {
   std::string_view name() const override { return "fake"; }
   transport::RegionPtr register_memory(std::span<std::byte> bytes) override {
     if (out_of_memory) throw Error(ErrorCode::kTransport, "no memory", "add some");
-    return std::make_shared<transport::Region>(bytes);
+    return std::make_shared<FakeRegion>(bytes, rails);
   }
   std::unique_ptr<transport::ControlEndpoint> connect_control(const transport::ConnectRequest&) override {
     return nullptr;
@@ -108,6 +120,7 @@ class FakeTransport final : public transport::Transport {
   bool arm() override { return true; }
   void disarm() override {}
 
+  std::size_t rails = 1;
   bool out_of_memory = false;
   std::vector<std::unique_ptr<FakeControl>> control_ends;  // in the order in which they were accepted
   std::vector<std::unique_ptr<FakeData>> data_ends;

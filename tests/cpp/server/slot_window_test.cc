@@ -55,6 +55,26 @@ TEST_F(SlotWindowTest, SplitsCreditsThatDoNotFitIntoOneMessage) {
   EXPECT_GT(control.messages.size(), 1U);
 }
 
+TEST_F(SlotWindowTest, CreditsBringTheKeysOfEveryRail) {
+  transport.rails = 3;
+  window.open(4000, 5000, 0);
+  window.send_credits(control);
+  const auto messages = control.sent<tensor::Credits>();
+  EXPECT_GT(messages.size(), 1U);
+  std::size_t slots = 0;
+  for (const tensor::Credits& message : messages) {
+    slots += message.slots.size();
+    ASSERT_EQ(message.other_keys.size(), 2 * message.slots.size());
+    for (std::size_t i = 0; i < message.slots.size(); ++i) {
+      EXPECT_EQ(message.slots[i].key, 0U);
+      EXPECT_EQ(message.other_keys[2 * i], 1U);
+      EXPECT_EQ(message.other_keys[2 * i + 1], 2U);
+    }
+    EXPECT_LE(encode(message, 1).size(), transport::kMaxMessage);
+  }
+  EXPECT_EQ(slots, 5000 + kSmallSlots);
+}
+
 TEST_F(SlotWindowTest, AShareOfTheMemoryLimitsBothSizes) {
   window.open(kLarge, 8, 400'000);
   const auto credits = announced();

@@ -16,8 +16,10 @@ constexpr std::uint32_t kEpoch = 3;
 std::vector<ControlMessage> samples() {
   Credits credits;
   for (std::uint32_t i = 0; i < 40; ++i) credits.slots.push_back({i, i * 7ULL, i * 4096ULL, 8192});
+  Credits of_rails{{{1, 2, 3, 4}, {5, 6, 7, 8}}, {9, 10, 11, 12}};
   return {Attach{1 << 22, true},
           credits,
+          of_rails,
           Credits{},
           PushFailed{17, ErrorCode::kPeerLost, "what", "hint"},
           Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10, 3}}, true},
@@ -53,6 +55,17 @@ TEST(ControlMessages, AnnouncedCountsAreNotBelieved) {
   ASSERT_TRUE(decode(bytes, kEpoch).has_value());
   std::fill(bytes.end() - 4, bytes.end(), std::byte{0xff});
   EXPECT_FALSE(decode(bytes, kEpoch).has_value());
+}
+
+TEST(ControlMessages, KeysOfRailsAreThoseOfEachSlot) {
+  const auto is_accepted = [](const Credits& credits) { return decode(encode(credits, kEpoch), kEpoch).has_value(); };
+  const SlotCredit slot{1, 2, 3, 4};
+  EXPECT_TRUE(is_accepted({{slot, slot}, {1, 2}}));
+  EXPECT_FALSE(is_accepted({{slot, slot}, {1, 2, 3}}));
+  EXPECT_FALSE(is_accepted({{}, {1}}));
+  EXPECT_TRUE(is_accepted({{slot}, std::vector<std::uint64_t>(transport::kMostRails - 1)}));
+  EXPECT_FALSE(is_accepted({{slot}, std::vector<std::uint64_t>(transport::kMostRails)}));
+  EXPECT_FALSE(is_accepted({{{Credits::kMostSlots, 2, 3, 4}}, {1}})) << "the table of the receiver is bounded";
 }
 
 TEST(ControlMessages, TypesKeepTheirNumbers) {

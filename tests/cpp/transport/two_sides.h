@@ -125,7 +125,7 @@ class Side {
       made = std::make_unique<tcp::TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
     } else if (way.transport == "rdma") {
       made =
-          rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), test_rdma().rails.front(), {});
+          rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), {test_rdma().rails.front()}, {});
     } else {
       made = std::make_unique<shm::ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
                                                  shm::ShmOptions{.cross_memory = way.transport != "shm-copy"});
@@ -159,7 +159,7 @@ class Side {
     return call([&] {
       if (transport->name() == "rdma") {
         rdma_listener_ = rdma::open_rdma_listener(
-            reactor_.loop(), credentials_, test_rdma().rails,
+            reactor_.loop(), credentials_, {test_rdma().rails.front()},
             [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
         return rdma_listener_->address();
       }
@@ -167,7 +167,7 @@ class Side {
       Fd listener;
       if (transport->name() == "tcp") {
         listener = Listener::listen_tcp("127.0.0.1", 0);
-        address = tcp::TcpTransport::make_address("127.0.0.1", Listener::port_of(listener.get()));
+        address = tcp::to_text({{{"127.0.0.1", Listener::port_of(listener.get()), 0}}});
       } else {
         std::array<std::byte, 8> random;
         random_bytes(random);

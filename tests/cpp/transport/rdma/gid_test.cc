@@ -52,23 +52,23 @@ TEST(GidChoice, PrefersVersion2AndIpv4) {
 
 TEST(GidChoice, FollowsTheAddressOfTheProcess) {
   const auto table = usual();
-  const auto choice = choose_gid(table, {.index = {}, .address = "fd00::1", .interface = ""});
+  const auto choice = choose_gid(table, {.index = {}, .address = "fd00::1", .interfaces = {}});
   EXPECT_EQ(choice.entry->index, 3U);
   EXPECT_NE(choice.reason.find("address of this process"), std::string::npos) << choice.reason;
-  EXPECT_EQ(choose_gid(table, {.index = {}, .address = "192.168.9.9", .interface = ""}).entry->index, 5U)
+  EXPECT_EQ(choose_gid(table, {.index = {}, .address = "192.168.9.9", .interfaces = {}}).entry->index, 5U)
       << "an address of a network without RDMA says nothing";
 }
 
 TEST(GidChoice, FollowsTheInterface) {
   auto table = usual();
   table.push_back(entry(6, "10.0.1.1", GidType::kRoceV2, "eth1"));
-  EXPECT_EQ(choose_gid(table, {.index = {}, .address = "", .interface = "eth1"}).entry->index, 6U);
+  EXPECT_EQ(choose_gid(table, {.index = {}, .address = "", .interfaces = {"eth1"}}).entry->index, 6U);
 }
 
 TEST(GidChoice, ObeysTheIndex) {
   const auto table = usual();
-  EXPECT_EQ(choose_gid(table, {.index = 0, .address = "10.0.0.1", .interface = ""}).entry->index, 0U);
-  const auto choice = choose_gid(table, {.index = 9, .address = "", .interface = ""});
+  EXPECT_EQ(choose_gid(table, {.index = 0, .address = "10.0.0.1", .interfaces = {}}).entry->index, 0U);
+  const auto choice = choose_gid(table, {.index = 9, .address = "", .interfaces = {}});
   EXPECT_EQ(choice.entry, nullptr);
   EXPECT_NE(choice.reason.find('9'), std::string::npos);
 }
@@ -86,7 +86,7 @@ TEST(GidChoice, InfiniBandNeedsAnIpInterface) {
   port.address = "";
   EXPECT_EQ(choose_gid({&port, 1}, {}).entry, nullptr);
   port.address = "192.168.4.1";
-  const auto choice = choose_gid({&port, 1}, {.index = {}, .address = "192.168.4.1", .interface = ""});
+  const auto choice = choose_gid({&port, 1}, {.index = {}, .address = "192.168.4.1", .interfaces = {}});
   ASSERT_EQ(choice.entry, &port);
   EXPECT_NE(choice.reason.find("InfiniBand, IPv4 192.168.4.1 of ib0"), std::string::npos) << choice.reason;
 }
@@ -106,7 +106,7 @@ TEST(GidChoice, HoldsForRandomTables) {
   const std::vector<std::string> addresses{"10.0.0.1", "10.0.0.2", "fd00::1", "fe80::1", "0.0.0.0"};
   const auto rank = [](const GidEntry& e, const GidWish& w) {
     return std::tuple(e.port_active, !w.address.empty() && ip_of(e.gid) == w.address, e.type != GidType::kRoceV1,
-                      !w.interface.empty() && e.interface == w.interface, scope_of(e.gid));
+                      w.names(e.interface), scope_of(e.gid));
   };
   for (int round = 0; round < 2000; ++round) {
     std::vector<GidEntry> table;
@@ -117,7 +117,7 @@ TEST(GidChoice, HoldsForRandomTables) {
     }
     GidWish wish;
     if (random() % 3 == 0) wish.address = addresses[random() % 4];
-    if (random() % 3 == 0) wish.interface = "b";
+    if (random() % 3 == 0) wish.interfaces = {"c", "b"};
     const GidChoice choice = choose_gid(table, wish);
     EXPECT_FALSE(choice.reason.empty());
     const bool usable =

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rails: the NICs, or ports of NICs, by which a process reaches others. A pair of loops has data connections over each
+// of them, and their traffic is shared in proportion to the speeds.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace bps::transport {
+
+inline constexpr std::size_t kMostRails = 8;  // of a process; a host with more NICs has more processes as well
+
+// The rails of one connection, as the two processes number their own.
+struct Rails {
+  std::uint8_t here = 0;
+  std::uint8_t there = 0;
+  std::uint32_t speed = 0;  // of the slower one in Mbit/s; 0: unknown
+};
+
+// Which rails the connections of a pair of loops take: connection number n takes rail n of both sides, and begins again
+// at the side that has fewer, so that no rail of either stays unused.
+inline Rails rails_of(std::size_t connection, std::size_t here, std::size_t there) {
+  return {.here = static_cast<std::uint8_t>(connection % std::max<std::size_t>(here, 1)),
+          .there = static_cast<std::uint8_t>(connection % std::max<std::size_t>(there, 1))};
+}
+
+inline std::string speed_in_words(std::uint32_t mbit) {
+  return mbit % 1000 == 0 ? std::to_string(mbit / 1000) + " Gbit/s" : std::to_string(mbit) + " Mbit/s";
+}
+
+inline std::uint32_t slower(std::uint32_t one, std::uint32_t other) {
+  return one == 0 || other == 0 ? 0 : std::min(one, other);
+}
+
+}  // namespace bps::transport

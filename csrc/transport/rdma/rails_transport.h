@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several rails as one transport: an RdmaTransport for each of them, on the same loop.
+//
+// Memory is registered with all of them, and has a key for each; an endpoint belongs to one.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "transport/rdma/rdma_transport.h"
+
+namespace bps::transport::rdma {
+
+class RailsTransport final : public Transport {
+ public:
+  // At least one. `transports[i]` is that of rail i.
+  explicit RailsTransport(std::vector<std::unique_ptr<RdmaTransport>> transports)
+      : transports_(std::move(transports)) {}
+
+  std::string_view name() const override { return "rdma"; }
+  RegionPtr register_memory(std::span<std::byte> bytes) override;
+  std::size_t rail_pairs(std::span<const std::byte> address) const override;
+  std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
+  std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
+  ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
+  DataEndpoint* attach(std::unique_ptr<DataEndpoint> endpoint, DataSink& sink) override;
+  ControlEndpoint* accept_control(std::unique_ptr<IncomingConnection> incoming, ControlSink& sink) override;
+  DataEndpoint* accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) override;
+  void close(Endpoint* endpoint) override;
+  int poll() override;
+  bool arm() override;
+  void disarm() override {}
+
+ private:
+  RdmaTransport& by(const Endpoint& endpoint) { return *transports_[endpoint.rails.here]; }
+  RdmaTransport& by(const IncomingConnection& incoming);
+
+  std::vector<std::unique_ptr<RdmaTransport>> transports_;
+};
+
+}  // namespace bps::transport::rdma

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker loop with a connection over each of two rails to one server, which the test plays.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "server/fake_transport.h"
+#include "worker/worker_loop.h"
+
+namespace bps::worker::testing {
+namespace {
+
+constexpr std::uint64_t kPiece = 4096;
+constexpr std::uint32_t kSlots = 64;
+
+class WorkerLoopRailsTest : public ::testing::Test {
+ protected:
+  WorkerLoopRailsTest() {
+    transport.rails = 2;
+    server = &worker_loop.add_server(0, 1, "server", transport);
+    first.rails = {.here = 0, .there = 1, .speed = 10'000};
+    second.rails = {.here = 1, .there = 0, .speed = 30'000};
+    worker_loop.open(*server, &control, {&first, &second});
+  }
+
+  void grant(std::uint32_t slots) {
+    tensor::Credits credits;
+    for (std::uint32_t i = 0; i < slots; ++i) {
+      credits.slots.push_back({i, 1000 + i, i * 0x10000ULL, 2 * kPiece});
+      credits.other_keys.push_back(2000 + i);
+    }
+    worker_loop.on_message(*server, encode(credits, 1));
+  }
+  std::shared_ptr<Operation> submit(std::uint32_t pieces) {
+    const std::uint64_t bytes = kPiece * pieces;
+    memory.resize(bytes);
+    auto tensor =
+        std::make_shared<Tensor>(tensor::Partitioning(bytes, 1, kPiece), tensor::Partitioning(bytes, 1, kPiece));
+    tensor->name = "tensor";
+    tensor->group = std::make_shared<const van::Group>(van::Group{0, {0}});
+    tensor->dtype = Dtype::kUint8;
+    tensor->bytes = bytes;
+    tensor->whole_plan.resize(1);
+    for (std::uint32_t i = 0; i < pieces; ++i) tensor->whole_plan[0].push_back({i});
+    Request request;
+    request.input = request.output = memory.data();
+    request.input_allocation = request.output_allocation = {memory, 1};
+    auto operation = std::make_shared<Operation>(tensor, request, 0, 0, 1, 1);
+    worker_loop.submit(operation, true);
+    worker_loop.step();
+    return operation;
+  }
+  static std::uint64_t answer_key(const Bytes& bytes) {
+    tensor::PushHeader header{};
+    std::memcpy(&header, bytes.data(), sizeof header);
+    return header.answer_key;
+  }
+
+  server::FakeTransport transport;
+  server::FakeControl control{transport::Hello{}};
+  server::FakeData first{transport::Hello{}};
+  server::FakeData second{transport::Hello{}};
+  transport::Reactor reactor{"test", transport::Spin{}};
+  std::vector<std::byte> memory;
+  WorkerLoop worker_loop{
+      WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPiece, .staging_bytes = 1 << 20}, reactor};
+  ServerConnection* server = nullptr;
+};
+
+TEST_F(WorkerLoopRailsTest, EachWriteHasTheKeysOfItsRails) {
+  grant(kSlots);
+  const auto operation = submit(kSlots);
+  ASSERT_EQ(first.writes.size() + second.writes.size(), kSlots);
+  ASSERT_FALSE(first.writes.empty());
+  ASSERT_FALSE(second.writes.empty());
+  for (const transport::WriteOp& op : first.writes) {
+    EXPECT_EQ(op.target.key, 2000 + op.immediate) << "of the server's second rail, by which it comes in";
+  }
+  for (const transport::WriteOp& op : second.writes) EXPECT_EQ(op.target.key, 1000 + op.immediate);
+  // The answer comes by the same connection.
+  for (const Bytes& header : first.headers) EXPECT_EQ(answer_key(header), 0U);
+  for (const Bytes& header : second.headers) EXPECT_EQ(answer_key(header), 1U);
+}
+
+TEST_F(WorkerLoopRailsTest, TheFasterRailTakesMore) {
+  grant(kSlots);
+  const auto operation = submit(kSlots);
+  EXPECT_NEAR(static_cast<double>(second.writes.size()), 3.0 * kSlots / 4, 16) << "in batches of 16";
+}
+
+TEST_F(WorkerLoopRailsTest, ARailWithoutRoomHoldsNothingUp) {
+  first.room = 0;
+  grant(kSlots);
+  const auto operation = submit(kSlots);
+  EXPECT_EQ(second.writes.size(), kSlots);
+}
+
+TEST_F(WorkerLoopRailsTest, KeysOfAnotherNumberOfRailsAreNotBelieved) {
+  grant(1);
+  tensor::Credits credits;
+  credits.slots.push_back({5, 1, 2, 2 * kPiece});
+  credits.other_keys = {7, 8};
+  worker_loop.on_message(*server, encode(credits, 1));
+  EXPECT_EQ(server->slot_key({5, 1, 2, 3}, 2), 1U);
+  EXPECT_EQ(server->slot_key({0, 1, 2, 3}, 1), 2000U);
+  EXPECT_EQ(reactor.counters().stale.get(), 1U);
+}
+
+}  // namespace
+}  // namespace bps::worker::testing
