@@ -19,8 +19,8 @@ struct RailCandidate {
 
 struct RailWish {
   GidWish gid;
-  bool named = false;           // the user listed the ports, and gets them all, in that order
-  std::vector<int> near_nodes;  // the NUMA nodes that this process is bound to; empty: it is not
+  bool named = false;             // the user listed the ports, and gets them all, in that order
+  std::vector<int> near_nodes{};  // the NUMA nodes that this process is bound to; empty: it is not
 };
 
 struct RailChoice {
