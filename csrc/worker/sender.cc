@@ -8,7 +8,7 @@ namespace bps::worker {
 
 bool Sender::push(ServerConnection& server) {
   bool sent = false;
-  std::size_t refused = 0;
+  std::size_t refused = 0;  // connections without room, one after the other
   for (;;) {
     const bool room = fill(server);
     if (batch_.size == 0) break;
@@ -19,6 +19,7 @@ bool Sender::push(ServerConnection& server) {
       if (++refused == server.data_endpoints()) break;
       continue;  // another connection may have room
     }
+    refused = 0;
     if (!room) break;
   }
   if (!server.queue.empty()) counters_.credit_stalls.add();
