@@ -33,7 +33,7 @@ from bps_rdma.errors import (
     VersionError,
 )
 from bps_rdma.group import Group
-from bps_rdma.handle import Handle
+from bps_rdma.handle import Handle, PreparedOperation
 from bps_rdma.job import (
     SettingValue,
     barrier,
@@ -59,6 +59,7 @@ from bps_rdma.operations import (
     declare_many,
     forget,
     poll,
+    prepare,
     pull,
     push,
     push_pull,
@@ -85,6 +86,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "PortTakenError",
+    "PreparedOperation",
     "SettingValue",
     "TransportError",
     "UnknownHandleError",
@@ -109,6 +111,7 @@ __all__ = [
     "metrics",
     "new_group",
     "poll",
+    "prepare",
     "pull",
     "push",
     "push_pull",

@@ -16,6 +16,7 @@ __all__: list[str] = [
     "Handle",
     "Kind",
     "Memory",
+    "PreparedOperation",
     "Process",
     "ReduceOp",
     "SharedMemory",
@@ -31,6 +32,7 @@ __all__: list[str] = [
     "locked_memory_limit",
     "make_key",
     "naive",
+    "prepare_operation",
     "rdma_report",
     "rdma_self_transfer",
     "reduce_isa",
@@ -417,6 +419,47 @@ class Process:
     @property
     def workers(self) -> int: ...
 
+class PreparedOperation:
+    """
+    An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same order. The arrays belong to it from each start until it has been waited for.
+    """
+    def __await__(self) -> typing.Any: ...
+    def __call__(self) -> typing.Any:
+        """
+        Runs the operation, without holding the GIL, and returns its array.
+
+        Raises:
+            InvalidArgumentError: it is in progress, or the memory was freed or given to forget(); nothing has been sent.
+            NotInitializedError: the job in which it was prepared is over.
+            PeerLostError, DeadlineError, MismatchError, ...: what became of it.
+        """
+    def __repr__(self) -> str: ...
+    def completion_fd(self) -> int:
+        """
+        Readable once the operation is over.
+        """
+    def done(self) -> bool:
+        """
+        Whether nothing of it is in progress.
+        """
+    def start(self) -> typing.Any:
+        """
+        Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent.
+        """
+    def wait(self) -> typing.Any:
+        """
+        Blocks until the operation that start() has started is over, without holding the GIL, and returns its array.
+
+        Raises:
+            UnknownHandleError: it has not been started, or was waited for.
+            PeerLostError, DeadlineError, MismatchError, ...: what became of it.
+        """
+    @property
+    def taken(self) -> bool:
+        """
+        Whether there is nothing to wait for.
+        """
+
 def check_environment() -> list[tuple[str, str, bool]]:
     """
     (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
@@ -452,6 +495,23 @@ def make_key(
     tensor: typing.SupportsInt | typing.SupportsIndex, partition: typing.SupportsInt | typing.SupportsIndex
 ) -> int: ...
 def naive(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def prepare_operation(
+    process: typing.Any,
+    tensor: Tensor,
+    kind: Kind,
+    op: ReduceOp,
+    source: Memory,
+    target: Memory,
+    result: typing.Any,
+    root: typing.SupportsInt | typing.SupportsIndex,
+    priority: typing.SupportsInt | typing.SupportsIndex,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex | None,
+    copy_to: typing.SupportsInt | typing.SupportsIndex,
+) -> PreparedOperation:
+    """
+    As start_operation, for an operation that is started later. copy_to: address to which the source is copied before each start, or 0.
+    """
+
 def rdma_report(config: Config) -> dict[str, typing.Any]:
     """
     Devices, ports and GIDs, and the rails that these settings choose, also of TCP; speeds in Mbit/s, 0: unknown.

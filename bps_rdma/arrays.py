@@ -48,7 +48,7 @@ def describe(array: Any, writable: bool) -> Memory:
         return memory
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _describe_torch(array, torch.strided)
+        return describe_torch(array, keep=array)
     return _describe_numpy(_as_numpy(array), writable)
 
 
@@ -109,15 +109,16 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
     return Memory(array, address, array.size, array.nbytes, dtype, array, address, array.nbytes)
 
 
-def _describe_torch(tensor: Any, strided: Any) -> Memory:
+def describe_torch(tensor: Any, *, keep: Any) -> Memory:
+    """As describe(), for a torch tensor; the description keeps `keep` alive."""
     dtype = _core_dtype(tensor.dtype)
     if not tensor.is_cpu:
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
-    if tensor.layout is not strided or not tensor.is_contiguous():
+    if tensor.layout is not sys.modules["torch"].strided or not tensor.is_contiguous():
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )
     storage = tensor.untyped_storage()
     count = tensor.numel()
     size = count * tensor.itemsize
-    return Memory(tensor, tensor.data_ptr(), count, size, dtype, storage, storage.data_ptr(), storage.nbytes())
+    return Memory(keep, tensor.data_ptr(), count, size, dtype, storage, storage.data_ptr(), storage.nbytes())

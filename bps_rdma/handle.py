@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Any
 
-from bps_rdma._core import Handle
+from bps_rdma._core import Handle, PreparedOperation
 
-__all__ = ["Handle", "PythonHandle", "awaiting"]
+__all__ = ["Handle", "PreparedOperation", "PythonHandle", "awaiting"]
 
 
 class PythonHandle(ABC):
@@ -34,7 +34,7 @@ class PythonHandle(ABC):
         return awaiting(self)
 
 
-def awaiting(handle: Handle | PythonHandle) -> Generator[Any, None, Any]:
+def awaiting(handle: Handle | PreparedOperation | PythonHandle) -> Generator[Any, None, Any]:
     """Implements `await handle`: waits in the running event loop, then takes the result."""
     if not handle.done():
         import asyncio  # an awaiting caller has it; for all others it would be most of this package's import time

@@ -45,9 +45,10 @@ class PushPull:
 
     name = "bps_rdma"
 
-    def __init__(self) -> None:
+    def __init__(self, *, prepared: bool = False) -> None:
         self._rank = bps_rdma.rank()
         self._world = bps_rdma.size()
+        self._prepares = prepared
 
     def supports(self, case: Case) -> bool:
         """Every case."""
@@ -67,6 +68,17 @@ class PushPull:
             self._parts = [whole[self._begin : self._end] for whole in self._wholes]
         self._operands = [as_operand(part, case.dtype) for part in self._parts]
         self._names = [case.name(index) for index in range(case.arrays)]
+        self._prepared = [self._prepare(index) for index in range(case.arrays)] if self._prepares else []
+
+    def _prepare(self, index: int) -> bps_rdma.PreparedOperation:
+        op, array, name = self._case.op, self._arrays[index], self._names[index]
+        if op == "push_pull":
+            return bps_rdma.prepare("push_pull", array, average=False, name=name)
+        if op == "reduce_scatter":
+            return bps_rdma.prepare("reduce_scatter", array, average=False, name=name, out=self._operands[index])
+        if op == "all_gather":
+            return bps_rdma.prepare("all_gather", self._operands[index], name=name, out=array)
+        return bps_rdma.prepare("broadcast", array, name=name)
 
     def prepare(self, round_: int) -> None:
         """Fill in this rank's values; for an all_gather only its own part, so that a missing part is noticed."""
@@ -84,6 +96,9 @@ class PushPull:
     def run(self) -> None:
         """Run all calls. Several push_pull tensors of one call are started together, asynchronously."""
         op, group = self._case.op, self._case.tensors
+        if self._prepares:
+            self._run_prepared(group)
+            return
         if op == "push_pull" and group > 1:
             start = bps_rdma.push_pull_async_inplace
             pairs = list(zip(self._arrays, self._names, strict=True))
@@ -100,6 +115,14 @@ class PushPull:
                 bps_rdma.all_gather(self._operands[index], name=name, out=array)
             else:
                 bps_rdma.broadcast(array, root=0, name=name)
+
+    def _run_prepared(self, group: int) -> None:
+        if group == 1:
+            for operation in self._prepared:
+                operation()
+            return
+        for call in range(self._case.calls):
+            bps_rdma.wait([operation.start() for operation in self._prepared[call * group : (call + 1) * group]])
 
     def check(self, round_: int) -> int:
         """Check every element of every result."""

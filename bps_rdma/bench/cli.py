@@ -69,6 +69,10 @@ def pushpull_bench(
     load: Annotated[
         int, typer.Option(min=0, help="Number of busy processes to run meanwhile, to simulate a busy machine.")
     ] = 0,
+    prepared: Annotated[
+        bool,
+        typer.Option("--prepared", help="Prepare each operation once (bps_rdma.prepare), and start it in every round."),
+    ] = False,
     bound: Annotated[bool, typer.Option(help="Also measure an upper bound: a plain sum in shared memory.")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
@@ -95,6 +99,7 @@ def pushpull_bench(
         compare=parse_choices(compare, BASELINES, "baseline") if compare else (),
         bound=bound,
         load=load,
+        prepared=prepared,
     )
     require_modules(plan, plot)
     check_folders(json_file, plot)

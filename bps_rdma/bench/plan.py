@@ -76,6 +76,7 @@ class Plan:
         compare: baselines.
         bound: also measure the upper bound of the machine.
         load: number of processes that keep cores busy meanwhile.
+        prepared: whether bps_rdma starts prepared operations (bps_rdma.prepare).
     """
 
     cases: tuple[Case, ...]
@@ -86,6 +87,7 @@ class Plan:
     compare: tuple[str, ...] = ()
     bound: bool = True
     load: int = 0
+    prepared: bool = False
 
     def to_json(self) -> str:
         """As one line."""

@@ -27,7 +27,10 @@ def run_rank(plan: Plan, *, line_per_round: bool) -> Outcome | None:
     Raises BpsError when the job cannot be joined, a rank is lost, or a result is wrong.
     """
     bps_rdma.init()
-    implementations: list[Implementation] = [PushPull(), *(make_peer(name) for name in plan.compare)]
+    implementations: list[Implementation] = [
+        PushPull(prepared=plan.prepared),
+        *(make_peer(name) for name in plan.compare),
+    ]
     results = tuple(_run_case(plan, case, implementations, line_per_round=line_per_round) for case in plan.cases)
     rank, world = bps_rdma.rank(), bps_rdma.size()
     routes = routes_of([bps_rdma.metrics()["transports"]])

@@ -33,7 +33,7 @@ def main() -> None:
 
     def join() -> list[Implementation]:
         bps_rdma.init()
-        implementations: list[Implementation] = [PushPull()]
+        implementations: list[Implementation] = [PushPull(prepared=plan.prepared)]
         implementations += [make_peer(name) for name in plan.compare if name not in MPI_BASELINES]
         if shared := os.environ.get(SHARED):
             descriptor, size = map(int, shared.split())

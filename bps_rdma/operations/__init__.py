@@ -7,6 +7,7 @@ or out. Every rank of a group makes the same collective calls, with the same nam
     options     how one operation runs, as one value
     declare     names, shapes and dtypes, announced before their first use
     start       starts one operation of the core on arrays
+    prepare     the same for operations that are started many times
     push_pull   sums and means, and their separate halves
     collectives reduce_scatter, all_gather and broadcast
     wait        waiting for operations
@@ -22,6 +23,7 @@ from bps_rdma.operations.collectives import (
 )
 from bps_rdma.operations.declare import declare, declare_many, forget
 from bps_rdma.operations.options import Options, ReduceOp
+from bps_rdma.operations.prepare import prepare, prepare_unowned
 from bps_rdma.operations.push_pull import (
     pull,
     push,
@@ -44,6 +46,8 @@ __all__ = [
     "declare_many",
     "forget",
     "poll",
+    "prepare",
+    "prepare_unowned",
     "pull",
     "push",
     "push_pull",

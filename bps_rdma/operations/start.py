@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting one operation of the core on arrays in CPU memory. The public functions and the torch face call these."""
+"""Starting one operation of the core on arrays in CPU memory. The public functions and the torch face call these.
+
+What each operation does with which memory is described first; prepare.py describes it once for many starts.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
-from bps_rdma.job import current, group_of
+from bps_rdma.job import Job, current, group_of
 from bps_rdma.operations.declare import declared
 from bps_rdma.operations.options import AVERAGE, Options
 
@@ -16,37 +19,74 @@ Kind = _core.Kind
 _PUSH_PULL, _BOOL = Kind.push_pull, arrays.Dtype.bool  # looked up once: an attribute of a pybind11 enum costs a call
 
 
+class Described(NamedTuple):
+    """What one operation of the core does with which memory.
+
+    Attributes:
+        kind: of the operation.
+        source: what is pushed.
+        target: what the result is written to.
+        result: what the caller gets: the array of `target`.
+        elements: of the whole tensor.
+        root: place in the group of the rank that is copied, for a broadcast.
+        copy_to: address to which the source must be copied first; 0: none.
+    """
+
+    kind: Kind
+    source: arrays.Memory
+    target: arrays.Memory
+    result: Any
+    elements: int
+    root: int = 0
+    copy_to: int = 0
+
+
 def reduce(array: Any, result: Any, options: Options) -> Handle:
     """Starts the reduction of `array` over the group into `result`, which may be the same array."""
     target = arrays.describe(result, True)
     source = target if result is array else arrays.describe(array, False)
-    if options.op is AVERAGE and source.dtype == _BOOL:
-        raise _no_mean()
+    check_mean(source, options)
     return _start(_PUSH_PULL, source, target, result, source.elements, options)
 
 
 def split(array: Any, options: Options, *, pushes: bool) -> Handle:
     """Starts one half of a push_pull: the push of `array`, or the pull of the result into it."""
     memory = arrays.describe(array, not pushes)
-    if options.op is AVERAGE and memory.dtype == _BOOL:
-        raise _no_mean()
+    check_mean(memory, options)
     return _start(Kind.split, memory, memory, array, memory.elements, options, pushes, not pushes)
 
 
 def reduce_scatter(array: Any, out: Any, options: Options) -> Handle:
     """Starts the reduction of `array`, of which this rank gets its part in `out`; None: in a new array."""
-    source = arrays.describe(array, False)
-    if options.op is AVERAGE and source.dtype == _BOOL:
-        raise _no_mean()
-    begin, end = _own_part(source.elements, options)
-    result = arrays.empty_flat(array, (end - begin,)) if out is None else out
-    target = arrays.describe(result, True)
-    _check_size(target, source, end - begin, "out")
-    return _start(Kind.reduce_scatter, source, target, result, source.elements, options)
+    return _run(scattering(array, out, options), options)
 
 
 def all_gather(array: Any, out: Any, options: Options) -> Handle:
     """Starts gathering every rank's `array` into `out`; None: into a new array."""
+    found = gathering(array, out, options)
+    if found.copy_to:
+        _core.copy_bytes(found.copy_to, found.source.address, found.source.nbytes)
+    return _run(found, options)
+
+
+def broadcast(array: Any, root: int, options: Options) -> Handle:
+    """Starts replacing `array` by that of worker rank `root`."""
+    return _run(broadcasting(array, root, options), options)
+
+
+def scattering(array: Any, out: Any, options: Options) -> Described:
+    """Describes a reduce_scatter; see reduce_scatter()."""
+    source = arrays.describe(array, False)
+    check_mean(source, options)
+    begin, end = _own_part(source.elements, options)
+    result = arrays.empty_flat(array, (end - begin,)) if out is None else out
+    target = arrays.describe(result, True)
+    _check_size(target, source, end - begin, "out")
+    return Described(Kind.reduce_scatter, source, target, result, source.elements)
+
+
+def gathering(array: Any, out: Any, options: Options) -> Described:
+    """Describes an all_gather; see all_gather()."""
     part = arrays.describe(array, False)
     if out is None:
         first, rest = (part.shape[0], part.shape[1:]) if part.shape else (1, ())
@@ -55,18 +95,29 @@ def all_gather(array: Any, out: Any, options: Options) -> Handle:
     begin, end = _own_part(whole.elements, options)
     _check_size(part, whole, end - begin, "array")
     own = whole.address + begin * (whole.nbytes // max(whole.elements, 1))
-    if part.address != own and part.nbytes > 0:
-        _core.copy_bytes(own, part.address, part.nbytes)
-    return _start(Kind.all_gather, part, whole, out, whole.elements, options)
+    copies = part.address != own and part.nbytes > 0
+    return Described(Kind.all_gather, part, whole, out, whole.elements, copy_to=own if copies else 0)
 
 
-def broadcast(array: Any, root: int, options: Options) -> Handle:
-    """Starts replacing `array` by that of worker rank `root`."""
+def broadcasting(array: Any, root: int, options: Options) -> Described:
+    """Describes a broadcast; see broadcast()."""
     ranks = group_of(current(), options.group).ranks
     if root not in ranks:
         raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
     memory = arrays.describe(array, True)
-    return _start(Kind.broadcast, memory, memory, array, memory.elements, options, root=ranks.index(root))
+    return Described(Kind.broadcast, memory, memory, array, memory.elements, ranks.index(root))
+
+
+def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: Options) -> _core.Tensor:
+    """The declared tensor that an operation with these options works on."""
+    members = job.world if options.group is None else group_of(job, options.group)
+    name = f"~{kind.name}.{source.dtype.name}.{count}" if options.name is None else options.name
+    return declared(job, members, name, source, count)
+
+
+def _run(described: Described, options: Options) -> Handle:
+    kind, source, target, result, count, root, _ = described
+    return _start(kind, source, target, result, count, options, root=root)
 
 
 def _start(
@@ -80,12 +131,9 @@ def _start(
     pulls: bool = True,
     root: int = 0,
 ) -> Handle:
-    op, name, priority, group, timeout, awaited = options
+    op, _, priority, _, timeout, awaited = options
     job = current()
-    members = job.world if group is None else group_of(job, group)
-    if name is None:
-        name = f"~{kind.name}.{source.dtype.name}.{count}"
-    tensor = declared(job, members, name, source, count)
+    tensor = tensor_of(job, kind, source, count, options)
     return job.process.start_operation(
         tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout
     )
@@ -103,8 +151,10 @@ def _own_part(count: int, options: Options) -> tuple[int, int]:
     return shard_bounds(count, members.size, members.ranks.index(job.process.rank))
 
 
-def _no_mean() -> InvalidTensorError:
-    return InvalidTensorError("bool tensors have no mean", "pass average=False: the sum of bools is 'any'")
+def check_mean(source: arrays.Memory, options: Options) -> None:
+    """Raises InvalidTensorError for the mean of a tensor that has none."""
+    if options.op is AVERAGE and source.dtype == _BOOL:
+        raise InvalidTensorError("bool tensors have no mean", "pass average=False: the sum of bools is 'any'")
 
 
 def _check_size(part: arrays.Memory, whole: arrays.Memory, count: int, what: str) -> None:

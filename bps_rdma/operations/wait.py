@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from bps_rdma.errors import UnknownHandleError
-from bps_rdma.handle import Handle, PythonHandle
+from bps_rdma.handle import Handle, PreparedOperation, PythonHandle
+
+AnyHandle = Handle | PreparedOperation | PythonHandle
 
 
-def poll(pending: Handle | PythonHandle) -> bool:
+def poll(pending: AnyHandle) -> bool:
     """Whether the operation is over, with a result or with an error.
 
     Raises:
@@ -19,12 +21,12 @@ def poll(pending: Handle | PythonHandle) -> bool:
     return _checked(pending).done()
 
 
-def synchronize(pending: Handle | PythonHandle) -> Any:
+def synchronize(pending: AnyHandle) -> Any:
     """Waits for the operation and returns its array; see Handle.wait()."""
     return _checked(pending).wait()
 
 
-def wait(pending: Iterable[Handle | PythonHandle]) -> list[Any]:
+def wait(pending: Iterable[AnyHandle]) -> list[Any]:
     """Waits for several operations and returns their arrays, in order. Raises the first error after all are over."""
     results: list[Any] = []
     error: Exception | None = None
@@ -38,8 +40,8 @@ def wait(pending: Iterable[Handle | PythonHandle]) -> list[Any]:
     return results
 
 
-def _checked(pending: object) -> Handle | PythonHandle:
-    if not isinstance(pending, (Handle, PythonHandle)):
+def _checked(pending: object) -> AnyHandle:
+    if not isinstance(pending, (Handle, PreparedOperation, PythonHandle)):
         raise UnknownHandleError(f"{pending!r} is not a handle", "pass what push_pull_async() returned")
     if pending.taken:
         raise UnknownHandleError("the result of this handle has been taken before", "wait for a handle once")

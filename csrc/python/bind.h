@@ -10,6 +10,7 @@ void bind_config(pybind11::module_& module);
 void bind_doctor(pybind11::module_& module);
 void bind_handle(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
+void bind_prepared(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 

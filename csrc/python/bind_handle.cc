@@ -1,79 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles: operations in progress, and the arrays that must outlive them.
-#include <algorithm>
-#include <optional>
+#include "python/handle.h"
 
 #include "python/bind.h"
-#include "python/handle.h"
-#include "python/interruptible.h"
 
 namespace py = pybind11;
 
 namespace bps::python {
-namespace {
-
-constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
-// The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
-constexpr double kGrace_s = 60.0;
-
-// Arrays of handles that were dropped too early. They go when nobody can write into them any more.
-class Orphans {
- public:
-  static Orphans& instance() {
-    static auto& orphans = *[] {
-      auto* made = new Orphans;  // never destroyed: Python objects may not be, so late
-      hold_across_fork(made->mutex_);
-      return made;
-    }();
-    return orphans;
-  }
-  void adopt(PendingArrays arrays) {
-    const std::lock_guard lock(mutex_);
-    all_.push_back(std::move(arrays));
-    any_.store(true, std::memory_order_relaxed);
-  }
-  void release(bool all) {
-    if (!any_.load(std::memory_order_relaxed)) return;
-    std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
-    const std::lock_guard lock(mutex_);
-    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->done(); };
-    const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
-    std::move(first, all_.end(), std::back_inserter(over));
-    all_.erase(first, all_.end());
-    any_.store(!all_.empty(), std::memory_order_relaxed);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<PendingArrays> all_;
-  std::atomic<bool> any_{false};
-};
-
-// Most operations end within the first slice, without a look at the clock.
-bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
-  std::optional<Deadline> deadline;
-  const AwayFromPython away;
-  for (;;) {
-    {
-      const py::gil_scoped_release released;
-      const double left = deadline ? deadline->left_ms() / 1e3 : timeout_s;
-      if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
-    }
-    if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
-    check_signals();
-    if (deadline->passed()) return operation.done();
-  }
-}
-
-}  // namespace
 
 Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, py::object source, py::object target)
     : pending_{std::move(operation), std::move(source), std::move(target)}, result_(std::move(result)) {
-  Orphans::instance().release(false);
+  release_kept(false);
 }
 
 Handle::~Handle() {
-  if (!pending_.operation->done()) Orphans::instance().adopt(std::move(pending_));
+  if (!pending_.operation->done()) keep_until_over(std::move(pending_));
 }
 
 void Handle::check_not_taken() const {
@@ -89,21 +30,8 @@ py::object Handle::wait() {
                 "wait for handles in the process that made them");
   }
   worker::Operation& operation = *pending_.operation;
-  bool over = false;
-  try {
-    over = wait_interruptibly(operation, operation.request.timeout_s + kGrace_s);
-  } catch (...) {
-    // Nobody can wait for the handle of a synchronous call again: its array is the caller's when this is raised.
-    if (operation.request.awaited) {
-      operation.give_up();
-      const py::gil_scoped_release released;
-      (void)operation.wait(Deadline::after(kGrace_s));
-    }
-    throw;
-  }
-  if (!over) {
-    throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
-  }
+  // Nobody can wait for the handle of a synchronous call again.
+  wait_for(operation, operation.request.awaited);
   check_not_taken();  // by another thread, while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
@@ -133,9 +61,8 @@ void bind_handle(py::module_& module) {
       .def("completion_fd", &Handle::completion_fd, "Readable once the operation is over.")
       .def_property_readonly("taken", &Handle::taken, "Whether the result has been taken.")
       .def("__repr__", &Handle::describe);
-  module.def(
-      "release_orphans", [](bool all) { Orphans::instance().release(all); }, py::arg("all"),
-      "Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.");
+  module.def("release_orphans", &release_kept, py::arg("all"),
+             "Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.");
 }
 
 }  // namespace bps::python

@@ -39,6 +39,8 @@ transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> by
   {
     const std::lock_guard lock(mutex_);
     std::swap(known_[owner.ptr()], before);
+    if (before.owner) owners_.erase(before.block.identity);
+    owners_.emplace(identity, owner.ptr());
   }
   if (before.owner) forget(before.block.identity);  // it has moved
   return {bytes, identity};
@@ -46,10 +48,8 @@ transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> by
 
 PyObject* BlockTable::owner_of(std::uint64_t identity) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [owner, known] : known_) {
-    if (known.block.identity == identity) return owner;
-  }
-  return nullptr;
+  const auto found = owners_.find(identity);
+  return found == owners_.end() ? nullptr : found->second;
 }
 
 void BlockTable::renew(std::uint64_t identity) {
@@ -78,6 +78,7 @@ void BlockTable::lose(PyObject* owner, std::uint64_t identity) {
     if (found == known_.end() || found->second.block.identity != identity) return;
     lost = std::move(found->second);
     known_.erase(found);
+    owners_.erase(identity);
   }
   forget(identity);
 }

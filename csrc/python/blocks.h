@@ -53,8 +53,9 @@ class BlockTable {
   void lose(PyObject* owner, std::uint64_t identity);
   void forget(std::uint64_t identity);
 
-  std::mutex mutex_;  // guards the next two
+  std::mutex mutex_;  // guards the next three
   std::unordered_map<PyObject*, Known> known_;
+  std::unordered_map<std::uint64_t, PyObject*> owners_;  // of the blocks that are known, by identity
   std::uint64_t next_ = 1;
   std::mutex processes_mutex_;
   std::vector<node::Process*> processes_;

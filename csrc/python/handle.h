@@ -7,16 +7,9 @@
 #include <string>
 
 #include "core/fork.h"
-#include "worker/operation.h"
+#include "python/pending.h"
 
 namespace bps::python {
-
-// What must stay alive until the operation is over.
-struct PendingArrays {
-  std::shared_ptr<worker::Operation> operation;
-  pybind11::object source;
-  pybind11::object target;
-};
 
 // One asynchronous operation, as Python holds it. It gives its result once. All under the GIL, which wait() releases.
 class Handle {

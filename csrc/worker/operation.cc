@@ -20,6 +20,10 @@ long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value
 
 }  // namespace
 
+const char* name_of(tensor::OperationKind kind) {
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
 Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
                      std::size_t worker_loops, std::size_t places)
     : tensor(std::move(of)),
@@ -38,16 +42,45 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
     portion.operation = this;
     portion.header = &header_;
     portion.parts = plan[i];
-    portion.unfinished = static_cast<std::uint32_t>(plan[i].size());
     portion.priority = what.priority;
-    portion.sequence = order;
     portion.input_bytes = what.input;
     portion.output_bytes = what.output;
-    partitions += plan[i].size();
+    partitions += start(portion);
   }
   // Each worker loop finishes one more when it has taken the operation in: so it cannot complete while a worker loop
   // still looks.
-  remaining = partitions + worker_loops;
+  remaining.store(partitions + worker_loops, std::memory_order_relaxed);
+}
+
+// Answers how many partitions it has.
+std::uint64_t Operation::start(Portion& portion) const {
+  portion.unfinished = static_cast<std::uint32_t>(portion.parts.size());
+  portion.sequence = sequence;
+  return portion.parts.size();
+}
+
+// A loop that still has the operation on its list of deadlines may look at it meanwhile: it leaves alone what is over,
+// and so finds either that or the new round.
+bool Operation::rearm(std::uint32_t new_round, std::uint64_t order) {
+  if (!over() || is_incomplete() || is_failing() || is_given_up()) return false;
+  if (const int fd = completion_fd_.load(); fd >= 0) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const auto n = ::read(fd, &count, sizeof count);  // not readable any more
+  }
+  round = new_round;
+  sequence = order;
+  deadline = Deadline::after(request.timeout_s);
+  header_.round = new_round;
+  std::uint64_t partitions = 0;
+  for (Portion& portion : portions) {
+    portion.next = 0;
+    portion.staged_by_choice = false;
+    partitions += start(portion);
+  }
+  remaining.store(partitions + 1, std::memory_order_relaxed);
+  state_.store(kPending, std::memory_order_release);
+  over_.store(false, std::memory_order_release);
+  return true;
 }
 
 Operation::~Operation() {
@@ -144,8 +177,7 @@ void finish(Operation& operation, std::uint64_t count, Counters& counters) {
 }
 
 std::string Operation::describe() const {
-  return std::string(kNames[static_cast<std::size_t>(request.kind)]) + " of '" + tensor->name + "', round " +
-         std::to_string(round);
+  return std::string(name_of(request.kind)) + " of '" + tensor->name + "', round " + std::to_string(round);
 }
 
 // ---- Portions

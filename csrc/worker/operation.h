@@ -8,6 +8,8 @@
 // An operation ends in one of two ways: complete, or aborted for all ranks. fail() only notes the reason; the loops
 // then cancel what the servers hold of it, and the caller learns of the failure when every server has acknowledged
 // that, or can write no more. From then on nobody touches the caller's memory.
+//
+// A prepared operation is one that rearm() makes pending again for each call, so that a call allocates nothing.
 #pragma once
 
 #include <atomic>
@@ -29,6 +31,8 @@
 #include "worker/transfer.h"
 
 namespace bps::worker {
+
+const char* name_of(tensor::OperationKind kind);
 
 struct Request {
   tensor::OperationKind kind = tensor::OperationKind::kPushPull;
@@ -70,6 +74,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   ~Operation();
 
+  // Makes a complete operation pending again, as another round, with the same request and memory. Only for an operation
+  // that one loop works on. False when a loop may still know of the last round, which then needs another object.
+  bool rearm(std::uint32_t new_round, std::uint64_t order);
+
   // It is complete, or aborted: the memory is the caller's again.
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
   // Something has failed, and what is left of it is being cancelled.
@@ -107,28 +115,31 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   const std::shared_ptr<Tensor> tensor;
   const Request request;
-  const std::uint32_t round;
-  const std::uint64_t sequence;  // order of the calls, for equal priorities
-  const Deadline deadline;
+  // These three change from round to round: rearm().
+  std::uint32_t round;
+  std::uint64_t sequence;  // order of the calls, for equal priorities
+  Deadline deadline;
   std::shared_ptr<transport::ProgressLock> progress;  // of the one loop that works on it; null when there are several
   const tensor::PlacementRequest placed;              // what decides where each partition lies
   const tensor::Partitioning& cut() const { return *cut_; }
   std::atomic<std::uint64_t> remaining;
   std::vector<Portion> portions;  // [loop * places + place]
+  bool is_watched = false;        // WatchedOperations has it; of the loop that watches its deadline
   std::uint64_t bytes() const { return tensor->bytes; }
 
  private:
   void settle(State state);
+  std::uint64_t start(Portion& portion) const;
   tensor::PushHeader make_header() const;
 
   const tensor::Partitioning* cut_;
-  const tensor::PushHeader header_;  // of all its pushes
+  tensor::PushHeader header_;  // of all its pushes
 
   std::atomic<std::uint32_t> state_{kPending};
   std::atomic<bool> failing_{false};
   std::atomic<bool> given_up_{false};
   std::atomic<bool> incomplete_{false};
-  std::atomic<bool> over_{false};  // the last thing that is written here
+  std::atomic<bool> over_{false};  // the last thing that a loop writes here
   mutable std::atomic<std::uint32_t> sleepers_{0};
   mutable std::mutex error_mutex_;  // failures only
   std::optional<Error> error_;

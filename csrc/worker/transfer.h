@@ -41,6 +41,7 @@ class Transfer {
   std::uint32_t unfinished = 0;                // were not sent, or not answered
   std::int32_t priority = 0;                   // higher first
   bool staged = false;                         // partitions travel through staging buffers
+  bool staged_by_choice = false;               // the server could reach them where they lie, but not as fast
   bool cancelled = false;                      // nothing more is sent, and the server has been told
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "worker/operation.h"
@@ -14,11 +15,16 @@ class WatchedOperations {
  public:
   // Amortised: the list is walked when it has doubled, and by the deadlines' timer.
   void add(std::shared_ptr<Operation> operation) {
+    if (std::exchange(operation->is_watched, true)) return;  // since an earlier round
     operations_.push_back(std::move(operation));
     if (operations_.size() >= purge_at_) purge();
   }
   void purge() {
-    std::erase_if(operations_, [](const auto& operation) { return operation->over(); });
+    std::erase_if(operations_, [](const auto& operation) {
+      if (!operation->over()) return false;
+      operation->is_watched = false;
+      return true;
+    });
     purge_at_ = std::max<std::size_t>(64, 2 * operations_.size());
   }
   auto begin() const { return operations_.begin(); }

@@ -295,35 +295,51 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   }
 }
 
-std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
+void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
-    check_alive(*tensor, request.kind);
+    check_alive(tensor, kind);
   } catch (const Error& error) {
     note_failure(nullptr, error.what());
     throw;
   }
-  std::uint32_t round;
-  if (request.kind == tensor::OperationKind::kSplit && request.pulls) {
-    round = tensor->next_pull.fetch_add(1);
-  } else {
-    round = tensor->next_round.fetch_add(1);
-    if (request.kind != tensor::OperationKind::kSplit) tensor->next_pull.store(round + 1);
-  }
-  const std::uint64_t sequence = sequence_.fetch_add(1);
+}
+
+std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
+  require_alive(*tensor, request.kind);
+  const std::uint32_t round = next_round(*tensor, request);
+  auto operation = make_operation(tensor, request, round, sequence_.fetch_add(1));
+  launch(operation, request.awaited);
+  return operation;
+}
+
+std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
+  const bool split = request.kind == tensor::OperationKind::kSplit;
+  if (split && request.pulls) return tensor.next_pull.fetch_add(1);
+  const std::uint32_t round = tensor.next_round.fetch_add(1);
+  if (!split) tensor.next_pull.store(round + 1);
+  return round;
+}
+
+std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
+                                                  std::uint32_t round, std::uint64_t sequence) const {
   auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(), places());
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
+  return operation;
+}
+
+void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   submit(operation);
-  if (!request.awaited || !operation->progress) {
+  if (!awaited || !operation->progress) {
     for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
-  if (any_lost_.load() || tensor->failed.load()) {  // between the check and the submission
+  const Tensor& tensor = *operation->tensor;
+  if (any_lost_.load() || tensor.failed.load()) {  // between the check and the submission
     try {
-      check_alive(*tensor, request.kind);
+      check_alive(tensor, operation->request.kind);
     } catch (const Error& error) {
       abort(operation, error.code(), error.what(), error.hint());
     }
   }
-  return operation;
 }
 
 // The worker loops share the work. The first to get it also watches its deadline, and keeps it alive.

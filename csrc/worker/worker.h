@@ -18,6 +18,7 @@
 #include "transport/reactor.h"
 #include "van/hosts.h"
 #include "van/van.h"
+#include "worker/prepared_operation.h"
 #include "worker/worker_loop.h"
 
 namespace bps::worker {
@@ -57,6 +58,8 @@ class Worker {
   // another dtype or size, on this rank or on another one.
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
   std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& tensor, const Request& request);
+  // Starts what was prepared once more; `awaited` as in Request. Throws kInvalidArgument while it is in progress.
+  void start(PreparedOperation& prepared, bool awaited);
 
   // Aborts an operation for all ranks; it is done when its memory is the caller's again.
   void abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
@@ -93,6 +96,11 @@ class Worker {
   bool concerns(const van::Node& gone, const van::Group& group) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
+  void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
+  static std::uint32_t next_round(Tensor& tensor, const Request& request);
+  std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
+                                            std::uint32_t round, std::uint64_t sequence) const;
+  void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);

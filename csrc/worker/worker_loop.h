@@ -146,7 +146,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   WatchedOperations watched_;
   Timer deadline_check_;
   Clock::time_point last_check_ = Clock::now();
-  bool answers_due_ = false;  // perhaps: some InFlight::answer_due is set
+  std::size_t staged_by_choice_ = 0;  // partitions that were admitted and are not over
+  bool answers_due_ = false;          // perhaps: some InFlight::answer_due is set
   bool has_work_ = false;
   bool blocked_ = false;
 };

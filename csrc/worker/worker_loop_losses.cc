@@ -96,6 +96,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
     entry.server = &server;
     entry.part = transfer.parts[transfer.next];
     entry.never_sent = true;
+    if (transfer.staged_by_choice) --staged_by_choice_;
     server.count_sent(0);
     add(index);
   }
@@ -105,6 +106,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
 void WorkerLoop::drop_unsent(Transfer& transfer) {
   const std::uint32_t unsent = transfer.unsent();
   if (unsent == 0) return;
+  if (transfer.staged_by_choice) staged_by_choice_ -= unsent;
   transfer.next += unsent;
   transfer.finish(unsent, false, counters_);
 }
@@ -297,7 +299,9 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
   if (writes && !entries.empty()) server.fence();
   // Staging buffers that it may still write to are never used again.
   for (const std::uint32_t i : entries) {
-    if (server.needs_fence()) in_flight_[i].staged = nullptr;
+    if (!server.needs_fence() || in_flight_[i].staged == nullptr) continue;
+    in_flight_[i].staged = nullptr;
+    if (in_flight_[i].transfer->staged_by_choice) --staged_by_choice_;
   }
   server.abandon();
   for (const std::uint32_t i : entries) end_unanswered(i);

@@ -65,6 +65,25 @@ def test_mapped_memory_is_never_copied():
     assert totals("push_pull", "shm", "plain")["copies"] > 0  # the counter counts
 
 
+def copies_of(bps: Any, elements: int) -> int:
+    array = np.ones(elements, np.float32)
+    for round_ in range(1, 6):
+        bps.push_pull_inplace(array, average=False, name="x")
+        assert np.all(array == 2**round_)
+    copies: int = bps.metrics()["total"]["copies"]
+    return copies
+
+
+@pytest.mark.parametrize(("elements", "by_server"), [(1000, False), (1 << 20, True)])
+def test_small_tensors_in_plain_memory_are_copied_by_their_worker(elements, by_server):
+    """A server would need two system calls for each of them. Rounds: five, of two workers."""
+    job = cluster.start(copies_of, elements, workers=2, servers=1, python_servers=True, env={"BPS_TRANSPORT": "shm"})
+    with job:
+        by_workers = job.results()
+        assert (job.server_metrics()[0]["copies"] > 0) == by_server
+    assert by_workers == ([0, 0] if by_server else [10, 10])
+
+
 def test_bytes_moved(transport):
     rounds, workers = 7, 2
     whole = COUNT * 4 * rounds

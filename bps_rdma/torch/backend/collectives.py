@@ -67,7 +67,7 @@ class Collectives:
         data, finish = dense.written(reducible(tensor, op))
         if data.numel() == 0:
             return _NOTHING
-        return Pending((transfer.all_reduce(data, self._options("all_reduce", data, op, call)),), finish)
+        return Pending((transfer.all_reduce(data, self.options("all_reduce", data, op, call)),), finish)
 
     def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
         """This rank's part of the reduction; `output` may be that part of `whole`."""
@@ -79,7 +79,7 @@ class Collectives:
         target, finish = dense.filled(reducible(output, op))
         if source.numel() == 0:
             return _NOTHING
-        options = self._options("reduce_scatter", source, op, call)
+        options = self.options("reduce_scatter", source, op, call)
         return Pending((transfer.reduce_scatter(target, source, options),), finish)
 
     def reduce_scatter_parts(
@@ -100,7 +100,7 @@ class Collectives:
         if data.numel() == 0:
             return _NOTHING
         data = dense.as_bytes(data)
-        handle = transfer.broadcast(data, self._ranks[root], self._options("broadcast", data, ReduceOp.sum, call))
+        handle = transfer.broadcast(data, self._ranks[root], self.options("broadcast", data, ReduceOp.sum, call))
         return Pending((handle,), finish if root != self._rank else ())
 
     def all_gather(self, whole: torch.Tensor, tensor: torch.Tensor, call: Call) -> Pending:
@@ -114,7 +114,7 @@ class Collectives:
         if target.numel() == 0:
             return _NOTHING
         data = dense.as_bytes(target)
-        options = self._options("all_gather", data, ReduceOp.sum, call)
+        options = self.options("all_gather", data, ReduceOp.sum, call)
         return Pending((transfer.all_gather(data, dense.as_bytes(tensor.contiguous()), options),), finish)
 
     def all_gather_parts(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, call: Call) -> Pending:
@@ -133,7 +133,7 @@ class Collectives:
         options = Options(ReduceOp.max, f"{self._prefix}.barrier", 0, self._group, call.seconds, call.awaited)
         return Pending((start.reduce(token, token, options),))
 
-    def _options(self, kind: str, data: torch.Tensor, op: ReduceOp, call: Call) -> Options:
+    def options(self, kind: str, data: torch.Tensor, op: ReduceOp, call: Call) -> Options:
         """The options of an operation. Names number the kinds, dtypes and sizes that this group has used.
 
         So ranks that call with different ones declare one name differently, which the core reports at once.

@@ -18,6 +18,7 @@ import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Call, Collectives, Pending, together
+from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork, done, profiling, settle
 
@@ -44,6 +45,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, stages: bool = False) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._collectives = collectives
+        self._recurring = Recurring()
         self._leaves = leaves
         self._stages = stages
         self._seconds = options.timeout.total_seconds()
@@ -83,10 +85,16 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor becomes the reduction of all; see docs/torch-backend.md for operations and dtypes."""
         tensor = _only(tensors)
         op = _operation(opts)
+        call = self._call(opts, timeout)
+        recurs = call.awaited and not profiling()
+        if recurs and op is not None and self._recurring.run(tensor, op, call.seconds):
+            return done()
         if op is None or not self._reduces(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
-        call = self._call(opts, timeout)
-        return _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
+        work = _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
+        if recurs:
+            self._recurring.note(tensor, self._collectives.options("all_reduce", tensor, op, call))
+        return work
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""

@@ -181,7 +181,7 @@ def settle(handles: Sequence[AnyHandle], finishes: Sequence[Finish]) -> None:
         try:
             handle.wait()
         except DeadlineError as error:
-            failed = failed or _of_the_group(error)
+            failed = failed or of_the_group(error)
         except Exception as error:
             failed = failed or error
     if failed is not None:
@@ -198,7 +198,8 @@ def done() -> BpsWork:
     return work
 
 
-def _of_the_group(error: DeadlineError) -> DeadlineError:
+def of_the_group(error: DeadlineError) -> DeadlineError:
+    """The error of an operation, in the words of torch."""
     return DeadlineError(
         f"the collective did not complete within its timeout: {error.message}",
         "check that those ranks are alive and call the same operation with the same dtype and size, or set a longer "

@@ -71,6 +71,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   }
   DirectAccess* direct() override { return inner->direct() == nullptr ? nullptr : this; }
   bool peer_reaches(const Region& region) const override { return inner->direct()->peer_reaches(region); }
+  bool peer_maps(const Region& region) const override { return inner->direct()->peer_maps(region); }
   std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }
   Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
   Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }

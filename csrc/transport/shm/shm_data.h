@@ -49,6 +49,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   std::size_t write(std::span<const WriteOp> ops) override;
   DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region& region) const override;
+  bool peer_maps(const Region& region) const override;
   std::size_t post(std::span<const Descriptor> descriptors) override;
   std::byte* map(const RemoteSpan& span) override;
   Status get(const RemoteSpan& span, std::byte* into) override;

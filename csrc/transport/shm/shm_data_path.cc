@@ -33,7 +33,11 @@ Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std:
 }  // namespace
 
 bool ShmData::peer_reaches(const Region& region) const {
-  return static_cast<const ShmRegion&>(region).piece != nullptr || peer_reaches_plain_;
+  return peer_maps(region) || peer_reaches_plain_;
+}
+
+bool ShmData::peer_maps(const Region& region) const {
+  return static_cast<const ShmRegion&>(region).piece != nullptr;
 }
 
 // The peer must know a region before a entry names it. Its socket holds the record by the time it sees the

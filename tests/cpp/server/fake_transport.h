@@ -47,6 +47,7 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   }
   transport::DirectAccess* direct() override { return on_same_host ? this : nullptr; }
   bool peer_reaches(const transport::Region&) const override { return true; }
+  bool peer_maps(const transport::Region&) const override { return true; }
   std::size_t post(std::span<const transport::Descriptor>) override { return 0; }
   std::byte* map(const transport::RemoteSpan&) override { return nullptr; }
   Status get(const transport::RemoteSpan& span, std::byte* into) override {

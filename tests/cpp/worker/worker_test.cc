@@ -9,14 +9,14 @@ namespace {
 
 constexpr std::size_t kSubmissions = 1 << 14;  // that fit into the ring of a loop
 
-// A worker with two loops that nobody runs, so that what is handed to them stays where it is.
-struct TwoLoops {
-  TwoLoops() {
+// A worker with loops that nobody runs, so that what is handed to them stays where it is.
+struct Loops {
+  explicit Loops(std::size_t count) {
     WorkerOptions options;
     options.key_map.servers = options.key_map.workers = 1;
     options.cut.partition_bytes = options.cut.min_partition_bytes = 4096;
     worker = std::make_unique<Worker>(options, *job[0].operator->());
-    for (std::size_t i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < count; ++i) {
       WorkerLoopOptions of_loop;
       of_loop.index = i;
       reactors.push_back(std::make_unique<transport::Reactor>("test", transport::Spin{}));
@@ -35,10 +35,10 @@ struct TwoLoops {
     return worker->start(tensor, request);
   }
   // Leaves no room in this loop's ring.
-  void fill(std::size_t loop) {
+  void fill(std::size_t loop, std::size_t count = 2) {
     const auto tensor = declare("filler", 0);
     Request request;
-    const auto operation = std::make_shared<Operation>(tensor, request, 0, 0, 2, 1);
+    const auto operation = std::make_shared<Operation>(tensor, request, 0, 0, count, 1);
     for (std::size_t i = 0; i < kSubmissions; ++i) loops[loop]->submit(operation, false);
   }
 
@@ -51,7 +51,7 @@ struct TwoLoops {
 };
 
 TEST(Worker, AnOperationThatOneLoopCannotTakeFailsAndEnds) {
-  TwoLoops two;
+  Loops two(2);
   const auto empty = two.declare("empty", 0);
   two.fill(1);
   const auto first = two.start(empty);  // its first loop is 0
@@ -65,6 +65,71 @@ TEST(Worker, AnOperationThatOneLoopCannotTakeFailsAndEnds) {
   EXPECT_EQ(first->remaining, 1U) << "the share of the loop that never saw it";
   two.loops[0]->step();
   EXPECT_TRUE(first->over());
+}
+
+// What a start needs was allocated by the first one.
+TEST(Worker, APreparedOperationIsUsedAgain) {
+  Loops one(1);
+  PreparedOperation prepared{one.declare("empty", 0), Request{}, nullptr};
+  one.worker->start(prepared, true);
+  const std::shared_ptr<Operation> first = prepared.current;
+  EXPECT_EQ(van::test::thrown_by([&] { one.worker->start(prepared, true); }).code, ErrorCode::kInvalidArgument);
+  one.loops[0]->step();
+  EXPECT_TRUE(first->done());
+  for (std::uint32_t round = 1; round < 200; ++round) {
+    one.worker->start(prepared, true);
+    EXPECT_EQ(prepared.current, first);
+    EXPECT_FALSE(first->done());
+    EXPECT_EQ(first->round, round);
+    EXPECT_FALSE(one.loops[0]->is_idle());
+    one.loops[0]->step();
+    EXPECT_TRUE(first->over());
+    EXPECT_TRUE(one.loops[0]->is_idle());
+  }
+  EXPECT_EQ(first.use_count(), 3) << "here, in `prepared`, and once on the loop's list of deadlines";
+}
+
+TEST(Worker, APreparedOperationThatFailedIsNotUsedAgain) {
+  Loops one(1);
+  PreparedOperation prepared{one.declare("empty", 0), Request{}, nullptr};
+  one.worker->start(prepared, true);
+  const std::shared_ptr<Operation> failed = prepared.current;
+  one.worker->abort(failed, ErrorCode::kTimeout, "too late", "");
+  one.loops[0]->step();
+  EXPECT_TRUE(failed->over());
+  one.worker->start(prepared, true);
+  EXPECT_NE(prepared.current, failed) << "a loop may be about to cancel it";
+  EXPECT_FALSE(prepared.current->is_failing());
+  one.loops[0]->step();
+  EXPECT_TRUE(prepared.current->done());
+}
+
+TEST(Worker, APreparedOperationOfSeveralLoopsIsNotUsedAgain) {
+  Loops two(2);
+  PreparedOperation prepared{two.declare("empty", 0), Request{}, nullptr};
+  two.worker->start(prepared, true);
+  const std::shared_ptr<Operation> first = prepared.current;
+  for (const auto& loop : two.loops) loop->step();
+  EXPECT_TRUE(first->over());
+  two.worker->start(prepared, true);
+  EXPECT_NE(prepared.current, first);
+}
+
+TEST(Worker, APreparedOperationThatNoLoopTakesCanBeStartedLater) {
+  Loops one(1);
+  Request request;
+  request.timeout_s = 0.02;
+  PreparedOperation prepared{one.declare("empty", 0), request, nullptr};
+  one.worker->start(prepared, true);
+  one.loops[0]->step();
+  one.fill(0, 1);
+  EXPECT_EQ(van::test::thrown_by([&] { one.worker->start(prepared, true); }).code, ErrorCode::kTimeout);
+  one.loops[0]->step();
+  one.reactors[0]->loop().turn(Duration::zero());
+  EXPECT_TRUE(one.loops[0]->is_idle()) << "or the end of the job would wait for it";
+  one.worker->start(prepared, true);
+  one.loops[0]->step();
+  EXPECT_TRUE(prepared.current->done());
 }
 
 }  // namespace

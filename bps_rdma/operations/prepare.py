@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared operations: described once, started many times, as MPI's persistent requests are."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from bps_rdma import _core, arrays
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.group import Group
+from bps_rdma.handle import PreparedOperation
+from bps_rdma.job import current
+from bps_rdma.operations import start
+from bps_rdma.operations.options import SUM, Options, reduction
+from bps_rdma.operations.start import Described, Kind
+
+KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
+
+
+def prepare(
+    kind: Literal["push_pull", "reduce_scatter", "all_gather", "broadcast"],
+    array: Any,
+    average: bool = True,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    out: Any = None,
+    root: int = 0,
+    op: str | None = None,
+    timeout: float | None = None,
+) -> PreparedOperation:
+    """Describes an operation that is started many times on the same memory; nothing is sent yet.
+
+    Checks, look-ups and the declaration of the name happen here, once, so that a call allocates nothing and costs a
+    fraction of what push_pull_inplace() costs. Results are the same, bit for bit, and calls of both kinds may be mixed:
+    each is the next round of its name.
+
+    Args:
+        kind: "push_pull", "reduce_scatter", "all_gather" or "broadcast".
+        array: what the function of that name takes. Its memory must stay where it is.
+        average, name, priority, group, op, timeout: as for push_pull_inplace(); `timeout` is that of each start. Only
+            reductions use `average` and `op`.
+        out: receives the result of a push_pull (default: in place), reduce_scatter or all_gather (default: a new
+            array); as for the functions of these names.
+        root: of a broadcast.
+
+    Returns:
+        The operation: `operation()` runs it and returns its result; `operation.start()`, then `operation.wait()` or
+        `await operation`, do the same in two steps. It belongs to this job: after shutdown() it raises
+        NotInitializedError.
+
+    Raises:
+        InvalidArgumentError: `kind` is none of these. Otherwise as the function of that name, before anything is sent.
+    """
+    used = SUM if kind in ("all_gather", "broadcast") else reduction(average, op)
+    options = Options(used, name, priority, group, timeout)
+    return _prepare(_described(kind, array, out, root, options), options)
+
+
+def prepare_unowned(tensor: Any, options: Options) -> PreparedOperation:
+    """Prepares the reduction of a torch tensor in place, without keeping the tensor alive; calls return None.
+
+    The caller must hold the tensor during a call. Once its memory has been freed a call raises InvalidArgumentError.
+    """
+    memory = arrays.describe_torch(tensor, keep=None)
+    start.check_mean(memory, options)
+    return _prepare(Described(Kind.push_pull, memory, memory, None, memory.elements), options)
+
+
+def _prepare(found: Described, options: Options) -> PreparedOperation:
+    job = current()
+    tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
+    return _core.prepare_operation(
+        job.process,
+        tensor,
+        found.kind,
+        options.op,
+        found.source,
+        found.target,
+        found.result,
+        found.root,
+        options.priority,
+        options.timeout,
+        found.copy_to,
+    )
+
+
+def _described(kind: str, array: Any, out: Any, root: int, options: Options) -> Described:
+    if kind == "push_pull":
+        result = array if out is None else out
+        target = arrays.describe(result, True)
+        source = target if result is array else arrays.describe(array, False)
+        start.check_mean(source, options)
+        if target.elements != source.elements or target.dtype != source.dtype:
+            raise InvalidTensorError(
+                f"`out` has {target.elements} elements of {target.dtype.name}, and the array {source.elements} of "
+                f"{source.dtype.name}",
+                "pass an array of the same size and dtype",
+            )
+        return Described(Kind.push_pull, source, target, result, source.elements)
+    if kind == "reduce_scatter":
+        return start.scattering(array, out, options)
+    if kind == "all_gather":
+        return start.gathering(array, out, options)
+    if kind == "broadcast":
+        return start.broadcasting(array, root, options)
+    raise InvalidArgumentError(f"there is no operation {kind!r} to prepare", f"use one of {', '.join(KINDS)}")

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prepared operations: described once, started many times.
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <optional>
+
+#include "core/interrupt.h"
+#include "node/process.h"
+#include "python/bind.h"
+#include "python/blocks.h"
+#include "python/interruptible.h"
+#include "python/pending.h"
+#include "python/prepared.h"
+#include "worker/worker.h"
+
+namespace py = pybind11;
+
+namespace bps::python {
+namespace {
+
+constexpr int kSlice_ms = static_cast<int>(std::chrono::milliseconds(kWaitSlice).count());
+
+}  // namespace
+
+Prepared::Prepared(Description description)
+    : description_(std::move(description)),
+      process_(description_.process.cast<node::Process&>()),
+      prepared_{description_.tensor, description_.request, nullptr} {}
+
+Prepared::~Prepared() {
+  auto& operation = prepared_.current;
+  if (operation && !operation->done()) {
+    keep_until_over({std::move(operation), description_.source.keep, description_.target.keep});
+  }
+}
+
+// With the GIL.
+void Prepared::begin() {
+  if (state_ != State::kIdle) {
+    throw Error(ErrorCode::kInvalidArgument, describe() + " has been started already",
+                "wait for a prepared operation before you start it again");
+  }
+  // Of an identity that is gone a card would have the pages of memory that was freed.
+  if (!BlockTable::instance().knows(description_.source.block.identity) ||
+      !BlockTable::instance().knows(description_.target.block.identity)) {
+    throw Error(ErrorCode::kInvalidArgument, "the memory of " + describe() + " was freed, or given to forget()",
+                "prepare the operation again");
+  }
+  state_ = State::kInCall;
+}
+
+// Without the GIL.
+void Prepared::launch(bool awaited) {
+  try {
+    const node::Process::Call call(process_);
+    if (description_.copy_to != nullptr) {
+      std::memmove(description_.copy_to, description_.source.address, description_.source.nbytes);
+    }
+    process_.worker().start(prepared_, awaited);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotInitialized) throw;
+    throw Error(error.code(), error.what(), "a prepared operation ends with its job: prepare it again after init()");
+  }
+}
+
+py::object Prepared::finish() {
+  state_ = State::kIdle;
+  prepared_.current->rethrow();
+  return description_.result;
+}
+
+py::object Prepared::call() {
+  begin();
+  try {
+    bool over = false;
+    {
+      const AwayFromPython away;
+      const py::gil_scoped_release released;
+      launch(true);
+      over = prepared_.current->wait_briefly(kSlice_ms);
+    }
+    if (!over) wait_for(*prepared_.current, true);
+  } catch (...) {
+    state_ = State::kIdle;
+    throw;
+  }
+  return finish();
+}
+
+void Prepared::start() {
+  begin();
+  try {
+    const AwayFromPython away;
+    const py::gil_scoped_release released;
+    launch(false);
+  } catch (...) {
+    state_ = State::kIdle;
+    throw;
+  }
+  state_ = State::kStarted;
+}
+
+void Prepared::check_started() const {
+  if (state_ == State::kStarted) return;
+  throw Error(ErrorCode::kUnknownHandle, describe() + " has not been started", "call start() before wait()");
+}
+
+py::object Prepared::wait() {
+  check_started();
+  if (forks_ != fork_count()) {
+    throw Error(ErrorCode::kNotInitialized,
+                "this process was forked while " + describe() + " was in progress in its parent",
+                "wait for operations in the process that started them");
+  }
+  const auto operation = prepared_.current;
+  wait_for(*operation, false);
+  check_started();  // another thread may have waited for it meanwhile
+  return finish();
+}
+
+bool Prepared::done() const {
+  if (state_ == State::kInCall) return false;
+  return !prepared_.current || prepared_.current->done() || forks_ != fork_count();
+}
+
+int Prepared::completion_fd() {
+  check_started();
+  return prepared_.current->completion_fd();
+}
+
+std::string Prepared::describe() const {
+  return std::string("the prepared ") + worker::name_of(description_.request.kind) + " of '" +
+         description_.tensor->name + "'";
+}
+
+void bind_prepared(py::module_& module) {
+  py::class_<Prepared>(
+      module, "PreparedOperation",
+      "An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` "
+      "and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same "
+      "order. The arrays belong to it from each start until it has been waited for.")
+      .def("__call__", &Prepared::call,
+           "Runs the operation, without holding the GIL, and returns its array.\n\n"
+           "Raises:\n"
+           "    InvalidArgumentError: it is in progress, or the memory was freed or given to forget(); nothing has "
+           "been sent.\n"
+           "    NotInitializedError: the job in which it was prepared is over.\n"
+           "    PeerLostError, DeadlineError, MismatchError, ...: what became of it.")
+      .def(
+          "start",
+          [](const py::object& self) {
+            self.cast<Prepared&>().start();
+            return self;
+          },
+          py::return_value_policy::reference,
+          "Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent.")
+      .def("wait", &Prepared::wait,
+           "Blocks until the operation that start() has started is over, without holding the GIL, and returns its "
+           "array.\n\n"
+           "Raises:\n"
+           "    UnknownHandleError: it has not been started, or was waited for.\n"
+           "    PeerLostError, DeadlineError, MismatchError, ...: what became of it.")
+      .def("done", &Prepared::done, "Whether nothing of it is in progress.")
+      .def("__await__",
+           [](const py::object& self) { return py::module_::import("bps_rdma.handle").attr("awaiting")(self); })
+      .def("completion_fd", &Prepared::completion_fd, "Readable once the operation is over.")
+      .def_property_readonly("taken", &Prepared::taken, "Whether there is nothing to wait for.")
+      .def("__repr__", [](const Prepared& self) { return "<PreparedOperation: " + self.describe() + ">"; });
+
+  module.def(
+      "prepare_operation",
+      [](py::object process, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
+         const Memory& source, const Memory& target, py::object result, std::uint32_t root, std::int32_t priority,
+         std::optional<double> timeout_s, std::uintptr_t copy_to) {
+        worker::Request request;
+        request.kind = kind;
+        request.op = op;
+        request.root = root;
+        request.input = source.address;
+        request.output = target.address;
+        request.input_allocation = source.block;
+        request.output_allocation = target.block;
+        request.priority = priority;
+        auto& member = process.cast<node::Process&>();
+        const node::Process::Call call(member);
+        request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : member.operation_timeout_s();
+        return std::make_unique<Prepared>(Prepared::Description{std::move(process), tensor, request, source, target,
+                                                                std::move(result),
+                                                                reinterpret_cast<std::byte*>(copy_to)});
+      },
+      py::arg("process"), py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"),
+      py::arg("result"), py::arg("root"), py::arg("priority"), py::arg("timeout_s"), py::arg("copy_to"),
+      "As start_operation, for an operation that is started later. copy_to: address to which the source is copied "
+      "before each start, or 0.");
+}
+
+}  // namespace bps::python

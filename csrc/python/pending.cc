@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/pending.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/fork.h"
+#include "python/interruptible.h"
+
+namespace py = pybind11;
+
+namespace bps::python {
+namespace {
+
+constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
+// The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
+constexpr double kGrace_s = 60.0;
+
+// Arrays whose handles were dropped too early.
+class Orphans {
+ public:
+  static Orphans& instance() {
+    static auto& orphans = *[] {
+      auto* made = new Orphans;  // never destroyed: Python objects may not be, so late
+      hold_across_fork(made->mutex_);
+      return made;
+    }();
+    return orphans;
+  }
+  void adopt(PendingArrays arrays) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(std::move(arrays));
+    any_.store(true, std::memory_order_relaxed);
+  }
+  void release(bool all) {
+    if (!any_.load(std::memory_order_relaxed)) return;
+    std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
+    const std::lock_guard lock(mutex_);
+    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->done(); };
+    const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
+    std::move(first, all_.end(), std::back_inserter(over));
+    all_.erase(first, all_.end());
+    any_.store(!all_.empty(), std::memory_order_relaxed);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<PendingArrays> all_;
+  std::atomic<bool> any_{false};
+};
+
+// Most operations end within the first slice, without a look at the clock.
+bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
+  std::optional<Deadline> deadline;
+  const AwayFromPython away;
+  for (;;) {
+    {
+      const py::gil_scoped_release released;
+      const double left = deadline ? deadline->left_ms() / 1e3 : timeout_s;
+      if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
+    }
+    if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
+    check_signals();
+    if (deadline->passed()) return operation.done();
+  }
+}
+
+}  // namespace
+
+void wait_for(worker::Operation& operation, bool abandons) {
+  bool over = false;
+  try {
+    over = wait_interruptibly(operation, operation.request.timeout_s + kGrace_s);
+  } catch (...) {
+    if (abandons) {
+      operation.give_up();
+      const py::gil_scoped_release released;
+      (void)operation.wait(Deadline::after(kGrace_s));
+    }
+    throw;
+  }
+  if (!over) throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
+}
+
+void keep_until_over(PendingArrays arrays) {
+  Orphans::instance().adopt(std::move(arrays));
+}
+
+void release_kept(bool all) {
+  Orphans::instance().release(all);
+}
+
+}  // namespace bps::python

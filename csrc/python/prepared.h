@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "core/fork.h"
+#include "python/memory.h"
+#include "worker/prepared_operation.h"
+
+namespace bps::node {
+class Process;
+}
+
+namespace bps::python {
+
+// A prepared operation, as Python holds it: it keeps its process and its arrays. A call starts it and waits, without
+// anything of Python in between; start() and wait() do the same in two steps. All under the GIL, which is released
+// while C++ may wait: `state_` keeps other threads away meanwhile.
+class Prepared {
+ public:
+  struct Description {
+    pybind11::object process;
+    std::shared_ptr<worker::Tensor> tensor;
+    worker::Request request;
+    Memory source;
+    Memory target;
+    pybind11::object result;
+    std::byte* copy_to = nullptr;  // where the source is copied before each start; null: nowhere
+  };
+
+  explicit Prepared(Description description);
+  ~Prepared();  // the arrays stay until the operation is over
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+
+  pybind11::object call();
+  void start();
+  pybind11::object wait();
+  bool done() const;
+  bool taken() const { return state_ == State::kIdle; }
+  int completion_fd();
+  std::string describe() const;
+
+ private:
+  enum class State : std::uint8_t {
+    kIdle,
+    kInCall,   // a thread is in C++ with it, without the GIL
+    kStarted,  // by start(), and not waited for yet
+  };
+
+  void begin();
+  void launch(bool awaited);
+  pybind11::object finish();
+  void check_started() const;
+
+  const Description description_;
+  node::Process& process_;
+  worker::PreparedOperation prepared_;
+  const std::uint32_t forks_ = fork_count();
+  State state_ = State::kIdle;
+};
+
+}  // namespace bps::python

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// An operation that is described once and started many times, like a persistent request of MPI. Everything that can be
+// checked or looked up is, when it is made; a start reuses the Operation of the last one, and so allocates nothing.
+//
+// Threading: one thread at a time.
+#pragma once
+
+#include <memory>
+
+#include "worker/operation.h"
+
+namespace bps::worker {
+
+struct PreparedOperation {
+  const std::shared_ptr<Tensor> tensor;
+  const Request request;               // but for `awaited`, which each start says anew
+  std::shared_ptr<Operation> current;  // of the last start; null before the first one
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch.distributed backend: all-reduces of a tensor that comes again, whose operation is prepared."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from datetime import timedelta
+from typing import Any
+
+import cluster
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from rank_main import await_mark, mark
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def joined(**options: Any) -> tuple[int, int, Any]:
+    """This rank, the number of ranks, and what the default group knows of tensors that came before."""
+    import bps_rdma.torch  # noqa: F401  registers the backend
+
+    dist.init_process_group("bps", **options)
+    group: Any = dist.distributed_c10d._get_default_group()
+    return dist.get_rank(), dist.get_world_size(), group._recurring._known
+
+
+def reduced(tensor: torch.Tensor, rank: int, size: int, **options: Any) -> None:
+    tensor.fill_(rank + 1)
+    dist.all_reduce(tensor, **options)
+    expected = size if options.get("op") == dist.ReduceOp.MAX else size * (size + 1) // 2
+    assert torch.equal(tensor, torch.full_like(tensor, expected)), tensor
+
+
+def comes_again(_: Any) -> None:
+    rank, size, known = joined()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int8):
+        tensor = torch.empty(3, 5, dtype=dtype)
+        for _ in range(5):
+            reduced(tensor, rank, size)
+        assert known[id(tensor)].operation is not None
+        for _ in range(3):
+            reduced(tensor, rank, size, op=dist.ReduceOp.MAX)
+            reduced(tensor, rank, size)
+            work = dist.all_reduce(tensor, async_op=True)
+            work.wait()
+    from_numpy = torch.from_numpy(np.empty(7))
+    leaf = torch.ones(4, requires_grad=True)
+    for _ in range(4):
+        reduced(from_numpy, rank, size)
+        with torch.no_grad():
+            reduced(leaf, rank, size)
+    dist.destroy_process_group()
+
+
+def moves_its_memory(_: Any) -> None:
+    import bps_rdma
+
+    rank, size, known = joined()
+    tensor = torch.empty(4, 6)
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    before = tensor.data
+    before_values = before.clone()
+    tensor.data = torch.empty(4, 6)
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    tensor.fill_(-1)
+    assert torch.equal(before, before_values), "its old memory is somebody else's"
+    tensor.t_()  # the same memory, in another order
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    tensor.t_()
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    bps_rdma.forget(tensor)
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    storage = tensor.untyped_storage()
+    nbytes = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(nbytes)
+    bps_rdma.forget(tensor)
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    tensor.resize_(2, 6)
+    for _ in range(3):
+        reduced(tensor, rank, size)
+    assert known[id(tensor)].operation is not None
+    dist.destroy_process_group()
+
+
+def goes(_: Any) -> None:
+    rank, size, known = joined()
+    for _ in range(50):
+        tensor = torch.empty(1000)
+        for _ in range(3):
+            reduced(tensor, rank, size)
+        del tensor
+    gc.collect()
+    assert not known, "nothing keeps a tensor"
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("body", [comes_again, moves_its_memory, goes])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_tensor_that_comes_again(body, workers):
+    cluster.run(body, workers=workers, init=False)
+
+
+def times_out(_: Any) -> None:
+    rank, size, _ = joined(timeout=timedelta(seconds=2 * cluster.PATIENCE))
+    tensor = torch.empty(4)
+    for _ in range(4):
+        reduced(tensor, rank, size)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"the collective did not complete within its timeout: .*rank 1"):
+            dist.all_reduce(tensor)
+        mark("failed")
+    else:
+        await_mark("failed")
+        with pytest.raises(RuntimeError, match="rank 0 gave up"):
+            dist.all_reduce(tensor)
+    for _ in range(4):
+        reduced(tensor, rank, size)
+    dist.destroy_process_group()
+
+
+def test_a_deadline():
+    with cluster.start(times_out, workers=2, init=False) as job:
+        job.await_marks("failed", [0])
+        job.set_mark("failed")
+        job.results()
+
+
+def is_used_by_threads(_: Any) -> None:
+    rank, size, _ = joined()
+    tensors = [torch.empty(4, dtype=torch.float32 if n else torch.float64) for n in range(2)]
+    for tensor in tensors:
+        reduced(tensor, rank, size)  # in one order on all ranks, which gives the operations their names
+    failed: list[BaseException] = []
+
+    def often(tensor: torch.Tensor) -> None:
+        try:
+            for _ in range(200):
+                reduced(tensor, rank, size)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=often, args=(tensor,)) for tensor in tensors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    dist.destroy_process_group()
+
+
+def test_threads_with_tensors_of_their_own():
+    cluster.run(is_used_by_threads, workers=2, init=False)
