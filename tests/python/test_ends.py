@@ -137,7 +137,7 @@ def leaves_after_a_failure(bps: Any, calls: int) -> str:
     ("calls", "why"), [(1, "push_pull of 'x', round 0: not complete"), (2, "'x' cannot be synchronised: worker 1")]
 )
 def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(calls, why):
-    with cluster.start(leaves_after_a_failure, calls, workers=3, env=ENV) as job:
+    with cluster.start(leaves_after_a_failure, calls, workers=3, servers=1, env=ENV) as job:
         job.await_marks("raised", [2])
         job.set_mark("rank 2 has raised")
         told = job.results()[0]
