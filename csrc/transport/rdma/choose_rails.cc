@@ -62,7 +62,7 @@ RailChoice choose_rails(const std::vector<RailCandidate>& candidates, const Rail
     std::erase_if(ports, [&](const Usable& port) { return !works_beside(*best.entry, *port.choice.entry); });
     prefer(ports, [&](const Usable& port) { return wish.gid.names(port.choice.entry->interface); });
     prefer(ports, [&](const Usable& port) { return std::ranges::count(wish.near_nodes, port.port->numa_node) > 0; });
-    std::ranges::stable_partition(ports, is_best);
+    std::stable_partition(ports.begin(), ports.end(), is_best);
   }
   RailChoice chosen;
   for (const Usable& port : ports) {
