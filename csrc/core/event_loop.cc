@@ -18,10 +18,8 @@ constexpr unsigned kTurnsPerClock = 16;
 
 EventLoop::EventLoop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !doorbell_) throw_errno("cannot create an event loop");
-  watch(doorbell_.get(), EPOLLIN, [this](std::uint32_t) {
-    std::uint64_t rings = 0;
-    [[maybe_unused]] const auto n = ::read(doorbell_.get(), &rings, sizeof rings);
-  });
+  // Edge-triggered: every ring wakes one turn(), and nobody needs to read it.
+  watch(doorbell_.get(), EPOLLIN | EPOLLET, [](std::uint32_t) {});
 }
 
 void EventLoop::watch(int fd, std::uint32_t events, Ready ready) {

@@ -4,8 +4,13 @@
 //
 // The thread releases the lock while it sleeps. A caller that would otherwise wake the thread, and then sleep until it
 // is woken in turn, takes the lock and makes progress itself: that saves both hand-overs between threads, which cost
-// more than a small tensor. When nothing arrives for a short while the caller releases the lock, with everything armed
-// on the thread's behalf, which has slept on and is sure to be woken.
+// more than a small tensor. When nothing arrives for a short while it sleeps where the thread sleeps, in epoll_wait()
+// on the same descriptor. The kernel wakes the last one who came, and rings of the doorbell wake only one, so that what
+// arrives next wakes the caller and not the thread. The caller leaves with everything armed on the thread's behalf,
+// which has slept on and is sure to be woken.
+//
+// One caller at a time may sleep there. Should the thread be woken instead, it works, and calls the caller back if that
+// was what the caller waits for: call_back().
 //
 // Threading: from any thread. A progress lock may outlive its reactor, and then does nothing.
 #pragma once
@@ -13,9 +18,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 
+#include "core/clock.h"
 #include "core/fd.h"
 
 namespace bps::transport {
@@ -24,44 +31,70 @@ class Reactor;
 
 class ProgressLock {
  public:
+  enum class Outcome : std::uint8_t {
+    kDone,
+    kComeBack,   // it has been a while, or a signal came: look whether to go on
+    kElsewhere,  // others make progress: sleep until they have done it
+  };
+
   explicit ProgressLock(Reactor& reactor);
 
-  // Makes progress until `done()`, or until nothing has arrived for the caller's spin time; does nothing while another
-  // thread holds the lock. Returns what done() answers then.
+  // Makes progress until `done()`, asleep when nothing arrives, for `at_most` or a little longer; or, where only the
+  // thread may sleep, until nothing has arrived for the caller's spin time. Does nothing while another thread holds the
+  // lock or sleeps in the thread's stead.
   template <typename Done>
-  bool progress_until(Done done) {
+  Outcome progress_until(Done done, Duration at_most) {
     {
-      const std::unique_lock lock(mutex_, std::try_to_lock);
-      if (lock.owns_lock() && reactor_ != nullptr) {
-        begin_progress();
-        bool over = done();
-        while (!over && progress_once()) over = done();
+      std::unique_lock lock(mutex_, std::try_to_lock);
+      if (lock.owns_lock() && reactor_ != nullptr && !caller_sleeps_.load(std::memory_order_relaxed)) {
+        begin_progress(at_most);
+        Outcome outcome = Outcome::kComeBack;
+        while (!done()) {
+          if (!progress_once(lock, outcome)) {
+            const bool over = done();
+            end_progress();
+            return over ? Outcome::kDone : outcome;
+          }
+        }
         end_progress();
-        return over;
+        return Outcome::kDone;
       }
     }
     wake();  // the holder of the lock may just be falling asleep
-    return done();
+    return done() ? Outcome::kDone : Outcome::kElsewhere;
+  }
+
+  // What a caller may wait for has come to pass.
+  void call_back() {
+    if (!caller_sleeps_.load()) return;
+    called_back_.store(true);
+    ring();
   }
 
   // There is new work, which was put where the actors find it: wakes the thread if it sleeps.
   void wake() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!asleep_.load(std::memory_order_relaxed) || !asleep_.exchange(false)) return;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
+    ring();
   }
 
  private:
   friend class Reactor;
-  void begin_progress();
-  bool progress_once();
+  void ring() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
+  }
+  void begin_progress(Duration at_most);
+  bool progress_once(std::unique_lock<std::mutex>& lock, Outcome& outcome);
   void end_progress();
 
   std::mutex mutex_;  // held while making progress
   Reactor* reactor_;  // null once it has stopped
   std::atomic<bool> asleep_{false};
-  const Fd doorbell_;  // a copy of the event loop's, because we may outlive it
+  std::atomic<bool> caller_sleeps_{false};  // written under the lock
+  std::atomic<bool> called_back_{false};
+  std::condition_variable caller_left_;  // the sleep, with the lock
+  const Fd doorbell_;                    // a copy of the event loop's, because we may outlive it
 };
 
 }  // namespace bps::transport

@@ -32,11 +32,11 @@ void relax() {
 }  // namespace
 
 ProgressLock::ProgressLock(Reactor& reactor) : reactor_(&reactor), doorbell_(duplicate(reactor.loop().doorbell())) {}
-void ProgressLock::begin_progress() {
-  reactor_->begin_progress();
+void ProgressLock::begin_progress(Duration at_most) {
+  reactor_->begin_progress(at_most);
 }
-bool ProgressLock::progress_once() {
-  return reactor_->progress_once();
+bool ProgressLock::progress_once(std::unique_lock<std::mutex>& lock, Outcome& outcome) {
+  return reactor_->progress_once(lock, outcome);
 }
 void ProgressLock::end_progress() {
   reactor_->end_progress();
@@ -70,7 +70,8 @@ void Reactor::stop() {
   stop_ = true;
   loop_.wake();
   if (thread_.joinable()) thread_.join();
-  const std::lock_guard progress(progress_->mutex_);
+  std::unique_lock progress(progress_->mutex_);
+  let_caller_go(progress);
   progress_->reactor_ = nullptr;
 }
 
@@ -89,12 +90,12 @@ void Reactor::run() {
   Clock::time_point last_work{};
   for (unsigned rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
     if (work()) {
-      if (rounds % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
+      if (rounds % kRoundsPerTurn == 0) look(progress);
       if (may_spin) last_work = Clock::now();
       continue;
     }
     if (spin_ > Duration::zero()) {
-      const bool found = loop_.turn(Duration::zero()) > 0;
+      const bool found = look(progress) > 0;
       const auto now = Clock::now();
       if (found) last_work = now;
       if (now - last_work < spin_) continue;
@@ -125,12 +126,27 @@ void Reactor::disarm() {
   for (const auto& transport : transports_) transport->disarm();
 }
 
+// At descriptors, without sleep. What is seen here does not wake a caller that sleeps: it must have been let go.
+int Reactor::look(std::unique_lock<std::mutex>& progress) {
+  if (progress_->called_back_.load(std::memory_order_relaxed)) let_caller_go(progress);
+  return loop_.turn(Duration::zero());
+}
+
+// Until the caller that sleeps, and has been called back or is to leave, is awake. Nobody else sleeps in the event loop
+// meanwhile, so that the doorbell wakes the caller.
+void Reactor::let_caller_go(std::unique_lock<std::mutex>& progress) {
+  if (!progress_->caller_sleeps_) return;
+  progress_->ring();
+  progress_->caller_left_.wait(progress, [this] { return !progress_->caller_sleeps_; });
+}
+
 void Reactor::sleep(std::unique_lock<std::mutex>& progress) {
   const bool ready = arm();
   // Also who finds work at the last moment looks at the descriptors: that work may be held up until one of them is.
   if (!ready) {
-    loop_.turn(Duration::zero());
+    look(progress);
   } else {
+    if (progress_->called_back_.load(std::memory_order_relaxed)) let_caller_go(progress);
     loop_.turn(blocked_ ? kBlockedSleep : kLongestSleep, &progress);
     counters_.wakeups.add();
   }
@@ -139,29 +155,58 @@ void Reactor::sleep(std::unique_lock<std::mutex>& progress) {
 
 // ---- A caller that holds the progress lock
 
-void Reactor::begin_progress() {
+void Reactor::begin_progress(Duration at_most) {
   caller_ = std::this_thread::get_id();
   disarm();
   polls_ = 0;
+  caller_stays_ = at_most;
+  caller_leaves_ = {};
 }
 
-bool Reactor::progress_once() {
+bool Reactor::progress_once(std::unique_lock<std::mutex>& progress, ProgressLock::Outcome& outcome) {
   if (work()) {
     idle_since_ = {};
     if (++polls_ % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
     return polls_ < kLongestStay;
   }
-  if (caller_spin_ == Duration::zero() || relies_on_descriptors() || stop_.load(std::memory_order_relaxed))
+  // An event of a descriptor that has not been read wakes the thread beside the caller: that would be no gain.
+  if (relies_on_descriptors() || stop_.load(std::memory_order_relaxed)) {
+    outcome = ProgressLock::Outcome::kElsewhere;
     return false;
+  }
+  if (caller_spin_ > Duration::zero()) {
+    const auto now = Clock::now();
+    if (idle_since_ == Clock::time_point()) idle_since_ = now;
+    relax();
+    if (now - idle_since_ < caller_spin_) return true;
+    idle_since_ = {};
+  }
+  return sleep_in_stead(progress);
+}
+
+// False when it is time to leave: nothing was found, perhaps because a signal came.
+bool Reactor::sleep_in_stead(std::unique_lock<std::mutex>& progress) {
+  if (!arm()) {
+    loop_.turn(Duration::zero());
+    disarm();
+    return true;
+  }
+  progress_->caller_sleeps_ = true;
+  const int found = loop_.turn(blocked_ ? kBlockedSleep : caller_stays_, &progress);
+  progress_->caller_sleeps_ = false;
+  progress_->called_back_ = false;
+  progress_->caller_left_.notify_all();
+  counters_.wakeups.add();
+  disarm();
+  if (found == 0 || stop_.load(std::memory_order_relaxed)) return false;
   const auto now = Clock::now();
-  if (idle_since_ == Clock::time_point()) idle_since_ = now;
-  relax();
-  return now - idle_since_ < caller_spin_;
+  if (caller_leaves_ == Clock::time_point()) caller_leaves_ = now + caller_stays_;
+  return now < caller_leaves_;
 }
 
 void Reactor::end_progress() {
   idle_since_ = {};
-  if (!arm() || blocked_) loop_.wake();
+  if (!arm() || blocked_ || stop_.load(std::memory_order_relaxed)) loop_.wake();
   caller_ = std::thread::id();
 }
 

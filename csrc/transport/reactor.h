@@ -94,11 +94,14 @@ class Reactor {
   bool work();
   bool arm();
   void disarm();
+  int look(std::unique_lock<std::mutex>& progress);
+  void let_caller_go(std::unique_lock<std::mutex>& progress);
   void sleep(std::unique_lock<std::mutex>& progress);
   bool relies_on_descriptors() const;
   // For ProgressLock.
-  void begin_progress();
-  bool progress_once();
+  void begin_progress(Duration at_most);
+  bool progress_once(std::unique_lock<std::mutex>& progress, ProgressLock::Outcome& outcome);
+  bool sleep_in_stead(std::unique_lock<std::mutex>& progress);
   void end_progress();
 
   const std::string name_;
@@ -118,6 +121,8 @@ class Reactor {
   bool blocked_ = false;  // as of arm()
   unsigned polls_ = 0;    // by that caller, and since when they have found nothing
   Clock::time_point idle_since_{};
+  Duration caller_stays_{0};
+  Clock::time_point caller_leaves_{};  // by then, as of its first sleep
   std::thread thread_;
 };
 

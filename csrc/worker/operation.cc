@@ -97,7 +97,13 @@ bool Operation::wait(const Deadline& until) const {
 }
 
 bool Operation::wait_briefly(int milliseconds) const {
-  if (done() || (progress && progress->progress_until([this] { return done(); }))) return true;
+  if (done()) return true;
+  if (progress) {
+    using Outcome = transport::ProgressLock::Outcome;
+    const Outcome outcome =
+        progress->progress_until([this] { return done(); }, std::chrono::milliseconds(milliseconds));
+    if (outcome != Outcome::kElsewhere) return outcome == Outcome::kDone;
+  }
   sleepers_.fetch_add(1);
   if (!done()) {
     const timespec timeout{.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000L};
@@ -111,6 +117,7 @@ void Operation::settle(State state) {
   std::uint32_t expected = kPending;
   if (!state_.compare_exchange_strong(expected, state)) return;
   if (sleepers_.load() > 0) futex(&state_, FUTEX_WAKE, INT_MAX, nullptr);
+  if (progress) progress->call_back();
   if (const int fd = completion_fd_.load(); fd >= 0) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = ::write(fd, &one, sizeof one);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -28,16 +29,22 @@ class Adder final : public Actor {
       found = true;
     }
     done.store(count, std::memory_order_release);
+    if (found && on_count) on_count();
     return found;
   }
   bool arm() override { return work.empty(); }
 
   MpscRing<int> work{1 << 10};
+  std::function<void()> on_count;
   long sum = 0;
   long count = 0;
   std::set<std::thread::id> workers;
   std::atomic<long> done{0};
 };
+
+using Outcome = ProgressLock::Outcome;
+constexpr Duration kSlice = std::chrono::milliseconds(50);
+constexpr Duration kLong = std::chrono::seconds(60);
 
 class ProgressTest : public ::testing::Test {
  protected:
@@ -67,7 +74,7 @@ TEST_F(ProgressTest, ACallerWorksOnTheSpotAndTheThreadSleepsOn) {
   const auto before = reactor->counters().wakeups.get();
   for (int i = 1; i <= 100; ++i) {
     put(i);
-    EXPECT_TRUE(reactor->progress()->progress_until([&] { return adder.done.load() == i; }));
+    EXPECT_EQ(reactor->progress()->progress_until([&] { return adder.done.load() == i; }, kLong), Outcome::kDone);
   }
   EXPECT_EQ(adder.sum, 5050);
   EXPECT_EQ(adder.workers, std::set{std::this_thread::get_id()});
@@ -80,20 +87,118 @@ TEST_F(ProgressTest, ANudgeWakesTheThreadAlsoAfterACallerHasLeft) {
     put(1);
     if (i % 2 == 0) {
       reactor->progress()->wake();
-    } else if (!reactor->progress()->progress_until([&] { return adder.done.load() == i; })) {
+    } else if (reactor->progress()->progress_until([&] { return adder.done.load() == i; }, kLong) != Outcome::kDone) {
       ASSERT_TRUE(comes_to(i)) << "somebody else was at it and must see it";
     }
     ASSERT_TRUE(comes_to(i)) << i;
   }
 }
 
-TEST_F(ProgressTest, ACallerGivesUpAfterItsSpinAndWorkThatComesLaterIsDone) {
+TEST_F(ProgressTest, ACallerComesBackAfterAWhileAndWorkThatComesLaterIsDone) {
   start({.thread_us = 0, .caller_us = 1000});
   settle();
-  EXPECT_FALSE(reactor->progress()->progress_until([] { return false; }));
+  EXPECT_EQ(reactor->progress()->progress_until([] { return false; }, kSlice), Outcome::kComeBack);
   put(7);
   reactor->progress()->wake();
   EXPECT_TRUE(comes_to(1));
+}
+
+// Whether the caller or the thread is woken is for the kernel to say; that the caller hears of it is for us.
+TEST_F(ProgressTest, ACallerThatSleepsIsWokenByWorkWhoeverDoesIt) {
+  adder.on_count = [&] { reactor->progress()->call_back(); };
+  start({});
+  std::atomic<long> seen{0};
+  std::thread caller([&] {
+    for (long i = 1; i <= 200; ++i) {
+      while (reactor->progress()->progress_until([&] { return adder.done.load() >= i; }, kLong) != Outcome::kDone) {
+        std::this_thread::yield();
+      }
+      seen = i;
+    }
+  });
+  const Deadline deadline = Deadline::after(50);
+  for (long i = 1; i <= 200; ++i) {
+    if (i % 50 == 0) settle();  // both are asleep
+    if (i % 3 == 0) {
+      // On the thread, or on the caller: the one that is woken.
+      reactor->call([&] {
+        put(1);
+        adder.step();
+      });
+    } else {
+      put(1);
+      reactor->progress()->wake();
+    }
+    while (seen < i && !deadline.passed()) std::this_thread::yield();
+  }
+  EXPECT_EQ(seen, 200);
+  caller.join();
+}
+
+// The thread has gone to sleep after the caller has, and so is woken before it.
+TEST_F(ProgressTest, TheThreadCallsTheCallerBack) {
+  adder.on_count = [&] { reactor->progress()->call_back(); };
+  start({});
+  settle();
+  std::atomic<int> asleep{0};
+  std::thread caller([&] {
+    EXPECT_EQ(reactor->progress()->progress_until(
+                  [&] {
+                    ++asleep;
+                    return adder.done.load() == 1;
+                  },
+                  kLong),
+              Outcome::kDone);
+  });
+  while (asleep == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // longer than the thread sleeps at a time
+  put(1);
+  reactor->progress()->wake();
+  caller.join();
+  EXPECT_EQ(adder.done, 1);
+}
+
+TEST_F(ProgressTest, OneCallerSleepsAndOthersLeaveTheirWorkToIt) {
+  start({});
+  settle();
+  std::atomic<bool> driving{false};
+  std::thread caller([&] {
+    const auto both = [&] {
+      driving = true;
+      return adder.done.load() == 2;
+    };
+    while (reactor->progress()->progress_until(both, kLong) != Outcome::kDone) std::this_thread::yield();
+  });
+  while (!driving) std::this_thread::yield();
+  settle();
+  put(1);
+  EXPECT_EQ(reactor->progress()->progress_until([] { return false; }, kLong), Outcome::kElsewhere);
+  EXPECT_TRUE(comes_to(1));
+  put(1);
+  reactor->progress()->wake();
+  caller.join();
+}
+
+TEST_F(ProgressTest, ACallerThatSleepsLeavesWhenTheReactorEnds) {
+  for (int i = 0; i < 20; ++i) {
+    start({});
+    if (i % 2 == 0) settle();
+    const std::shared_ptr<ProgressLock> progress = reactor->progress();
+    std::atomic<bool> driving{false};
+    std::thread caller([&] {
+      const auto never = [&] {
+        driving = true;
+        return false;
+      };
+      while (progress->progress_until(never, kLong) != Outcome::kElsewhere || !driving) std::this_thread::yield();
+    });
+    while (!driving) std::this_thread::yield();
+    if (i % 4 == 0) settle();
+    const auto start = Clock::now();
+    reactor.reset();
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+    caller.join();
+  }
 }
 
 TEST_F(ProgressTest, TasksAndCallsRunWhileACallerMakesProgress) {
@@ -101,10 +206,11 @@ TEST_F(ProgressTest, TasksAndCallsRunWhileACallerMakesProgress) {
   settle();
   put(1);
   int answer = 0;
-  EXPECT_TRUE(reactor->progress()->progress_until([&] {
+  const auto ask = [&] {
     answer = reactor->call([] { return 42; });  // would wait for ourselves, were it posted
     return true;
-  }));
+  };
+  EXPECT_EQ(reactor->progress()->progress_until(ask, kLong), Outcome::kDone);
   EXPECT_EQ(answer, 42);
   EXPECT_EQ(reactor->call([] { return 43; }), 43);
   // From what the thread itself runs: a task, and a timer.
@@ -131,7 +237,7 @@ TEST_F(ProgressTest, NothingIsLostBetweenManyCallersAndTheThread) {
           if ((i + t) % 3 == 0) {
             reactor->progress()->wake();
           } else {
-            reactor->progress()->progress_until([n = 0]() mutable { return ++n > 2; });
+            reactor->progress()->progress_until([n = 0]() mutable { return ++n > 2; }, Duration::zero());
           }
         }
       });
@@ -149,15 +255,16 @@ TEST_F(ProgressTest, AProgressLockOutlivesItsReactor) {
   const std::shared_ptr<ProgressLock> progress = reactor->progress();
   std::atomic<bool> driving{false};
   std::thread caller([&] {
-    progress->progress_until([&] {
+    const auto never = [&] {
       driving = true;
       return false;
-    });
+    };
+    progress->progress_until(never, kLong);
   });
   while (!driving) std::this_thread::yield();
   reactor.reset();  // makes the caller leave, and waits for that
   caller.join();
-  EXPECT_FALSE(progress->progress_until([] { return false; }));
+  EXPECT_EQ(progress->progress_until([] { return false; }, kLong), Outcome::kElsewhere);
   progress->wake();
 }
 
