@@ -198,11 +198,20 @@ def _report_exceptions() -> None:
 
 
 def _excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+    report_exception(value)
+    _previous_excepthook(kind, value, trace)
+
+
+def report_exception(value: BaseException) -> None:
+    """Tells the other ranks that this one ends with an exception, so that they do not wait for it; never raises.
+
+    Without a job it has no effect. An exception that ends the process is reported by itself; this is for callers in
+    whose process the exception ends something else, such as a task of an actor.
+    """
     job = _job
     if job is not None:
         with contextlib.suppress(BaseException):  # whatever goes wrong, the exception itself must be shown
-            job.process.abort("".join(traceback.format_exception_only(kind, value)).strip()[:_LONGEST_REPORT])
-    _previous_excepthook(kind, value, trace)
+            job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
 
 
 _LONGEST_REPORT = 2000  # characters

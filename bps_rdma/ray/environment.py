@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables that tell members of a job on Ray who they are.
+
+An actor inherits the environment of its raylet, which is that of `ray start`, or of the driver. Who an outer job took
+that process to be must not reach the actor; settings such as BPS_INTERFACE may.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bps_rdma.launch.environment import _IDENTITY
+from bps_rdma.ray.placement import RankPlace
+
+_PREFIXES = ("DMLC_", "TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
+
+
+def identity(environ: Mapping[str, str]) -> list[str]:
+    """Names of the variables that say which member of which job a process is."""
+    return [name for name in environ if name in _IDENTITY or name.startswith(_PREFIXES) or name == "NODE_RANK"]
+
+
+def adopt(env: Mapping[str, str]) -> None:
+    """Make this process the member that `env` describes, and nothing else."""
+    for name in identity(os.environ):
+        del os.environ[name]
+    os.environ.update(env)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A free port of a host."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One attempt of a job. Each has a name and a secret of its own, so that no member of an earlier one can join.
+
+    Args:
+        workers: number of ranks.
+        servers: number of dedicated servers; 0: servers inside the ranks.
+        master: for torch.distributed.
+        scheduler: of the scheduler, with dedicated servers.
+        attempt: from 0.
+    """
+
+    workers: int
+    servers: int
+    master: Address
+    scheduler: Address | None
+    attempt: int
+    name: str = field(default_factory=lambda: f"ray-{secrets.token_hex(8)}")
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+    def rank(self, place: RankPlace) -> dict[str, str]:
+        """The variables of a rank, which are torchrun's and ours."""
+        return self._common() | {
+            "RANK": str(place.rank),
+            "WORLD_SIZE": str(self.workers),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_size),
+            "GROUP_RANK": str(place.node_rank),
+            "MASTER_ADDR": self.master.host,
+            "MASTER_PORT": str(self.master.port),
+            "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
+        }
+
+    def server(self) -> dict[str, str]:
+        """The variables of a server and of the scheduler."""
+        return self._common() | {"BPS_NUM_WORKERS": str(self.workers)}
+
+    def _common(self) -> dict[str, str]:
+        env = {"BPS_JOB_ID": self.name, "BPS_SECRET": self.secret}
+        if self.scheduler is not None:
+            env |= {
+                "BPS_NUM_SERVERS": str(self.servers),
+                "BPS_ROOT_URI": self.scheduler.host,
+                "BPS_ROOT_PORT": str(self.scheduler.port),
+            }
+        return env

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actors of one attempt: starts them, gives them their identity, and ends them.
+
+All actors exist before any of them is told who it is: the addresses in the identity are theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from bps_rdma.ray.actors import Helper, Rank, Whereabouts
+from bps_rdma.ray.environment import Address, Identity
+from bps_rdma.ray.errors import Failure, StartError
+from bps_rdma.ray.placement import Place, Placement, Shape, addresses
+
+
+@dataclass
+class Actor:
+    """The driver's side of one member."""
+
+    label: str
+    node: str
+    handle: Any
+    at: Whereabouts | None = None
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        if self.at is None:
+            return f"on {addresses().get(self.node, 'a lost node')}"
+        return f"pid {self.at.pid} on {self.at.host}"
+
+
+class Group:
+    """The members of one attempt; use as `with Group(...) as group:`, at whose end all of them are killed."""
+
+    def __init__(self, shape: Shape, placement: Placement, env: Mapping[str, str], runtime_env: Any) -> None:
+        """Start the actors. `env` is there before their interpreters start."""
+        self._placement = placement
+        self._shape = shape
+        inherited = dict(runtime_env or {})
+        variables = {**inherited.get("env_vars", {}), **env}
+        self._runtime_env = {**inherited, "env_vars": variables} if variables else inherited or None
+        self.ranks: list[Actor] = []
+        self.servers: list[Actor] = []
+        self.scheduler: Actor | None = None
+        try:
+            for place in placement.ranks:
+                self.ranks.append(self._start(Rank, f"rank {place.rank}", place, shape.rank_resources))
+            for number, one in enumerate(placement.servers):
+                self.servers.append(self._start(Helper, f"server {number}", one, shape.server_resources))
+            if self.servers:
+                self.scheduler = self._start(Helper, "scheduler", placement.servers[0], {})
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, kind: type, label: str, place: Place, resources: Mapping[str, float]) -> Actor:
+        rest = dict(resources)
+        options: dict[str, Any] = {
+            "num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0), "resources": rest or None,
+            "max_restarts": 0, "max_task_retries": 0, "runtime_env": self._runtime_env,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement.group, place.bundle),
+        }  # fmt: skip
+        return Actor(label, place.node, ray.remote(**options)(kind).remote(label))
+
+    @property
+    def helpers(self) -> list[Actor]:
+        """Members that are no ranks."""
+        return [*self.servers, *([self.scheduler] if self.scheduler else [])]
+
+    @property
+    def actors(self) -> list[Actor]:
+        """All members."""
+        return [*self.ranks, *self.helpers]
+
+    def identify(self, deadline: float, attempt: int) -> None:
+        """Wait until all actors run, and tell them who they are.
+
+        Raises:
+            StartError: some did not in time; names them.
+        """
+        found = _gather({actor.label: actor for actor in self.actors}, "whereabouts", {}, deadline)
+        for actor in self.actors:
+            actor.at = found[actor.label]
+        first, scheduler = found["rank 0"], found.get("scheduler")
+        identity = Identity(
+            self._shape.workers, len(self.servers), Address(first.host, first.port),
+            Address(scheduler.host, scheduler.port) if scheduler else None, attempt,
+        )  # fmt: skip
+        variables = {actor.label: identity.server() for actor in self.helpers}
+        variables |= {f"rank {place.rank}": identity.rank(place) for place in self._placement.ranks}
+        _gather({actor.label: actor for actor in self.actors}, "adopt", variables, deadline)
+
+    def begin(self, pickled: Any) -> tuple[dict[Any, Actor], dict[Any, Actor]]:
+        """Start the servers, then the function on all ranks; the futures of ranks and those of the others."""
+        serving = {
+            actor.handle.serve.remote("scheduler" if actor is self.scheduler else "server"): actor
+            for actor in self.helpers
+        }
+        return {actor.handle.run.remote(pickled): actor for actor in self.ranks}, serving
+
+    def kill(self) -> None:
+        """End all members now, and give their resources back."""
+        for actor in self.actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor.handle, no_restart=True)
+        self._placement.release()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.kill()
+
+
+def _gather(actors: Mapping[str, Actor], method: str, arguments: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    """Call a method of all actors; their results by label. Ends at the first failure."""
+    waiting = {
+        getattr(actor.handle, method).remote(*([arguments[label]] if label in arguments else [])): actor
+        for label, actor in actors.items()
+    }
+    begun = time.monotonic()
+    found: dict[str, Any] = {}
+    while waiting:
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            missing = ", ".join(f"{actor.label} ({actor.where})" for actor in waiting.values())
+            raise StartError(
+                f"no answer from {missing} within {time.monotonic() - begun:.0f} s",
+                "their nodes are too busy, do not answer, or still prepare the runtime_env: see their logs in "
+                "/tmp/ray/session_latest/logs, or raise start_timeout",
+            )
+        actor = waiting.pop(done[0])
+        try:
+            found[actor.label] = ray.get(done[0])
+        except Exception as error:
+            failure = Failure(actor.label, actor.where, error)
+            raise StartError(
+                f"{actor.label} ({actor.where}) did not start: {_reason(failure.cause)}",
+                "bps_rdma and what it needs must be importable by the Python of every node",
+            ) from error
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    """The line of Ray's text that tells most: the last one of a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error:" in line and not line.startswith("File ")]
+    return (named or lines or [type(error).__name__])[-1]

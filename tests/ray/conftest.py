@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of bps_rdma.ray on a cluster of two nodes, both of them here: two raylets with resources of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_TESTS = Path(__file__).parents[1]
+_FOLDER = tempfile.mkdtemp(prefix="bps-ray-")
+os.environ |= {
+    "RAY_TMPDIR": _FOLDER,
+    "RAY_AUTH_MODE": "disabled",  # or it writes a token into the home folder
+    "RAY_worker_niceness": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "OMP_NUM_THREADS": "1",
+    # Of an outer job: must not reach a rank.
+    "RANK": "55", "BPS_RANK": "55", "SLURM_PROCID": "55", "DMLC_ROLE": "server", "BPS_SECRET": "of an outer job",
+}  # fmt: skip
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bps_rdma[ray]'")
+import ray_jobs  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+_FOUND_BY_RANKS = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent), str(_TESTS / "python")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND_BY_RANKS))
+
+
+def pytest_report_header():
+    return f"ray {ray.__version__}"
+
+
+@pytest.fixture(scope="session")
+def cluster_of_two():
+    """The first node has 4 CPUs; the second has 4, and 2 of "bps_server"."""
+    small = {"object_store_memory": 80_000_000, "num_cpus": 4}
+    cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
+    try:
+        cluster.add_node(resources={"bps_server": 2}, **small)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
+@pytest.fixture
+def two_nodes(cluster_of_two):
+    """The cluster; checks that a test leaves no process, shared memory or socket behind."""
+    with ray_jobs.nothing_left():
+        yield cluster_of_two

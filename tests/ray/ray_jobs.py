@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of the tests do, and what must not be left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PATIENCE = float(os.environ.get("BPS_TEST_PATIENCE", "1"))
+_OURS = ("bps-server", "bps-scheduler", "ray::rank", "ray::server", "ray::scheduler", "ray::Rank", "ray::Helper")
+
+
+def processes() -> dict[int, str]:
+    """The members of jobs that run now, by process id."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if command.startswith(("ray::", "bps-")) or "/bps-" in command.split(" ")[0]:
+                found[int(folder.name)] = command.strip()
+    return {pid: text for pid, text in found.items() if any(sign in text for sign in _OURS)}
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("bps*")}
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fails if processes or segments of a job are still there shortly after the block."""
+    before, shared = processes(), segments()
+    yield
+    deadline = time.monotonic() + 5 * PATIENCE
+    while left := {pid: text for pid, text in processes().items() if pid not in before}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert segments() <= shared
+
+
+def of(pid: int, name: str) -> int:
+    """The process of this name that `pid` is the parent of."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (found,) = [int(c) for c in children if Path(f"/proc/{c}/comm").read_text().strip() == name]
+    return found
+
+
+def sums(rounds: int) -> dict[str, Any]:
+    """Sums, and tells where it ran."""
+    import numpy as np
+
+    import bps_rdma
+
+    bps_rdma.init()
+    x = bps_rdma.empty(10_000)
+    for _ in range(rounds):
+        x[:] = bps_rdma.rank() + 1
+        bps_rdma.push_pull_inplace(x, name="x", average=False)
+        assert np.all(x == sum(range(1, bps_rdma.size() + 1)))
+    import ray
+
+    return {
+        "rank": bps_rdma.rank(), "size": bps_rdma.size(), "local": (bps_rdma.local_rank(), bps_rdma.local_size()),
+        "env": dict(os.environ), "node": ray.get_runtime_context().get_node_id(), "pid": os.getpid(),
+        "routes": bps_rdma.metrics()["transports"],
+    }  # fmt: skip
+
+
+def meets_an_end(config: dict[str, Any]) -> list[float]:
+    """Takes steps whose sums say how far the job is; in the first start, one rank meets an end after some steps.
+
+    With a folder it saves each step and goes on from the last one.
+    """
+    import numpy as np
+
+    import bps_rdma
+
+    bps_rdma.init()
+    rank, first = bps_rdma.rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    saved = Path(config["folder"]) / f"rank-{rank}.npy"
+    weights = np.load(saved) if saved.exists() else np.zeros(1000)
+    # A rank may have died between the others' saving and its own: all go on from the earliest.
+    begun = int(bps_rdma.push_pull(np.array([weights[0]]), op="min", name="begun", average=False)[0])
+    history = np.load(saved.with_suffix(".history.npy"))[:begun] if begun else np.zeros(0)
+    weights[:] = begun
+    for step in range(begun, config["steps"]):
+        if first and rank == config["rank"] and step == config["at"]:
+            (Path(config["folder"]) / "happened").write_text(repr(time.time()))
+            end(config["end"])
+        found = bps_rdma.push_pull(np.random.default_rng([step, rank]).random(1000), name="x", timeout=60 * PATIENCE)
+        history = np.append(history, found.sum())
+        weights[:] = step + 1
+        np.save(saved.with_suffix(".history.npy"), history)
+        np.save(saved, weights)
+    return [float(value) for value in history]
+
+
+def end(how: str) -> None:
+    if how == "raise":
+        raise ValueError("no such sample")
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "hang":
+        time.sleep(600)
+    if how in ("server", "scheduler"):  # of the same machine
+        (pid, *_) = [pid for pid, text in processes().items() if f"bps-{how}" in text.split(" ")[0]]
+        os.kill(pid, signal.SIGKILL)
+        return
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[how])
+    time.sleep(60)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs on a cluster: ranks and servers find their places and their identity, and results come back."""
+
+from __future__ import annotations
+
+import collections
+import threading
+
+import pytest
+import ray_jobs
+
+import bps_rdma.ray
+from bps_rdma.errors import InvalidArgumentError
+
+
+def test_servers_inside_the_ranks(two_nodes):
+    found = bps_rdma.ray.run(ray_jobs.sums, 20, hosts=2, per_host=2, strict_spread=True)
+    assert [one["rank"] for one in found] == [0, 1, 2, 3]
+    assert [one["local"] for one in found] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert found[0]["node"] == found[1]["node"] != found[2]["node"] == found[3]["node"]
+    assert len({one["pid"] for one in found}) == 4
+
+
+def test_dedicated_servers_on_named_nodes(two_nodes):
+    found = bps_rdma.ray.run(
+        ray_jobs.sums, 20, hosts=2, servers=2, server_resources={"bps_server": 1}, env={"BPS_LOG_LEVEL": "info"}
+    )
+    assert [(one["rank"], one["size"], one["env"]["BPS_NUM_SERVERS"]) for one in found] == [(0, 2, "2"), (1, 2, "2")]
+
+
+def test_the_environment_is_the_ranks_own(two_nodes):
+    (one,) = bps_rdma.ray.run(ray_jobs.sums, 1, env={"OF_THE_USER": "yes", "OMP_NUM_THREADS": "3"})
+    env = one["env"]
+    assert "55" not in [env.get(name) for name in ("RANK", "BPS_RANK", "SLURM_PROCID")]
+    assert "DMLC_ROLE" not in env
+    assert "SLURM_PROCID" not in env
+    assert env["BPS_SECRET"] != "of an outer job"
+    assert (env["OF_THE_USER"], env["OMP_NUM_THREADS"]) == ("yes", "3")
+
+
+def test_two_jobs_at_once(two_nodes):
+    found = {}
+
+    def start(name: str) -> None:
+        found[name] = bps_rdma.ray.run(ray_jobs.sums, 50, per_host=2)
+
+    threads = [threading.Thread(target=start, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    secrets = collections.Counter(one["env"]["BPS_SECRET"] for ranks in found.values() for one in ranks)
+    assert sorted(secrets.values()) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"rank_resources": {"CPU": 1, "GPU": 1}}, "no node has {CPU: 1, GPU: 1}"),
+        ({"hosts": 3, "strict_spread": True}, "3 nodes are needed, and there are 2"),
+        ({"hosts": 3, "per_host": 3}, "free now: {CPU: 8"),
+    ],
+)
+def test_no_room(two_nodes, asked, said):
+    with pytest.raises(bps_rdma.ray.PlacementError) as raised:
+        bps_rdma.ray.run(ray_jobs.sums, 1, start_timeout=0.5, **asked)
+    assert "had no room for the job within 0.5 s" in str(raised.value)
+    assert "{CPU: 4, bps_server: 2}" in str(raised.value)
+    assert said in raised.value.hint
+
+
+def test_arguments_that_are_no_job():
+    with pytest.raises(InvalidArgumentError, match="are no job"):
+        bps_rdma.ray.run(ray_jobs.sums, hosts=0)
+    with pytest.raises(InvalidArgumentError, match="name at least one resource"):
+        bps_rdma.ray.run(ray_jobs.sums, server_resources={})
