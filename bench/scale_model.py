@@ -33,20 +33,25 @@ def compare_with_lab(paths: list[Path]) -> None:
         lab = json.loads(path.read_text())
         gbit = lab["rate"] / 1e3
         workers, servers, nbytes = lab["workers"], lab["servers"], parse_size(lab["size"])
-        hosts = separate(workers, servers, gbit, gbit) if servers else [Hosts(workers, gbit, worker=True, server=True)]
-        predicted = simulate(hosts, nbytes, Protocol(partition_bytes=parse_size(lab["partition"])))
-        found = lab["found"]["bps_rdma"]
-        measured = nbytes / (found["goodput_mb_per_s"] * 1e6)
+        protocol = Protocol(partition_bytes=parse_size(lab["partition"]))
         place = f"{servers} servers" if servers else "servers inside"
-        print(
-            f"{workers} workers, {place}, pieces of {lab['partition']}: measured {measured:.3f} s, "
-            f"predicted {predicted.seconds:.3f} s ({predicted.seconds / measured - 1:+.1%}); busiest link down "
-            f"{found['busiest_link_down']:.3f} x, predicted {max(link.down for link in predicted.links) / nbytes:.3f} x"
-        )
-        if "gloo" in lab["found"]:
-            ring = ring_seconds(workers, gbit, nbytes)
-            gloo = nbytes / (lab["found"]["gloo"]["goodput_mb_per_s"] * 1e6)
-            print(f"    gloo: measured {gloo:.3f} s, a ring takes at least {ring:.3f} s")
+        for row in lab["found"]:
+            ranks, found = row["ranks_per_host"], row["bps_rdma"]
+            hosts = [Hosts(workers, gbit, worker=True, server=not servers, ranks=ranks)]
+            if servers:
+                hosts.append(Hosts(servers, gbit, server=True))
+            predicted = simulate(hosts, nbytes, protocol)
+            measured = nbytes / (found["goodput_mb_per_s"] * 1e6)
+            print(
+                f"{workers} hosts of {ranks}, {place}, pieces of {lab['partition']}: measured {measured:.3f} s, "
+                f"predicted {predicted.seconds:.3f} s ({predicted.seconds / measured - 1:+.1%}); busiest link down "
+                f"{found['busiest_link_down']:.3f} x, "
+                f"predicted {max(link.down for link in predicted.links) / nbytes:.3f} x"
+            )
+            if "gloo" in row:
+                ring = ring_seconds(workers, gbit, nbytes)
+                gloo = nbytes / (row["gloo"]["goodput_mb_per_s"] * 1e6)
+                print(f"    gloo: measured {gloo:.3f} s, a ring of a rank per host takes at least {ring:.3f} s")
 
 
 def draw(path: Path) -> None:
