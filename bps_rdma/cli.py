@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shlex
 import sys
 from typing import Annotated
 
@@ -14,8 +16,9 @@ import bps_rdma
 from bps_rdma import _core
 from bps_rdma.bench.cli import pushpull_bench
 from bps_rdma.doctor import doctor as examine_machine
-from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.hosts import job_on
 from bps_rdma.launch.run import run_job
+from bps_rdma.launch.slurm_components import component_variables
 from bps_rdma.terminal import run_app, wide_console
 
 app = typer.Typer(
@@ -37,19 +40,48 @@ app.command("doctor")(examine_machine)
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command that every rank runs.")],
-    processes: Annotated[int, typer.Option("--nproc", "-np", "-n", min=1, help="Number of ranks to start.")],
+    processes: Annotated[
+        int | None,
+        typer.Option("--nproc", "-np", "-n", min=1, help="Ranks to start here. Default in a Slurm step: 1 per task."),
+    ] = None,
     servers: Annotated[
         int | None, typer.Option(min=1, help="Number of dedicated server processes. Default: servers inside the ranks.")
     ] = None,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
     prefix: Annotated[bool, typer.Option(help="Start each line of output with its rank.")] = False,
-    grace: Annotated[float, typer.Option(min=0.0, help="Seconds for other ranks to end after one failed.")] = 3.0,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for ranks to end after one failed, and after SIGTERM.")
+    ] = 3.0,
+    hosts: Annotated[int | None, typer.Option("--nnodes", min=1, help="Hosts of the job, each with a bps run.")] = None,
+    host: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="Which host this is. Default: JOB_COMPLETION_INDEX.")
+    ] = None,
+    address: Annotated[str | None, typer.Option("--master-addr", help="Host 0. Default: MASTER_ADDR.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--master-port", min=1, max=65535, help="Default: MASTER_PORT, or 29500.")
+    ] = None,
 ) -> int:
     """Run a command as several ranks on this machine: bps run -np 2 train.py --its options.
 
+    For a job on several hosts, start it on each: by `srun`, whose variables it understands, or with --nnodes,
+    --node-rank and --master-addr. SIGUSR1 and SIGUSR2 are passed on to the ranks.
+
     The exit status is that of the first rank that fails. No process is left running, whatever happens.
     """
-    return run_job(LocalJob(processes, servers, transport), command, prefixed=prefix, grace=grace)
+    job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port)
+    return run_job(job, command, prefixed=prefix, grace=grace)
+
+
+@app.command("env")
+def print_environment(
+    processes: Annotated[int, typer.Option("--nproc", "-np", "-n", min=1, help="Ranks of each task.")] = 1,
+) -> None:
+    """Print what the parts of a heterogeneous Slurm job have in common: eval "$(bps env)" in the batch script.
+
+    Component 0 has the ranks, component 1 the dedicated servers. docs/slurm.md has an example.
+    """
+    for name, value in component_variables(os.environ, processes).items():
+        print(f"export {name}={shlex.quote(value)}")
 
 
 @app.command()

@@ -20,6 +20,7 @@ import numpy as np
 from bps_rdma import _core, startup
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.group import Group
+from bps_rdma.launch import cluster
 
 T = TypeVar("T")
 
@@ -132,6 +133,7 @@ def init(**settings: object) -> None:
     try:
         if _job is not None:
             return
+        cluster.adopt(os.environ, settings)
         config = config_with(settings)
         process = _core.Process.start(config, startup.from_config(config), change.stop)
         _job = Job(process, config, Group(0, tuple(range(process.workers))))

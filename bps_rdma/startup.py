@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The role of this process in the job: turns the variables that launchers set into a `_core.Startup`.
 
-Three ways to start (architecture: Start-up):
+Three ways to start (architecture: Start-up), after launch/cluster.py has turned Slurm's variables into torchrun's:
 
 * classic: DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, ... with separate scheduler and server processes;
 * launched with separate servers: `bps run --servers K` sets BPS_NUM_SERVERS beside torchrun's variables;

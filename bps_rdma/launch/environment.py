@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bps_rdma.errors import BpsError
+from bps_rdma.launch.cluster import is_rank_of_slurm
 
 LOCALHOST = "127.0.0.1"
 
@@ -31,8 +32,14 @@ _IDENTITY = (
 
 
 def inside_a_job() -> bool:
-    """Whether this process was started as one rank of a job, by torchrun, `bps run` or BytePS's variables."""
-    return any(os.environ.get(name) for name in ("RANK", "BPS_RANK", "DMLC_ROLE", "BPS_ROLE"))
+    """Whether this process was started as one rank of a job, by torchrun, `bps run`, srun or BytePS's variables."""
+    named = any(os.environ.get(name) for name in ("RANK", "BPS_RANK", "DMLC_ROLE", "BPS_ROLE"))
+    return named or is_rank_of_slurm(os.environ)
+
+
+def outer_environment() -> dict[str, str]:
+    """The environment of this process without what would tell a rank who it is."""
+    return {name: value for name, value in os.environ.items() if name not in _IDENTITY}
 
 
 def free_port() -> int:
@@ -87,6 +94,10 @@ class LocalJob:
         del label
         return command
 
+    def label(self, index: int) -> str:
+        """What messages call the worker number `index` of this machine."""
+        return f"rank {index}"
+
     def worker(self, rank: int) -> dict[str, str]:
         """The complete environment of worker `rank`."""
         return self._common() | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -96,7 +107,7 @@ class LocalJob:
         return self._common() | {"DMLC_ROLE": label.split(maxsplit=1)[0]}
 
     def _common(self) -> dict[str, str]:
-        env = {name: value for name, value in os.environ.items() if name not in _IDENTITY}
+        env = outer_environment()
         env |= {
             "WORLD_SIZE": str(self.workers),
             "LOCAL_WORLD_SIZE": str(self.workers),

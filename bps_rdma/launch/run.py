@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from bps_rdma.launch.environment import LocalJob, find_binary
@@ -38,6 +40,35 @@ def signals_raise() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+@dataclass
+class PassOn:
+    """The children that get the signals which are for the program, not for its launcher."""
+
+    to: Sequence[Child] = ()
+
+    def __call__(self, signum: int, _: FrameType | None) -> None:
+        """The signal handler."""
+        for child in self.to:
+            if child.status is None:
+                with contextlib.suppress(ProcessLookupError):  # a zombie; it is reported soon
+                    signal.pidfd_send_signal(child.pidfd, signum)
+
+
+@contextmanager
+def signals_pass_on() -> Iterator[PassOn]:
+    """Pass SIGUSR1 and SIGUSR2 on, by which a cluster warns a job that its time is over (sbatch --signal).
+
+    Only the ranks get them: the processes that a rank has started would be killed.
+    """
+    pass_on = PassOn()
+    before = {n: signal.signal(n, pass_on) for n in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        yield pass_on
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
 def spawn_helpers(children: Children, job: LocalJob) -> None:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
     if job.servers is None:
@@ -56,10 +87,11 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
     SIGTERM, before SIGKILL.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
-    with signals_raise(), Children(prefixed=prefixed) as children:
+    with signals_raise(), signals_pass_on() as pass_on, Children(prefixed=prefixed) as children:
         try:
             spawn_helpers(children, job)
-            ranks = [children.spawn(f"rank {rank}", words, job.worker(rank)) for rank in range(job.workers)]
+            ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
+            pass_on.to = ranks
             failed = _first_failure(children, ranks)
             failed_late = _let_end(children, grace)
             failed = failed or failed_late

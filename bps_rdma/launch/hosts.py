@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks that `bps run` starts on this host for a job on several hosts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.launch import cluster, slurm
+from bps_rdma.launch.environment import LocalJob, outer_environment
+
+DEFAULT_PORT = 29500  # torchrun's
+
+# These describe the job, not a process of it, and come from whoever starts `bps run` on all hosts.
+_OF_THE_JOB = (
+    "MASTER_ADDR", "MASTER_PORT", "BPS_JOB_ID", "BPS_SECRET", "BPS_SECRET_FILE", "BPS_ROOT_URI", "BPS_ROOT_PORT",
+    "BPS_NUM_SERVERS",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part(LocalJob):
+    """`workers` ranks of a job on `hosts` hosts, on the host number `host`.
+
+    Every host has the same number of ranks; servers are inside the ranks, or started by others.
+    """
+
+    hosts: int = 1
+    host: int = 0
+    address: str = ""
+    port: int = DEFAULT_PORT
+
+    def label(self, index: int) -> str:
+        """The rank among all, which is what its messages call it."""
+        return f"rank {self.host * self.workers + index}"
+
+    def worker(self, rank: int) -> dict[str, str]:
+        """The complete environment of the rank number `rank` of this host."""
+        ranks = {
+            "RANK": str(self.host * self.workers + rank),
+            "WORLD_SIZE": str(self.hosts * self.workers),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(self.workers),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+        return _inherited(self.transport) | ranks
+
+
+@dataclass(frozen=True)
+class Task(LocalJob):
+    """`workers` ranks for each task of a Slurm step, of which this process is one."""
+
+    def label(self, index: int) -> str:
+        """The rank among all, which is what its messages call it."""
+        return f"rank {self._step.task * self.workers + index}"
+
+    def worker(self, rank: int) -> dict[str, str]:
+        """The complete environment of the rank number `rank` of this task."""
+        return _inherited(self.transport) | cluster.variables(self._step, os.environ, self.workers, rank)
+
+    @property
+    def _step(self) -> slurm.Step:
+        step = slurm.step_of(os.environ)
+        assert step is not None
+        return step
+
+
+def _inherited(transport: str | None) -> dict[str, str]:
+    env = outer_environment() | {name: os.environ[name] for name in _OF_THE_JOB if name in os.environ}
+    return env if transport is None else env | {"BPS_TRANSPORT": transport}
+
+
+def job_on(
+    processes: int | None,
+    servers: int | None,
+    transport: str | None,
+    *,
+    hosts: int | None,
+    host: int | None,
+    address: str | None,
+    port: int | None,
+) -> LocalJob:
+    """The job that the options of `bps run` describe: of this machine, of a Slurm step, or of several hosts.
+
+    Raises:
+        InvalidArgumentError: an option is missing, or contradicts others or Slurm.
+    """
+    if hosts is None:
+        if not (host is None and address is None and port is None):
+            what = "--node-rank, --master-addr and --master-port are for jobs on several hosts"
+            raise InvalidArgumentError(what, "add --nnodes, or leave them out")
+        if not cluster.is_rank_of_slurm(os.environ):
+            if processes is None:
+                raise InvalidArgumentError("--nproc is missing", "say how many ranks to start: bps run -np 2 train.py")
+            return LocalJob(processes, servers, transport)
+        _no_servers(servers)
+        return Task(processes or 1, None, transport)
+    _no_servers(servers)
+    found = host if host is not None else _completion_index()
+    if found is None:
+        raise InvalidArgumentError("--node-rank is missing", f"say which of the {hosts} hosts this is, from 0")
+    if not 0 <= found < hosts:
+        raise InvalidArgumentError(f"--node-rank {found} is not in 0..{hosts - 1}", "hosts count from 0")
+    address = address or os.environ.get("MASTER_ADDR")
+    if not address:
+        raise InvalidArgumentError("--master-addr is missing", "give the address of host 0, the same on all hosts")
+    if processes is None:
+        raise InvalidArgumentError("--nproc is missing", "say how many ranks each host has")
+    text = os.environ.get("MASTER_PORT", "")
+    if port is None and text and not text.isdecimal():
+        raise InvalidArgumentError(f"MASTER_PORT={text!r} is not a port", "set it to a number")
+    port = port or int(text or DEFAULT_PORT)
+    return Part(processes, None, transport, hosts=hosts, host=found, address=address, port=port)
+
+
+def _completion_index() -> int | None:
+    """Which pod of an Indexed Job of Kubernetes this is."""
+    text = os.environ.get("JOB_COMPLETION_INDEX", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _no_servers(servers: int | None) -> None:
+    if servers is not None:
+        raise InvalidArgumentError(
+            "--servers starts servers on one machine, and this job has several hosts",
+            "start bps-scheduler and bps-server by themselves: see docs/slurm.md and docs/kubernetes.md",
+        )
