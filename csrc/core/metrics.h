@@ -43,6 +43,9 @@ struct Counters {
   Counter stale;           // arrivals refused: late, duplicate or malformed
   Counter excess;          // workers lost because they kept more open than a worker can wait for
   Counter overflow_slots;  // slots granted beyond the window to break a deadlock
+  // Both
+  Counter paths_lost;    // of connections that have others
+  Counter repeated;      // pushes and answers that a lost path had not delivered
   // Loop
   Counter wakeups;  // returns from sleep
 
@@ -66,6 +69,8 @@ struct Counters {
             {"stale", stale.get()},
             {"excess", excess.get()},
             {"overflow_slots", overflow_slots.get()},
+            {"paths_lost", paths_lost.get()},
+            {"repeated", repeated.get()},
             {"wakeups", wakeups.get()}};
   }
 };

@@ -21,6 +21,8 @@ namespace {
 constexpr double kTry_s = 10;
 constexpr double kTryDoubtful_s = 2;
 constexpr double kTryHopeless_s = 0.3;
+// And one that was lost; others of this process wait meanwhile.
+constexpr double kTryAgain_s = 1;
 
 }  // namespace
 
@@ -103,39 +105,83 @@ std::size_t Connector::data_connections(Kind kind) const {
 
 void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const Deadline& deadline) {
   transport::Transport* transport = loop.transport(kind);
-  const transport::ConnectRequest request{.address = *van::address_of(target.server, kind),
-                                          .hello = target.hello,
-                                          .deadline = deadline,
-                                          .whom = target.server.describe()};
+  const transport::ConnectRequest request = request_for(kind, target, deadline);
   // Connecting blocks, so it happens here and not on the loop, which must go on accepting connections.
-  Connections made = connect_rails(*transport, request, target.server.id, data_connections(kind));
+  std::vector<MadePath> made = connect_rails(*transport, request, target.server.id, data_connections(kind));
+  std::vector<std::size_t> missing;
+  for (std::size_t pair = 0; made.front().id != 0 && pair < transport->rail_pairs(request.address); ++pair) {
+    if (std::ranges::find(made, pair, &MadePath::pair) == made.end()) missing.push_back(pair);
+  }
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
     server.route = transport::to_string(kind);
     if (kind == Kind::kTcp) server.route += ", " + transport::tcp::in_words(as_text(request.address));
-    std::vector<transport::DataEndpoint*> attached;
-    for (auto& endpoint : made.data) attached.push_back(transport->attach(std::move(endpoint), server));
-    loop.worker_loop->open(server, transport->attach(std::move(made.control), server), std::move(attached));
+    std::vector<worker::ServerPath> attached;
+    for (MadePath& path : made) attached.push_back(attach(std::move(path), *transport, server));
+    loop.worker_loop->open(server, std::move(attached));
   });
+  for (const std::size_t pair : missing) restore(target.hello.client_loop, target.place, pair);
 }
 
-// One control connection, and about `wanted` data connections: as many over each pair of rails, and at least one. Rails
-// by which the peer cannot be reached are left out, as long as others can.
-Connector::Connections Connector::connect_rails(transport::Transport& transport, transport::ConnectRequest request,
-                                                std::uint32_t node, std::size_t wanted) {
+transport::ConnectRequest Connector::request_for(Kind kind, const Target& target, const Deadline& deadline) {
+  return {.address = *van::address_of(target.server, kind),
+          .hello = target.hello,
+          .deadline = deadline,
+          .whom = target.server.describe()};
+}
+
+// On the loop.
+worker::ServerPath Connector::attach(MadePath made, transport::Transport& transport, worker::ServerConnection& server) {
+  worker::ServerPath path{.id = made.id, .pair = made.pair};
+  for (auto& endpoint : made.data) path.data.push_back(transport.attach(std::move(endpoint), server));
+  path.control = transport.attach(std::move(made.control), server);
+  return path;
+}
+
+void Connector::connect_pair(transport::Transport& transport, const transport::ConnectRequest& request,
+                             std::size_t streams, MadePath& path) {
+  transport::ConnectRequest one = request;
+  one.hello.path = path.id;
+  one.connection = path.pair;
+  if (!path.control) path.control = transport.connect_control(one);
+  for (std::size_t i = 0; i < streams; ++i) {
+    if (path.id != 0) one.hello.stream = static_cast<std::uint16_t>(i);
+    path.data.push_back(transport.connect_data(one));
+  }
+}
+
+// About `wanted` data connections: as many over each pair of rails, and at least one. Rails by which the peer cannot be
+// reached are left out, as long as others can. Each pair has a control connection of its own where it is a path; else
+// all of them together have one.
+std::vector<Connector::MadePath> Connector::connect_rails(transport::Transport& transport,
+                                                          transport::ConnectRequest request, std::uint32_t node,
+                                                          std::size_t wanted) {
   const std::size_t pairs = transport.rail_pairs(request.address);
   const std::size_t per_pair = std::max<std::size_t>(1, wanted / pairs);
+  const bool are_paths = pairs > 1 && transport.fails_over();
   const Deadline deadline = request.deadline;
-  Connections made;
+  std::vector<MadePath> made;
   std::exception_ptr failure;
   for (std::size_t pair = 0; pair < pairs; ++pair) {
     const double most_s = pairs == 1 ? deadline.left_ms() / 1e3 : patience(node, pair);
-    if (most_s == 0 && !made.data.empty()) continue;
-    request.connection = pair;
+    if (most_s == 0 && !made.empty()) continue;
     request.deadline = pairs == 1 ? deadline : Deadline::after(std::min(deadline.left_ms() / 2e3, most_s));
     try {
-      if (!made.control) made.control = transport.connect_control(request);
-      for (std::size_t i = 0; i < per_pair; ++i) made.data.push_back(transport.connect_data(request));
+      MadePath path;
+      if (are_paths) {
+        path.id = static_cast<std::uint16_t>(pair + 1);
+      } else if (!made.empty()) {
+        path = std::move(made.back());
+        made.pop_back();
+      }
+      path.pair = pair;
+      try {
+        connect_pair(transport, request, per_pair, path);
+      } catch (...) {
+        if (!are_paths && !path.data.empty()) made.push_back(std::move(path));  // what there was stays
+        throw;
+      }
+      made.push_back(std::move(path));
       note(node, pair, nullptr);
     } catch (const Error& error) {
       const bool unreachable = error.code() == ErrorCode::kUnreachable || error.code() == ErrorCode::kTransport ||
@@ -145,8 +191,43 @@ Connector::Connections Connector::connect_rails(transport::Transport& transport,
       note(node, pair, &error);
     }
   }
-  if (made.data.empty()) std::rethrow_exception(failure);
+  if (made.empty()) std::rethrow_exception(failure);
   return made;
+}
+
+// ---- Paths that are lost
+
+void Connector::restore(std::size_t index, std::size_t place, std::size_t pair) {
+  retries_.add({index, place, pair}, [this, index, place, pair] { return try_restore(index, place, pair); });
+}
+
+// On the thread of the retries. True when it need not be tried again.
+bool Connector::try_restore(std::size_t index, std::size_t place, std::size_t pair) {
+  Loop& loop = loops_[index];
+  const auto find = [&] { return loop.worker_loop->find_server(place); };
+  bool lost = false;
+  loop.reactor->call([&] { lost = find() == nullptr; });
+  if (lost) return true;
+  transport::Transport& transport = *loop.transport(Kind::kTcp);
+  const Target target = target_at(index, place);
+  const transport::ConnectRequest request = request_for(Kind::kTcp, target, Deadline::after(kTryAgain_s));
+  const std::size_t pairs = transport.rail_pairs(request.address);
+  // Numbers come again after days of failures, when the path that had them has long been forgotten.
+  std::uint16_t id = 0;
+  while (id <= pairs) id = ++latest_path_;
+  MadePath made{.id = id, .pair = pair};
+  try {
+    connect_pair(transport, request, std::max<std::size_t>(1, data_connections(Kind::kTcp) / pairs), made);
+  } catch (const Error& error) {
+    log_debug(std::string("a lost rail is not back: ") + error.what());
+    return false;
+  }
+  loop.reactor->call([&] {
+    if (worker::ServerConnection* server = find()) {
+      loop.worker_loop->add_path(*server, attach(std::move(made), transport, *server));
+    }
+  });
+  return true;
 }
 
 // For how many seconds to try one of several pairs of rails; 0: it has failed with this node before.

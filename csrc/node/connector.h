@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connects the worker loops of this process to the server loops of the job.
+// Connects the worker loops of this process to the server loops of the job, by all their rails. Where the connections
+// over different rails are paths that may be lost (Transport::fails_over), those that are lost, or were not there at the
+// start, are tried again in the background.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,6 +12,7 @@
 #include <vector>
 
 #include "node/loops.h"
+#include "node/retries.h"
 #include "van/hosts.h"
 
 namespace bps::node {
@@ -22,6 +26,10 @@ class Connector {
   // Connects worker loop `index` to a place (Worker::places). Blocks. Throws kUnreachable, kAuthentication or kVersion
   // naming the server, and kTimeout when the deadline passes.
   void connect(std::size_t index, std::size_t place, const Deadline& deadline);
+  // A path to the place is lost: connects it again, when that works. From any thread.
+  void restore(std::size_t index, std::size_t place, std::size_t pair);
+  // Tries nothing again from the return on. Before the loops stop.
+  void stop() { retries_.stop(); }
   // How this process reaches the servers that it is connected to, in the order of connecting.
   std::vector<transport::Kind> routes() const;
 
@@ -36,12 +44,19 @@ class Connector {
   void connect_self(Loop& loop, const Target& target, const Deadline& deadline);
   static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport& transport);
   void connect_by(transport::Kind kind, Loop& loop, const Target& target, const Deadline& deadline);
-  struct Connections {
-    std::unique_ptr<transport::ControlEndpoint> control;
-    std::vector<std::unique_ptr<transport::DataEndpoint>> data;
+  struct MadePath {
+    std::uint16_t id = 0;
+    std::size_t pair = 0;
+    std::unique_ptr<transport::ControlEndpoint> control{};
+    std::vector<std::unique_ptr<transport::DataEndpoint>> data{};
   };
-  Connections connect_rails(transport::Transport& transport, transport::ConnectRequest request, std::uint32_t node,
-                            std::size_t wanted);
+  std::vector<MadePath> connect_rails(transport::Transport& transport, transport::ConnectRequest request,
+                                      std::uint32_t node, std::size_t wanted);
+  static void connect_pair(transport::Transport& transport, const transport::ConnectRequest& request,
+                           std::size_t streams, MadePath& path);
+  static worker::ServerPath attach(MadePath made, transport::Transport& transport, worker::ServerConnection& server);
+  static transport::ConnectRequest request_for(transport::Kind kind, const Target& target, const Deadline& deadline);
+  bool try_restore(std::size_t index, std::size_t place, std::size_t pair);
   double patience(std::uint32_t node, std::size_t pair) const;
   void note(std::uint32_t node, std::size_t pair, const Error* failure);
   std::size_t data_connections(transport::Kind kind) const;
@@ -58,6 +73,8 @@ class Connector {
     std::set<std::uint32_t> failed;  // nodes that were not reached
   };
   std::map<std::size_t, RailsTried> rails_tried_;  // by the number of the pair
+  std::atomic<std::uint16_t> latest_path_{0};      // of those connected again; those of the start have the first numbers
+  Retries retries_;                                // last: its thread uses the rest
 };
 
 }  // namespace bps::node

@@ -226,6 +226,7 @@ bool Process::shutdown(double timeout_s) {
 
 void Process::take_down() {
   leaving_ = true;
+  if (connector_) connector_->stop();
   if (loops_) loops_->stop();
   {
     const std::lock_guard lock(mutex_);

@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -63,6 +64,15 @@ class RoundEngine final : public tensor::ContributionSource {
   void on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span);
   void on_written(std::uint64_t token);
+
+  // Answers to pushes that came by `closed` go out by what `other` gives.
+  void reroute(const transport::DataEndpoint& closed, const std::function<transport::DataEndpoint*()>& other) {
+    for (Round* round : table_.open()) {
+      for (Arrival& arrival : round->arrivals) {
+        if (arrival.data == &closed) arrival.data = other();
+      }
+    }
+  }
 
   // Grants slots beyond the windows and grows the pool for the rounds that wait for that. Returns whether any did.
   bool resume();

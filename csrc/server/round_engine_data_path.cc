@@ -242,7 +242,7 @@ void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result
       answer.op.source_offset = round.result->offset + transport::kMaxHeader;
       answer.op.length = round.first.length;
       answer.op.target = target;
-      answer.op.token = round.number_in_table;
+      if (!arrival.session->fails_over()) answer.op.token = round.number_in_table;
       answer.round = &round;
       ++round.writes_in_flight;
     }

@@ -49,14 +49,14 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
                   std::to_string(hello.client_loop) + " of " + std::to_string(node->worker_loops));
       return nullptr;
     }
-    const SessionContext context{*this, rounds_, pool_, sends_due_, options_.epoch};
+    const SessionContext context{*this, rounds_, pool_, sends_due_, counters_, options_.epoch};
     return sessions_.emplace_back(std::make_unique<WorkerSession>(context, *node, hello.client_loop, transport)).get();
   }
   if ((*found)->is_lost()) {
     log_warning("rejected a connection of " + (*found)->name() + ", which is lost");
     return nullptr;
   }
-  if ((*found)->is_complete(hello.plane)) {
+  if (!(*found)->may_accept(hello)) {
     log_warning("rejected a connection that claims to be " + (*found)->name() + ", whose connections are complete");
     return nullptr;
   }
@@ -64,7 +64,11 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
 }
 
 void ServerLoop::accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport) {
-  if (WorkerSession* session = admit(incoming->hello, *transport)) session->accept(std::move(incoming));
+  WorkerSession* session = admit(incoming->hello, *transport);
+  if (session == nullptr) return;
+  session->accept(std::move(incoming));
+  if (path_check_ || !session->fails_over() || options_.reactor == nullptr) return;
+  path_check_ = options_.reactor->loop().every(transport::kPathCheck_s, [this] { check_paths(); });
 }
 
 void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> message) {
@@ -80,6 +84,10 @@ void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> m
     session.send(rounds_.cancel(session, *cancel));
   } else if (const auto* ping = std::get_if<tensor::Ping>(&*decoded)) {
     session.send(tensor::Echo{ping->number});
+  } else if (const auto* received = std::get_if<tensor::Received>(&*decoded)) {
+    session.confirm(*received);
+  } else if (const auto* lost = std::get_if<tensor::PathLost>(&*decoded)) {
+    settle(session, *lost);
   }
 }
 
@@ -93,6 +101,22 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
     session.window().open(attach.largest_payload, options_.window, memory);
   } catch (const Error& error) {
     reject(session, error);
+  }
+}
+
+// ---- Several paths
+
+void ServerLoop::settle(WorkerSession& session, const tensor::PathLost& lost) {
+  std::vector<transport::Endpoint*> closed = session.settle(lost);
+  if (closed.empty() || options_.reactor == nullptr) return;  // without a loop they stay until their transport goes
+  options_.reactor->loop().post([&transport = session.connections(), closed = std::move(closed)] {
+    for (transport::Endpoint* endpoint : closed) transport.close(endpoint);
+  });
+}
+
+void ServerLoop::check_paths() {
+  for (const auto& session : sessions_) {
+    if (session->fails_over()) session->check_paths();
   }
 }
 

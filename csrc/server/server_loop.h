@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   WorkerSession* admit(const transport::Hello& hello, transport::Transport& transport);
   void attach(WorkerSession& session, const tensor::Attach& attach);
   void reject(WorkerSession& session, const Error& error);
+  void settle(WorkerSession& session, const tensor::PathLost& lost);
+  void check_paths();
   void forget_lost();
   bool send_answers();
   void send_credits();
@@ -82,6 +85,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   SendsDue sends_due_;
   Sessions sessions_;
   RoundEngine rounds_;
+  std::optional<Timer> path_check_;  // while a session has several paths
   bool losses_due_ = false;
   bool blocked_ = false;  // answers wait for a send window
 };

@@ -60,6 +60,12 @@ void SlotPool::reclaim(const SlotWindow& window) {
   }
 }
 
+void SlotPool::stop_fill(const transport::DataEndpoint& by) {
+  for (Slot& slot : slots_) {
+    if (slot.filled_by == &by) slot.filled_by = nullptr;
+  }
+}
+
 void SlotPool::grow(SizeClass& size_class) {
   const transport::Reactor::SetUp set_up(reactor_);
   const std::uint64_t count = std::max<std::uint64_t>(1, kSlab / size_class.capacity);

@@ -49,6 +49,9 @@ class SlotPool {
   // Takes back the slots that the owner of `window` was granted and has not filled.
   void reclaim(const SlotWindow& window);
 
+  // The connection is closed: what it was filling may be filled by another one.
+  void stop_fill(const transport::DataEndpoint& by);
+
   Slot* by_number(std::uint32_t number) { return number < slots_.size() ? &slots_[number] : nullptr; }
   // The slot's region as `transport` knows it.
   const transport::Region& region(const Slot& slot, const transport::Transport& transport) const;

@@ -71,7 +71,7 @@ void SlotWindow::grant_overflow() {
   grant(slot);
 }
 
-void SlotWindow::send_credits(transport::ControlEndpoint& control) {
+void SlotWindow::send_credits(transport::ControlPaths& control) {
   if (credits_.slots.empty()) return;
   const std::size_t keys = credits_.other_keys.size() / credits_.slots.size();
   const std::size_t most = kCreditBytes / (sizeof(tensor::SlotCredit) + keys * sizeof(std::uint64_t));

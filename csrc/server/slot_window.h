@@ -12,6 +12,7 @@
 
 #include "server/slot_pool.h"
 #include "tensor/control_messages.h"
+#include "transport/control_paths.h"
 
 namespace bps::server {
 
@@ -54,7 +55,7 @@ class SlotWindow {
   void grant_overflow();
 
   // Announces what was granted since the last call: one message, unless the grants are too many for one.
-  void send_credits(transport::ControlEndpoint& control);
+  void send_credits(transport::ControlPaths& control);
 
  private:
   static constexpr std::uint64_t kSmallPayload = tensor::kSmallSlot - transport::kMaxHeader;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/log.h"
 #include "server/round_engine.h"
 
 namespace bps::server {
@@ -17,15 +18,11 @@ WorkerSession::WorkerSession(const SessionContext& context, const van::Node& wor
       transport_(by),
       window_(context.pool, by, context.sends_due, context.epoch) {}
 
-bool WorkerSession::is_complete(transport::Plane plane) const {
-  return plane == transport::Plane::kData ? data_.size() >= data_endpoints_ : control_ != nullptr;
-}
-
 void WorkerSession::accept(std::unique_ptr<transport::IncomingConnection> incoming) {
   if (incoming->hello.plane == transport::Plane::kData) {
-    data_.push_back(transport_.accept_data(std::move(incoming), *this));
+    paths_.add(transport_.accept_data(std::move(incoming), *this));
   } else {
-    control_ = transport_.accept_control(std::move(incoming), *this);
+    paths_.add(transport_.accept_control(std::move(incoming), *this));
   }
 }
 
@@ -36,24 +33,35 @@ bool WorkerSession::attach(const tensor::Attach& attach) {
 }
 
 void WorkerSession::send(const tensor::ControlMessage& message) {
-  if (control_ != nullptr) (void)control_->send(encode(message, context_.epoch));
+  (void)paths_.control().send(encode(message, context_.epoch));
 }
 
 bool WorkerSession::flush() {
   std::size_t sent = 0;
-  while (sent < answers_.size() && answers_[sent].data->write({&answers_[sent].op, 1}) == 1) ++sent;
+  for (; sent < answers_.size(); ++sent) {
+    Answer& answer = answers_[sent];
+    if (fails_over() && answer.data->is_lost()) {
+      transport::DataEndpoint* other = paths_.next();
+      if (other == nullptr) break;
+      answer.data = other;
+    }
+    if (answer.data->write({&answer.op, 1}) != 1) break;
+    if (fails_over()) keep(answer);
+  }
   answers_.erase(answers_.begin(), answers_.begin() + static_cast<std::ptrdiff_t>(sent));
   return sent > 0;
 }
 
 void WorkerSession::send_credits() {
-  if (!lost_ && control_ != nullptr) window_.send_credits(*control_);
+  if (!lost_ && !paths_.control().empty()) window_.send_credits(paths_.control());
 }
 
 void WorkerSession::abandon(bool keep_control) {
   lost_ = true;
-  for (transport::DataEndpoint* endpoint : data_) endpoint->abandon();
-  if (control_ != nullptr && !keep_control) control_->abandon();
+  for (const WorkerPath& path : paths_.all()) {
+    for (const AnswerStream& stream : path.streams) stream.data->abandon();
+    if (path.control != nullptr && !keep_control) path.control->abandon();
+  }
 }
 
 void WorkerSession::discard() {
@@ -61,6 +69,14 @@ void WorkerSession::discard() {
     if (answer.round != nullptr) --answer.round->writes_in_flight;
   }
   answers_.clear();
+  for (WorkerPath& path : paths_.all()) {
+    for (AnswerStream& stream : path.streams) {
+      for (const Answer& answer : stream.unconfirmed()) {
+        if (answer.round != nullptr) --answer.round->writes_in_flight;
+      }
+      stream.clear();
+    }
+  }
   window_.close();
 }
 
@@ -84,11 +100,100 @@ void WorkerSession::on_written(transport::DataEndpoint&, std::uint64_t token) {
 }
 
 void WorkerSession::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
-  context_.owner.on_message(*this, message);
+  if (const auto received = paths_.control().receive(message)) context_.owner.on_message(*this, *received);
 }
 
-void WorkerSession::on_lost(transport::Endpoint&, const std::string& why) {
-  lose(why);
+void WorkerSession::on_lost(transport::Endpoint& peer, const std::string& why) {
+  if (lost_) return;
+  const std::uint16_t id = peer.hello.path;
+  WorkerPath* path = id == 0 ? nullptr : paths_.find(id);
+  if (path == nullptr || !paths_.has_other_than(id)) return lose(why);
+  if (!path->broken) break_path(*path, why);
+}
+
+// ---- Several paths
+
+void WorkerSession::keep(const Answer& answer) {
+  paths_.stream_of(answer.data)->keep(answer);
+}
+
+void WorkerSession::confirm(const tensor::Received& received) {
+  WorkerPath* path = paths_.find(received.path);
+  if (path == nullptr) return;  // it was settled meanwhile
+  for (AnswerStream& stream : path->streams) {
+    if (stream.data->hello.stream >= received.answers.size()) continue;
+    for (const Answer& answer : stream.confirm(received.answers[stream.data->hello.stream])) {
+      if (answer.round != nullptr) context_.rounds.on_written(answer.round->number_in_table);
+    }
+  }
+}
+
+void WorkerSession::check_paths() {
+  if (lost_) return;
+  const auto is_silent = [](const WorkerPath& path) {
+    return (path.control != nullptr && path.control->is_silent()) ||
+           std::ranges::any_of(path.streams, [](const AnswerStream& stream) { return stream.data->is_silent(); });
+  };
+  std::vector<WorkerPath*> silent;
+  bool others = false;
+  for (WorkerPath& path : paths_.all()) {
+    if (path.broken) continue;
+    if (is_silent(path)) {
+      silent.push_back(&path);
+    } else {
+      others |= WorkerPaths::is_usable(path);
+    }
+  }
+  for (WorkerPath* path : silent) {
+    if (others) break_path(*path, "its network acknowledges nothing");
+  }
+}
+
+// The worker may have received more of it than is known here: what becomes of the answers is decided when it has said.
+void WorkerSession::break_path(WorkerPath& path, const std::string& why) {
+  log_info("a connection to " + name_ + " is lost: " + why + "; the other rails are used");
+  context_.counters.paths_lost.add();
+  paths_.close(path);
+  send(tensor::PathBroken{path.id});
+}
+
+std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& lost) {
+  std::vector<transport::Endpoint*> closed;
+  tensor::PathLost reply{lost.path, {}};
+  WorkerPath* path = paths_.find(lost.path);
+  if (path != nullptr && !paths_.has_other_than(lost.path)) return closed;  // it came by that very path
+  std::vector<Answer> again;
+  if (path != nullptr) {
+    if (!path->broken) context_.counters.paths_lost.add();
+    paths_.close(*path);
+    confirm({lost.path, lost.received});
+    if (path->control != nullptr) closed.push_back(path->control);
+    for (AnswerStream& stream : path->streams) {
+      const std::size_t number = stream.data->hello.stream;
+      reply.received.resize(std::max(reply.received.size(), number + 1));
+      reply.received[number] = stream.data->received;
+      again.insert(again.end(), stream.unconfirmed().begin(), stream.unconfirmed().end());
+      closed.push_back(stream.data);
+    }
+  }
+  paths_.forget(lost.path);
+  const auto is_closed = [&](const transport::DataEndpoint* data) { return std::ranges::find(closed, data) != closed.end(); };
+  for (const transport::Endpoint* endpoint : closed) {
+    if (!endpoint->is_data_plane) continue;
+    const auto* data = static_cast<const transport::DataEndpoint*>(endpoint);
+    context_.pool.stop_fill(*data);
+    context_.rounds.reroute(*data, [this] { return paths_.next(); });
+  }
+  for (Answer& answer : answers_) {
+    if (is_closed(answer.data)) answer.data = paths_.next();
+  }
+  send(reply);
+  for (Answer& answer : again) {
+    context_.counters.repeated.add();
+    answer.data = paths_.next();
+    post(answer);
+  }
+  return closed;
 }
 
 WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank, std::uint16_t worker_loop) {

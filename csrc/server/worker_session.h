@@ -3,7 +3,8 @@
 // the send window.
 //
 // It is the sink of its endpoints. What arrives on the data plane goes straight to the round engine; control messages
-// and losses go to the owner. A session that was lost stays where it is, because rounds may still refer to it, but it
+// and losses go to the owner. Where it has several paths it survives the loss of all but one: see worker_paths.h. A
+// session that was lost stays where it is, because rounds may still refer to it, but it
 // sends nothing more. Threading: one thread.
 #pragma once
 
@@ -13,6 +14,7 @@
 
 #include "server/round.h"
 #include "server/slot_window.h"
+#include "server/worker_paths.h"
 #include "tensor/control_messages.h"
 #include "transport/transport.h"
 #include "van/membership.h"
@@ -39,14 +41,8 @@ struct SessionContext {
   RoundEngine& rounds;
   SlotPool& pool;
   SendsDue& sends_due;
+  Counters& counters;
   std::uint32_t epoch;
-};
-
-// One write to a worker: the result of a round, or a bare immediate.
-struct Answer {
-  transport::WriteOp op{};
-  transport::DataEndpoint* data = nullptr;
-  Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
 };
 
 class WorkerSession final : public transport::ControlSink, public transport::DataSink {
@@ -63,13 +59,25 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   TableShare& share() { return share_; }
   bool is_lost() const { return lost_; }
 
-  // Whether all its connections of a plane are there.
-  bool is_complete(transport::Plane plane) const;
+  // Whether this connection is one that it lacks.
+  bool may_accept(const transport::Hello& hello) const { return paths_.may_add(hello, data_endpoints_); }
   void accept(std::unique_ptr<transport::IncomingConnection> incoming);
   // The worker's first message. False if it came before.
   bool attach(const tensor::Attach& attach);
 
   void send(const tensor::ControlMessage& message);
+  // Whether it has several paths. An answer counts as written when the worker has confirmed it, and its write has no
+  // token.
+  bool fails_over() const { return paths_.fails_over(); }
+  // The worker has received answers.
+  void confirm(const tensor::Received& received);
+  // Closes the paths by which the network carries nothing, as long as there are others.
+  void check_paths();
+  // The worker has closed a path: replies, and sends by the others what has not arrived. Returns the connections, which
+  // nobody needs any more.
+  std::vector<transport::Endpoint*> settle(const tensor::PathLost& lost);
+  transport::Transport& connections() { return transport_; }
+
   // Sends an answer, now or when the send window has room again.
   void post(const Answer& answer);
   // Sends the answers that wait. Returns whether any was sent.
@@ -103,9 +111,11 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   transport::Transport& transport_;
   SlotWindow window_;
   TableShare share_;
-  transport::ControlEndpoint* control_ = nullptr;
-  std::vector<transport::DataEndpoint*> data_;
-  std::size_t data_endpoints_ = 64;  // no more than these; known exactly once the worker has attached
+  void break_path(WorkerPath& path, const std::string& why);
+  void keep(const Answer& answer);
+
+  WorkerPaths paths_;
+  std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
   bool attached_ = false;
   bool lost_ = false;
   std::vector<Answer> answers_;  // in the order in which they were posted
@@ -123,7 +133,10 @@ inline void WorkerSession::post(const Answer& answer) {
     if (answer.round != nullptr) --answer.round->writes_in_flight;
     return;
   }
-  if (answers_.empty() && answer.data->write({&answer.op, 1}) == 1) return;
+  if (answers_.empty() && answer.data->write({&answer.op, 1}) == 1) {
+    if (fails_over()) keep(answer);
+    return;
+  }
   if (answers_.size() >= kMostAnswers) {
     if (answer.round != nullptr) --answer.round->writes_in_flight;
     return lose("it takes none of its answers");

@@ -156,8 +156,42 @@ struct RoundFailed {
   bool operator==(const RoundFailed&) const = default;
 };
 
+// Worker to server, where they are joined by several paths (transport/control_paths.h): how many answers have come in by
+// each data connection of a path. The server keeps results until then, because what it has sent may be lost on the way.
+inline constexpr std::size_t kMostStreams = 64;  // of a path: BPS_TCP_STREAMS
+struct Received {
+  std::uint16_t path = 0;
+  std::vector<std::uint32_t> answers;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.path, m.answers);
+    io.require([&] { return m.answers.size() <= kMostStreams; });
+  }
+  bool operator==(const Received&) const = default;
+};
+
+// A path is lost. The sender has closed its connections, so that nothing more comes in by them, and says how many writes
+// have come in by each data connection before. A worker says so first; the server replies with the same, and answers
+// again what has not arrived. The worker then repeats the pushes that have not.
+struct PathLost {
+  std::uint16_t path = 0;
+  std::vector<std::uint32_t> received;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.path, m.received);
+    io.require([&] { return m.received.size() <= kMostStreams; });
+  }
+  bool operator==(const PathLost&) const = default;
+};
+
+// Server to worker: the server has lost a path and closed its connections; a PathLost is asked for.
+struct PathBroken {
+  std::uint16_t path = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.path); }
+  bool operator==(const PathBroken&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
-using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed>;
+using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed, Received,
+                                    PathLost, PathBroken>;
 
 // Texts beyond their limit are cut.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);

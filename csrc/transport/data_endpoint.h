@@ -94,6 +94,9 @@ class DataEndpoint : public Endpoint {
   virtual DirectAccess* direct() { return nullptr; }
 
   DataSink* sink = nullptr;  // set by Transport::attach() and accept_data()
+  // How many writes of the peer have come in, in the order in which it posted them, those that were not allowed among
+  // them. Counted where Transport::fails_over().
+  std::uint32_t received = 0;
 
  protected:
   explicit DataEndpoint(const Hello& opened_by) : Endpoint(true, opened_by) {}

@@ -34,6 +34,9 @@ class Endpoint {
     sever();
   }
   bool is_lost() const { return lost_; }
+  // Whether the network does not seem to carry what is sent: the host of the peer acknowledges nothing, although bytes
+  // were repeated. A peer that is stopped is not silent. Asks the system; not for the data path.
+  virtual bool is_silent() const { return false; }
 
   const bool is_data_plane;
   Rails rails;        // set by the transport

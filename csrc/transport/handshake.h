@@ -26,7 +26,7 @@
 namespace bps::transport {
 
 // Of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 4;
+inline constexpr std::uint16_t kProtocolVersion = 5;
 
 using JobId = std::array<std::byte, 16>;
 
@@ -61,6 +61,10 @@ struct Hello {
   std::uint16_t client_loop = 0;  // the client's loop
   std::uint16_t server_loop = 0;  // the server's loop
   Plane plane = Plane::kVan;      // travels in the preamble
+  // Where the loss of a path is survived (control_paths.h): which path of the two loops the connection belongs to, 0
+  // where there is only one; and which of the path's data connections it is. Not over RDMA.
+  std::uint16_t path = 0;
+  std::uint16_t stream = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.node, m.client_loop, m.server_loop); }
 };
 
@@ -133,7 +137,7 @@ class ServerHandshake {
   Fd fd_;
   const Credentials credentials_;  // as they were when the client came
   Hello hello_;
-  std::array<std::byte, 48> hello_bytes_{};
+  std::array<std::byte, 52> hello_bytes_{};
   std::array<std::byte, 32> proof_{};
   std::array<std::byte, 16> challenge_{};
   std::size_t have_ = 0;

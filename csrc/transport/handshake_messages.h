@@ -53,7 +53,7 @@ struct ClientHello {
   JobId job{};
   Nonce nonce{};
   static constexpr void fields(auto& io, auto& m) {
-    io(m.preamble, m.hello, m.job, m.nonce);
+    io(m.preamble, m.hello, m.hello.path, m.hello.stream, m.job, m.nonce);
     io.require([&] { return m.preamble.is_current(HandshakeKind::kHello) && is_valid(Plane{m.preamble.detail}); });
   }
 };
@@ -78,7 +78,7 @@ struct Proof {
 
 // Server to client: a Welcome or a Refusal is a preamble alone.
 
-static_assert(codec::kSize<Preamble> == 8 && codec::kSize<ClientHello> == 48, "part of the protocol");
+static_assert(codec::kSize<Preamble> == 8 && codec::kSize<ClientHello> == 52, "part of the protocol");
 static_assert(codec::kSize<Challenge> == 68 && codec::kSize<Proof> == 32, "part of the protocol");
 
 }  // namespace bps::transport

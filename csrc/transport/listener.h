@@ -100,4 +100,8 @@ class ListenerLoop {
 Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline, const std::string& from = "");
 Fd connect_local(const std::string& name, const Deadline& deadline);
 
+// Whether the host at the other end of a TCP connection has acknowledged nothing for half a second although bytes were
+// sent to it again twice. False for other sockets.
+bool is_network_silent(int socket);
+
 }  // namespace bps::transport

@@ -6,6 +6,7 @@
 
 #include "core/metrics.h"
 #include "transport/control_endpoint.h"
+#include "transport/listener.h"
 #include "transport/message_stream.h"
 
 namespace bps::transport {
@@ -29,6 +30,7 @@ class SocketControl final : public ControlEndpoint {
     counters_.control_bytes.add(message.size());
     return stream_.send(message);
   }
+  bool is_silent() const override { return !is_lost() && is_network_silent(stream_.fd()); }
   // Sends what is queued, waiting up to `timeout_ms`, before the endpoint is destroyed.
   void flush(int timeout_ms) { stream_.flush(timeout_ms); }
 

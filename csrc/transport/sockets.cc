@@ -213,4 +213,16 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
   }
 }
 
+bool is_network_silent(int socket) {
+  // The first repetition may be due to a single lost packet. The kernel of a peer that is stopped still acknowledges,
+  // the probes of a closed window included. Probes go out as well where the route is gone: nothing can be sent then.
+  constexpr std::uint32_t kSilence_ms = 500;
+  constexpr int kRepeated = 2;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  const bool repeats = info.tcpi_unacked > 0 && info.tcpi_retransmits >= kRepeated;
+  return (repeats || info.tcpi_probes >= kRepeated) && info.tcpi_last_ack_recv >= kSilence_ms;
+}
+
 }  // namespace bps::transport

@@ -68,6 +68,9 @@ class Transport {
   // How many connections it takes to use each rail of this process, and of the peer that published `address`.
   virtual std::size_t rail_pairs(std::span<const std::byte> /*address*/) const { return 1; }
 
+  // Whether the connections over different rails are paths that may be lost one by one: see control_paths.h.
+  virtual bool fails_over() const { return false; }
+
   // Block until the peer has accepted.
   virtual std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) = 0;
   virtual std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) = 0;

@@ -84,6 +84,18 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   batch_.bytes += placement.length;
   if (yields) server.restart_stuck_timer();
 
+  describe(server, n, index, placement);
+  batch_.entries[n] = index;
+  ++batch_.size;
+  ++transfer.next;
+  return true;
+}
+
+// What the transport needs to send entry `index` of the table as number n of the batch.
+void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement) {
+  InFlight& entry = in_flight_[index];
+  const Transfer& transfer = *entry.transfer;
+  const StagingBuffer* staged = entry.staged;
   const transport::Rails& rails = server.endpoint(batch_.endpoint).rails;
   write_header(n, index, placement, rails.here);
   const transport::Region* source = nullptr;
@@ -111,10 +123,6 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
     batch_.descriptors[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
                              placement.wants_data() ? answer : nullptr};
   }
-  batch_.entries[n] = index;
-  ++batch_.size;
-  ++transfer.next;
-  return true;
 }
 
 bool Sender::is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const {
@@ -158,8 +166,48 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
 std::size_t Sender::post(ServerConnection& server) {
   transport::DataEndpoint& endpoint = server.endpoint(batch_.endpoint);
   server.count_batch(batch_.endpoint, batch_.bytes);
-  if (server.needs_slots()) return endpoint.write({batch_.writes.data(), batch_.size});
+  if (server.needs_slots()) {
+    const std::size_t accepted = endpoint.write({batch_.writes.data(), batch_.size});
+    if (server.fails_over()) {
+      for (std::size_t i = 0; i < accepted; ++i) {
+        server.note_push(batch_.slots[i], batch_.headers[i].immediate, batch_.endpoint);
+      }
+    }
+    return accepted;
+  }
   return endpoint.direct()->post({batch_.descriptors.data(), batch_.size});
+}
+
+bool Sender::repeat(ServerConnection& server) {
+  bool sent = false;
+  std::size_t refused = 0;
+  while (!server.repeats.empty() && refused < server.data_endpoints()) {
+    const RepeatedPush push = server.repeats.back();
+    InFlight* entry = in_flight_.find(push.immediate, server);
+    if (entry == nullptr || entry->aborted || entry->transfer->cancelled) {
+      // Nobody waits for it. The server was told when the operation was given up, and has never seen this push.
+      if (entry != nullptr) entry->never_sent = true;
+      server.add_slot(push.slot);
+      server.repeats.pop_back();
+      continue;
+    }
+    const tensor::Placement placement = entry->transfer->place(entry->part);
+    batch_.endpoint = server.next_endpoint();
+    batch_.slots[0] = push.slot;
+    batch_.size = 1;
+    batch_.bytes = placement.length;
+    describe(server, 0, InFlightTable::index_of(push.immediate), placement);
+    if (post(server) == 0) {
+      entry->unsent_bytes = false;
+      ++refused;
+      continue;
+    }
+    counters_.repeated.add();
+    refused = 0;
+    sent = true;
+    server.repeats.pop_back();
+  }
+  return sent;
 }
 
 // The window accepted only the first `from` partitions: the others go back to where they came from.

@@ -26,6 +26,8 @@ class Sender {
   void set_credit(std::uint64_t bytes) { credit_ = bytes; }
   // Sends to `server` what there is room for; true when anything went out. What is left stays in the server's queue.
   bool push(ServerConnection& server);
+  // Sends the pushes again that a lost path has not delivered, as far as there is room.
+  bool repeat(ServerConnection& server);
   // The transfer at the head of a queue whose payload could not be read, once; it must be taken off the queue.
   Transfer* take_broken() { return std::exchange(broken_, nullptr); }
 
@@ -44,6 +46,7 @@ class Sender {
 
   bool fill(ServerConnection& server);
   bool add(ServerConnection& server, Transfer& transfer);
+  void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement);
   bool is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const;
   StagingBuffer* take_buffer(ServerConnection& server, bool& yields);
   void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail);

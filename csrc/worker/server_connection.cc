@@ -15,26 +15,32 @@ constexpr auto kStuck = std::chrono::milliseconds(2);
 }  // namespace
 
 bool ServerConnection::send(const tensor::ControlMessage& message) {
-  return control_->send(encode(message, epoch_)) == Status::kOk;
+  return paths_.control().send(encode(message, epoch_)) == Status::kOk;
 }
 
 void ServerConnection::abandon() {
   if (std::exchange(lost_, true)) return;
-  for (transport::DataEndpoint* endpoint : data_) endpoint->abandon();
-  control_->abandon();
+  repeats.clear();
+  paths_.abandon();
 }
 
-void ServerConnection::open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
-  control_ = control;
-  data_ = std::move(data);
-  needs_slots_ = data_.front()->direct() == nullptr;
+void ServerConnection::open(std::vector<ServerPath> paths) {
+  for (ServerPath& path : paths) paths_.add(std::move(path));
+  needs_slots_ = direct() == nullptr;
+  share();
+}
+
+void ServerConnection::share() {
   std::vector<std::uint32_t> speeds;
-  for (const transport::DataEndpoint* one : data_) speeds.push_back(one->rails.speed);
+  for (const ServerStream& stream : paths_.streams()) speeds.push_back(stream.endpoint->rails.speed);
   shares_ = RailShares(speeds);
 }
 
 void ServerConnection::add_slots(const tensor::Credits& credits) {
   for (const tensor::SlotCredit& slot : credits.slots) add_slot(slot);
+  if (fails_over()) {
+    for (const tensor::SlotCredit& slot : credits.slots) pushes_.forget(slot.slot);
+  }
   if (credits.other_keys.empty()) return;
   const std::size_t keys = credits.other_keys.size() / credits.slots.size();
   if (other_rails_ == 0) other_rails_ = keys;
@@ -82,6 +88,7 @@ bool ServerConnection::allows_write(transport::DataEndpoint& from, const transpo
 }
 
 void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {
+  if (fails_over()) loop_.note_receipt();
   loop_.on_answer(*this, immediate);
 }
 
@@ -96,11 +103,57 @@ void ServerConnection::on_descriptor(transport::DataEndpoint&, std::span<const s
 
 void ServerConnection::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
   heard_ = true;
-  loop_.on_message(*this, message);
+  if (const auto received = paths_.control().receive(message)) loop_.on_message(*this, *received);
 }
 
-void ServerConnection::on_lost(transport::Endpoint&, const std::string& why) {
-  loop_.on_lost(*this, why);
+void ServerConnection::on_lost(transport::Endpoint& peer, const std::string& why) {
+  if (lost_) return;
+  if (!paths_.has_other_than(peer.hello.path)) return loop_.on_lost(*this, why);
+  break_path(peer.hello.path, why);
+}
+
+// ---- Several paths
+
+void ServerConnection::add_path(ServerPath path) {
+  paths_.add(std::move(path));
+  share();
+}
+
+void ServerConnection::check_paths() {
+  if (lost_) return;
+  for (const std::uint16_t id : paths_.silent()) break_path(id, "its network acknowledges nothing");
+}
+
+void ServerConnection::on_path_broken(std::uint16_t id) {
+  if (paths_.is_settling(id)) return;
+  if (!paths_.find(id)) {  // it was never complete here
+    (void)send(tensor::PathLost{id, {}});
+  } else if (paths_.has_other_than(id)) {
+    break_path(id, "the server has lost it");
+  } else {
+    loop_.on_lost(*this, "its last connection is lost");
+  }
+}
+
+// First our end is closed, so that the server may send answers again that were on their way: nothing of the path can
+// change memory any more.
+void ServerConnection::break_path(std::uint16_t id, const std::string& why) {
+  const auto lost = paths_.close(id, why);
+  if (!lost) return;
+  share();
+  for (const std::uint32_t immediate : pushes_.unanswered_by(id)) loop_.on_unread(*this, immediate);
+  (void)send(tensor::PathLost{id, *lost});
+}
+
+std::optional<ServerPath> ServerConnection::settle(const tensor::PathLost& lost) {
+  auto path = paths_.settle(lost.path);
+  if (!path) return std::nullopt;
+  for (const RepeatedPush& push : pushes_.take_undelivered(lost)) repeats.push_back(push);
+  return path;
+}
+
+void ServerConnection::send_receipts() {
+  for (const tensor::Received& received : paths_.receipts()) (void)send(received);
 }
 
 }  // namespace bps::worker

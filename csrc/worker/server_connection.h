@@ -2,11 +2,15 @@
 // The connection of a worker loop to one loop of one server: its endpoints, the landing slots that the server has
 // granted, and what waits to be sent. It is the sink of its endpoints.
 //
+// Where the two are joined by several paths (transport/control_paths.h) it survives the loss of all but one: pushes that a
+// lost path has not delivered are repeated by the others.
+//
 // Every server has a queue and credits of its own, so that a server that is busy never holds up another one.
 // Threading: the loop's.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "tensor/control_messages.h"
 #include "transport/transport.h"
 #include "worker/rail_shares.h"
+#include "worker/server_paths.h"
 #include "worker/send_queue.h"
 #include "worker/transport_memory.h"
 
@@ -27,22 +32,43 @@ class ServerConnection final : public transport::ControlSink, public transport::
                    std::uint32_t epoch)
       : node(its_node), name(std::move(server_name)), memory(registered), loop_(loop), epoch_(epoch) {}
 
-  // Set-up: the endpoints, once they are attached with this as their sink.
-  void open(transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data);
-  bool is_open() const { return control_ != nullptr; }
+  // Set-up: the connections, once they are attached with this as their sink.
+  void open(std::vector<ServerPath> paths);
+  bool is_open() const { return !paths_.streams().empty(); }
   bool send(const tensor::ControlMessage& message);
-  std::size_t data_endpoints() const { return data_.size(); }
+  std::size_t data_endpoints() const { return paths_.streams().size(); }
   // Same-host servers read partitions in place; others need landing slots to write into.
   bool needs_slots() const { return needs_slots_; }
-  transport::DirectAccess* direct() const { return data_.front()->direct(); }
+  transport::DirectAccess* direct() const { return paths_.streams().front().endpoint->direct(); }
   // The endpoint that the next batch goes out by, and the bytes of that batch, whether there was room for it or not.
   std::size_t next_endpoint() const { return shares_.next(); }
-  transport::DataEndpoint& endpoint(std::size_t index) { return *data_[index]; }
+  transport::DataEndpoint& endpoint(std::size_t index) { return *paths_.streams()[index].endpoint; }
   void count_batch(std::size_t index, std::uint64_t bytes) { shares_.charge(index, bytes); }
   // Closes the connection: from the return on nothing of the server comes in, and nothing is sent. A server that writes
   // to this process's memory directly must have been fenced before that memory is used again.
   void abandon();
   bool is_lost() const { return lost_; }
+
+  // ---- Several paths
+  bool fails_over() const { return paths_.fails_over(); }
+  // One that was lost is back.
+  void add_path(ServerPath path);
+  // Pushes that were posted, to find those that a lost path has not delivered.
+  void note_push(const tensor::SlotCredit& slot, std::uint32_t immediate, std::size_t endpoint) {
+    pushes_.note(slot, immediate, paths_.streams()[endpoint]);
+  }
+  // Those that have to be repeated; each holds its slot.
+  std::vector<RepeatedPush> repeats;
+  // Closes the paths by which the network carries nothing, as long as there are others.
+  void check_paths();
+  // The server has lost a path.
+  void on_path_broken(std::uint16_t id);
+  // The server has closed a path that was lost here, and says what it has received by it. Returns the path, whose
+  // connections nobody needs any more.
+  std::optional<ServerPath> settle(const tensor::PathLost& lost);
+  // Tells the server which answers have come in.
+  void send_receipts();
+
   // A sentence that names the cause; empty until lose() was told it.
   void lose(const std::string& why) { why_lost_ = why; }
   const std::string& why_lost() const { return why_lost_; }
@@ -112,8 +138,11 @@ class ServerConnection final : public transport::ControlSink, public transport::
  private:
   WorkerLoop& loop_;
   const std::uint32_t epoch_;
-  transport::ControlEndpoint* control_ = nullptr;
-  std::vector<transport::DataEndpoint*> data_;
+  void break_path(std::uint16_t id, const std::string& why);
+  void share();
+
+  ServerPaths paths_;
+  PushesBySlot pushes_;
   RailShares shares_;
   bool needs_slots_ = false;
   std::vector<tensor::SlotCredit> small_slots_;

@@ -34,7 +34,7 @@ class TransportMemory {
         buffer_bytes_(buffer_bytes),
         most_buffers_(std::max<std::size_t>(2, buffer_bytes == 0 ? 0 : staging_budget / buffer_bytes)) {}
 
-  const transport::Transport& transport() const { return transport_; }
+  transport::Transport& transport() const { return transport_; }
 
   // Set-up; these throw what registering memory throws.
   void reserve(std::size_t buffers) {

@@ -57,10 +57,12 @@ ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t node, 
   return *servers_[place];
 }
 
-void WorkerLoop::open(ServerConnection& server, transport::ControlEndpoint* control,
-                      std::vector<transport::DataEndpoint*> data) {
-  server.open(control, std::move(data));
-  const auto count = static_cast<std::uint8_t>(server.data_endpoints());  // BPS_TCP_STREAMS and the like: at most 64
+void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
+  const auto count = static_cast<std::uint8_t>(paths.front().data.size());  // BPS_TCP_STREAMS and the like: at most 64
+  server.open(std::move(paths));
+  if (server.fails_over() && !path_check_) {
+    path_check_ = reactor_.loop().every(transport::kPathCheck_s, [this] { check_paths(); });
+  }
   (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count});
   // Each server gets an equal share of the scheduling credit, so that what is less urgent on one server never takes the
   // credit of what is more urgent on another.
@@ -186,11 +188,17 @@ void WorkerLoop::add_buffer(ServerConnection& server) {
 
 bool WorkerLoop::step() {
   bool found = take_submissions();
+  if (receipts_due_) send_receipts();
   if (!has_work_) return found;
   has_work_ = false;
   blocked_ = false;
   for (const auto& server : servers_) {
-    if (!server || server->is_lost() || server->queue.empty()) continue;
+    if (!server || server->is_lost()) continue;
+    if (!server->repeats.empty()) {
+      found |= sender_.repeat(*server);
+      if (!server->repeats.empty()) blocked_ = has_work_ = true;
+    }
+    if (server->queue.empty()) continue;
     found |= sender_.push(*server);
     // A rank of this host is lost, and its rounds have been told. This one ends when the cause is known.
     if (Transfer* broken = sender_.take_broken()) server->queue.remove(broken);

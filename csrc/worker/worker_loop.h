@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,7 +54,14 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   // attached.
   ServerConnection& add_server(std::size_t place, std::uint32_t node, std::string name,
                                transport::Transport& transport);
-  void open(ServerConnection& server, transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data);
+  void open(ServerConnection& server, transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
+    open(server, {{.control = control, .data = std::move(data)}});
+  }
+  void open(ServerConnection& server, std::vector<ServerPath> paths);
+  // The connection at this place, for a path that has been lost and is connected again; nullptr when it is lost
+  // altogether. Then add_path(), once the endpoints are attached.
+  ServerConnection* find_server(std::size_t place);
+  void add_path(ServerConnection& server, ServerPath path);
   // Makes this loop the way of its host's contributions.
   void relay_for(tensor::ContributionSource* source) { contributions_.set_source(source); }
 
@@ -82,7 +90,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) override;
 
   bool step() override;
-  bool arm() override { return submissions_.empty() && (!has_work_ || blocked_); }
+  bool arm() override { return submissions_.empty() && !receipts_due_ && (!has_work_ || blocked_); }
   bool blocked() const override { return blocked_; }
 
   // From the connections.
@@ -93,6 +101,10 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void on_message(ServerConnection& server, std::span<const std::byte> message);
   void on_lost(ServerConnection& server, const std::string& why);
   void count_stale() { counters_.stale.add(); }
+  // The transport reads the bytes of this push no more, whether they have left or not.
+  void on_unread(ServerConnection& server, std::uint32_t immediate);
+  // An answer has come in that the server keeps until it is told.
+  void note_receipt() { receipts_due_ = true; }
 
   // Called once when the connection to a server breaks; answer with lose_server(), soon. Without it the operations of
   // that server fail at once. Set before the reactor starts.
@@ -100,6 +112,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   // Called when a server that owes a reply has been silent for two seconds, although its connection is open. If others
   // hear it, answer with on_reachable().
   std::function<void(std::uint32_t node)> when_silent;
+  // Called when one path of several to the server at `place` is lost, and both ends of it are closed; answer with
+  // add_path(), when it can be connected again.
+  std::function<void(std::size_t place, std::size_t pair)> when_path_lost;
   // Called once for each operation that fails on this loop; the other loops must cancel() their parts of it.
   std::function<void(const std::shared_ptr<Operation>&)> when_failing;
 
@@ -131,6 +146,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void check_deadlines();
   void check_replies();
   void check_answers(Clock::time_point now, bool was_stopped);
+  void settle(ServerConnection& server, const tensor::PathLost& lost);
+  void check_paths();
+  void send_receipts();
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
   void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
@@ -148,6 +166,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   Clock::time_point last_check_ = Clock::now();
   std::size_t staged_by_choice_ = 0;  // partitions that were admitted and are not over
   bool answers_due_ = false;          // perhaps: some InFlight::answer_due is set
+  std::optional<Timer> path_check_;   // while a server is reached by several paths
+  bool receipts_due_ = false;
   bool has_work_ = false;
   bool blocked_ = false;
 };

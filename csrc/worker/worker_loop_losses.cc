@@ -198,6 +198,10 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
   } else if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
     server.add_slots(*credits);
     has_work_ = true;
+  } else if (const auto* path = std::get_if<tensor::PathLost>(&*decoded)) {
+    settle(server, *path);
+  } else if (const auto* broken = std::get_if<tensor::PathBroken>(&*decoded)) {
+    server.on_path_broken(broken->path);
   } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
     on_push_failed(server, *failed);
   } else if (const auto* cancelled = std::get_if<tensor::Cancelled>(&*decoded)) {
@@ -242,6 +246,52 @@ void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled&
     entry->answer_due = Deadline::after(options_.silence_s + transfer_s).at();
     answers_due_ = true;
   }
+}
+
+// ---- Lost paths
+
+void WorkerLoop::check_paths() {
+  for (const auto& server : servers_) {
+    if (server && server->fails_over()) server->check_paths();
+  }
+}
+
+void WorkerLoop::send_receipts() {
+  receipts_due_ = false;
+  for (const auto& server : servers_) {
+    if (server && server->fails_over() && !server->is_lost()) server->send_receipts();
+  }
+}
+
+void WorkerLoop::on_unread(ServerConnection& server, std::uint32_t immediate) {
+  on_written(server, immediate);
+}
+
+// Both ends are closed: what the path has not delivered goes out by the others.
+void WorkerLoop::settle(ServerConnection& server, const tensor::PathLost& lost) {
+  const auto path = server.settle(lost);
+  if (!path) return;
+  // Only now: of a server that ends all paths are lost, one after the other.
+  counters_.paths_lost.add();
+  log_warning("a rail to " + server.name + " is lost: " + path->why_lost + "; the other rails are used");
+  has_work_ = true;
+  std::vector<transport::Endpoint*> closed(path->data.begin(), path->data.end());
+  closed.push_back(path->control);
+  reactor_.loop().post([&transport = server.memory.transport(), closed = std::move(closed)] {
+    for (transport::Endpoint* endpoint : closed) transport.close(endpoint);
+  });
+  const auto place = std::ranges::find_if(servers_, [&](const auto& one) { return one.get() == &server; });
+  if (when_path_lost) when_path_lost(static_cast<std::size_t>(place - servers_.begin()), path->pair);
+}
+
+ServerConnection* WorkerLoop::find_server(std::size_t place) {
+  ServerConnection* server = place < servers_.size() ? servers_[place].get() : nullptr;
+  return server == nullptr || server->is_lost() || !server->why_lost().empty() ? nullptr : server;
+}
+
+void WorkerLoop::add_path(ServerConnection& server, ServerPath path) {
+  log_info("a connection to " + server.name + " that was lost is back");
+  server.add_path(std::move(path));
 }
 
 // ---- Lost servers

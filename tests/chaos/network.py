@@ -87,6 +87,15 @@ class Network:
                 for name in others:
                     self._ip(name, [self._lost(victim, one)])
 
+    def mend(self, plane: str) -> None:
+        """Ends what cut() has done there."""
+        for name in self.members:
+            self._ip(name, [f"neigh flush dev {plane} nud permanent"])
+
+    def set_link(self, victim: str, plane: str, state: str) -> None:
+        """Takes an interface of the victim "down", or "up" again."""
+        self._ip(victim, [f"link set {plane} {state}"])
+
     def _lost(self, receiver: str, plane: str) -> str:
         return f"neigh replace {self.address(receiver, plane)} lladdr {_NOBODY} dev {plane} nud permanent"
 

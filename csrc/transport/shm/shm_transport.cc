@@ -164,17 +164,17 @@ void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   const ShmRecord setup = probe_record(ShmRecord::kSetup);
   const int fds[] = {rings_->fd(), loop_.doorbell()};
   std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
-  std::vector<Fd> received;
+  std::vector<Fd> descriptors;
   std::optional<ShmRecord> reply;
   if (send_record(socket_.get(), codec::encode(setup), fds) == Status::kOk &&
-      receive_record(socket_.get(), bytes, received, deadline) == Status::kOk) {
+      receive_record(socket_.get(), bytes, descriptors, deadline) == Status::kOk) {
     reply = codec::decode<ShmRecord>(bytes);
   }
-  if (!reply || reply->kind != ShmRecord::kReply || received.size() != 1) {
+  if (!reply || reply->kind != ShmRecord::kReply || descriptors.size() != 1) {
     throw Error(ErrorCode::kUnreachable, whom + " did not complete the shared-memory set-up",
                 "check that it is still running, or set BPS_TRANSPORT=tcp");
   }
-  doorbell_ = std::move(received[0]);
+  doorbell_ = std::move(descriptors[0]);
   peer_reaches_plain_ = reply->reaches_plain != 0;
   we_reach_plain_ = probe_succeeds(*reply);
 }

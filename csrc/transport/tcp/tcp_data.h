@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/event_loop.h"
+#include "transport/listener.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
@@ -23,6 +24,7 @@ class TcpData final : public DataEndpoint {
   bool idle() const { return written_.empty() && !is_loss_untold(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
+  bool is_silent() const override { return !is_lost() && is_network_silent(socket_.get()); }
 
  private:
   // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that

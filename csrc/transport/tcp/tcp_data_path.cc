@@ -192,6 +192,7 @@ void TcpData::end_frame() {
   in_payload_ = false;
   frame_have_ = 0;
   target_ = nullptr;
+  ++received;
   if (delivered) {
     sink->on_write(*this, frame_.immediate);
   } else {

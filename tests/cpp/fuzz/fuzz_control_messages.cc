@@ -26,7 +26,10 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
         Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10}}},
         Cancelled{{1, 2}, {3}, {0, 5, 1000000}},
         Ping{5},
-        Echo{5}};
+        Echo{5},
+        Received{3, {7, 8}},
+        PathLost{3, {1, 2}},
+        PathBroken{3}};
     std::vector<Bytes> encoded;
     for (const ControlMessage& message : messages) encoded.push_back(encode(message, kEpoch));
     return encoded;

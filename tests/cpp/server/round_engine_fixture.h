@@ -27,7 +27,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
       node.id = i + 1;
       node.worker_rank = static_cast<std::int32_t>(i);
       sessions.push_back(
-          std::make_unique<WorkerSession>(SessionContext{*this, engine, pool, due, 1}, node, 0, transport));
+          std::make_unique<WorkerSession>(SessionContext{*this, engine, pool, due, counters, 1}, node, 0, transport));
       sessions[i]->accept(std::make_unique<transport::IncomingConnection>(transport::Hello{.node = i + 1}));
       transport::Hello data{.node = i + 1};
       data.plane = transport::Plane::kData;

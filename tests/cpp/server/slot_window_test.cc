@@ -16,7 +16,9 @@ class SlotWindowTest : public ::testing::Test {
   std::vector<tensor::SlotCredit> announced() {
     std::vector<tensor::SlotCredit> slots;
     control.messages.clear();
-    window.send_credits(control);
+    transport::ControlPaths paths;
+    paths.add(&control);
+    window.send_credits(paths);
     for (const auto& message : control.sent<tensor::Credits>()) {
       slots.insert(slots.end(), message.slots.begin(), message.slots.end());
     }
@@ -58,7 +60,9 @@ TEST_F(SlotWindowTest, SplitsCreditsThatDoNotFitIntoOneMessage) {
 TEST_F(SlotWindowTest, CreditsBringTheKeysOfEveryRail) {
   transport.rails = 3;
   window.open(4000, 5000, 0);
-  window.send_credits(control);
+  transport::ControlPaths paths;
+    paths.add(&control);
+    window.send_credits(paths);
   const auto messages = control.sent<tensor::Credits>();
   EXPECT_GT(messages.size(), 1U);
   std::size_t slots = 0;

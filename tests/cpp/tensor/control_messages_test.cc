@@ -26,7 +26,11 @@ std::vector<ControlMessage> samples() {
           Cancelled{{1, 2}, {3}, {0, 5, 1000000}, {8}},
           Ping{5},
           Echo{5},
-          RoundFailed{1, 2, 3, 4, ErrorCode::kPeerLost, "what", "hint"}};
+          RoundFailed{1, 2, 3, 4, ErrorCode::kPeerLost, "what", "hint"},
+          Received{3, {7, 0xffffffff}},
+          PathLost{3, {1, 2}},
+          PathLost{65535, {}},
+          PathBroken{3}};
 }
 
 TEST(ControlMessages, RoundTrip) {
@@ -77,6 +81,19 @@ TEST(ControlMessages, TypesKeepTheirNumbers) {
   EXPECT_EQ(type_of(Cancelled{}), std::byte{4});
   EXPECT_EQ(type_of(Ping{}), std::byte{5});
   EXPECT_EQ(type_of(Echo{}), std::byte{6});
+  EXPECT_EQ(type_of(RoundFailed{}), std::byte{7});
+  EXPECT_EQ(type_of(Received{}), std::byte{8});
+  EXPECT_EQ(type_of(PathLost{}), std::byte{9});
+  EXPECT_EQ(type_of(PathBroken{}), std::byte{10});
+}
+
+TEST(ControlMessages, APathHasABoundedNumberOfStreams) {
+  const std::vector<std::uint32_t> most(kMostStreams);
+  const std::vector<std::uint32_t> more(kMostStreams + 1);
+  EXPECT_TRUE(decode(encode(Received{1, most}, kEpoch), kEpoch));
+  EXPECT_FALSE(decode(encode(Received{1, more}, kEpoch), kEpoch));
+  EXPECT_TRUE(decode(encode(PathLost{1, most}, kEpoch), kEpoch));
+  EXPECT_FALSE(decode(encode(PathLost{1, more}, kEpoch), kEpoch));
 }
 
 TEST(ControlMessages, AnotherEpochsAreRefused) {

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker_paths.h"
+
+#include <algorithm>
+
+namespace bps::server {
+namespace {
+
+// Lost paths that come back have another number; the worker may open one before it has noticed the loss.
+constexpr std::size_t kMostPaths = std::size_t{2} * transport::kMostRails;
+
+}  // namespace
+
+std::span<const Answer> AnswerStream::confirm(std::uint32_t count) {
+  const std::uint32_t more = count - confirmed_;
+  if (more > answers_.size() - first_) return {};
+  if (first_ > 0 && first_ >= answers_.size() / 2) {  // before the span is handed out
+    answers_.erase(answers_.begin(), answers_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+  }
+  const auto found = std::span(answers_).subspan(first_, more);
+  confirmed_ = count;
+  first_ += more;
+  return found;
+}
+
+void AnswerStream::clear() {
+  answers_.clear();
+  first_ = 0;
+}
+
+bool WorkerPaths::may_add(const transport::Hello& hello, std::size_t streams) const {
+  if (!paths_.empty() && fails_over_ != (hello.path != 0)) return false;
+  if (std::ranges::find(refused_, hello.path) != refused_.end()) return false;
+  const auto path = std::ranges::find(paths_, hello.path, &WorkerPath::id);
+  if (path == paths_.end()) return paths_.size() < kMostPaths;
+  if (path->broken) return false;
+  if (hello.plane != transport::Plane::kData) return path->control == nullptr;
+  if (path->streams.size() >= streams) return false;
+  return hello.path == 0 || std::ranges::none_of(path->streams, [&](const AnswerStream& stream) {
+           return stream.data->hello.stream == hello.stream;
+         });
+}
+
+WorkerPath& WorkerPaths::path_of(const transport::Hello& hello) {
+  fails_over_ |= hello.path != 0;
+  if (WorkerPath* known = find(hello.path)) return *known;
+  return paths_.emplace_back(WorkerPath{.id = hello.path});
+}
+
+void WorkerPaths::add(transport::ControlEndpoint* endpoint) {
+  path_of(endpoint->hello).control = endpoint;
+  control_.add(endpoint);
+}
+
+void WorkerPaths::add(transport::DataEndpoint* endpoint) {
+  auto& streams = path_of(endpoint->hello).streams;
+  const auto before =
+      std::ranges::find_if(streams, [&](const AnswerStream& one) { return one.data->hello.stream > endpoint->hello.stream; });
+  streams.insert(before, AnswerStream(endpoint));
+}
+
+WorkerPath* WorkerPaths::find(std::uint16_t id) {
+  const auto found = std::ranges::find(paths_, id, &WorkerPath::id);
+  return found == paths_.end() ? nullptr : &*found;
+}
+
+bool WorkerPaths::has_other_than(std::uint16_t id) const {
+  return std::ranges::any_of(paths_, [&](const WorkerPath& path) { return path.id != id && is_usable(path); });
+}
+
+bool WorkerPaths::is_usable(const WorkerPath& path) {
+  return !path.broken && path.control != nullptr && !path.control->is_lost() &&
+         std::ranges::any_of(path.streams, [](const AnswerStream& stream) { return !stream.data->is_lost(); });
+}
+
+AnswerStream* WorkerPaths::stream_of(const transport::DataEndpoint* data) {
+  for (WorkerPath& path : paths_) {
+    const auto found = std::ranges::find(path.streams, data, &AnswerStream::data);
+    if (found != path.streams.end()) return &*found;
+  }
+  return nullptr;
+}
+
+transport::DataEndpoint* WorkerPaths::next() {
+  std::size_t living = 0;
+  const auto each = [&](auto&& take) {
+    for (const WorkerPath& path : paths_) {
+      for (const AnswerStream& stream : path.streams) {
+        if (!stream.data->is_lost() && take(stream.data)) return stream.data;
+      }
+    }
+    return static_cast<transport::DataEndpoint*>(nullptr);
+  };
+  each([&](transport::DataEndpoint*) { return ++living == 0; });
+  if (living == 0) return nullptr;
+  std::size_t skip = turn_++ % living;
+  return each([&](transport::DataEndpoint*) { return skip-- == 0; });
+}
+
+void WorkerPaths::close(WorkerPath& path) {
+  path.broken = true;
+  for (const AnswerStream& stream : path.streams) stream.data->abandon();
+  if (path.control == nullptr) return;
+  path.control->abandon();
+  control_.remove(path.control);
+}
+
+void WorkerPaths::forget(std::uint16_t id) {
+  std::erase_if(paths_, [&](const WorkerPath& path) { return path.id == id; });
+  if (refused_.size() == kMostRefused) refused_.erase(refused_.begin());
+  refused_.push_back(id);
+}
+
+}  // namespace bps::server

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The connections of one worker session. Where the loops are joined by several paths (transport/control_paths.h), also
+// the answers that the worker has not confirmed: what a path has taken may be lost with it, and is sent again by another
+// one, from the result, which the round keeps until then.
+//
+// Threading: one thread. Memory: a stream keeps room for as many answers as were under way at one time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "server/round.h"
+#include "transport/control_paths.h"
+#include "transport/transport.h"
+
+namespace bps::server {
+
+// One write to a worker: the result of a round, or a bare immediate.
+struct Answer {
+  transport::WriteOp op{};
+  transport::DataEndpoint* data = nullptr;
+  Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
+};
+
+// One data connection, and the answers that it has taken, in order.
+class AnswerStream {
+ public:
+  explicit AnswerStream(transport::DataEndpoint* by) : data(by) {}
+
+  void keep(const Answer& answer) { answers_.push_back(answer); }
+  // The answers beyond those that the worker has confirmed before, up to its count; none when that cannot be right.
+  std::span<const Answer> confirm(std::uint32_t count);
+  std::span<const Answer> unconfirmed() const { return std::span(answers_).subspan(first_); }
+  void clear();
+
+  transport::DataEndpoint* data;
+
+ private:
+  std::vector<Answer> answers_;
+  std::size_t first_ = 0;  // those before it are confirmed
+  std::uint32_t confirmed_ = 0;
+};
+
+struct WorkerPath {
+  std::uint16_t id = 0;
+  bool broken = false;  // closed; the worker has not said yet what has come in
+  transport::ControlEndpoint* control = nullptr;
+  std::vector<AnswerStream> streams{};
+};
+
+class WorkerPaths {
+ public:
+  // The answers of a session that survives the loss of one path are kept.
+  bool fails_over() const { return fails_over_; }
+  // Whether the worker may open this connection, of a path with `streams` data connections.
+  bool may_add(const transport::Hello& hello, std::size_t streams) const;
+  void add(transport::ControlEndpoint* endpoint);
+  void add(transport::DataEndpoint* endpoint);
+
+  WorkerPath* find(std::uint16_t id);
+  bool has_other_than(std::uint16_t id) const;
+  static bool is_usable(const WorkerPath& path);
+  AnswerStream* stream_of(const transport::DataEndpoint* data);
+  // A data connection that is not lost, each in turn; or nullptr.
+  transport::DataEndpoint* next();
+  std::vector<WorkerPath>& all() { return paths_; }
+  transport::ControlPaths& control() { return control_; }
+
+  // Nothing comes in by the path any more, and nothing goes out.
+  void close(WorkerPath& path);
+  // Nor will connections that are still to come be added to it.
+  void forget(std::uint16_t id);
+
+ private:
+  static constexpr std::size_t kMostRefused = 64;
+
+  WorkerPath& path_of(const transport::Hello& hello);
+
+  std::vector<WorkerPath> paths_;
+  transport::ControlPaths control_;
+  bool fails_over_ = false;
+  std::size_t turn_ = 0;
+  std::vector<std::uint16_t> refused_;  // the latest that were forgotten
+};
+
+}  // namespace bps::server

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The paths of a worker loop to a server loop (transport/control_paths.h), and which pushes went out by which of them.
+// Threading: the loop's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tensor/control_messages.h"
+#include "transport/control_paths.h"
+#include "transport/data_endpoint.h"
+
+namespace bps::worker {
+
+struct ServerPath {
+  std::uint16_t id = 0;   // as in the hello of its connections; 0: there is no other path
+  std::size_t pair = 0;   // of rails, as transport::rails_of() numbers them
+  transport::ControlEndpoint* control = nullptr;
+  std::vector<transport::DataEndpoint*> data{};
+  std::string why_lost{};
+};
+
+// A data connection that pushes go out by.
+struct ServerStream {
+  transport::DataEndpoint* endpoint = nullptr;
+  std::uint32_t pushed = 0;
+};
+
+class ServerPaths {
+ public:
+  void add(ServerPath path);
+  bool fails_over() const { return fails_over_; }
+  transport::ControlPaths& control() { return control_; }
+  // Of all paths that are not lost; of the last one even then.
+  std::vector<ServerStream>& streams() { return streams_; }
+  const std::vector<ServerStream>& streams() const { return streams_; }
+
+  const ServerPath* find(std::uint16_t id) const;
+  bool has_other_than(std::uint16_t id) const;
+  // Those by which the network carries nothing, although it does by another one.
+  std::vector<std::uint16_t> silent() const;
+  // Nothing comes in by the path any more, and nothing goes out. Returns how many answers had come in by each of its
+  // data connections; nothing if it is no path in use.
+  std::optional<std::vector<std::uint32_t>> close(std::uint16_t id, const std::string& why);
+  // The server has not closed its end yet.
+  bool is_settling(std::uint16_t id) const;
+  std::optional<ServerPath> settle(std::uint16_t id);
+  void abandon();
+  // What the server is to be told: paths by which answers have come in since the last call.
+  std::vector<tensor::Received> receipts();
+
+ private:
+  std::vector<ServerPath> paths_;
+  std::vector<ServerPath> settling_;
+  std::vector<ServerStream> streams_;
+  std::vector<std::vector<std::uint32_t>> told_;  // for each path, what the server has been told has come in
+  transport::ControlPaths control_;
+  bool fails_over_ = false;
+};
+
+// A push that its path has not delivered.
+struct RepeatedPush {
+  std::uint32_t immediate = 0;  // of the partition in flight
+  tensor::SlotCredit slot{};    // which it still holds
+};
+
+// For each landing slot the push that fills it, until the slot is granted again.
+class PushesBySlot {
+ public:
+  void note(const tensor::SlotCredit& slot, std::uint32_t immediate, ServerStream& stream) {
+    if (slot.slot >= pushes_.size()) pushes_.resize(slot.slot + std::size_t{1});
+    const transport::Hello& hello = stream.endpoint->hello;
+    pushes_[slot.slot] = {.push = {immediate, slot},
+                          .path = hello.path,
+                          .stream = hello.stream,
+                          .number = stream.pushed++,
+                          .under_way = true};
+  }
+  void forget(std::uint32_t slot) {
+    if (slot < pushes_.size()) pushes_[slot].under_way = false;
+  }
+  // Immediates of those that went out by this path.
+  std::vector<std::uint32_t> unanswered_by(std::uint16_t path) const;
+  // Those that went out by a path and had not come in when the server closed it.
+  std::vector<RepeatedPush> take_undelivered(const tensor::PathLost& lost);
+
+ private:
+  struct Push {
+    RepeatedPush push;
+    std::uint16_t path = 0;
+    std::uint16_t stream = 0;
+    std::uint32_t number = 0;  // of the stream's
+    bool under_way = false;
+  };
+  std::vector<Push> pushes_;
+};
+
+}  // namespace bps::worker
