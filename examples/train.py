@@ -9,7 +9,10 @@ The script is the same in all three cases. It generates the images: ten fixed pa
 """
 
 import argparse
+import signal
 import time
+from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import nn
@@ -38,7 +41,54 @@ def parse_arguments() -> argparse.Namespace:
         default="plain",
         help="sharded: each rank keeps a part of the optimizer's state (default: %(default)s)",
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="saved after each epoch, and where training goes on from; SIGUSR1 and SIGTERM end it after an epoch",
+    )
+    options = parser.parse_args()
+    if options.checkpoint and options.optimizer == "sharded":
+        parser.error("--checkpoint saves what rank 0 has, and that is a part only with --optimizer sharded")
+    return options
+
+
+class Notice:
+    """Remembers that a signal announced the end: a cluster sends one before it takes its hosts back."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+        for signum in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(signum, self.note)
+
+    def note(self, signum: int, _: FrameType | None) -> None:
+        """The signal handler."""
+        self.signum = signum
+
+    def agreed(self) -> int:
+        """The signal that any rank got, or 0; the same on all ranks, which need not get it at the same time."""
+        if mean_over_ranks(float(self.signum == signal.SIGTERM)):
+            return signal.SIGTERM
+        return signal.SIGUSR1 if mean_over_ranks(float(self.signum != 0)) else 0
+
+
+def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    """Write the checkpoint on rank 0. Whoever reads the file finds the old one or the new one, and never a part."""
+    if bps.rank() == 0:
+        part = file.with_name(f"{file.name}.part")
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epochs}, part)
+        part.replace(file)
+
+
+def load(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Take weights and optimizer state from the checkpoint, if there is one; returns how many epochs it has seen."""
+    if not file.exists():
+        return 0
+    saved = torch.load(file, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    say(f"going on after epoch {saved['epochs']}")
+    return int(saved["epochs"])
 
 
 def make_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,13 +135,15 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> None:
-    """Train all epochs; rank 0 prints a line after each."""
+    """Train all epochs; rank 0 prints a line after each. Raises SystemExit after a checkpoint at a signal."""
+    notice = Notice() if options.checkpoint else None
+    done = load(options.checkpoint, model, optimizer) if options.checkpoint else 0
     images, labels = make_images(options.images, seed=1)
     test_images, test_labels = make_images(2000, seed=2)
     share = max(options.batch // bps.size(), 1)  # images per step on this rank
     steps = max(options.images // (share * bps.size()), 1)
     begin = time.monotonic()
-    for epoch in range(options.epochs):
+    for epoch in range(done, options.epochs):
         # Every rank draws the same order and takes different images from it.
         order = torch.randperm(options.images, generator=torch.Generator().manual_seed(epoch))
         mine = order[bps.rank() :: bps.size()]
@@ -106,6 +158,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.
         loss_of_all = mean_over_ranks(total / steps)
         share_right = accuracy(model, test_images, test_labels)
         say(f"epoch {epoch + 1}: loss {loss_of_all:.4f}, accuracy {share_right:.2%}, {time.monotonic() - begin:.1f} s")
+        if notice:
+            save(options.checkpoint, model, optimizer, epoch + 1)
+            if signum := notice.agreed():
+                say(f"stopped after epoch {epoch + 1} by {signal.Signals(signum).name}; start again to go on")
+                bps.shutdown()
+                # A warning is obeyed: no failure. After SIGTERM nobody may take this for the end of the training.
+                raise SystemExit(0 if signum == signal.SIGUSR1 else 128 + signum)
 
 
 def check_same_weights(model: nn.Module) -> None:

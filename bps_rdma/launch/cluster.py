@@ -8,6 +8,7 @@ name of the job, and the secret.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, MutableMapping
 
 from bps_rdma.errors import InvalidArgumentError
@@ -21,10 +22,14 @@ _SECRETS = ("BPS_SECRET", "BPS_SECRET_FILE", "BPS_INSECURE")
 
 def is_rank_of_slurm(env: Mapping[str, str]) -> bool:
     """Whether this process is one of several tasks of a step, and nothing else says which rank it is."""
-    if any(env.get(name) for name in _RANKS) or not is_step(env):
+    if _says_ranks(env, {}) or not is_step(env):
         return False
     step = step_of(env)
     return step is not None and step.tasks > 1
+
+
+def _says_ranks(env: Mapping[str, str], arguments: Mapping[str, object]) -> bool:
+    return any(env.get(name) for name in _RANKS) or bool({"rank", "world_size"} & set(arguments))
 
 
 def adopt(env: MutableMapping[str, str], arguments: Mapping[str, object]) -> None:
@@ -37,12 +42,20 @@ def adopt(env: MutableMapping[str, str], arguments: Mapping[str, object]) -> Non
     Raises:
         InvalidArgumentError: Slurm's variables cannot be used, or there is no safe place for the secret.
     """
-    if is_rank_of_slurm(env) and not {"rank", "world_size"} & set(arguments):
+    if is_rank_of_slurm(env) and not _says_ranks(env, arguments):
         step = step_of(env)
         assert step is not None
         env.update(variables(step, env))
-    elif is_step(env) and _has_several_hosts(env):
-        env.update(_several_hosts(env))
+    elif is_step(env):
+        if _has_several_hosts(env):
+            env.update(_several_hosts(env))
+    elif env.get("SLURM_JOB_ID") and (tasks := env.get("SLURM_NTASKS", "1")) != "1" and not _says_ranks(env, arguments):
+        warnings.warn(
+            f"this Slurm job has {tasks} tasks, but this process was not started by srun, and is a job of one rank: "
+            "put srun before the command",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def variables(step: Step, env: Mapping[str, str], per_task: int = 1, index: int = 0) -> dict[str, str]:

@@ -115,11 +115,16 @@ def test_ranks_that_are_arguments_stay_and_get_the_secret(home):
     assert set(found) == {"BPS_JOB_ID", "BPS_SECRET_FILE"}
 
 
+@pytest.mark.parametrize("step", [None, "4294967291"])  # the second is how some versions say the same
+def test_a_batch_script_is_one_rank_and_is_warned(step, home):
+    with pytest.warns(RuntimeWarning, match="this Slurm job has 5 tasks, but this process was not started by srun"):
+        assert adopted(SLURM_STEP_ID=step, SLURM_NTASKS="5") == {}
+
+
 @pytest.mark.parametrize(
     "env",
     [
-        {"SLURM_STEP_ID": None},  # a batch script
-        {"SLURM_STEP_ID": "4294967291"},  # the same, as some versions say it
+        {"SLURM_STEP_ID": None},  # a batch script with one task
         {"SLURM_STEP_ID": "4294967290"},  # the shell of salloc
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"},
         {"DMLC_ROLE": "worker", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
