@@ -44,8 +44,8 @@ struct Counters {
   Counter excess;          // workers lost because they kept more open than a worker can wait for
   Counter overflow_slots;  // slots granted beyond the window to break a deadlock
   // Both
-  Counter paths_lost;    // of connections that have others
-  Counter repeated;      // pushes and answers that a lost path had not delivered
+  Counter paths_lost;  // of connections that have others
+  Counter repeated;    // pushes and answers that a lost path had not delivered
   // Loop
   Counter wakeups;  // returns from sleep
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Connects the worker loops of this process to the server loops of the job, by all their rails. Where the connections
-// over different rails are paths that may be lost (Transport::fails_over), those that are lost, or were not there at the
-// start, are tried again in the background.
+// over different rails are paths that may be lost (Transport::fails_over), those that are lost, or were not there at
+// the start, are tried again in the background.
 #pragma once
 
 #include <atomic>
@@ -73,8 +73,8 @@ class Connector {
     std::set<std::uint32_t> failed;  // nodes that were not reached
   };
   std::map<std::size_t, RailsTried> rails_tried_;  // by the number of the pair
-  std::atomic<std::uint16_t> latest_path_{0};      // of those connected again; those of the start have the first numbers
-  Retries retries_;                                // last: its thread uses the rest
+  std::atomic<std::uint16_t> latest_path_{0};  // of those connected again; those of the start have the first numbers
+  Retries retries_;                            // last: its thread uses the rest
 };
 
 }  // namespace bps::node

@@ -34,7 +34,7 @@ class Retries {
 
  private:
   struct Entry {
-    Task task;  // empty: it has worked
+    Task task;           // empty: it has worked
     bool again = false;  // it was asked for while it ran, and may have failed after it had worked
     double delay_s = 0;
     Clock::time_point due{};  // or when it worked

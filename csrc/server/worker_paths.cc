@@ -55,8 +55,8 @@ void WorkerPaths::add(transport::ControlEndpoint* endpoint) {
 
 void WorkerPaths::add(transport::DataEndpoint* endpoint) {
   auto& streams = path_of(endpoint->hello).streams;
-  const auto before =
-      std::ranges::find_if(streams, [&](const AnswerStream& one) { return one.data->hello.stream > endpoint->hello.stream; });
+  const auto before = std::ranges::find_if(
+      streams, [&](const AnswerStream& one) { return one.data->hello.stream > endpoint->hello.stream; });
   streams.insert(before, AnswerStream(endpoint));
 }
 

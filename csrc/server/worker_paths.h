@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The connections of one worker session. Where the loops are joined by several paths (transport/control_paths.h), also
-// the answers that the worker has not confirmed: what a path has taken may be lost with it, and is sent again by another
-// one, from the result, which the round keeps until then.
+// the answers that the worker has not confirmed: what a path has taken may be lost with it, and is sent again by
+// another one, from the result, which the round keeps until then.
 //
 // Threading: one thread. Memory: a stream keeps room for as many answers as were under way at one time.
 #pragma once

@@ -177,7 +177,9 @@ std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& 
     }
   }
   paths_.forget(lost.path);
-  const auto is_closed = [&](const transport::DataEndpoint* data) { return std::ranges::find(closed, data) != closed.end(); };
+  const auto is_closed = [&](const transport::DataEndpoint* data) {
+    return std::ranges::find(closed, data) != closed.end();
+  };
   for (const transport::Endpoint* endpoint : closed) {
     if (!endpoint->is_data_plane) continue;
     const auto* data = static_cast<const transport::DataEndpoint*>(endpoint);

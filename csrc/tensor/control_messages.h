@@ -156,8 +156,9 @@ struct RoundFailed {
   bool operator==(const RoundFailed&) const = default;
 };
 
-// Worker to server, where they are joined by several paths (transport/control_paths.h): how many answers have come in by
-// each data connection of a path. The server keeps results until then, because what it has sent may be lost on the way.
+// Worker to server, where they are joined by several paths (transport/control_paths.h): how many answers have come in
+// by each data connection of a path. The server keeps results until then, because what it has sent may be lost on the
+// way.
 inline constexpr std::size_t kMostStreams = 64;  // of a path: BPS_TCP_STREAMS
 struct Received {
   std::uint16_t path = 0;
@@ -169,9 +170,9 @@ struct Received {
   bool operator==(const Received&) const = default;
 };
 
-// A path is lost. The sender has closed its connections, so that nothing more comes in by them, and says how many writes
-// have come in by each data connection before. A worker says so first; the server replies with the same, and answers
-// again what has not arrived. The worker then repeats the pushes that have not.
+// A path is lost. The sender has closed its connections, so that nothing more comes in by them, and says how many
+// writes have come in by each data connection before. A worker says so first; the server replies with the same, and
+// answers again what has not arrived. The worker then repeats the pushes that have not.
 struct PathLost {
   std::uint16_t path = 0;
   std::vector<std::uint32_t> received;

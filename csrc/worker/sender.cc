@@ -92,7 +92,8 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
 }
 
 // What the transport needs to send entry `index` of the table as number n of the batch.
-void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement) {
+void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t index,
+                      const tensor::Placement& placement) {
   InFlight& entry = in_flight_[index];
   const Transfer& transfer = *entry.transfer;
   const StagingBuffer* staged = entry.staged;

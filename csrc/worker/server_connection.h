@@ -2,8 +2,8 @@
 // The connection of a worker loop to one loop of one server: its endpoints, the landing slots that the server has
 // granted, and what waits to be sent. It is the sink of its endpoints.
 //
-// Where the two are joined by several paths (transport/control_paths.h) it survives the loss of all but one: pushes that a
-// lost path has not delivered are repeated by the others.
+// Where the two are joined by several paths (transport/control_paths.h) it survives the loss of all but one: pushes
+// that a lost path has not delivered are repeated by the others.
 //
 // Every server has a queue and credits of its own, so that a server that is busy never holds up another one.
 // Threading: the loop's.
@@ -18,8 +18,8 @@
 #include "tensor/control_messages.h"
 #include "transport/transport.h"
 #include "worker/rail_shares.h"
-#include "worker/server_paths.h"
 #include "worker/send_queue.h"
+#include "worker/server_paths.h"
 #include "worker/transport_memory.h"
 
 namespace bps::worker {

@@ -15,8 +15,8 @@
 namespace bps::worker {
 
 struct ServerPath {
-  std::uint16_t id = 0;   // as in the hello of its connections; 0: there is no other path
-  std::size_t pair = 0;   // of rails, as transport::rails_of() numbers them
+  std::uint16_t id = 0;  // as in the hello of its connections; 0: there is no other path
+  std::size_t pair = 0;  // of rails, as transport::rails_of() numbers them
   transport::ControlEndpoint* control = nullptr;
   std::vector<transport::DataEndpoint*> data{};
   std::string why_lost{};

@@ -7,6 +7,7 @@ It costs a moment and no round, no byte changes that should not, and the interfa
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,25 +38,24 @@ def expected(number: int) -> int:
 
 
 def rounds_until_told(bps: Any, namespaces: list[str], folder: str) -> dict[str, Any]:
-    """Sums until the file `stop` exists. For each round: when it began, how long it took, and what had been sent."""
+    """Sums until the file `stop` exists. For each round: when it began, and what had been sent by then."""
     enter(namespaces[int(os.environ["RANK"])])
     bps.init()
     rank = bps.rank()
     told = Path(folder, "stop")
     blocks = [np.full(WORDS + 2 * PAD, -7, np.float32) for _ in range(HELD)]
     held: dict[int, tuple[np.ndarray, int]] = {}
-    log: list[tuple[float, float, dict[str, int]]] = []
+    log: list[tuple[float, dict[str, int]]] = []
     try:
         for number in range(1_000_000):
             block = blocks[number % HELD]
             array = block[PAD:-PAD]
             array[:] = rank + number % 1000
             small = [np.full(1024, rank + number % 1000 + i, np.float32) for i in range(SMALL)]
-            began = time.monotonic()
+            log.append((time.monotonic(), sent()))
             handles = [bps.push_pull_async(one, average=False, name=f"s{i}") for i, one in enumerate(small)]
             bps.push_pull_inplace(array, average=False, name="x")
             sums = [handle.wait() for handle in handles]
-            took = time.monotonic() - began
             assert (array == expected(number)).all()
             for i, one in enumerate(sums):
                 assert (one == expected(number) + 2 * i).all()
@@ -65,7 +65,6 @@ def rounds_until_told(bps: Any, namespaces: list[str], folder: str) -> dict[str,
             for one in blocks:
                 assert (one[:PAD] == -7).all()
                 assert (one[-PAD:] == -7).all()
-            log.append((began, took, sent()))
             if rank == 0:
                 Path(folder, "round").write_text(str(number))
             over = bps.push_pull(np.array([float(rank == 0 and told.exists())]), average=False, name="stop")
@@ -91,7 +90,8 @@ class Running:
 
     def more(self, rounds: int) -> None:
         """Returns when so many more rounds are over."""
-        self.until(lambda before=self.round(): self.round() >= before + rounds)
+        before = self.round()
+        self.until(lambda: self.round() >= before + rounds)
 
     def until(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + 60 * cluster.PATIENCE
@@ -137,14 +137,14 @@ def start(networks, tmp_path):
 
 def carried(log: list[Any], since: float) -> dict[str, int]:
     """Bytes that left by each interface in the rounds that began after `since`."""
-    sent_then = [one for began, _, one in log if began > since]
+    sent_then = [one for began, one in log if began > since]
     return {name: sent_then[-1][name] - sent_then[0][name] for name in sent_then[0]}
 
 
 def longest(results: list[dict[str, Any]]) -> float:
-    """What the slowest round took beyond the usual."""
-    durations = [took for result in results for _, took, _ in result["log"]]
-    return max(durations) - float(np.median(durations))
+    """What the slowest round took beyond the usual, with what the test itself does after it."""
+    durations = np.concatenate([np.diff([began for began, _ in result["log"]]) for result in results])
+    return float(durations.max() - np.median(durations))
 
 
 Act = Callable[[network.Network], None]
@@ -175,10 +175,9 @@ def test_an_interface_fails_and_comes_back(networks, start, failure):
     print(f"{failure}: the longest round took {longest(results):.2f} s more than the others")
     assert longest(results) < 5 * cluster.PATIENCE, "about 0.7 s on a quiet machine"
     for result in results:
-        counters = result["counters"]
-        assert counters["paths_lost"] >= 1
+        assert result["counters"]["paths_lost"] >= 1
         used = carried([entry for entry in result["log"] if entry[0] < survived_at], failed_at + longest(results))
-        assert used[left] > 10 * max(used[lost], MIB) or used[left] > 20 * MIB > 10 * used[lost]
+        assert used[lost] < used[left] / 10, "the other one carries everything"
         used = carried(result["log"], back_at)
         assert used[lost] > 0.25 * used[left], "it is used again"
     assert sum(result["counters"]["repeated"] for result in results) > 0
@@ -193,6 +192,15 @@ def test_an_interface_that_flaps(networks, start):
         running.more(5)
     results = running.results()
     print(f"flaps: the longest round took {longest(results):.2f} s more than the others")
+
+
+def test_a_rank_that_is_stopped_for_a_while_loses_no_rail(start):
+    running = start()
+    running.job.kill("rank 1", signal.SIGSTOP)
+    time.sleep(2)  # bytes for it wait; longer than a rail may be silent
+    running.job.kill("rank 1", signal.SIGCONT)
+    running.more(10)
+    assert [result["counters"]["paths_lost"] for result in running.results()] == [0, 0]
 
 
 def test_the_last_interface_is_an_error(networks, start):

@@ -61,8 +61,8 @@ TEST_F(SlotWindowTest, CreditsBringTheKeysOfEveryRail) {
   transport.rails = 3;
   window.open(4000, 5000, 0);
   transport::ControlPaths paths;
-    paths.add(&control);
-    window.send_credits(paths);
+  paths.add(&control);
+  window.send_credits(paths);
   const auto messages = control.sent<tensor::Credits>();
   EXPECT_GT(messages.size(), 1U);
   std::size_t slots = 0;

@@ -71,8 +71,8 @@ class FailoverTest : public ::testing::Test {
     far = std::make_unique<TcpTransport>(reactor.loop(), credentials, reactor.counters(), "", rails());
     server::ServerLoopOptions options{.largest_partition = 1 << 20};
     options.reactor = &reactor;
-    server_loop = std::make_unique<server::ServerLoop>(
-        options, members, std::vector<transport::Transport*>{far.get()}, reactor.counters());
+    server_loop = std::make_unique<server::ServerLoop>(options, members, std::vector<transport::Transport*>{far.get()},
+                                                       reactor.counters());
     server_loop->add_group(*group);
     std::vector<transport::tcp::TcpAddress> addresses;
     listeners.call([&] {
@@ -98,19 +98,24 @@ class FailoverTest : public ::testing::Test {
 
   void join(std::uint32_t i) {
     One& one = workers[i];
-    one.transport = std::make_unique<TcpTransport>(one.reactor.loop(), credentials, one.reactor.counters(), "", rails());
+    one.transport =
+        std::make_unique<TcpTransport>(one.reactor.loop(), credentials, one.reactor.counters(), "", rails());
     one.loop = std::make_unique<WorkerLoop>(
         WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPiece, .staging_bytes = 1 << 20}, one.reactor);
     one.loop->when_path_lost = [&one](std::size_t place, std::size_t pair) { one.lost.emplace_back(place, pair); };
     one.server = &one.loop->add_server(0, 99, "server", *one.transport);
     std::vector<ServerPath> paths;
-    for (std::uint16_t pair = 0; pair < 2; ++pair) paths.push_back(connect(i, static_cast<std::uint16_t>(pair + 1), pair));
+    for (std::uint16_t pair = 0; pair < 2; ++pair)
+      paths.push_back(connect(i, static_cast<std::uint16_t>(pair + 1), pair));
     one.loop->open(*one.server, std::move(paths));
   }
   ServerPath connect(std::uint32_t i, std::uint16_t id, std::size_t pair) {
     One& one = workers[i];
-    transport::ConnectRequest request{
-        .address = address, .hello = {.node = i + 1}, .deadline = Deadline::after(10), .whom = "server", .connection = pair};
+    transport::ConnectRequest request{.address = address,
+                                      .hello = {.node = i + 1},
+                                      .deadline = Deadline::after(10),
+                                      .whom = "server",
+                                      .connection = pair};
     request.hello.path = id;
     ServerPath path{.id = id, .pair = pair};
     path.control = one.transport->attach(one.transport->connect_control(request), *one.server);
@@ -192,8 +197,8 @@ class FailoverTest : public ::testing::Test {
     }
   }
 
-  // Of the sockets of this process those of a rail, at the workers' end or the server's, receive nothing more. A worker's
-  // socket goes to a port that is listened on, a server's comes from one.
+  // Of the sockets of this process those of a rail, at the workers' end or the server's, receive nothing more. A
+  // worker's socket goes to a port that is listened on, a server's comes from one.
   std::size_t break_rail(std::size_t rail, bool at_worker) {
     std::size_t broken = 0;
     for (int fd = 3; fd < 1024; ++fd) {
