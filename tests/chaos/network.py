@@ -96,14 +96,6 @@ class Network:
         """Takes an interface of the victim "down", or "up" again."""
         self._ip(victim, [f"link set {plane} {state}"])
 
-    def shape(self, victim: str, plane: str, mbit: int) -> None:
-        """Limits what leaves the victim by an interface."""
-        rate = ["tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "20ms"]
-        command = [*self.inside(victim), "tc", "qdisc", "replace", "dev", plane, "root", *rate]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-        if done.returncode != 0:
-            raise CannotCutError(done.stderr)
-
     def _lost(self, receiver: str, plane: str) -> str:
         return f"neigh replace {self.address(receiver, plane)} lladdr {_NOBODY} dev {plane} nud permanent"
 

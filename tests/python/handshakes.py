@@ -13,7 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-MAGIC, VERSION = 0x52535042, 4
+MAGIC, VERSION = 0x52535042, 5
 HELLO, CHALLENGE, WELCOME, REFUSAL = 1, 2, 3, 4
 VAN, CONTROL, DATA = 0, 1, 2  # planes
 REFUSED_JOB, REFUSED_SECRET = 2, 3
@@ -58,8 +58,8 @@ def shake_hands(
     connection: socket.socket, credentials: Credentials, plane: int = VAN, node: int = 0, client_loop: int = 0,
     server_loop: int = 0,
 ) -> Session:  # fmt: skip
-    """Plays the client. Raises RefusedError."""
-    hello = struct.pack("<IHBBIHH", MAGIC, VERSION, HELLO, plane, node, client_loop, server_loop)
+    """Plays the client, with the only path to that loop. Raises RefusedError."""
+    hello = struct.pack("<IHBBIHHHH", MAGIC, VERSION, HELLO, plane, node, client_loop, server_loop, 0, 0)
     hello += credentials.job + os.urandom(16)
     connection.sendall(hello)
     _expect(connection, CHALLENGE)

@@ -104,19 +104,25 @@ TEST(Handshake, GoldenBytes) {
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(from + i);
   };
   ClientHello hello{.preamble = Preamble(HandshakeKind::kHello, Plane::kData),
-                    .hello = {.node = 0x01020304, .client_loop = 0x0506, .server_loop = 0x0708, .plane = Plane::kData}};
+                    .hello = {.node = 0x01020304,
+                              .client_loop = 0x0506,
+                              .server_loop = 0x0708,
+                              .plane = Plane::kData,
+                              .path = 0x090a,
+                              .stream = 0x0b0c}};
   fill(hello.job, 0x20);
   fill(hello.nonce, 0x40);
-  const Bytes expected = concatenate({as_bytes({"BPSR\x04\0\x01\x02\4\3\2\1\6\5\10\7", 16}), hello.job, hello.nonce});
+  const Bytes expected =
+      concatenate({as_bytes({"BPSR\x05\0\x01\x02\4\3\2\1\6\5\10\7\x0a\x09\x0c\x0b", 20}), hello.job, hello.nonce});
   EXPECT_TRUE(std::ranges::equal(codec::encode(hello), expected));
   EXPECT_TRUE(std::ranges::equal(codec::encode(Preamble(HandshakeKind::kRefusal, Refusal::kSecret)),
-                                 as_bytes({"BPSR\x04\0\x04\x03", 8})));
+                                 as_bytes({"BPSR\x05\0\x04\x03", 8})));
   Challenge challenge{.preamble = Preamble(HandshakeKind::kChallenge)};
   fill(challenge.nonce, 0x60);
   challenge.view = {.incarnation = 0x05060708'090a0b0c, .epoch = 0x01020304};
   fill(challenge.mac, 0x80);
   EXPECT_TRUE(std::ranges::equal(codec::encode(challenge),
-                                 concatenate({as_bytes({"BPSR\x04\0\x02\0", 8}), challenge.nonce,
+                                 concatenate({as_bytes({"BPSR\x05\0\x02\0", 8}), challenge.nonce,
                                               as_bytes({"\x0c\x0b\x0a\x09\x08\7\6\5\4\3\2\1", 12}), challenge.mac})));
 }
 
@@ -160,7 +166,7 @@ TEST(Handshake, AnotherVersionIsToldSo) {
 TEST(Handshake, TheCallerSeesANewerCallee) {
   const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x09\0\x02\0", 8}));
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
-  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 4");
+  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 5");
 }
 
 TEST(Handshake, PeersOfOtherProtocolsAreRefusedByTheClient) {
@@ -256,12 +262,12 @@ TEST(Handshake, SingleBytesAreEnough) {
 }
 
 TEST(Handshake, HangingUpAtAnyByteIsHarmless) {
-  for (std::size_t limit = 0; limit < 80; ++limit) {
+  for (std::size_t limit = 0; limit < 84; ++limit) {
     const Outcome outcome = trickle(limit);
     EXPECT_EQ(outcome.state, ServerHandshake::State::kRefused) << limit;
     EXPECT_EQ(outcome.refusal, Refusal::kSilent) << limit;
   }
-  EXPECT_EQ(trickle(80).state, ServerHandshake::State::kAccepted);
+  EXPECT_EQ(trickle(84).state, ServerHandshake::State::kAccepted);
 }
 
 TEST(Handshake, NothingIsReadBeyondTheHello) {

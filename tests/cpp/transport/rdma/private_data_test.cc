@@ -62,15 +62,15 @@ TEST(PrivateData, AnyChangedBitIsRefused) {
 
 TEST(PrivateData, GoldenBytes) {
   const auto request = make_request({0x01020304, 0x0506, 0x0708, Plane::kData}, kJob, nonce(1), kServer);
-  EXPECT_EQ(as_text(std::span(request).first(16)), std::string_view("BPSD\x04\0\x01\x02\4\3\2\1\6\5\10\7", 16));
+  EXPECT_EQ(as_text(std::span(request).first(16)), std::string_view("BPSD\x05\0\x01\x02\4\3\2\1\6\5\10\7", 16));
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(16, 8), std::span(kJob.job).first(8)));
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(24, 16), nonce(1)));
   const Bytes said = concatenate({as_bytes("rdma client"), std::span(request).first(40), kServer, kJob.job});
   const Digest mac = hmac_sha256(kJob.key, {said});
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(40), std::span(mac).first(16)));
-  EXPECT_EQ(as_text(make_refusal(Refusal::kJob)), std::string_view("BPSD\x04\0\x03\x02", 8));
+  EXPECT_EQ(as_text(make_refusal(Refusal::kJob)), std::string_view("BPSD\x05\0\x03\x02", 8));
   const ReplyData reply = make_reply(request, kJob, kServer);
-  EXPECT_EQ(as_text(std::span(reply).first(8)), std::string_view("BPSD\x04\0\x02\0", 8));
+  EXPECT_EQ(as_text(std::span(reply).first(8)), std::string_view("BPSD\x05\0\x02\0", 8));
 }
 
 TEST(PrivateData, AListenersAddressRoundTrips) {
