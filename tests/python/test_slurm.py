@@ -299,6 +299,15 @@ def test_bps_run_on_hosts_that_are_named():
     assert lines == [f"rank {rank} of 4: 1.5" for rank in range(4)]
 
 
+def test_a_pod_that_is_a_job_by_itself_says_so():
+    run = subprocess.run(
+        [*BPS, "run", "-np", "2", "true"], env=jobs.clean_env(JOB_COMPLETION_INDEX="1"), cwd="/", capture_output=True,
+        text=True, check=False, timeout=60 * jobs.PATIENCE,
+    )  # fmt: skip
+    assert run.returncode == 0
+    assert "without --nnodes it is a job by itself" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
