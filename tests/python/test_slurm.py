@@ -94,6 +94,11 @@ def test_what_the_user_has_set_stays(home):
     assert not (home / ".config").exists()
 
 
+def test_a_job_that_asks_for_no_secret_gets_none(home):
+    assert "BPS_SECRET_FILE" not in adopted(BPS_INSECURE="1")
+    assert "BPS_SECRET_FILE" in adopted(BPS_INSECURE="0")
+
+
 def test_on_one_host_the_host_has_the_secret(home):
     found = adopted(SLURM_STEP_TASKS_PER_NODE="5", SLURM_NODEID="0")
     assert found["LOCAL_WORLD_SIZE"] == "5"
