@@ -17,7 +17,6 @@ from bps_rdma.launch.slurm import Step, is_step, job_id, step_of, tasks_of_nodes
 
 # Any of them says which rank this is, or that something else than Slurm does.
 _RANKS = ("RANK", "WORLD_SIZE", "BPS_RANK", "BYTEPS_GLOBAL_RANK", "BPS_WORLD_SIZE", "DMLC_ROLE", "BPS_ROLE")
-_SECRETS = ("BPS_SECRET", "BPS_SECRET_FILE", "BPS_INSECURE")
 
 
 def is_rank_of_slurm(env: Mapping[str, str]) -> bool:
@@ -86,7 +85,8 @@ def variables(step: Step, env: Mapping[str, str], per_task: int = 1, index: int 
 def _several_hosts(env: Mapping[str, str]) -> dict[str, str]:
     """The name of the job and where its secret is, as far as `env` does not say it."""
     found = {} if env.get("BPS_JOB_ID") else {"BPS_JOB_ID": job_id(env)}
-    if not any(env.get(name) for name in _SECRETS):
+    insecure = env.get("BPS_INSECURE", "") not in ("", "0")
+    if not (env.get("BPS_SECRET") or env.get("BPS_SECRET_FILE") or insecure):
         found["BPS_SECRET_FILE"] = str(shared_key_file())
     return found
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from bps_rdma.errors import InvalidArgumentError
@@ -94,6 +95,10 @@ def job_on(
         if not cluster.is_rank_of_slurm(os.environ):
             if processes is None:
                 raise InvalidArgumentError("--nproc is missing", "say how many ranks to start: bps run -np 2 train.py")
+            if _completion_index() is not None and not os.environ.get("RANK"):
+                print(
+                    "note: this pod is one of an Indexed Job; without --nnodes it is a job by itself", file=sys.stderr
+                )
             return LocalJob(processes, servers, transport)
         _no_servers(servers)
         return Task(processes or 1, None, transport)

@@ -94,6 +94,11 @@ def test_what_the_user_has_set_stays(home):
     assert not (home / ".config").exists()
 
 
+def test_a_job_that_asks_for_no_secret_gets_none(home):
+    assert "BPS_SECRET_FILE" not in adopted(BPS_INSECURE="1")
+    assert "BPS_SECRET_FILE" in adopted(BPS_INSECURE="0")
+
+
 def test_on_one_host_the_host_has_the_secret(home):
     found = adopted(SLURM_STEP_TASKS_PER_NODE="5", SLURM_NODEID="0")
     assert found["LOCAL_WORLD_SIZE"] == "5"
@@ -297,6 +302,15 @@ def test_bps_run_on_hosts_that_are_named():
     run = [*BPS, "run", "--nnodes", "2", "-np", "2", sys.executable, "-c", RANK]
     lines = outputs([(run, common | {"JOB_COMPLETION_INDEX": str(pod)}) for pod in range(2)])
     assert lines == [f"rank {rank} of 4: 1.5" for rank in range(4)]
+
+
+def test_a_pod_that_is_a_job_by_itself_says_so():
+    run = subprocess.run(
+        [*BPS, "run", "-np", "2", "true"], env=jobs.clean_env(JOB_COMPLETION_INDEX="1"), cwd="/", capture_output=True,
+        text=True, check=False, timeout=60 * jobs.PATIENCE,
+    )  # fmt: skip
+    assert run.returncode == 0
+    assert "without --nnodes it is a job by itself" in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,16 @@ def test_a_template_trains(slurm: Slurm, template: str) -> None:
         assert "waiting for 2 workers and 1 server" in job.output
 
 
+def test_a_step_over_two_components(slurm: Slurm, tmp_path) -> None:
+    """Slurm numbers tasks and nodes across the components, and so do we."""
+    script = tmp_path / "components.sh"
+    script.write_text(f'#!/bin/bash\nsrun --het-group=0,1 python "{RANK}"\n')
+    job = slurm.submit_script(script, options=("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1"))
+    assert job.await_end() == "COMPLETED", job.output
+    found = sorted(re.findall(r"rank (\d) of 3: 3.0 slurm-\S+ \d+ (n\d)", job.output))
+    assert found in ([("0", "n1"), ("1", "n1"), ("2", "n2")], [("0", "n2"), ("1", "n2"), ("2", "n1")])
+
+
 def test_two_steps_at_a_time(slurm: Slurm, tmp_path) -> None:
     """They take their ports, names and ranks from their own step."""
     script = tmp_path / "two.sh"

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifests fit the schemas: of Kubernetes itself for its own kinds, and our excerpts for others."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import manifests
+import pytest
+from fields import KINDS
+
+OLDEST, NEWEST = "1.28", kubernetes_validate.latest_version()
+
+
+def check(document: dict[str, Any], version: str = NEWEST) -> None:
+    """Raises ValidationError, of either library."""
+    excerpt = KINDS.get((document["apiVersion"], document["kind"]))
+    if excerpt is None:
+        kubernetes_validate.validate(document, version, strict=True)
+        return
+    anything = {"type": "object"}
+    jsonschema.validate(document["spec"], excerpt | {"$defs": {"pod": anything, "job": anything}})
+    for group in templates(document["spec"]):
+        kind = {"apiVersion": "batch/v1", "kind": "Job"} if "template" in group["spec"] else None
+        kind = kind or {"apiVersion": "v1", "kind": "Pod"}
+        kubernetes_validate.validate(kind | {"metadata": {"name": "x"}} | copy.deepcopy(group), version, strict=True)
+
+
+def check_all(documents: list[dict[str, Any]], version: str = NEWEST) -> None:
+    for document in documents:
+        check(document, version)
+
+
+def templates(node: Any) -> list[dict[str, Any]]:
+    """The outermost templates within: of jobs, or of pods."""
+    if isinstance(node, list):
+        return [found for value in node for found in templates(value)]
+    if not isinstance(node, dict):
+        return []
+    found = [node["template"]] if "template" in node else []
+    return found + [more for name, value in node.items() if name != "template" for more in templates(value)]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", manifests.NAMES)
+def test_a_manifest_fits(name: str, version: str) -> None:
+    documents = manifests.load(name)
+    assert documents
+    check_all(documents, version)
+
+
+@pytest.mark.parametrize("name", manifests.NAMES)
+def test_a_wrong_field_of_a_container_is_found(name: str) -> None:
+    """Shows that pod templates are looked at, wherever they are."""
+    for document in manifests.load(name):
+        for index in range(len(list(manifests.pod_specs(document)))):
+            broken = copy.deepcopy(document)
+            list(manifests.pod_specs(broken))[index]["containers"][0]["volumeMount"] = []
+            with pytest.raises((kubernetes_validate.ValidationError, jsonschema.ValidationError)):
+                check(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("jobset.yaml", "maxRestarts", "maxRestart"),
+        ("jobset.yaml", "operator: All", "operator: Every"),
+        ("pytorchjob.yaml", 'nprocPerNode: "2"', "nprocPerNode: 2"),
+        ("rayjob.yaml", "minReplicas: 2", 'minReplicas: "2"'),
+        ("rayjob.yaml", 'num-cpus: "0"', "num-cpus: 0"),
+        ("job.yaml", "backoffLimit: 6", "backoffLimits: 6"),
+    ],
+)
+def test_a_wrong_field_of_a_resource_is_found(name: str, old: str, new: str) -> None:
+    with pytest.raises((kubernetes_validate.ValidationError, jsonschema.ValidationError)):
+        check_all(manifests.load(name, {old: new}))
+
+
+@pytest.mark.parametrize("name", manifests.NAMES)
+def test_what_every_pod_has(name: str) -> None:
+    """No secret in the manifest; memory with a limit; a volume for /dev/shm that has a size, and fits into that."""
+    for document in manifests.load(name):
+        for pod in manifests.pod_specs(document):
+            sizes = {volume["name"]: volume["emptyDir"]["sizeLimit"] for volume in pod.get("volumes", [])}
+            for container in pod["containers"]:
+                assert "memory" in container["resources"]["limits"]
+                for mount in container.get("volumeMounts", []):
+                    assert gigabytes(sizes[mount["name"]]) < gigabytes(container["resources"]["limits"]["memory"])
+                for variable in container.get("env", []):
+                    if variable["name"] == "BPS_SECRET":
+                        assert variable["valueFrom"]["secretKeyRef"] == {"name": "bps", "key": "secret"}
+
+
+def gigabytes(text: str) -> float:
+    return float(text.removesuffix("Gi")) if text.endswith("Gi") else float(text.removesuffix("Mi")) / 1024

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start line of every container, run as a process with the variables that the kubelet would set.
+
+All pods are on this machine, so names of pods become the loopback address, and ports free ones. The RayJob is left out:
+the operator starts its containers, and its driver has tests of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cluster
+import manifests
+import pytest
+
+RANK = str(Path(__file__).parents[1] / "slurm" / "rank.py")
+
+
+@dataclass
+class Pod:
+    """One pod: the container that it has, and the variables that its controller adds to it."""
+
+    spec: dict[str, Any]
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def container(self) -> dict[str, Any]:
+        assert len(self.spec["containers"]) == 1
+        return dict(self.spec["containers"][0])
+
+    def env(self, maps: dict[str, dict[str, str]]) -> dict[str, str]:
+        """As the kubelet makes it: maps first, then the container's own, which may refer to earlier ones."""
+        found = dict(self.added)
+        for source in self.container.get("envFrom", []):
+            found |= maps[source["configMapRef"]["name"]]
+        for variable in self.container.get("env", []):
+            value = variable["value"] if "value" in variable else self._value_from(variable["valueFrom"])
+            found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], value)
+        # Not the kubelet's: that they are different hosts.
+        return cluster.clean_env(**found, BPS_HOST_ID=self.name)
+
+    def _value_from(self, source: dict[str, Any]) -> str:
+        if "secretKeyRef" in source:
+            return "5a" * 32
+        path = source["fieldRef"]["fieldPath"]
+        if path == "status.podIP":
+            return "127.0.0.1"
+        match = re.fullmatch(r"metadata\.labels\['(.*)'\]", path)
+        assert match is not None
+        return self.labels[match[1]]
+
+
+def pods_of(document: dict[str, Any]) -> Iterator[Pod]:
+    """What the controller of this object would make."""
+    kind, spec, name = document["kind"], document.get("spec", {}), document["metadata"]["name"]
+    if kind == "Job":
+        yield from _indexed(spec, name, {})
+    elif kind == "JobSet":
+        for group in spec["replicatedJobs"]:
+            labels = {"jobset.sigs.k8s.io/restart-attempt": "0"}
+            yield from _indexed(group["template"]["spec"], f"{name}-{group['name']}-0", labels)
+    elif kind in ("StatefulSet", "DaemonSet"):
+        for index in range(spec.get("replicas", 2)):
+            yield Pod(spec["template"]["spec"], f"{name}-{index}")
+    elif kind == "PyTorchJob":
+        for index, role in enumerate(("Master", "Worker")):
+            # What the training operator sets in both pods.
+            petted = {
+                "PET_NNODES": "2", "PET_NODE_RANK": str(index), "PET_NPROC_PER_NODE": spec["nprocPerNode"],
+                "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(PORT), "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(PORT), "WORLD_SIZE": "4", "RANK": str(index),
+            }  # fmt: skip
+            yield Pod(spec["pytorchReplicaSpecs"][role]["template"]["spec"], f"{name}-{role.lower()}-0", added=petted)
+
+
+PORT = cluster.free_port()
+
+
+def _indexed(job: dict[str, Any], name: str, labels: dict[str, str]) -> Iterator[Pod]:
+    assert job["completionMode"] == "Indexed"
+    for index in range(job["completions"]):
+        pod = f"{name}-{index}"
+        yield Pod(job["template"]["spec"], pod, labels, {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": pod})
+
+
+class Cluster:
+    """The processes of all pods of some manifests."""
+
+    def __init__(self, tmp_path: Path, *documents: dict[str, Any]) -> None:
+        self.maps = {one["metadata"]["name"]: one["data"] for one in documents if one["kind"] == "ConfigMap"}
+        self.pods = [pod for document in documents for pod in pods_of(document)]
+        self.folder = tmp_path
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def start(self, pod: Pod) -> None:
+        words = [*pod.container["command"], *pod.container.get("args", [])]
+        words[0] = str(Path(sys.executable).parent / words[0]) if words[0] in ("bps", "torchrun") else words[0]
+        words[0] = cluster.binary(words[0]) if words[0].startswith("bps-") else words[0]
+        env = pod.env(self.maps)
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        with self.log(pod.name).open("wb") as log:
+            self.processes[pod.name] = subprocess.Popen(words, env=env, cwd="/", stdout=log, stderr=log)
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def output(self) -> str:
+        return "\n".join(f"---- {name}\n{self.log(name).read_text()}" for name in self.processes)
+
+    def await_all(self) -> None:
+        """Waits until all have ended with status 0."""
+        deadline = time.monotonic() + 60 * cluster.PATIENCE
+        for name, process in self.processes.items():
+            try:
+                status = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{name} did not end\n{self.output()}") from None
+            assert status == 0, f"{name} ended with {status}\n{self.output()}"
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def changes(*pods: str) -> dict[str, str]:
+    """What has to be changed in the text of a manifest, so that its pods can be on this machine."""
+    return dict.fromkeys(pods, "127.0.0.1") | {"/workspace/train.py": RANK}
+
+
+def ranks_in(text: str) -> list[str]:
+    return sorted(re.findall(r"rank \d of \d: \S+", text))
+
+
+ALL = [f"rank {rank} of 4: 6.0" for rank in range(4)]
+
+
+def test_an_indexed_job(tmp_path: Path) -> None:
+    with Cluster(tmp_path, *manifests.load("job.yaml", changes("bps-ranks-0.bps"))) as pods:
+        for pod in pods.pods:
+            pod.added["MASTER_PORT"] = str(PORT)
+            pods.start(pod)
+        assert len(pods.processes) == 2
+        pods.await_all()
+        assert ranks_in(pods.output()) == ALL
+
+
+def port_of(port: int) -> dict[str, str]:
+    return {"9010": str(port), ":2332 01": f":{port:04X} 01"}
+
+
+def is_ready(pod: Pod) -> bool:
+    command = pod.container["readinessProbe"]["exec"]["command"]
+    return subprocess.run(command, env=pod.env({"bps": {}}), check=False).returncode == 0
+
+
+@pytest.mark.parametrize("servers", ["servers.yaml", "dpu-servers.yaml"])
+def test_dedicated_servers(servers: str, tmp_path: Path) -> None:
+    port = cluster.free_port()
+    texts = changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port)
+    documents = manifests.load("servers.yaml", texts)
+    if servers != "servers.yaml":
+        probe = {":2332 01": f":{port:04X} 01", "value: rdma,tcp": "value: tcp"}
+        documents = [one for one in documents if one["metadata"]["name"] != "bps-server"]
+        documents += manifests.load(servers, probe)
+    with Cluster(tmp_path, *documents) as pods:
+        members = {name: [pod for pod in pods.pods if name in pod.name] for name in ("scheduler", "server", "ranks")}
+        assert [len(of_kind) for of_kind in members.values()] == [1, 2, 2]
+        assert not is_ready(members["server"][0])
+        for pod in members["scheduler"] + members["server"]:
+            pods.start(pod)
+        deadline = time.monotonic() + 60 * cluster.PATIENCE
+        while not is_ready(members["server"][0]):
+            assert time.monotonic() < deadline, pods.output()
+            time.sleep(0.05)
+        for pod in members["ranks"]:
+            pod.added["MASTER_PORT"] = str(PORT)
+            pods.start(pod)
+        pods.await_all()
+        assert ranks_in(pods.output()) == ALL
+        assert f"waiting for 4 workers and 2 servers on port {port}" in pods.output()
+
+
+def test_a_jobset(tmp_path: Path) -> None:
+    texts = changes("bps-scheduler-0-0.bps", "bps-ranks-0-0.bps") | {"9010": str(cluster.free_port())}
+    with Cluster(tmp_path, *manifests.load("jobset.yaml", texts)) as pods:
+        for pod in pods.pods:
+            pods.start(pod)
+        assert len(pods.processes) == 5
+        pods.await_all()
+        assert ranks_in(pods.output()) == ALL
+        assert "bps-0" in pods.output()  # the job of the first attempt
+
+
+def test_a_pytorchjob(tmp_path: Path) -> None:
+    with Cluster(tmp_path, *manifests.load("pytorchjob.yaml", {"/workspace/train.py": RANK})) as pods:
+        for pod in pods.pods:
+            pods.start(pod)
+        assert len(pods.processes) == 2
+        pods.await_all()
+        assert ranks_in(pods.output()) == ALL
+
+
+def test_every_manifest_is_started_here() -> None:
+    assert manifests.NAMES == [
+        "dpu-servers.yaml", "job.yaml", "jobset.yaml", "pytorchjob.yaml", "rayjob.yaml", "servers.yaml",
+    ]  # fmt: skip
