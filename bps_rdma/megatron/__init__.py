@@ -11,13 +11,21 @@ or, for an unchanged script: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py 
 from bps_rdma.megatron.adapter import attach, disable, enable, enabled
 from bps_rdma.megatron.arguments import add_flags
 from bps_rdma.megatron.lora import let_embeddings_pass_gradients, warn_of_untrained
+from bps_rdma.megatron.lora_files import load_lora, lora_state, save_lora
+from bps_rdma.megatron.lora_layers import adapters, add_lora, merge_lora
 
 __all__ = [
+    "adapters",
     "add_flags",
+    "add_lora",
     "attach",
     "disable",
     "enable",
     "enabled",
     "let_embeddings_pass_gradients",
+    "load_lora",
+    "lora_state",
+    "merge_lora",
+    "save_lora",
     "warn_of_untrained",
 ]

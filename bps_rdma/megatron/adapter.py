@@ -15,7 +15,7 @@ from typing import Any
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.megatron.communicator import Communicator
-from bps_rdma.megatron.lora import watch_first_step
+from bps_rdma.megatron.lora import cure_frozen_embedding, watch_first_step
 from bps_rdma.megatron.memory import MappedBuffers, follow_moves
 from bps_rdma.megatron.order import watch_order
 from bps_rdma.megatron.support import check_options, check_version
@@ -31,7 +31,10 @@ _GROUPS = (
 _undo: list[Callable[[], None]] = []  # how to restore the classes of Megatron that are patched in this process
 
 
-def enable(config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp_reduce: bool | None = None) -> bool:
+def enable(
+    config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp_reduce: bool | None = None,
+    cure_frozen_embeddings: bool | None = None,
+) -> bool:  # fmt: skip
     """Makes every Megatron DistributedDataParallel that is constructed from now on use push/pull for its gradients.
 
     Call it once at start-up, before the model is built. Without the flags Megatron is not changed at all.
@@ -42,6 +45,8 @@ def enable(config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp
         use_dpu_reduce: synchronise gradients and the distributed optimizer's parameters; overrides `config`.
         use_dpu_tp_reduce: also the collectives of tensor parallelism, through a group of bps_rdma's torch.distributed
             backend; overrides `config`.
+        cure_frozen_embeddings: let_embeddings_pass_gradients() of models that recompute in full over a frozen
+            embedding, whose first stage would otherwise never train; overrides `config`. Default: True.
 
     Returns:
         Whether anything is enabled.
@@ -62,6 +67,9 @@ def enable(config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp
     if gradients:
         from megatron.core.distributed import DistributedDataParallel
 
+        cure = getattr(config, "cure_frozen_embeddings", True)
+        if cure if cure_frozen_embeddings is None else cure_frozen_embeddings:
+            _replace(DistributedDataParallel, "__init__", _then_cure)
         _replace(DistributedDataParallel, "__init__", _then_attach)
     if tensors:
         from megatron.core import parallel_state
@@ -99,6 +107,15 @@ def _then_attach(initialise: Any) -> Any:
         attach(self)
 
     return initialise_and_attach
+
+
+def _then_cure(initialise: Any) -> Any:
+    @functools.wraps(initialise)
+    def initialise_and_cure(self: Any, *args: Any, **options: Any) -> None:
+        initialise(self, *args, **options)
+        cure_frozen_embedding(self.module, self.config)
+
+    return initialise_and_cure
 
 
 def attach(ddp: Any) -> int:

@@ -11,6 +11,7 @@ FLAGS = {
     "--use-dpu-reduce": "synchronise gradients by push/pull (bps_rdma)",
     "--use-dpu-tp-reduce": "run the collectives of tensor parallelism through bps_rdma, too",
 }
+_NO_CURE = "--no-cure-frozen-embeddings"
 
 
 def add_flags(parser: Any) -> Any:
@@ -20,6 +21,11 @@ def add_flags(parser: Any) -> Any:
         if flag in parser._option_string_actions:
             continue  # a script that adds them itself, run by `-m bps_rdma.megatron`
         group.add_argument(flag, action="store_true", help=text)
+    if _NO_CURE not in parser._option_string_actions:
+        group.add_argument(
+            _NO_CURE, dest="cure_frozen_embeddings", action="store_false",
+            help="let full recomputation over a frozen embedding train nothing in the first stage, as stock Megatron",
+        )  # fmt: skip
     return parser
 
 

@@ -9,11 +9,37 @@ gradient, without an error, at any pipeline size.
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+_log = logging.getLogger(__name__)
+_cured = "_bps_rdma_passes_gradients"  # attribute of an embedding
+_said = False
+
+
+def cure_frozen_embedding(model: torch.nn.Module, config: Any) -> int:
+    """let_embeddings_pass_gradients() where it is needed: full recomputation, and some trained parameters.
+
+    Says so once in the log of rank 0.
+    """
+    global _said
+    if getattr(config, "recompute_granularity", None) != "full":
+        return 0
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return 0
+    changed = let_embeddings_pass_gradients(model)
+    if changed and not _said and not (dist.is_initialized() and dist.get_rank()):  # rank 0 has an embedding
+        _said = True
+        _log.warning(
+            "the embedding is frozen and activations are recomputed in full, so trained parameters of the first stage "
+            "would get no gradient: its output now requires one (cure_frozen_embeddings=False leaves it)"
+        )
+    return changed
 
 
 def let_embeddings_pass_gradients(model: torch.nn.Module) -> int:
@@ -34,8 +60,11 @@ def let_embeddings_pass_gradients(model: torch.nn.Module) -> int:
     for name, module in model.named_modules():
         # Megatron's GPTModel.embedding; it has parameters on the first stage only.
         parameters = list(module.parameters())
+        if hasattr(module, _cured):
+            continue
         if name.rsplit(".", 1)[-1] == "embedding" and parameters and not any(p.requires_grad for p in parameters):
             module.register_forward_hook(need_gradient)
+            setattr(module, _cured, True)
             changed += 1
     return changed
 

@@ -20,7 +20,7 @@ def save(training: Training, folder: Path) -> None:
     training.gather()
     new = folder / f"step-{training.steps}"
     new.mkdir(parents=True, exist_ok=True)
-    if parallel_state.get_data_parallel_rank() == 0:  # the other ranks have the same state
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:  # the other ranks have the same state
         state = {
             "steps": training.steps,
             "model": [chunk.module.state_dict() for chunk in training.model],

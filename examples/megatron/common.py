@@ -32,6 +32,7 @@ _SIZES = (
     ("bucket", 2_000_000, "elements per bucket of gradients, with --overlap"),
     ("tp", 1, "ranks of tensor parallelism"),
     ("pp", 1, "pipeline stages"),
+    ("cp", 1, "ranks of context parallelism, which share a sequence"),
 )
 # Warnings of Megatron in every process without a GPU, without its optional libraries, or with a newer torch.
 _EXPECTED = (
@@ -66,13 +67,15 @@ def setup_of(options: argparse.Namespace) -> Setup:
     Raises:
         InvalidArgumentError: the model or the ranks cannot be divided in this way.
     """
-    ranks, parts = dist.get_world_size(), options.tp * options.pp
+    ranks, parts = dist.get_world_size(), options.tp * options.pp * options.cp
+    divisor = "--tp times --pp" + (" times --cp" if options.cp > 1 else "")
     for what, whole, part, name in (
-        (f"{ranks} ranks", ranks, parts, "--tp times --pp"),
+        (f"{ranks} ranks", ranks, parts, divisor),
         ("--hidden", options.hidden, options.heads, "--heads"),
         ("--heads", options.heads, options.tp, "--tp"),
         ("--words", options.words, options.tp, "--tp"),
         ("--layers", options.layers, options.pp, "--pp"),
+        ("--length", options.length, 2 * options.cp if options.cp > 1 else 1, "twice --cp"),
     ):
         if whole % part:
             raise InvalidArgumentError(

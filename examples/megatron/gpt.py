@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import context
 import torch
 import torch.distributed as dist
 
@@ -28,6 +29,7 @@ class Setup:
     tp: int = 1
     pp: int = 1
     vpp: int = 0
+    cp: int = 1
     ep: int = 1
     sp: bool = False
     overlap: bool = False
@@ -90,7 +92,8 @@ class Training:
         parallel_state.destroy_model_parallel()  # of another training, which keeps its references
         parallel_state.initialize_model_parallel(
             setup.tp, setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
-            expert_model_parallel_size=setup.ep, num_distributed_optimizer_instances=setup.instances,
+            context_parallel_size=setup.cp, expert_model_parallel_size=setup.ep,
+            num_distributed_optimizer_instances=setup.instances,
         )  # fmt: skip
         tensor_parallel.model_parallel_cuda_manual_seed(1234)
         torch.manual_seed(1234)
@@ -225,8 +228,9 @@ def _config(setup: Setup) -> Any:
         use_cpu_initialization=True, pipeline_dtype=dtype,
         params_dtype=dtype, bf16=setup.bf16, tensor_model_parallel_size=setup.tp,
         pipeline_model_parallel_size=setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
-        sequence_parallel=setup.sp, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
-        masked_softmax_fusion=False, bias_activation_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
+        context_parallel_size=setup.cp, sequence_parallel=setup.sp, gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False,
+        hidden_dropout=0.0, attention_dropout=0.0,
         calculate_per_token_loss=setup.per_token, batch_p2p_comm=False, deallocate_pipeline_outputs=True, **experts,
         **recompute,
     )  # fmt: skip
@@ -249,6 +253,9 @@ def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.module import Float16Module
 
+    spec = get_gpt_layer_local_spec(num_experts=setup.experts or None)
+    if setup.cp > 1:
+        spec.submodules.self_attention.submodules.core_attention = context.Attention
     takes_stage = "vp_stage" in inspect.signature(GPTModel.__init__).parameters
     chunks = []
     for stage in range(max(setup.vpp, 1)):
@@ -256,7 +263,7 @@ def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
             ps.set_virtual_pipeline_model_parallel_rank(stage)
         stages = {"ignore_virtual": False, "vp_stage": stage} if setup.vpp and takes_stage else {}
         chunk: torch.nn.Module = GPTModel(
-            config, get_gpt_layer_local_spec(num_experts=setup.experts or None), vocab_size=setup.words,
+            config, spec, vocab_size=setup.words,
             max_sequence_length=setup.length, pre_process=ps.is_pipeline_first_stage(**stages),
             post_process=ps.is_pipeline_last_stage(**stages), parallel_output=True, position_embedding_type="rope",
             share_embeddings_and_output_weights=setup.shared_embeddings,
@@ -279,6 +286,8 @@ def _forward_step(setup: Setup) -> Any:
         tokens, labels = words[:, :-1].contiguous(), words[:, 1:].contiguous()
         samples, length = tokens.shape
         positions = torch.arange(length, device=words.device).unsqueeze(0).expand(samples, length)
+        if setup.cp > 1:
+            tokens, labels, positions = context.own_part(tokens, labels, positions)
         mask = torch.triu(torch.ones(length, length, dtype=torch.bool, device=words.device), 1)[None, None]
 
         def loss(output: torch.Tensor) -> Any:
@@ -286,6 +295,9 @@ def _forward_step(setup: Setup) -> Any:
                 count = torch.tensor(output.numel(), dtype=torch.int, device=words.device)
                 return output.sum(), count, {"loss": float(output.detach().sum()) / output.numel()}
             mean = output.float().mean()
+            if setup.cp > 1:
+                mean, shown = mean / setup.cp, context.mean(mean.detach())
+                return mean, {"loss": float(shown)}
             return mean, {"loss": float(mean.detach())}
 
         return model(tokens, positions, mask, labels=labels), loss

@@ -16,6 +16,7 @@ os.environ |= {
     "RAY_TMPDIR": _FOLDER,
     "RAY_AUTH_MODE": "disabled",  # or it writes a token into the home folder
     "RAY_worker_niceness": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # on a busy machine
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "OMP_NUM_THREADS": "1",

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallelism of the example: sequences that ranks share give the losses of whole ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import cpu
+import pytest
+import torch.distributed as dist
+from gpt import Setup, Trained, train
+
+from bps_rdma import megatron
+
+
+def trained(bps: Any, setup: Setup) -> Trained:
+    cpu.install()
+    dist.init_process_group("gloo")
+    with megatron.enabled(use_dpu_reduce=True):
+        found = train(setup)
+    dist.destroy_process_group()
+    bps.shutdown()
+    return found
+
+
+@pytest.mark.parametrize(("whole", "parts"), [({}, {"cp": 2}), ({"tp": 2}, {"tp": 2, "cp": 2, "overlap": True})])
+def test_parts_of_a_sequence_train_like_a_whole_one(whole, parts):
+    ranks = {"tp": 1, "cp": 1}
+    runs = []
+    for sizes in (whole, parts):
+        workers = {**ranks, **sizes}["tp"] * {**ranks, **sizes}["cp"]
+        runs.append(cluster.run(trained, Setup(steps=5, **sizes), workers=workers, init=False)[0])
+    assert runs[1].bucket_groups > 0
+    assert runs[1].losses == pytest.approx(runs[0].losses, abs=1e-5)
+    assert runs[1].norms == pytest.approx(runs[0].norms, rel=1e-4)

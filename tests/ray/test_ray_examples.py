@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts of examples/ray: the same bits on Ray and without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cluster
+import pytest
+import ray_jobs
+
+import bps_rdma
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
+TINY = ["--layers", "4", "--hidden", "32", "--heads", "4", "--words", "96", "--length", "16"]
+SHAPES = {
+    "tp2-pp2": (4, ["--tp", "2", "--pp", "2"]),
+    "cp2-dp2": (4, ["--cp", "2"]),
+    "tp2-pp2-dp2": (8, ["--tp", "2", "--pp", "2", "--overlap", "--distributed-optimizer"]),
+    "tp2-pp2-cp2": (8, ["--tp", "2", "--pp", "2", "--cp", "2"]),
+}
+
+
+def start(folder: Path, command: list[str], script: Path, *options: str, **env: str) -> dict[str, Any]:
+    """Runs a script in either mode; what it wrote."""
+    done = subprocess.run(
+        [sys.executable, *command, str(script), *TINY, *options, "--json", str(folder / "outcome.json")],
+        cwd=folder, env=cluster.clean_env(**env) | {"PYTHONPATH": paths()}, capture_output=True, text=True,
+        timeout=200 * ray_jobs.PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads((folder / "outcome.json").read_text())
+    outcome.pop("seconds", None)
+    return outcome
+
+
+def paths() -> str:
+    return os.pathsep.join([str(Path(bps_rdma.__file__).parent.parent), os.environ["PYTHONPATH"]])
+
+
+def locally(folder: Path, ranks: int, script: str, *options: str) -> dict[str, Any]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
+    return start(folder, [*launcher, str(cluster.free_port())], EXAMPLES / script, *options)
+
+
+def on_ray(two_nodes, folder: Path, ranks: int, script: Path, *options: str) -> dict[str, Any]:
+    where = ["--mode", "ray", "--hosts", "2", "--per-host", str(ranks // 2), "--cpus", "0.5"]
+    return start(folder, [], script, *where, *options, RAY_ADDRESS=two_nodes.address)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["tp2-pp2", "cp2-dp2"] + [pytest.param(name, marks=pytest.mark.long) for name in ("tp2-pp2-dp2", "tp2-pp2-cp2")],
+)
+def test_one_script_in_both_modes(two_nodes, tmp_path, shape):
+    ranks, options = SHAPES[shape]
+    wanted = locally(tmp_path, ranks, "train.py", *options, "--steps", "4")
+    found = on_ray(two_nodes, tmp_path, ranks, EXAMPLES / "train.py", *options, "--steps", "4")
+    assert found == wanted
+    assert len(set(wanted["losses"])) == 4
+
+
+def test_a_training_goes_on_in_either_mode(two_nodes, tmp_path):
+    """On Ray it loses a rank and goes on by itself; what it saved last, torchrun goes on from."""
+    undisturbed = locally(tmp_path, 2, "train.py", "--steps", "6")
+    dies = tmp_path / "dies.py"
+    dies.write_text(
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import train, training\n"
+        "def dies(options):\n"
+        "    step = training.Training.step\n"
+        "    def wrapped(self):\n"
+        "        if self.steps == 2 and os.environ['TORCHELASTIC_RESTART_COUNT'] + os.environ['RANK'] == '01':\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        step(self)\n"
+        "    training.Training.step = wrapped\n"
+        "    return sound(options)\n"
+        "if __name__ == '__main__':\n"
+        "    sound, training.train = training.train, dies\n"
+        "    train.main()\n"
+    )
+    saved = ["--checkpoints", str(tmp_path / "saved")]
+    on = on_ray(two_nodes, tmp_path, 2, dies, "--steps", "4", "--max-failures", "1", *saved)
+    assert on["first"] == 2
+    assert on["losses"] == undisturbed["losses"][2:4]
+    again = locally(tmp_path, 2, "train.py", "--steps", "6", *saved)
+    assert again["first"] == 4
+    assert again["losses"] == undisturbed["losses"][4:]
+    assert again["weights"] == undisturbed["weights"]
