@@ -7,6 +7,7 @@ It costs a moment and no round, no byte changes that should not, and the interfa
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -102,6 +103,11 @@ class Running:
                 raise AssertionError("nothing went on")
             time.sleep(0.01)
 
+    def until_all_say(self, pattern: str) -> None:
+        """Returns when each rank has logged it: the worker of its rail to the other one's server."""
+        said = re.compile(pattern)
+        self.until(lambda: all(said.search(self.job.log(f"rank {rank}")) for rank in range(2)))
+
     def results(self) -> list[dict[str, Any]]:
         (self.folder / "stop").touch()
         return list(self.job.results())
@@ -163,13 +169,13 @@ def test_an_interface_fails_and_comes_back(networks, start, failure):
     fail, mend = FAILURES[failure]
     running = start()
     fail(networks)
-    failed_at = time.monotonic()
+    running.until_all_say("a rail to .* is lost: .*; the other rails are used")
+    lost_at = time.monotonic()
     running.more(30)
     survived_at = time.monotonic()
     mend(networks)
     lost, left = (FIRST, SECOND) if failure == "the first" else (SECOND, FIRST)
-    said = "that was lost is back"
-    running.until(lambda: all(said in running.job.log(f"rank {rank}") for rank in range(2)))
+    running.until_all_say("a connection to .* that was lost is back")
     back_at = time.monotonic()
     running.more(30)
     results = running.results()
@@ -180,7 +186,7 @@ def test_an_interface_fails_and_comes_back(networks, start, failure):
     assert longest(results) < 5 * cluster.PATIENCE, "about 0.7 s on a quiet machine"
     for result in results:
         assert result["counters"]["paths_lost"] >= 1
-        used = carried([entry for entry in result["log"] if entry[0] < survived_at], failed_at + longest(results))
+        used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
         assert used[lost] < used[left] / 10, "the other one carries everything"
         used = carried(result["log"], back_at)
         assert used[lost] > 0.25 * used[left], "it is used again"
