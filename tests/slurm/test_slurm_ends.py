@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 
 import pytest
-from conftest import RANK, TRAIN, Slurm
+from slurm_lab import RANK, TRAIN, Slurm
 
 EPOCHS = 12
 
@@ -41,7 +43,7 @@ def test_training_goes_on_where_it_was_interrupted(slurm: Slurm) -> None:
     assert urgent.wait(timeout=60) == 0
     assert job.field("Restarts") == "1"
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
-    assert job.await_end(120) == "COMPLETED", job.output
+    assert job.await_end() == "COMPLETED", job.output
     assert job.field("Restarts") == "2"
     assert job.output.count("going on after epoch") == 2
     done = [int(epoch) for epoch in re.findall(r"^epoch (\d+):", job.output, re.MULTILINE)]
@@ -50,3 +52,21 @@ def test_training_goes_on_where_it_was_interrupted(slurm: Slurm) -> None:
     assert done == sorted(done)
     assert len(done) <= EPOCHS + 1
     assert "the weights are the same on all 4 ranks" in job.output
+
+
+def test_what_is_left_is_found(slurm: Slurm) -> None:
+    """The fixture looks for what others must not leave; this is what it would see."""
+    inside = ("nsenter", "--target", os.environ["BPS_TEST_SLURM_N2"], "--all")
+    subprocess.run([*inside, "touch", "/dev/shm/segment"], check=True)
+    code = "import socket; s = socket.create_server(('', 7777)); print('up', flush=True); s.accept()"
+    command = [*inside, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/") as left:
+        assert left.stdout is not None
+        assert left.stdout.readline() == "up\n"
+        found = " ".join(slurm.left())
+        subprocess.run([*inside, "pkill", "-KILL", "-f", "create_server"], check=True)
+    subprocess.run([*inside, "rm", "/dev/shm/segment"], check=True)
+    assert "n2: process python" in found
+    assert "n2: segment segment" in found
+    assert ":7777" in found
+    assert slurm.left() == []
