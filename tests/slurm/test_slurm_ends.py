@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 
 import pytest
-from conftest import RANK, TRAIN, Slurm
+from slurm_lab import RANK, TRAIN, Slurm
 
 EPOCHS = 12
 
@@ -33,7 +35,8 @@ def test_training_goes_on_where_it_was_interrupted(slurm: Slurm) -> None:
     """Once by a job of a partition that goes first, with a warning; once by an operator, without one."""
     file = slurm.home / "train.pt"
     options = ["--epochs", str(EPOCHS), "--images", "2000", "--checkpoint", str(file)]
-    job = slurm.submit("ranks", TRAIN, *options)
+    # One rank per node: this test starts them three times, and what takes time is that they import torch.
+    job = slurm.submit("ranks", TRAIN, *options, options=("--ntasks-per-node=1",))
     job.await_output(r"epoch 2:")
     urgent = subprocess.Popen(["srun", "--partition=urgent", "--nodes=2", "--exclusive", "true"])
     job.await_output(r"stopped after epoch \d+ by SIGUSR1")
@@ -41,7 +44,7 @@ def test_training_goes_on_where_it_was_interrupted(slurm: Slurm) -> None:
     assert urgent.wait(timeout=60) == 0
     assert job.field("Restarts") == "1"
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
-    assert job.await_end(120) == "COMPLETED", job.output
+    assert job.await_end() == "COMPLETED", job.output
     assert job.field("Restarts") == "2"
     assert job.output.count("going on after epoch") == 2
     done = [int(epoch) for epoch in re.findall(r"^epoch (\d+):", job.output, re.MULTILINE)]
@@ -49,4 +52,22 @@ def test_training_goes_on_where_it_was_interrupted(slurm: Slurm) -> None:
     assert sorted(set(done)) == list(range(1, EPOCHS + 1))
     assert done == sorted(done)
     assert len(done) <= EPOCHS + 1
-    assert "the weights are the same on all 4 ranks" in job.output
+    assert "the weights are the same on all 2 ranks" in job.output
+
+
+def test_what_is_left_is_found(slurm: Slurm) -> None:
+    """The fixture looks for what others must not leave; this is what it would see."""
+    inside = ("nsenter", "--target", os.environ["BPS_TEST_SLURM_N2"], "--all")
+    subprocess.run([*inside, "touch", "/dev/shm/segment"], check=True)
+    code = "import socket; s = socket.create_server(('', 7777)); print('up', flush=True); s.accept()"
+    command = [*inside, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/") as left:
+        assert left.stdout is not None
+        assert left.stdout.readline() == "up\n"
+        found = " ".join(slurm.left())
+        subprocess.run([*inside, "pkill", "-KILL", "-f", "create_server"], check=True)
+    subprocess.run([*inside, "rm", "/dev/shm/segment"], check=True)
+    assert "n2: process python" in found
+    assert "n2: segment segment" in found
+    assert ":7777" in found
+    assert slurm.left() == []

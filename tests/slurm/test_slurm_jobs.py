@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import RANK, TRAIN, Slurm
+from slurm_lab import RANK, TRAIN, Slurm
 
 SHORT = ["--epochs", "2", "--images", "512"]
 
