@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -78,6 +80,23 @@ def remove_when_it_hangs(cluster, node, happened: Path) -> None:
     while not happened.exists():
         time.sleep(0.02)
     cluster.remove_node(node, allow_graceful=False)
+
+
+def test_nothing_outlives_its_driver(two_nodes, tmp_path):
+    """The fixture looks for what is left."""
+    driver = (
+        f"import ray, ray_jobs, bps_rdma.ray\nray.init(address={two_nodes.address!r})\n"
+        f"bps_rdma.ray.run(ray_jobs.meets_an_end, {plan(tmp_path, 'hang')!r}, hosts=2, servers=2)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "happened").exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.02)
+        assert len(ray_jobs.processes()) >= 2 + 2 * 3  # ranks; servers and the scheduler, and their actors
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_ranks_that_do_not_return_are_named(two_nodes, tmp_path):
