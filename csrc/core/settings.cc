@@ -81,6 +81,7 @@ void SettingValues::store(const Setting& setting, Settings& into) const {
 Settings SettingValues::parse() const {
   Settings settings;
   for (const Setting& setting : settings_table()) store(setting, settings);
+  settings.worker.partition_given = value("BPS_PARTITION_BYTES").source != "default";
   return settings;
 }
 

@@ -62,6 +62,7 @@ struct RdmaSettings {
 
 struct WorkerSettings {
   std::uint64_t partition_bytes = 0;
+  bool partition_given = false;  // by the user: otherwise slow links get smaller ones
   std::uint64_t min_partition_bytes = 0;
   std::uint64_t scheduling_credit = 0;
   std::uint32_t loops = 0;

@@ -97,11 +97,15 @@ void Listeners::listen_on_network(const std::vector<transport::tcp::TcpRail>& tc
 void Listeners::close() {
   sockets_.clear();
   rdma_.reset();
+  probes_.close();
 }
 
 void Listeners::listen(Kind kind, Fd socket) {
   sockets_.push_back(std::make_unique<transport::Listener>(
       loop_.loop(), std::move(socket), credentials_, [this, kind](transport::AuthenticatedSocket&& accepted) {
+        if (kind == Kind::kTcp && accepted.hello.plane == transport::Plane::kProbe) {
+          return probes_.take(std::move(accepted));
+        }
         enter_(kind, std::make_unique<transport::IncomingSocket>(std::move(accepted)));
       }));
 }

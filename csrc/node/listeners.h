@@ -11,6 +11,7 @@
 #include "node/startup.h"
 #include "transport/listener.h"
 #include "transport/rdma/rdma.h"
+#include "transport/tcp/link_probe.h"
 #include "transport/tcp/tcp_rails.h"
 
 namespace bps::node {
@@ -47,6 +48,7 @@ class Listeners {
   const Enter enter_;
   std::vector<std::unique_ptr<transport::Listener>> sockets_;
   std::unique_ptr<transport::rdma::RdmaListener> rdma_;
+  transport::tcp::ProbeSink probes_{loop_.loop()};
   std::vector<van::TransportAddress> addresses_;
 };
 

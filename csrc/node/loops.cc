@@ -111,7 +111,8 @@ void Loops::start_servers(const van::Membership& members, const van::Node& self,
 
 void Loops::accept(Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
   const transport::Hello& hello = incoming->hello;
-  if (hello.server_loop >= loops_.size() || hello.plane == transport::Plane::kVan) {
+  if (hello.server_loop >= loops_.size() || hello.plane == transport::Plane::kVan ||
+      hello.plane == transport::Plane::kProbe) {
     log_warning("rejected a connection of node " + std::to_string(hello.node) + ": it names server loop " +
                 std::to_string(hello.server_loop) + " of " + std::to_string(loops_.size()));
     return;

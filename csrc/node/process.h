@@ -89,6 +89,7 @@ class Process {
   van::Node describe_self() const;
   void make_worker();
   std::unique_ptr<worker::Worker> connect_worker();
+  std::uint64_t wished_partition() const;
   void make_worker_loop(std::size_t index, const worker::Worker& worker);
   void listen();
   void start_servers();

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker of a process: its options, its loops and their connections to the servers.
+#include <algorithm>
+
+#include "core/log.h"
 #include "node/connector.h"
 #include "node/process.h"
+#include "tensor/partition.h"
+#include "transport/tcp/link_probe.h"
+#include "van/select.h"
 #include "van/van.h"
 #include "worker/worker.h"
 
@@ -10,6 +16,13 @@ namespace {
 
 // A smaller credit counts partitions, as in BytePS; a larger one counts bytes.
 constexpr std::uint64_t kLeastCreditInBytes = 1000;
+// A link that takes longer is slow beyond doubt.
+constexpr double kMeasure_s = 5;
+
+bool has_several_hosts(const van::Membership& members) {
+  const std::string& first = members.nodes.front().host_key;
+  return std::ranges::any_of(members.nodes, [&](const van::Node& node) { return node.host_key != first; });
+}
 
 worker::WorkerOptions worker_options(const ProcessOptions& options, const van::Membership& members,
                                      const van::Hosts& hosts) {
@@ -68,6 +81,39 @@ void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) 
   });
 }
 
+// The largest partition that this process wishes for: what the user has set, or what suits the link of its host, which
+// the first rank of the host measures, over TCP. 0: no wish.
+std::uint64_t Process::wished_partition() const {
+  const WorkerSettings& settings = options_.settings.worker;
+  if (settings.partition_given) return settings.partition_bytes;
+  const van::Membership& members = van_->membership();
+  const van::Node& self = van_->self();
+  const std::uint32_t host = hosts_.host_of(static_cast<std::uint32_t>(self.worker_rank));
+  if (hosts_.ranks(host).front() != static_cast<std::uint32_t>(self.worker_rank)) return 0;
+  // Each host measures with another server, where there are several.
+  for (std::uint32_t i = 1; i <= members.servers; ++i) {
+    const van::Node& server = *members.server((host + i) % members.servers);
+    try {
+      if (server.host_key == self.host_key) continue;
+      if (van::select_transport(options_.allowed, self, server) != transport::Kind::kTcp) continue;
+      const double rate = transport::tcp::measure_link({.address = *van::address_of(server, transport::Kind::kTcp),
+                                                        .hello = {.node = self.id},
+                                                        .deadline = Deadline::after(kMeasure_s),
+                                                        .whom = server.describe()},
+                                                       view_credentials_);
+      const std::uint64_t bytes = tensor::partition_for_link(rate);
+      log_info("the link to " + server.describe() + " carries " + std::to_string(static_cast<long>(rate / 1e6)) +
+               " MB/s, for which partitions of " + std::to_string(bytes >> 10) + " KiB are best");
+      return bytes;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kTimeout) return tensor::partition_for_link(0);
+      log_info(std::string("the link to ") + server.describe() + " could not be measured: " + error.what());
+      return 0;
+    }
+  }
+  return 0;
+}
+
 std::unique_ptr<worker::Worker> Process::connect_worker() {
   auto worker = std::make_unique<worker::Worker>(worker_options(options_, van_->membership(), hosts_), *van_);
   connector_ = std::make_unique<Connector>(options_, van_->membership(), van_->self(), hosts_, *loops_);
@@ -84,8 +130,11 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
   worker->connect_by([this, patience_s](std::size_t worker_loop, std::size_t place) {
     connector_->connect(worker_loop, place, Deadline::after(patience_s));
   });
-  // A relay that is not connected yet could not pass on what it is sent.
-  if (hosts_.active()) van_->barrier(worker->world(), patience_s);
+  // All ranks cut tensors in the same way. And a relay that is not connected yet could not pass on what it is sent.
+  if (has_several_hosts(van_->membership())) {
+    const std::uint64_t most = van_->barrier(worker->world(), patience_s, wished_partition());
+    if (most > 0) worker->limit_partitions(most);
+  }
   return worker;
 }
 

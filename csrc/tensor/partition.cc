@@ -54,6 +54,13 @@ std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint
   return std::min(std::max(even, floor), limit);
 }
 
+std::uint64_t partition_for_link(double bytes_per_s) {
+  constexpr double kTransit_s = 0.2e-3;
+  constexpr CutRule kDefault;
+  const auto bytes = static_cast<std::uint64_t>(std::clamp(bytes_per_s, 0.0, 1e12) * kTransit_s) / kStep * kStep;
+  return std::clamp(bytes, kDefault.min_partition_bytes, kDefault.partition_bytes);
+}
+
 Partitioning CutRule::cut(std::uint64_t bytes, std::uint32_t element, std::uint32_t shards) const {
   const std::uint64_t floor = std::min(min_partition_bytes, partition_bytes);
   return {bytes, element, partition_size(bytes, partition_bytes, server_loops, floor), shards};

@@ -6,6 +6,7 @@
 // `partition_bytes`. Plain push_pull has one shard.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace bps::tensor {
@@ -47,6 +48,13 @@ struct CutRule {
   std::uint32_t server_loops = 1;  // of all servers together
 
   Partitioning cut(std::uint64_t bytes, std::uint32_t element, std::uint32_t shards = 1) const;
+  void limit(std::uint64_t bytes) { partition_bytes = std::min(partition_bytes, bytes); }
 };
+
+// The partition size for links of this speed: what they carry in a fifth of a millisecond, but no less than the pieces
+// of middle-sized tensors and no more than the default. The first answer can leave when a whole piece has come from all
+// workers, so that the pieces of slow links should be small; each costs processor time, so that those of fast ones
+// should not.
+std::uint64_t partition_for_link(double bytes_per_s);
 
 }  // namespace bps::tensor

@@ -50,9 +50,9 @@ struct Credentials {
   Credentials of(const View& view) const;
 };
 
-enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2 };
+enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2, kProbe = 3 };  // the last: tcp/link_probe.h
 constexpr bool is_valid(Plane plane) {
-  return plane <= Plane::kData;
+  return plane <= Plane::kProbe;
 }
 
 // Which client asks for the connection, and which loop of the server it wants to reach.

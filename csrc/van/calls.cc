@@ -60,9 +60,12 @@ void Calls::barrier(const Member& caller, const Barrier& call) {
   }
   if (fail_if_gone(caller, call.call, group->ranks, "barrier of " + name_group(group->id))) return;
   BarrierState& waiting = barriers_by_group_.try_emplace(group->id, group->ranks).first->second;
+  if (call.partition_bytes > 0) registry_.limit_partitions(call.partition_bytes);
   const auto released = waiting.arrive({rank, call.call});
   if (!released.empty()) ++barriers_;
-  for (const auto& [other, number] : released) send_(members_.worker(other).peer, Done{number});
+  for (const auto& [other, number] : released) {
+    send_(members_.worker(other).peer, Done{number, registry_.partition_limit()});
+  }
 }
 
 void Calls::new_group(const Member& caller, const NewGroup& call) {

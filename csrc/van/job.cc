@@ -123,7 +123,7 @@ void Job::leave(Member& member, const Leave& leave) {
     left_early_ = true;
     if (phase_ == Phase::kRunning) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
   }
-  events_.send(member.peer, Done{leave.call});  // from now on it may close its connections
+  events_.send(member.peer, Done{.call = leave.call});  // from now on it may close its connections
   answer_suspicions(member);
   calls_->gone(member);
   end_if_all_left();

@@ -59,12 +59,14 @@ struct Heartbeat {
 struct Barrier {  // the reply is Done or Failed
   std::uint32_t call = 0;
   std::uint32_t group = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group); }
+  std::uint64_t partition_bytes = 0;  // of all workers: what the job shall use at most, the smallest counts; 0: no wish
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group, m.partition_bytes); }
   bool operator==(const Barrier&) const = default;
 };
 struct Done {
   std::uint32_t call = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.call); }
+  std::uint64_t partition_bytes = 0;  // of a barrier: the smallest of all wishes so far; 0: none
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.partition_bytes); }
   bool operator==(const Done&) const = default;
 };
 struct Failed {

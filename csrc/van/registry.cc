@@ -96,6 +96,11 @@ std::uint32_t Registry::free_id(std::uint32_t group, std::string_view name) {
   return id;
 }
 
+void Registry::limit_partitions(std::uint64_t bytes) {
+  if (partition_limit_ == 0 || bytes < partition_limit_) partition_limit_ = bytes;
+  options_.cut.limit(partition_limit_);
+}
+
 // As the workers will place it: they start from the same load and cut the tensor by the same rule.
 void Registry::place(const TensorSpec& spec) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));

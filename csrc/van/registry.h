@@ -46,6 +46,9 @@ class Registry {
     std::vector<Conflict> conflicts;  // new ones
   };
   Declared declare(std::uint32_t rank, std::span<const TensorSpec> specs);
+  // Workers wish for partitions of at most so many bytes, before they declare anything. The smallest wish, 0: none.
+  void limit_partitions(std::uint64_t bytes);
+  std::uint64_t partition_limit() const { return partition_limit_; }
 
   // Why `ranks` cannot be a group made by `caller`, or "".
   std::string check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const;
@@ -71,7 +74,8 @@ class Registry {
   std::uint32_t free_id(std::uint32_t group, std::string_view name);
   void place(const TensorSpec& spec);
 
-  const Options options_;
+  Options options_;
+  std::uint64_t partition_limit_ = 0;
   std::deque<Entry> groups_;  // by id; references to groups stay valid
   std::map<std::pair<std::vector<std::uint32_t>, std::string>, std::uint32_t> group_ids_;
   std::unordered_set<std::uint32_t> tensor_ids_;

@@ -48,11 +48,11 @@ class Van::Impl {
     while (!try_to_join(self, workers, servers, deadline)) sleep_until(Deadline::after(kJoinPauseSeconds));
   }
 
-  void barrier(const Group& group, double timeout_s) {
+  std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes) {
     require_worker("barrier");
     PendingCalls::Call call(session_.calls());
-    session_.post(Barrier{call.number(), group.id});
-    await<Done>(call, timeout_s, "the barrier of group " + std::to_string(group.id));
+    session_.post(Barrier{call.number(), group.id, partition_bytes});
+    return await<Done>(call, timeout_s, "the barrier of group " + std::to_string(group.id)).partition_bytes;
   }
 
   std::vector<TensorId> declare(std::span<const TensorSpec> tensors) {
@@ -209,8 +209,8 @@ const Node& Van::self() const {
   impl_->require_joined();
   return impl_->session_.self();
 }
-void Van::barrier(const Group& group, double timeout_s) {
-  impl_->barrier(group, timeout_s);
+std::uint64_t Van::barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes) {
+  return impl_->barrier(group, timeout_s, partition_bytes);
 }
 std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
   return impl_->declare(tensors);

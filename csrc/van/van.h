@@ -69,7 +69,9 @@ class Van {
   const Node& self() const;
 
   // Waits until all ranks of the group are here.
-  void barrier(const Group& group, double timeout_s);
+  // Of all workers, before they declare anything: also agrees on partitions of at most so many bytes, 0: no wish.
+  // Returns the smallest wish of all, or 0.
+  std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes = 0);
   // One round trip for any number of tensors. Throws kMismatch naming tensor, ranks and both shapes.
   std::vector<TensorId> declare(std::span<const TensorSpec> tensors);
   // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.

@@ -61,6 +61,9 @@ class Worker {
   // Starts what was prepared once more; `awaited` as in Request. Throws kInvalidArgument while it is in progress.
   void start(PreparedOperation& prepared, bool awaited);
 
+  // Of at most so many bytes; before there are tensors.
+  void limit_partitions(std::uint64_t bytes) { options_.cut.limit(bytes); }
+
   // Aborts an operation for all ranks; it is done when its memory is the caller's again.
   void abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
              const std::string& hint);
@@ -107,7 +110,7 @@ class Worker {
   void note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
-  const WorkerOptions options_;
+  WorkerOptions options_;
   van::Van& van_;
   std::vector<LoopOf> worker_loops_;
   Connect connect_;

@@ -55,6 +55,15 @@ TEST(Partitioning, CutsAtTheLimit) {
   EXPECT_EQ(Partitioning(4 * kMiB + 4, 4, 4 * kMiB).piece(1).length, 4U);
 }
 
+TEST(PartitionForLink, IsWhatTheLinkCarriesInAFifthOfAMillisecond) {
+  EXPECT_EQ(partition_for_link(0), 64U << 10);
+  EXPECT_EQ(partition_for_link(300e6 / 8), 64U << 10);
+  EXPECT_EQ(partition_for_link(10e9 / 8), 192U << 10);
+  EXPECT_EQ(partition_for_link(25e9 / 8), 512U << 10);
+  EXPECT_EQ(partition_for_link(400e9 / 8), 512U << 10);
+  EXPECT_EQ(partition_for_link(1e300), 512U << 10);
+}
+
 TEST(Partitioning, RoundsTheLimitDownToElements) {
   EXPECT_EQ(Partitioning(800, 8, 23).piece(0).length, 16U);
 }

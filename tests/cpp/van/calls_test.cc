@@ -30,6 +30,16 @@ TEST(Barrier, WaitsForTheLast) {
   EXPECT_EQ(job.scheduler->counters().barriers, 100U);
 }
 
+TEST(Barrier, TellsAllTheSmallestPartitionSizeThatOneWishesFor) {
+  JointJob job(3);
+  const std::uint64_t wishes[] = {0, 512 << 10, 64 << 10};
+  together(3, [&](std::size_t i) {
+    EXPECT_EQ(job[i]->barrier(job[i].all(), 10), 0U);
+    EXPECT_EQ(job[i]->barrier(job[i].all(), 10, wishes[i]), 64U << 10);
+    EXPECT_EQ(job[i]->barrier(job[i].all(), 10), 64U << 10);
+  });
+}
+
 TEST(Barrier, ManyThreadsMayCall) {
   JointJob job(2);
   together(8, [&](std::size_t i) {
