@@ -99,7 +99,7 @@ class LabJob(LocalJob):
     """A job with members on hosts of the lab; `hosts` maps labels ("rank 0", "server 0", "scheduler") to hosts."""
 
     hosts: dict[str, Host] = field(default_factory=dict)
-    partition: int = 128 << 10
+    partition: int = 0  # 0: what bps_rdma chooses
     ranks_per_host: int = 1
 
     def placed(self, label: str, command: list[str]) -> list[str]:
@@ -124,8 +124,7 @@ class LabJob(LocalJob):
             "GLOO_SOCKET_IFNAME": "eth0",
             "BPS_SPIN_US": "0",  # all hosts share this machine's cores
             "OMP_NUM_THREADS": "1",
-            "BYTEPS_PARTITION_BYTES": str(self.partition),
-        }
+        } | ({"BYTEPS_PARTITION_BYTES": str(self.partition)} if self.partition else {})
 
 
 @contextlib.contextmanager
@@ -172,7 +171,7 @@ def measure(args: argparse.Namespace, ranks: int) -> dict[str, Measured]:
     nbytes, rounds = parse_size(args.size), args.rounds
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
     plan = Plan(cases=cases, compare=() if args.no_gloo else ("gloo",), bound=False)
-    place = lab(args.workers, ranks, args.servers, args.rate, parse_size(args.partition))
+    place = lab(args.workers, ranks, args.servers, args.rate, parse_size(args.partition) if args.partition else 0)
     with place as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
@@ -203,7 +202,7 @@ def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> 
     """Print one count of ranks per host, and return it for --json."""
     nbytes, line = parse_size(args.size), args.rate * 1e6 / 8
     place = f"{args.servers} dedicated servers" if args.servers else "servers inside the workers"
-    what = f"{format_size(nbytes)} in pieces of {args.partition}"
+    what = f"{format_size(nbytes)} in pieces {f'of {args.partition}' if args.partition else 'that suit the link'}"
     who = f"{args.workers} hosts with {ranks} {'rank' if ranks == 1 else 'ranks'} each"
     print(f"{who}, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
     rows: dict[str, Any] = {}
@@ -265,7 +264,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=0, help="servers on hosts of their own; 0: inside the workers")
     parser.add_argument("--rate", type=float, default=300, help="rate of every link in Mbit/s, in each direction")
     parser.add_argument("--size", default="64M")
-    parser.add_argument("--partition", default="128K", help="BYTEPS_PARTITION_BYTES; slow links need small pieces")
+    parser.add_argument("--partition", default="", help="BYTEPS_PARTITION_BYTES; by default what suits the link")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--json", type=Path)
