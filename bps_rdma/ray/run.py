@@ -12,6 +12,7 @@ import ray
 import ray.cloudpickle
 
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.ray.connect import connect
 from bps_rdma.ray.errors import JobFailedError, PlacementError, RayError
 from bps_rdma.ray.group import Group
 from bps_rdma.ray.placement import Shape, reserve
@@ -71,8 +72,7 @@ def run(
     if max_failures < 0:
         raise InvalidArgumentError(f"max_failures is {max_failures}", "use 0 or more")
     shape = Shape(hosts, per_host, dict(rank_resources), servers, dict(server_resources), strict_spread)
-    if not ray.is_initialized():
-        ray.init()
+    connect()
     pickled = ray.put(ray.cloudpickle.dumps((train, config)))
     silent: set[str] = set()
     for attempt in range(max_failures + 1):

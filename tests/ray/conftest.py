@@ -28,6 +28,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bps_
 import ray_jobs  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from bps_rdma.ray.connect import connect  # noqa: E402
+
 _FOUND_BY_RANKS = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent), str(_TESTS / "python")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND_BY_RANKS))
 
@@ -44,7 +46,9 @@ def cluster_of_two():
     try:
         cluster.add_node(resources={"bps_server": 2}, **small)
         cluster.wait_for_nodes()
-        ray.init(address=cluster.address)
+        os.environ["RAY_ADDRESS"] = cluster.address
+        connect()  # from the checkout, as who tries the examples
+        del os.environ["RAY_ADDRESS"]
         yield cluster
     finally:
         ray.shutdown()
