@@ -196,7 +196,7 @@ TEST(Handshake, GarbageGetsNoAnswer) {
 
 TEST(Handshake, AnUnknownPlaneIsRefused) {
   Bytes hello = hello_bytes(kOurs);
-  hello[7] = std::byte{3};
+  hello[7] = std::byte{4};
   Pair pair = connected_pair();
   ServerHandshake handshake(std::move(pair.callee), kOurs);
   ASSERT_GT(::send(pair.caller.get(), hello.data(), hello.size(), 0), 0);
