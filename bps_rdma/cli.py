@@ -47,6 +47,9 @@ def run(
     servers: Annotated[
         int | None, typer.Option(min=1, help="Number of dedicated server processes. Default: servers inside the ranks.")
     ] = None,
+    least: Annotated[
+        int | None, typer.Option("--min-np", min=1, help="Go on without lost ranks while that many are left.")
+    ] = None,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
     prefix: Annotated[bool, typer.Option(help="Start each line of output with its rank.")] = False,
     grace: Annotated[
@@ -68,7 +71,7 @@ def run(
 
     The exit status is that of the first rank that fails. No process is left running, whatever happens.
     """
-    job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port)
+    job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port, least=least)
     return run_job(job, command, prefixed=prefix, grace=grace)
 
 

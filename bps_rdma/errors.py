@@ -59,6 +59,16 @@ class PeerLostError(BpsError, ConnectionError):
     """A worker, server or scheduler died or stopped responding; the message names it."""
 
 
+class RoundAbortedError(PeerLostError):
+    """A member was lost, and the job goes on without it (BPS_MIN_WORKERS): repeat the step.
+
+    Every rank gets it once for each view that ends, from what it waits for, or else from its next call. Nothing writes
+    to the arrays of that call any more. From the next call on rank(), size() and the groups are those of the next view,
+    in which a lost rank is missing and the ranks above it have moved up; names are declared anew, and prepared
+    operations have to be prepared again. The message names the member that was lost and both views.
+    """
+
+
 class DeadlineError(BpsError, TimeoutError):
     """An operation did not complete in time; the message names it and the ranks that are missing."""
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 class Group:
     """Worker ranks that synchronise among themselves.
 
+    When a job goes on without a lost member (RoundAbortedError), its groups change with it: a group that you hold then
+    has the ranks that are left, under the numbers of the next view.
+
     Attributes:
         id: the number under which all members know it; 0 is the world.
         ranks: worker ranks, ascending.
@@ -22,3 +25,8 @@ class Group:
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    def _become(self, other: Group) -> None:
+        """Takes the values of the group that stands in its place in the next view."""
+        object.__setattr__(self, "id", other.id)
+        object.__setattr__(self, "ranks", other.ranks)

@@ -94,6 +94,7 @@ class _Change:
 
 
 _job: Job | None = None
+_ended: Job | None = None  # its view has ended, which this process has been told; the next call goes on in the next one
 _change: _Change | None = None
 _lock = threading.RLock()  # guards _change, for moments; a signal handler may interrupt its holder
 _of_parent: list[Job] = []  # jobs of the process that this one was forked from, kept so that they are never destroyed
@@ -102,7 +103,7 @@ _of_parent: list[Job] = []  # jobs of the process that this one was forked from,
 def current() -> Job:
     """The job of this process."""
     if _job is None:
-        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+        return _renewed()
     return _job
 
 
@@ -131,7 +132,7 @@ def init(**settings: object) -> None:
             "call init() when the handler has returned",
         )
     try:
-        if _job is not None:
+        if _job is not None or _ended is not None:
             return
         cluster.adopt(os.environ, settings)
         config = config_with(settings)
@@ -148,14 +149,14 @@ def shutdown() -> None:
 
     An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
-    global _job
+    global _job, _ended
     change = _begin_change(ends_init=True)
     if change is None:
         return  # a signal handler: what it has interrupted ends by itself
     try:
-        if _job is None:
+        job, _job, _ended = _job or _ended, None, None
+        if job is None:
             return
-        job, _job = _job, None
         atexit.unregister(shutdown)
         try:
             job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
@@ -163,6 +164,53 @@ def shutdown() -> None:
             job.close()
             # When it is down no peer can write into them any more.
             _core.release_orphans(all=job.process.is_down)
+    finally:
+        _end_change(change)
+
+
+# ---- From one view to the next
+
+
+def note_view_end() -> None:
+    """A RoundAbortedError is about to be raised: this process knows now that the view has ended."""
+    global _job, _ended
+    with _lock:
+        if _job is not None and _job.process.view_ended:
+            _ended, _job = _job, None
+
+
+def _renewed() -> Job:
+    """The job in its next view, for which it may have to wait until all other ranks come."""
+    global _job, _ended
+    if _ended is None:
+        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+    change = _begin_change(ends_init=False)
+    if change is None:
+        raise NotInitializedError(
+            "a signal handler has interrupted the change to the next view", "use bps_rdma when the handler has returned"
+        )
+    try:
+        if _job is not None:  # another thread was faster
+            return _job
+        before, _ended = _ended, None
+        if before is None:
+            raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+        try:
+            process = _core.Process.renew(before.process, change.stop)
+        finally:
+            before.close()
+            _core.release_orphans(all=before.process.is_down)
+        ranks = {old: new for new, old in enumerate(process.ranks_before) if old >= 0}
+        world = Group(0, tuple(range(process.workers)))
+        job = Job(process, before.config, world)
+        for number, group in sorted(before.groups.items()):
+            if number != 0:
+                members = tuple(ranks[rank] for rank in group.ranks if rank in ranks)
+                made = process.new_group(list(members), f"{number} of the view before", process.timeout_s)
+                group._become(Group(made, members))
+                job.groups[made] = group
+        _job = job
+        return job
     finally:
         _end_change(change)
 
@@ -210,7 +258,7 @@ def report_exception(value: BaseException) -> None:
     Without a job it has no effect. An exception that ends the process is reported by itself; this is for callers in
     whose process the exception ends something else, such as a task of an actor.
     """
-    job = _job
+    job = _job or _ended
     if job is not None:
         with contextlib.suppress(BaseException):  # whatever goes wrong, the exception itself must be shown
             job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
@@ -221,10 +269,9 @@ _LONGEST_REPORT = 2000  # characters
 
 def _after_fork_in_child() -> None:
     """A forked process is no member of its parent's job."""
-    global _job, _change, _lock
-    if _job is not None:
-        _of_parent.append(_job)
-    _job, _change, _lock = None, None, threading.RLock()
+    global _job, _ended, _change, _lock
+    _of_parent.extend(job for job in (_job, _ended) if job is not None)
+    _job, _ended, _change, _lock = None, None, None, threading.RLock()
     atexit.unregister(shutdown)
 
 
@@ -233,7 +280,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def is_initialized() -> bool:
     """Whether this process is in a job."""
-    return _job is not None
+    return _job is not None or _ended is not None
 
 
 def rank() -> int:
@@ -257,7 +304,8 @@ def local_size() -> int:
 
 
 def _settings() -> _core.Config:
-    return _job.config if _job is not None else _core.Config()
+    job = _job or _ended
+    return job.config if job is not None else _core.Config()
 
 
 def config_with(settings: Mapping[str, object]) -> Any:
@@ -311,9 +359,7 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
             f"rank {job.process.rank} is not in the group {members}", "call new_group() on its members only"
         )
     number = job.process.new_group(members, name, job.process.timeout_s)
-    group = Group(number, tuple(members))
-    job.groups[number] = group
-    return group
+    return job.groups.setdefault(number, Group(number, tuple(members)))
 
 
 def barrier(group: Group | None = None, timeout: float | None = None) -> None:

@@ -21,7 +21,7 @@ LOCALHOST = "127.0.0.1"
 # Variables that identify a process. A launcher inside another job must not pass on that job's values.
 _IDENTITY = (
     "BPS_ROLE", "BPS_NUM_WORKERS", "BPS_NUM_SERVERS", "BPS_WORKER_ID", "BPS_LOCAL_RANK", "BPS_LOCAL_SIZE", "BPS_RANK",
-    "BPS_WORLD_SIZE", "BPS_ROOT_URI", "BPS_ROOT_PORT", "BPS_JOB_ID", "BPS_SECRET",
+    "BPS_WORLD_SIZE", "BPS_MIN_WORKERS", "BPS_ROOT_URI", "BPS_ROOT_PORT", "BPS_JOB_ID", "BPS_SECRET",
     "BPS_SECRET_FILE",
     "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_WORKER_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
     "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK",
@@ -78,12 +78,14 @@ def find_binary(name: str) -> str:
 class LocalJob:
     """A job on this machine: `workers` processes, and `servers` dedicated ones (None: servers inside the workers).
 
-    Every object describes a different job, with a name, a secret and ports of its own.
+    Every object describes a different job, with a name, a secret and ports of its own. With `least` the job goes on
+    while that many workers are left; its scheduler is then a process of its own, so that every rank may be lost.
     """
 
     workers: int
     servers: int | None = None
     transport: str | None = None
+    least: int | None = None
     name: str = field(default_factory=lambda: f"run-{os.getpid()}-{secrets.token_hex(4)}")
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     scheduler_port: int = field(default_factory=free_port)
@@ -104,7 +106,7 @@ class LocalJob:
 
     def role(self, label: str) -> dict[str, str]:
         """The complete environment of the dedicated member `label`, such as "server 0" or "scheduler"."""
-        return self._common() | {"DMLC_ROLE": label.split(maxsplit=1)[0]}
+        return self._common() | {"BPS_ROLE": label.split(maxsplit=1)[0]}
 
     def _common(self) -> dict[str, str]:
         env = outer_environment()
@@ -121,6 +123,10 @@ class LocalJob:
         }
         if self.servers is not None:
             env["BPS_NUM_SERVERS"] = str(self.servers)
+        elif self.least is not None:
+            env |= {"BPS_ROLE": "joint", "BPS_NUM_SERVERS": str(self.workers)}
+        if self.least is not None:
+            env["BPS_MIN_WORKERS"] = str(self.least)
         if self.transport is not None:
             env["BPS_TRANSPORT"] = self.transport
         return env

@@ -82,12 +82,18 @@ def job_on(
     host: int | None,
     address: str | None,
     port: int | None,
+    least: int | None = None,
 ) -> LocalJob:
     """The job that the options of `bps run` describe: of this machine, of a Slurm step, or of several hosts.
 
     Raises:
         InvalidArgumentError: an option is missing, or contradicts others or Slurm.
     """
+    if least is not None and (hosts is not None or cluster.is_rank_of_slurm(os.environ)):
+        what = "--min-np is for the ranks of one machine"
+        raise InvalidArgumentError(what, "start bps-scheduler by itself, and set BPS_MIN_WORKERS for it")
+    if least is not None and processes is not None and least > processes:
+        raise InvalidArgumentError(f"--min-np {least} is more than --nproc {processes}", "give at most as many")
     if hosts is None:
         if not (host is None and address is None and port is None):
             what = "--node-rank, --master-addr and --master-port are for jobs on several hosts"
@@ -99,7 +105,7 @@ def job_on(
                 print(
                     "note: this pod is one of an Indexed Job; without --nnodes it is a job by itself", file=sys.stderr
                 )
-            return LocalJob(processes, servers, transport)
+            return LocalJob(processes, servers, transport, least)
         _no_servers(servers)
         return Task(processes or 1, None, transport)
     _no_servers(servers)

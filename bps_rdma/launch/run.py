@@ -71,9 +71,9 @@ def signals_pass_on() -> Iterator[PassOn]:
 
 def spawn_helpers(children: Children, job: LocalJob) -> None:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
-    if job.servers is None:
+    if job.servers is None and job.least is None:
         return
-    labels = ["scheduler"] + [f"server {index}" for index in range(job.servers)]
+    labels = ["scheduler"] + [f"server {index}" for index in range(job.servers or 0)]
     for label in labels:
         role = label.split()[0]
         children.spawn(label, job.placed(label, [find_binary(f"bps-{role}")]), job.role(label))
@@ -82,8 +82,8 @@ def spawn_helpers(children: Children, job: LocalJob) -> None:
 def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0) -> int:
     """Run `command` as every worker of `job`; returns the exit status for the shell.
 
-    The status is 0 if all ranks ended with 0, otherwise that of the first process that failed. The other processes then
-    have `grace` seconds to end by themselves (they learn of the loss within 2 seconds), and as many again after
+    The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others;
+    otherwise that of the first process that failed. The other processes then have `grace` seconds to end by themselves (they learn of the loss within 2 seconds), and as many again after
     SIGTERM, before SIGKILL.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
@@ -92,7 +92,7 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
             spawn_helpers(children, job)
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
-            failed = _first_failure(children, ranks)
+            failed = _first_failure(children, ranks, job.least)
             failed_late = _let_end(children, grace)
             failed = failed or failed_late
         except Interrupted as interrupted:
@@ -104,12 +104,19 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
     return exit_status(failed.status or 0)
 
 
-def _first_failure(children: Children, ranks: Sequence[Child]) -> Child | None:
-    """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it)."""
+def _first_failure(children: Children, ranks: Sequence[Child], least: int | None) -> Child | None:
+    """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it).
+
+    The failure of a rank does not count while `least` others are left.
+    """
     while any(rank.status is None for rank in ranks):
         for child in children.wait():
-            if child.status:
+            left = sum(1 for rank in ranks if not rank.status)
+            if child.status and (child not in ranks or left < (least or len(ranks))):
                 return child
+            if child.status:
+                ranks_left = f"{left} rank" + ("" if left == 1 else "s")
+                print(f"{child.describe_end()}; the job goes on with {ranks_left}", file=sys.stderr, flush=True)
     return None
 
 

@@ -107,6 +107,7 @@ int run(bps::SettingValues values, const std::string& address) {
   options.join_timeout_s = settings.deadlines.join;
   options.balanced = parsed.key_hash == bps::tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
+  options.min_workers = settings.job.min_workers;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::van::Scheduler scheduler(options, secret.credentials);
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),

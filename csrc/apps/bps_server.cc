@@ -29,7 +29,11 @@ int run(std::int32_t rank) {
   startup.server_rank = rank;
   auto process = bps::node::Process::start(settings, startup);
   // A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash.
-  const bool well = process->wait_for_end();
+  bool well = process->wait_for_end();
+  while (process->view_ended()) {
+    process = bps::node::Process::renew(*process);
+    well = process->wait_for_end();
+  }
   process->shutdown(1);
   if (!well) std::fputs("bps-server: the job ended early: a member was lost\n", stderr);
   return well ? 0 : 1;

@@ -25,9 +25,10 @@ enum class ErrorCode : std::uint8_t {
   kTimeout,
   kTransport,
   kInternal,
+  kRoundAborted,  // the view has ended, and the job goes on in the next one
 };
 constexpr bool is_valid(ErrorCode code) {
-  return code <= ErrorCode::kInternal;
+  return code <= ErrorCode::kRoundAborted;
 }
 
 class Error : public std::runtime_error {

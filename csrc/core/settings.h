@@ -34,6 +34,7 @@ struct JobSettings {
   std::string secret;
   std::string secret_file;
   bool insecure = false;
+  std::uint32_t min_workers = 0;
 };
 
 struct TransportSettings {

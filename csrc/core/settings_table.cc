@@ -88,6 +88,8 @@ constexpr Setting kTable[] = {
      "file with the secret, which only this user can read; empty: on one host a secret of this user, made at first "
      "use; "
      "a job on several hosts is refused"},
+    {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
+     "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
+#include "core/interrupt.h"
 #include "core/log.h"
 #include "core/unknown_settings.h"
 #include "node/connector.h"
@@ -25,16 +27,59 @@ constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to b
 constexpr double kAbortPatience_s = 1;
 constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
 
+Startup startup_after(const Startup& before, const van::Node& self) {
+  Startup startup = before;
+  startup.worker_rank = self.worker_rank;
+  startup.server_rank = self.server_rank;
+  return startup;
+}
+
 }  // namespace
 
 std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
-  std::unique_ptr<Process> process(new Process(settings, startup));
-  process->bring_up();
-  return process;
+  return bring_up(std::unique_ptr<Process>(new Process(settings, startup)));
+}
+
+std::unique_ptr<Process> Process::renew(Process& ended) {
+  ended.retire();
+  const InterruptScope scope([&] { ended.van_->require_next_view(); });
+  auto next = bring_up(std::unique_ptr<Process>(new Process(ended)));
+  ended.take_down();  // only now: it has shown the scheduler that this process lives
+  return next;
+}
+
+// A member that is lost meanwhile may end the view before it has begun here.
+std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process) {
+  std::unique_ptr<Process> ended;
+  for (;;) {
+    try {
+      const InterruptScope scope([&] {
+        if (ended) ended->van_->require_next_view();
+        process->check_view();
+      });
+      process->bring_up();
+      return process;
+    } catch (const Error&) {
+      if (!process->van_ || !process->van_->joined() || !process->view_ended()) throw;
+    }
+    process->retire();
+    std::unique_ptr<Process> next(new Process(*process));
+    ended = std::exchange(process, std::move(next));
+  }
+}
+
+void Process::check_view() const {
+  if (van_ && van_->view_ended()) throw Error(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
 }
 
 Process::Process(const Settings& settings, const Startup& startup)
     : options_(settings, startup), secret_(job_secret(options_.settings.job, startup)) {}
+
+Process::Process(Process& ended)
+    : options_(ended.options_.settings, startup_after(ended.options_.startup, ended.van_->self())),
+      secret_(ended.secret_),
+      renews_(ended.van_->self().id),
+      scheduler_(std::move(ended.scheduler_)) {}
 
 Process::~Process() {
   take_down();
@@ -46,7 +91,7 @@ void Process::bring_up() {
     log_unknown_settings();
     if (!secret_.warning.empty()) log_warning(secret_.warning);
   }
-  if (options_.startup.hosts_scheduler) make_scheduler();
+  if (options_.startup.hosts_scheduler && !scheduler_) make_scheduler();
   make_van();
   loops_ = std::make_unique<Loops>(options_, tcp_rails(), view_credentials_);
   listen();
@@ -88,6 +133,7 @@ void Process::make_scheduler() {
   options.join_timeout_s = options_.settings.deadlines.join;
   options.balanced = options_.key_hash == tensor::KeyHash::kBalanced;
   options.cut = options_.cut;
+  options.min_workers = options_.settings.job.min_workers;
   options.address = scheduler_listens_at(startup, secret_);
   scheduler_ = std::make_unique<van::Scheduler>(options, secret_.credentials);
 }
@@ -99,7 +145,9 @@ void Process::make_van() {
   if (scheduler_ && scheduler_listens_at(options_.startup, secret_).empty()) options.scheduler_host = "127.0.0.1";
   options.scheduler_ports = options_.startup.scheduler_ports;
   if (scheduler_) options.scheduler_ports = {scheduler_->port()};
-  options.join_timeout_s = options_.settings.deadlines.join;
+  // The members of a view that has ended come when they call the next operation.
+  options.join_timeout_s = renews_ != 0 ? options_.settings.deadlines.operation : options_.settings.deadlines.join;
+  options.renews = renews_;
   options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
   van_ = std::make_unique<van::Van>(options, secret_.credentials, events());
 }
@@ -139,14 +187,23 @@ van::VanEvents Process::events() {
             const std::lock_guard lock(mutex_);
             if (worker_) worker_->on_reachable(node);
           },
+      .on_view_ended = [this](const std::string& why) { end_view(why); },
       // Waits until each loop knows it: the scheduler tells the workers only after this returns.
-      .on_group = [this](const van::Group& group) { loops_->add_group(group); },
+      .on_group =
+          [this](const van::Group& group) {
+            const std::lock_guard lock(mutex_);
+            if (loops_) loops_->add_group(group);
+          },
       .on_tensor_failed =
           [this](std::uint32_t tensor, const std::string& why) {
             const std::lock_guard lock(mutex_);
             if (worker_) worker_->fail_tensor(tensor, why);
           },
-      .find_stuck = [this] { return loops_->find_stuck(); },
+      .find_stuck =
+          [this] {
+            const std::lock_guard lock(mutex_);
+            return loops_ ? loops_->find_stuck() : "";
+          },
   };
 }
 
@@ -159,7 +216,7 @@ void Process::use(const transport::View& view) {
 
 void Process::lose_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (options_.startup.is_worker() && !worker_) {
+  if (options_.startup.is_worker() && !worker_ && !leaving_) {
     early_events_.push_back({node, why, true});
     return;
   }
@@ -167,17 +224,22 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
     const bool host_lost = node == 0 && options_.startup.joint;
     worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
   }
-  if (node != 0) loops_->lose_node(node, why);
+  if (node != 0 && loops_) loops_->lose_node(node, why);
 }
 
 void Process::leave_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (options_.startup.is_worker() && !worker_) {
+  if (options_.startup.is_worker() && !worker_ && !leaving_) {
     early_events_.push_back({node, why, false});
     return;
   }
   if (worker_ && !leaving_) worker_->leave_node(node, why);
-  loops_->leave_node(node, why);
+  if (loops_) loops_->leave_node(node, why);
+}
+
+void Process::end_view(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (worker_) worker_->end_view(why);
 }
 
 void Process::lose_connection(std::uint32_t node, const std::string& why) {
@@ -224,18 +286,36 @@ bool Process::shutdown(double timeout_s) {
   return well;
 }
 
-void Process::take_down() {
+// The van goes on: to the scheduler this process is still there.
+void Process::retire() {
+  if (!calls_.close()) {
+    throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
+  }
+  end_operations();
+  calls_.run_when_empty([this] { take_down_loops(); }, Deadline::after(kCallPatience_s));
+  if (loops_) {
+    throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
+                "end the threads that use bps_rdma");
+  }
+}
+
+void Process::take_down_loops() {
   leaving_ = true;
   if (connector_) connector_->stop();
   if (loops_) loops_->stop();
+  std::unique_ptr<Loops> loops;  // its connections are closed without the lock
   {
     const std::lock_guard lock(mutex_);
     listeners_.reset();
     worker_.reset();
     connector_.reset();
+    loops.swap(loops_);
   }
-  van_.reset();  // its thread may still post to the loops until here
-  loops_.reset();
+}
+
+void Process::take_down() {
+  take_down_loops();
+  van_.reset();
   scheduler_.reset();
   down_ = true;
 }
@@ -249,6 +329,10 @@ worker::Worker& Process::worker() {
 
 const van::Membership& Process::membership() const {
   return van_->membership();
+}
+
+bool Process::view_ended() const {
+  return van_->view_ended();
 }
 
 bool Process::wait_for_end() {

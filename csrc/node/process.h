@@ -3,7 +3,9 @@
 // rank 0 also hosts the scheduler.
 //
 // start() brings everything up and returns when this process has joined and is connected; shutdown() leaves the job,
-// waits for the other workers within the deadline, and takes everything down.
+// waits for the other workers within the deadline, and takes everything down. The object belongs to one view of the
+// job. When a view ends and the job goes on (BPS_MIN_WORKERS), everything fails with kRoundAborted; renew() then takes
+// the process into the next view.
 //
 // Threading: from any thread. Whoever may meet a shutdown() of another thread, or of a signal handler, holds a
 // Process::Call meanwhile: it throws kNotInitialized once the shutdown has begun, and nothing is taken down before it
@@ -53,6 +55,10 @@ class Process {
   };
 
   static std::unique_ptr<Process> start(const Settings& settings, const Startup& startup);
+  // The same process in the view that follows one that has ended. Ends what is under way in that, and waits until all
+  // members that are left have come, for as long as an operation may take. Throws kPeerLost when too few are left, and
+  // kTimeout, which names who has not come. `ended` is down afterwards.
+  static std::unique_ptr<Process> renew(Process& ended);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -72,6 +78,8 @@ class Process {
   void abort(const std::string& exception);
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
+  // Whether the job goes on without this object: renew().
+  bool view_ended() const;
 
   // Whether only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
@@ -82,8 +90,13 @@ class Process {
 
  private:
   Process(const Settings& settings, const Startup& startup);
+  explicit Process(Process& ended);
+  static std::unique_ptr<Process> bring_up(std::unique_ptr<Process> process);
   void bring_up();
+  void check_view() const;
   void take_down();
+  void take_down_loops();
+  void retire();
   void make_scheduler();
   void make_van();
   van::Node describe_self() const;
@@ -99,6 +112,7 @@ class Process {
   void use(const transport::View& view);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
+  void end_view(const std::string& why);
   void lose_connection(std::uint32_t node, const std::string& why);
   void end_operations();
 
@@ -107,6 +121,7 @@ class Process {
   CallGate calls_;
   const ProcessOptions options_;
   const JobSecret secret_;
+  const std::uint32_t renews_ = 0;           // the node that it was in the view before
   transport::Credentials view_credentials_;  // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
@@ -117,7 +132,7 @@ class Process {
   std::atomic<bool> leaving_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> down_{false};
-  std::mutex mutex_;  // the van may report losses before the worker is made
+  std::mutex mutex_;  // the van may report losses before the worker is made, and when the loops are gone
   std::unique_ptr<worker::Worker> worker_;
   struct EarlyEvent {
     std::uint32_t node;

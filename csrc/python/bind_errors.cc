@@ -22,6 +22,7 @@ const char* class_of(ErrorCode code) {
     case ErrorCode::kTimeout: return "DeadlineError";
     case ErrorCode::kTransport: return "TransportError";
     case ErrorCode::kInternal: return "InternalError";
+    case ErrorCode::kRoundAborted: return "RoundAbortedError";
   }
   return "BpsError";
 }
@@ -35,6 +36,8 @@ void bind_errors(py::module_&) {
     } catch (const Error& error) {
       const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
       const py::object value = type(error.what(), error.hint());
+      // From here on the caller knows.
+      if (error.code() == ErrorCode::kRoundAborted) py::module_::import("bps_rdma.job").attr("note_view_end")();
       PyErr_SetObject(type.ptr(), value.ptr());
     }
   });

@@ -84,6 +84,15 @@ OwnedProcess start(const SettingValues& config, const node::Startup& startup, co
   return process;
 }
 
+OwnedProcess renew(Process& ended, const Stop& stop) {
+  const InterruptScope scope([&stop] { stop.check(); });
+  BlockTable::instance().detach(ended);
+  OwnedProcess process(Process::renew(ended).release());
+  check_interrupt();
+  BlockTable::instance().attach(*process);
+  return process;
+}
+
 bool shutdown(Process& process, double timeout_s) {
   BlockTable::instance().detach(process);
   const auto others_return = [] { AwayFromPython::await_others(Deadline::after(kReturn_s)); };
@@ -131,6 +140,18 @@ void bind_process(py::module_& module) {
   using Specs = std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>;
   py::class_<Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
       .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop"), MayWait())
+      .def_static("renew", &renew, py::arg("ended"), py::arg("stop"), MayWait(),
+                  "The process in the view that follows one that has ended.")
+      .def_property_readonly("view_ended", &Process::view_ended)
+      .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
+      .def_property_readonly("ranks_before", as_call(+[](Process& p) {
+                               std::vector<std::int32_t> ranks;
+                               for (std::uint32_t rank = 0; rank < p.membership().workers; ++rank) {
+                                 ranks.push_back(p.membership().worker(rank)->rank_before);
+                               }
+                               return ranks;
+                             }),
+                             "By rank: which rank it had in the view before, or -1.")
       .def("shutdown", &shutdown, py::arg("timeout_s"), MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")

@@ -13,6 +13,11 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
+// In the next view.
+bool is_awaited(const Member& member) {
+  return member.fate == Member::Fate::kHere && member.renewed_as == 0;
+}
+
 }  // namespace
 
 Job::Job(Options options, Events events)
@@ -31,6 +36,10 @@ bool Job::receive(Peer peer, Message&& message) {
   if (!suspicions_.empty() && member != nullptr && !std::holds_alternative<Leave>(message)) answer_suspicions(*member);
   if (std::holds_alternative<Heartbeat>(message)) return true;
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
+  if (phase_ == Phase::kRenewing && !std::holds_alternative<Leave>(message) &&
+      !std::holds_alternative<Suspect>(message)) {
+    return true;  // a call of the view that has ended: it has failed where it came from
+  }
   const auto of_worker = [&](auto method, const auto& call) {
     if (!member->is_worker()) return false;
     ((*calls_).*method)(*member, call);
@@ -51,29 +60,37 @@ bool Job::receive(Peer peer, Message&& message) {
 
 bool Job::join(Peer peer, const Join& join) {
   if (knows(peer) || phase_ == Phase::kOver) return false;  // cut off by a job that is over, a caller tries again
+  if (join.renews != 0 && phase_ != Phase::kGathering) return join_again(peer, join), true;
   std::optional<Refused> refused;
-  if (phase_ == Phase::kRunning) {
+  if (phase_ != Phase::kGathering) {
     refused = Refused{ErrorCode::kMismatch, "the job is running already: all its members have joined",
                       "another process uses the same BPS_JOB_ID: give each job its own, and end left-over processes"};
   } else {
     refused = rendezvous_.add(peer, join);
   }
-  if (refused) {
-    ++refused_;
-    events_.send(peer, *refused);
-    return true;
-  }
+  if (refused) return refuse(peer, *refused), true;
   const auto patience = std::min(options_.join_timeout, std::chrono::milliseconds(join.patience_ms));
   patience_[peer] = Clock::now() + patience;
-  if (rendezvous_.complete()) start();
+  if (rendezvous_.complete()) start(rendezvous_.seat());
   return true;
 }
 
-void Job::start() {
+void Job::refuse(Peer peer, const Refused& why) {
+  ++refused_;
+  events_.send(peer, why);
+}
+
+void Job::start(Rendezvous::Seating seating) {
   phase_ = Phase::kRunning;
   patience_.clear();
-  members_ = std::make_unique<MemberTable>(rendezvous_.seat());
+  suspicions_.clear();
+  lost_in_view_ = 0;
+  left_early_ = false;
+  seating.membership.epoch = epoch_;
+  members_ = std::make_unique<MemberTable>(std::move(seating));
   Registry::Options registry = options_.registry;
+  registry.workers = members_->membership().workers;
+  registry.servers = members_->membership().servers;
   registry.cut.server_loops = members_->membership().all_server_loops();
   calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send);
   Welcome welcome{.silence_ms = options_.silence_ms, .membership = members_->membership()};
@@ -81,6 +98,72 @@ void Job::start() {
     welcome.you = member.node->id;
     events_.send(member.peer, welcome);
   }
+}
+
+// ---- From one view to the next
+
+// Whether those who are here can be a view.
+bool Job::goes_on() const {
+  if (options_.min_workers == 0 || !members_) return false;
+  std::uint32_t workers = 0;
+  bool any_server = false;
+  for (const Member& member : members_->members()) {
+    if (member.fate != Member::Fate::kHere) continue;
+    if (member.is_worker()) ++workers;
+    any_server |= member.node->server_rank >= 0;
+  }
+  return workers >= options_.min_workers && any_server;
+}
+
+void Job::end_view(const std::string& why) {
+  phase_ = Phase::kRenewing;
+  rendezvous_ = Rendezvous(0, 0);
+  suspicions_.clear();
+  why_renewed_ = why;
+  if (events_.on_epoch) events_.on_epoch(++epoch_);
+  std::vector<std::uint32_t> left;
+  for (const Member& member : members_->members()) {
+    if (member.fate == Member::Fate::kHere && member.is_worker()) left.push_back(member.rank());
+  }
+  tell_here(ViewEnded{epoch_, why + "; view " + std::to_string(epoch_ - 1) + " of " +
+                                  std::to_string(members_->membership().workers) + " workers has ended, view " +
+                                  std::to_string(epoch_) + " begins with " + std::to_string(left.size()) +
+                                  ": what were " + name_ranks(left)});
+}
+
+void Job::join_again(Peer peer, const Join& join) {
+  Member* const member = members_->by_node(join.renews);
+  if (phase_ != Phase::kRenewing || member == nullptr || member->fate != Member::Fate::kHere ||
+      member->renewed_as != 0 || member->node->pid != join.node.pid) {
+    return refuse(peer, give_up_.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
+                                                  "it was lost, or took too long to join the next view"}));
+  }
+  if (give_up_) return refuse(peer, *give_up_);
+  Node node = join.node;
+  node.worker_rank = member->node->worker_rank;
+  node.server_rank = member->node->server_rank;
+  member->renewed_as = peer;
+  rendezvous_.add_again(peer, std::move(node));
+  patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
+  begin_when_all_are_back();
+}
+
+// Or when nobody can come any more.
+void Job::begin_when_all_are_back() {
+  if (!goes_on() && !give_up_) {
+    give_up_ = Refused{ErrorCode::kPeerLost,
+                       why_renewed_ + "; fewer workers are left than BPS_MIN_WORKERS demands, which is " +
+                           std::to_string(options_.min_workers),
+                       "start the job again from its last checkpoint"};
+  }
+  if (give_up_) {
+    for (const auto& [peer, until] : std::exchange(patience_, {})) {
+      rendezvous_.remove(peer);
+      refuse(peer, *give_up_);
+    }
+    return;
+  }
+  if (std::ranges::none_of(members_->members(), is_awaited)) start(rendezvous_.seat_again());
 }
 
 std::optional<Clock::time_point> Job::join_deadline() const {
@@ -95,6 +178,15 @@ void Job::finish() {
 }
 
 void Job::give_up() {
+  if (phase_ == Phase::kRenewing) {
+    std::string awaited;
+    for (const Member& member : members_->members()) {
+      if (is_awaited(member)) awaited += (awaited.empty() ? "" : ", ") + member.node->describe();
+    }
+    give_up_ = Refused{ErrorCode::kTimeout, "the next view could not begin: it waits for " + awaited,
+                       "look into the logs of these processes, or raise BPS_TIMEOUT"};
+    return begin_when_all_are_back();
+  }
   finish();
   const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + rendezvous_.missing(),
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
@@ -121,11 +213,21 @@ void Job::leave(Member& member, const Leave& leave) {
       member.farewell += " because of a loss: " + member.cause;
     }
     left_early_ = true;
-    if (phase_ == Phase::kRunning) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
+    if (phase_ == Phase::kRunning && goes_on()) end_view(member.cause);
+    if (phase_ != Phase::kOver) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
   }
   events_.send(member.peer, Done{.call = leave.call});  // from now on it may close its connections
+  gone(member);
+}
+
+// Of a member that has left or is lost, when those who need to know have been told.
+void Job::gone(const Member& member) {
   answer_suspicions(member);
-  calls_->gone(member);
+  if (phase_ == Phase::kRenewing) {
+    begin_when_all_are_back();
+  } else {
+    calls_->gone(member);
+  }
   end_if_all_left();
 }
 
@@ -154,18 +256,26 @@ void Job::answer_suspicions(const Member& about) {
 
 void Job::closed(Peer peer, const std::string& why) {
   std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
-  if (patience_.erase(peer) != 0) return rendezvous_.remove(peer);
+  if (patience_.erase(peer) != 0) {
+    rendezvous_.remove(peer);
+    if (Member* const member = members_ ? members_->find_renewed(peer) : nullptr) lose(*member, why);
+    return;
+  }
   Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || !std::exchange(member->connected, false)) return;
-  if (member->fate != Member::Fate::kHere || phase_ == Phase::kOver) return;
-  member->fate = Member::Fate::kLost;
-  member->farewell = member->cause = member->node->describe() + " was lost: " + why;
+  const bool has_come_again = member->renewed_as != 0 && !give_up_;
+  if (member->fate == Member::Fate::kHere && phase_ != Phase::kOver && !has_come_again) lose(*member, why);
+}
+
+void Job::lose(Member& member, const std::string& why) {
+  member.fate = Member::Fate::kLost;
+  member.farewell = member.cause = member.node->describe() + " was lost: " + why;
   ++lost_;
-  tell_all(PeerLost{member->node->id, member->cause});
-  answer_suspicions(*member);
-  calls_->gone(*member);
-  if (events_.on_lost) events_.on_lost(member->farewell);
-  end_if_all_left();
+  ++lost_in_view_;
+  if (phase_ == Phase::kRunning && goes_on()) end_view(member.cause);
+  tell_all(PeerLost{member.node->id, member.cause});
+  if (events_.on_lost) events_.on_lost(member.farewell);
+  gone(member);
 }
 
 void Job::end_if_all_left() {
@@ -173,7 +283,7 @@ void Job::end_if_all_left() {
   const auto is_here = [](const Member& member) { return member.is_worker() && member.fate == Member::Fate::kHere; };
   if (std::ranges::any_of(members_->members(), is_here)) return;
   finish();
-  ended_well_ = lost_ == 0 && !left_early_;
+  ended_well_ = lost_in_view_ == 0 && !left_early_;
   tell_all(AllLeft{ended_well_});
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One job as the scheduler sees it: gathering, running, over. No sockets: messages and losses come in, messages go out.
 //
+// Where min_workers allows it, the loss of a member ends a view, and not the job. The survivors are told, and join
+// again by new connections (renewing); when the last one has come, the next view begins with closed-up ranks. A
+// survivor that is lost meanwhile is not waited for. Rounds, barriers and groups of the view that has ended are over.
+//
 // Belongs to the scheduler's thread; its callbacks must not call back into it.
 #pragma once
 
@@ -20,17 +24,19 @@ namespace bps::van {
 
 class Job {
  public:
-  enum class Phase : std::uint8_t { kGathering, kRunning, kOver };
+  enum class Phase : std::uint8_t { kGathering, kRunning, kRenewing, kOver };
   struct Options {
     Registry::Options registry;       // with the numbers of workers and servers
     std::uint32_t silence_ms = 1500;  // told to the members
     std::chrono::milliseconds join_timeout{60000};
+    std::uint32_t min_workers = 0;  // the job goes on while there are so many; 0: only as it has begun
   };
 
   struct Events {
     Calls::Send send;
     std::function<void(const std::string& why)> on_lost;  // a member
     std::function<void()> on_over;                        // before the members learn of it
+    std::function<void(std::uint32_t epoch)> on_epoch;    // that of the view to come; before they learn of it, too
   };
 
   Job(Options options, Events events);
@@ -48,6 +54,7 @@ class Job {
   bool ended_well() const { return ended_well_; }
   // Whether this peer waits for the others, or is a member.
   bool knows(Peer peer) const;
+  bool waits(Peer peer) const { return patience_.contains(peer); }
   std::uint64_t lost() const { return lost_; }
   std::uint64_t refused() const { return refused_; }
   std::uint64_t declared() const { return calls_ ? calls_->declared() : 0; }
@@ -55,7 +62,14 @@ class Job {
 
  private:
   bool join(Peer peer, const Join& join);
-  void start();
+  void start(Rendezvous::Seating seating);
+  bool goes_on() const;
+  void end_view(const std::string& why);
+  void join_again(Peer peer, const Join& join);
+  void lose(Member& member, const std::string& why);
+  void begin_when_all_are_back();
+  void gone(const Member& member);
+  void refuse(Peer peer, const Refused& why);
   void finish();
   void leave(Member& member, const Leave& leave);
   bool suspect(const Member& from, std::uint32_t node);
@@ -78,8 +92,12 @@ class Job {
     std::uint32_t node;
   };
   std::vector<Suspicion> suspicions_;
-  bool left_early_ = false;  // a member left because of a loss
+  std::uint32_t epoch_ = 1;
+  std::string why_renewed_;         // of the view to come
+  std::optional<Refused> give_up_;  // too few are left to begin it
+  bool left_early_ = false;         // a member left because of a loss
   std::uint64_t lost_ = 0;
+  std::uint64_t lost_in_view_ = 0;
   std::uint64_t refused_ = 0;
 };
 

@@ -16,6 +16,7 @@ struct Member {
   const Node* node = nullptr;
   Fate fate = Fate::kHere;
   bool connected = true;
+  Peer renewed_as = 0;   // its connection in the view to come, once it has joined that
   std::string farewell;  // "worker 1 (host, pid 42) has left the job", once it is not here
   std::string cause;     // the first loss that led to its end, if one did: its own or that of another member
 
@@ -41,6 +42,13 @@ class MemberTable {
   Member* find(Peer peer) {
     for (Member& member : members_) {
       if (member.peer == peer) return &member;
+    }
+    return nullptr;
+  }
+  // The member that has joined the view to come by this connection.
+  Member* find_renewed(Peer peer) {
+    for (Member& member : members_) {
+      if (member.renewed_as == peer) return &member;
     }
     return nullptr;
   }

@@ -28,7 +28,8 @@ struct Join {  // node -> scheduler: the ranks are requests
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
   std::uint32_t patience_ms = 0;  // how long the node is going to wait
-  static constexpr void fields(auto& io, auto& m) { io(m.node, m.workers, m.servers, m.patience_ms); }
+  std::uint32_t renews = 0;       // its id in the view that has ended; 0: it is new
+  static constexpr void fields(auto& io, auto& m) { io(m.node, m.workers, m.servers, m.patience_ms, m.renews); }
   bool operator==(const Join&) const = default;
 };
 struct Welcome {  // scheduler -> node: all have joined
@@ -189,10 +190,22 @@ struct MemberLeft {  // scheduler -> workers: the worker `node` has left, and co
   bool operator==(const MemberLeft&) const = default;
 };
 
+// Scheduler -> all members: a member is lost, or wants to join, and the job goes on as another view. Whoever takes part
+// in it ends what is under way, closes its connections, and joins again (Join::renews) by a new one.
+struct ViewEnded {
+  std::uint32_t epoch = 0;  // of the next view
+  std::string text;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.epoch);
+    io.bounded(m.text, kMostTextBytes);
+  }
+  bool operator==(const ViewEnded&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
 using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
                              Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
-                             PeerLost, Suspect, Reachable, MemberLeft>;
+                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

@@ -36,7 +36,7 @@ std::optional<Message> PendingCalls::Call::wait(const Deadline& deadline) {
   (void)wait_until(lock, answered_, deadline, [this] { return answer_ || calls_.broken_; });
   if (!answer_) {
     if (!calls_.broken_) return std::nullopt;
-    throw Error(ErrorCode::kPeerLost, *calls_.broken_, "look into the log of the scheduler, then start the job again");
+    throw Error(*calls_.broken_);
   }
   if (const auto* failed = std::get_if<Failed>(&*answer_)) throw Error(failed->code, failed->text, failed->hint);
   if (const auto* refused = std::get_if<Refused>(&*answer_)) throw Error(refused->code, refused->text, refused->hint);
@@ -51,7 +51,7 @@ void PendingCalls::answer(std::uint32_t number, Message&& message) {
   found->second->answered_.notify_one();  // under the lock: the call may vanish as soon as it is released
 }
 
-void PendingCalls::break_all(const std::string& why) {
+void PendingCalls::break_all(const Error& why) {
   const std::lock_guard lock(mutex_);
   broken_ = why;
   for (const auto& [number, call] : waiting_) call->answered_.notify_one();

@@ -28,8 +28,8 @@ class PendingCalls {
     Call& operator=(const Call&) = delete;
 
     std::uint32_t number() const { return number_; }
-    // The answer; nothing when the deadline passed first. Throws kPeerLost if break_all() comes or came first, and what
-    // a Failed or Refused says.
+    // The answer; nothing when the deadline passed first. Throws the error of break_all() if that comes or came first,
+    // and what a Failed or Refused says.
     std::optional<Message> wait(const Deadline& deadline);
 
    private:
@@ -41,8 +41,8 @@ class PendingCalls {
   };
 
   void answer(std::uint32_t number, Message&& message);
-  // No answers will come: `why` is a sentence that names the lost peer.
-  void break_all(const std::string& why);
+  // No answers will come: all calls fail with this error.
+  void break_all(const Error& why);
   // This process leaves the job: the calls that wait fail with kNotInitialized, and so do further ones.
   void close();
   // For a new connection.
@@ -52,7 +52,7 @@ class PendingCalls {
   std::mutex mutex_;
   std::unordered_map<std::uint32_t, Call*> waiting_;
   std::uint32_t last_number_ = 0;
-  std::optional<std::string> broken_;
+  std::optional<Error> broken_;
   bool closed_ = false;
 };
 

@@ -109,6 +109,22 @@ void Rendezvous::assign(Rank rank, std::uint32_t count, std::vector<Joined*> ord
   }
 }
 
+std::uint32_t Rendezvous::close_up(Rank rank) {
+  std::ranges::stable_sort(joined_, {}, [rank](const Joined& joined) { return joined.node.*rank; });
+  std::int32_t next = 0;
+  for (Joined& joined : joined_) {
+    if (joined.node.*rank != kNoRank) joined.node.*rank = next++;
+  }
+  return static_cast<std::uint32_t>(next);
+}
+
+Rendezvous::Seating Rendezvous::seat_again() {
+  for (Joined& joined : joined_) joined.node.rank_before = joined.node.worker_rank;
+  servers_ = close_up(&Node::server_rank);
+  workers_ = close_up(&Node::worker_rank);
+  return seat();
+}
+
 Rendezvous::Seating Rendezvous::seat() {
   std::vector<Joined*> order;
   for (Joined& joined : joined_) order.push_back(&joined);

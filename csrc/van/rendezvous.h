@@ -25,6 +25,8 @@ class Rendezvous {
 
   // Why this process cannot join, or nothing.
   std::optional<Refused> add(Peer peer, const Join& join);
+  // A member of the view that has ended, with the ranks that it had there.
+  void add_again(Peer peer, Node node) { joined_.push_back({peer, std::move(node)}); }
   void remove(Peer peer);
   bool empty() const { return joined_.empty(); }
   bool complete() const;
@@ -37,6 +39,8 @@ class Rendezvous {
   };
   // Once, when complete.
   Seating seat();
+  // The same for those who have joined again, however many: the ranks keep their order and close up.
+  Seating seat_again();
 
  private:
   struct Joined {
@@ -48,10 +52,11 @@ class Rendezvous {
   std::optional<Refused> check_rank(const Node& node, Rank rank, std::uint32_t count, const std::string& role) const;
   std::uint32_t number_of(Rank rank) const;
   std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
+  std::uint32_t close_up(Rank rank);
   void assign(Rank rank, std::uint32_t count, std::vector<Joined*> order);
 
-  const std::uint32_t workers_;
-  const std::uint32_t servers_;
+  std::uint32_t workers_;
+  std::uint32_t servers_;
   std::vector<Joined> joined_;  // in the order of arrival
 };
 

@@ -49,6 +49,7 @@ Job::Options job_options(const SchedulerOptions& options) {
   job.registry.servers = options.servers;
   job.registry.balanced = options.balanced;
   job.registry.cut = options.cut;
+  job.min_workers = options.min_workers;
   job.silence_ms = static_cast<std::uint32_t>(std::clamp(options.heartbeat_timeout_s * 1e3, 1.0, 1e9));
   job.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(to_duration(options.join_timeout_s));
   return job;
@@ -64,7 +65,8 @@ class Scheduler::Impl {
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
                                      // Members that learn of the end may start the next job on this port at once.
-                                     .on_over = [this] { close_listener(); }}) {
+                                     .on_over = [this] { close_listener(); },
+                                     .on_epoch = [this](std::uint32_t epoch) { begin(epoch); }}) {
     Fd listener = listen_on_first_free(options_);
     port_ = transport::Listener::port_of(listener.get());
     listener_loop_.call([&] {
@@ -125,6 +127,11 @@ class Scheduler::Impl {
     return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
   }
 
+  // Who connects from here on is told of this view.
+  void begin(std::uint32_t epoch) {
+    listener_loop_.call([&] { credentials_.view.epoch = epoch; });
+  }
+
   void close_listener() {
     listener_loop_.call([this] { listener_->close(); });
   }
@@ -171,8 +178,7 @@ class Scheduler::Impl {
     std::size_t heard = 0;  // members that have sent a heartbeat when it was due
     for (const auto& [peer, connection] : connections_) {
       // Members need not send heartbeats before all have joined, however long that takes.
-      const bool waits = job_.knows(peer) && job_.phase() == Job::Phase::kGathering;
-      if (was_stopped || waits) connection->forgive_silence();
+      if (was_stopped || job_.waits(peer)) connection->forgive_silence();
       const std::chrono::duration<double> silence = now - connection->heard();
       if (job_.knows(peer)) {
         connection->send(Heartbeat{});
@@ -202,7 +208,7 @@ class Scheduler::Impl {
   }
 
   const SchedulerOptions options_;
-  const transport::Credentials credentials_;
+  transport::Credentials credentials_;  // of the listener's thread, once that runs
   EventLoop loop_;
   transport::ListenerLoop listener_loop_;
   Job job_;

@@ -18,6 +18,10 @@ std::string seconds_text(Duration time) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
 }
 
+Error scheduler_lost(const std::string& why) {
+  return {ErrorCode::kPeerLost, why, "look into the log of the scheduler, then start the job again"};
+}
+
 }  // namespace
 
 SchedulerSession::SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s)
@@ -101,6 +105,7 @@ void SchedulerSession::receive(Message&& message) {
     if (events_.on_left && !lost_.contains(left->node)) events_.on_left(left->node, left->text);
     return;
   }
+  if (const auto* ended = std::get_if<ViewEnded>(&message)) return end_view(ended->text);
   if (const auto* reachable = std::get_if<Reachable>(&message)) return answer_suspicion(reachable->node);
   if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, "");
   if (const auto* failed = std::get_if<TensorFailed>(&message)) {
@@ -143,6 +148,13 @@ void SchedulerSession::learn(const Group& group) {
   if (connection_) connection_->send(GroupAck{group.id});
 }
 
+void SchedulerSession::end_view(const std::string& why) {
+  view_ended_ = true;
+  end(End::kViewEnded, why);
+  calls_.break_all(Error(ErrorCode::kRoundAborted, why, kRepeat));
+  if (events_.on_view_ended) events_.on_view_ended(why);
+}
+
 void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
   suspected_.erase(node);
   if (!lost_.insert(node).second) return;
@@ -158,8 +170,8 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
   // The process that hosts it may have left because of an earlier loss.
   if (const std::string first = first_loss().second; !first.empty()) text = first + "; after that, " + text;
   connection_.reset();
-  if (!joined_) return calls_.break_all(text);
-  if (wait_for_end(Deadline::after(0)) == End::kNotYet) lose(0, text);
+  if (!joined_) return calls_.break_all(scheduler_lost(text));
+  if (end_so_far() == End::kNotYet) lose(0, text);
   while (!suspected_.empty()) lose(suspected_.begin()->first, std::string(text));
   end(End::kSchedulerLost, text);
 }
@@ -167,18 +179,23 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
 void SchedulerSession::end(End how, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (end_ == End::kNotYet) {
+    if (end_ == End::kNotYet || end_ == End::kViewEnded) {
       end_ = how;
       why_lost_ = why;
       ended_.notify_all();
     }
   }
-  if (how == End::kSchedulerLost) calls_.break_all(why);
+  if (how == End::kSchedulerLost) calls_.break_all(scheduler_lost(why));
 }
 
 std::pair<std::uint32_t, std::string> SchedulerSession::first_loss() {
   const std::lock_guard lock(mutex_);
   return first_loss_;
+}
+
+SchedulerSession::End SchedulerSession::end_so_far() {
+  const std::lock_guard lock(mutex_);
+  return end_;
 }
 
 SchedulerSession::End SchedulerSession::wait_for_end(const Deadline& deadline) {

@@ -24,7 +24,7 @@ namespace bps::van {
 
 class SchedulerSession {
  public:
-  enum class End : std::uint8_t { kNotYet, kWell, kBadly, kSchedulerLost };
+  enum class End : std::uint8_t { kNotYet, kWell, kBadly, kSchedulerLost, kViewEnded };
 
   SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s);
   ~SchedulerSession();
@@ -44,6 +44,8 @@ class SchedulerSession {
   const Node& self() const { return *self_; }                   // once joined
   // Lets wait_for_end() return kBadly.
   void give_up() { end(End::kBadly, ""); }
+  End end_so_far();
+  bool view_ended() const { return view_ended_; }
   // kNotYet when the deadline passed first.
   End wait_for_end(const Deadline& deadline);
   std::string why_lost();
@@ -55,6 +57,7 @@ class SchedulerSession {
   void receive(Message&& message);
   void welcome(Welcome&& welcome);
   void learn(const Group& group);
+  void end_view(const std::string& why);
   void lose(std::uint32_t node, const std::string& why);
   void lose_scheduler(const std::string& why);
   void answer_suspicion(std::uint32_t node);
@@ -83,6 +86,7 @@ class SchedulerSession {
 
   std::atomic<bool> joined_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> view_ended_{false};
   std::mutex mutex_;
   std::condition_variable ended_;
   End end_ = End::kNotYet;                            // guarded by mutex_

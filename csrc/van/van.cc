@@ -111,6 +111,18 @@ class Van::Impl {
     return session_.wait_for_end(Deadline::never()) == SchedulerSession::End::kWell;
   }
 
+  // The view has ended, and the job has not.
+  void require_next_view() {
+    switch (session_.end_so_far()) {
+      case SchedulerSession::End::kSchedulerLost:
+        throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
+      case SchedulerSession::End::kWell:
+      case SchedulerSession::End::kBadly:
+        throw Error(ErrorCode::kPeerLost, "every worker has left the job", "start the job again");
+      default: break;
+    }
+  }
+
   void require_joined() const {
     if (!session_.joined()) throw Error(ErrorCode::kNotInitialized, "this process has not joined a job", "join first");
   }
@@ -130,7 +142,7 @@ class Van::Impl {
     session_.post(
         Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason), std::move(failure)});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
-    if (session_.wait_for_end(Deadline::after(0)) == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
+    if (session_.end_so_far() == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
   }
 
   // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
@@ -139,7 +151,8 @@ class Van::Impl {
     const std::string where = found.where;
     session_.calls().reset();
     PendingCalls::Call call(session_.calls(), kJoinCall);
-    session_.open(std::move(found), {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms())});
+    session_.open(std::move(found),
+                  {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms()), options_.renews});
     try {
       if (call.wait(Deadline::after(deadline.left_ms() / 1e3 + kGraceSeconds))) return true;
       throw Error(ErrorCode::kTimeout, "the scheduler at " + where + " did not let this process join in time",
@@ -232,6 +245,15 @@ void Van::inquire(std::uint32_t node) {
 }
 bool Van::wait_for_end() {
   return impl_->wait_for_end();
+}
+bool Van::joined() const {
+  return impl_->session_.joined();
+}
+bool Van::view_ended() const {
+  return impl_->session_.view_ended();
+}
+void Van::require_next_view() const {
+  impl_->require_next_view();
 }
 void Van::give_up() {
   impl_->session_.give_up();

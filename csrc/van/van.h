@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process's connection to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
 //
+// A van belongs to one view; in the next one the process has another.
+//
 // Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
 // block up to their time-out without spinning, can be interrupted (core/interrupt.h), and throw Error. Callbacks run on
 // the van's thread and must not block.
@@ -27,6 +29,7 @@ struct VanOptions {
   double heartbeat_interval_s = 0.5;
   double heartbeat_timeout_s = 1.5;  // silence after which the scheduler counts as lost; its own, if that is longer
   double call_timeout_s = 60;        // declare, new_group
+  std::uint32_t renews = 0;          // the id of this node in the view that has ended; 0: it is new
 };
 
 struct VanEvents {
@@ -40,6 +43,9 @@ struct VanEvents {
   std::function<void(std::uint32_t node, const std::string& why)> on_left;
   // A node that inquire() asked about has been heard of since: it runs, and can reach the scheduler.
   std::function<void(std::uint32_t node)> on_reachable;
+  // The job goes on as another view, which this node has to join by another van: everything that is under way fails
+  // with kRoundAborted, and so does every further call.
+  std::function<void(const std::string& why)> on_view_ended = nullptr;
   // Servers: a group exists. Called before any worker may use it.
   std::function<void(const Group&)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
@@ -49,6 +55,10 @@ struct VanEvents {
   // end.
   std::function<std::string()> find_stuck = nullptr;
 };
+
+// What to do about kRoundAborted.
+inline constexpr const char* kRepeat =
+    "catch RoundAbortedError and repeat the step: rank(), size() and groups are those of the next view by then";
 
 class Van {
  public:
@@ -92,8 +102,12 @@ class Van {
   // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
   // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
   void abort(const std::string& exception);
-  // For servers: blocks until every worker has left or the job is lost; true when it ended well.
+  // For servers: blocks until every worker has left, the job is lost, or the view has ended; true when it ended well.
   bool wait_for_end();
+  bool view_ended() const;
+  // Of a van whose view has ended: throws kPeerLost when there will be no next one.
+  void require_next_view() const;
+  bool joined() const;
   // Lets wait_for_end() return.
   void give_up();
 

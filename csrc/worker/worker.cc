@@ -280,6 +280,7 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   }
   if (!any_lost_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
+  if (!view_ended_.empty()) throw Error(ErrorCode::kRoundAborted, view_ended_, van::kRepeat);
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
     if (gone == nullptr || concerns(*gone, *tensor.group))
@@ -360,6 +361,19 @@ void Worker::submit(const std::shared_ptr<Operation>& operation) {
       reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
       return;
     }
+  }
+}
+
+void Worker::end_view(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    view_ended_ = why;
+  }
+  any_lost_.store(true);
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->loop().post([worker_loop = each.worker_loop, why] {
+      worker_loop->abort_operations([](const Operation&) { return true; }, ErrorCode::kRoundAborted, why, van::kRepeat);
+    });
   }
 }
 

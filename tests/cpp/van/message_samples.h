@@ -48,6 +48,7 @@ inline std::vector<Message> message_samples() {
       Leave{7, 0, "ValueError: no such file", ""},
       Leave{7, 0, "", "push_pull of 'x', round 0: rank 1 gave up"},
       MemberLeft{2, "worker 1 has left the job"},
+      ViewEnded{2, "worker 1 was lost: connection closed"},
       Suspect{3},
       Reachable{3},
       AllLeft{true},
