@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -17,18 +18,27 @@ FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIME
 COUNT = 300_000  # several partitions
 
 
-def train(bps: Any, steps: int, last_size: int) -> dict[str, Any]:
+def raise_as_a_program(error: Exception) -> None:
+    """Ends this rank with an exception; a program's is reported by sys.excepthook, which the test's job replaces."""
+    from bps_rdma.job import report_exception
+
+    report_exception(error)
+    raise error
+
+
+def train(bps: Any, steps: int, last_size: int, fail_at: int = -1) -> dict[str, Any]:
     """Sums until the job has shrunk to `last_size` and `steps` more have been made; every sum is checked.
 
-    The sum of a step holds one number per rank, so that a contribution too many or too few would show.
+    A sum holds one number per rank, so that a contribution too many or too few would show.
     """
-    first_rank = bps.rank()
-    sizes, errors, texts = [bps.size()], 0, []
-    left = steps
+    sizes, texts = [bps.size()], []
+    left, step = steps, 0
     array = np.empty(COUNT, np.float32)
     while left > 0:
-        array[:] = 1 + bps.rank()
         size = bps.size()
+        step += 1
+        if step == 3 and bps.rank() == fail_at:
+            raise_as_a_program(ValueError("no such file"))
         try:
             for name in ("a", "b"):  # a step has several operations, and is repeated as a whole
                 array[:] = 1 + bps.rank()
@@ -36,26 +46,33 @@ def train(bps: Any, steps: int, last_size: int) -> dict[str, Any]:
                 assert array.min() == array.max() == size * (size + 1) / 2, (array.min(), array.max(), size)
         except bps.RoundAbortedError as error:
             kept = array.copy()
-            errors += 1
             texts.append(str(error))
             time.sleep(0.05)
             assert (array == kept).all(), "the array was written to after the exception"
-            assert bps.size() < size
             sizes.append(bps.size())
             continue
         if size == last_size:
             left -= 1
-        else:
+        if left == steps // 2:
+            mark(f"size-{size}")
+        if step == 5:
             mark("running")
     bps.barrier()
-    return {"first_rank": first_rank, "rank": bps.rank(), "sizes": sizes, "errors": errors, "texts": texts}
+    return {"rank": bps.rank(), "sizes": sizes, "texts": texts}
 
 
-def check(values: list[dict[str, Any]], sizes: list[int]) -> None:
+def check(values: list[dict[str, Any]], sizes: list[int], culprit: str) -> None:
     assert [value["rank"] for value in values] == list(range(len(values))), "ranks keep their order and close up"
     for value in values:
-        assert value["sizes"] == sizes
-        assert value["errors"] == len(sizes) - 1, "one exception for each view that has ended"
+        assert value["sizes"] == sizes, "one exception for each view that has ended"
+        assert culprit in value["texts"][0] and "view 2" in value["texts"][0], value["texts"]
+
+
+def values_of(job: cluster.Job, but: list[int]) -> list[dict[str, Any]]:
+    outcomes = [outcome for rank, outcome in enumerate(job.outcomes(but=but)) if rank not in but]
+    for outcome in outcomes:
+        assert outcome.value, outcome.error + outcome.output
+    return [outcome.value for outcome in outcomes]
 
 
 @pytest.mark.parametrize("servers", [None, 2])
@@ -64,6 +81,114 @@ def test_the_job_goes_on_without_a_killed_worker(transport, servers):
     with cluster.start(train, 20, 3, workers=4, servers=servers, env=env) as job:
         job.await_marks("running")
         job.kill("rank 2")
-        values = [outcome.value for outcome in job.outcomes(but=[2]) if outcome.value]
-    check(values, [4, 3])
-    assert all("worker 2" in value["texts"][0] and "view 2" in value["texts"][0] for value in values)
+        check(values_of(job, [2]), [4, 3], "worker 2")
+
+
+def test_the_job_goes_on_without_a_killed_server(transport):
+    env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "2"}
+    with cluster.start(train, 100, 2, workers=2, servers=2, env=env) as job:
+        job.await_marks("running")
+        job.kill("server 1")
+        check(values_of(job, []), [2, 2], "server ")
+
+
+def test_a_rank_that_ends_with_an_exception_is_not_waited_for(transport):
+    env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "2"}
+    with cluster.start(train, 20, 2, 1, workers=3, env=env) as job:
+        check(values_of(job, [1]), [3, 2], "rank 1 ended: ValueError: no such file")
+        assert "ValueError" in job.outcomes()[1].error
+
+
+def test_a_stopped_worker_that_wakes_up_changes_nothing(transport):
+    env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "2"}
+    with cluster.start(train, 200, 2, workers=3, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 1", signal.SIGSTOP)
+        job.await_marks("size-2", ranks=[0, 2])
+        with contextlib.suppress(ProcessLookupError):  # it may have been fenced, which ends the process
+            job.kill("rank 1", signal.SIGCONT)
+        check(values_of(job, [1]), [3, 2], "worker 1")
+        woken = job.outcomes()[1]
+        assert woken.status != 0 or "PeerLostError" in woken.error or "RoundAbortedError" in woken.error, woken
+
+
+def test_too_few_workers_end_the_job(transport):
+    env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "3"}
+    with cluster.start(train, 200, 3, workers=4, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 3")
+        job.await_marks("size-3", ranks=[0, 1, 2])
+        job.kill("rank 1")
+        for rank in (0, 2):
+            error = job.outcomes(but=[1, 3])[rank].error
+            assert "PeerLostError" in error and "RoundAbortedError: " not in error and "worker 1" in error, error
+
+
+def groups_after(bps: Any) -> dict[str, Any]:
+    """Rank 1 of 4 dies while nobody is in a call; groups, barriers and prepared operations in the next view."""
+    rank = bps.rank()
+    pair = bps.new_group([rank, (rank + 2) % 4])  # 0, 2 and 1, 3
+    array = np.ones(10, np.float32)
+    prepared = bps.prepare("push_pull", array, name="prepared", average=False)
+    prepared()
+    mark("ready")
+    if rank == 1:
+        await_mark("never", timeout=60)
+    await_mark("killed")
+    seen = []
+    for call in (bps.barrier, lambda: bps.push_pull(array, name="x", group=pair)):
+        deadline = time.monotonic() + 30
+        before = bps.size()  # what this rank was told last, also when it could know better
+        while time.monotonic() < deadline:
+            try:
+                call()
+            except bps.RoundAbortedError:
+                seen.append(before)
+            else:
+                break
+    with pytest.raises(bps.NotInitializedError, match="prepare it again"):
+        prepared()
+    total = bps.push_pull(np.ones(10, np.float32), name="x", average=False, group=pair)
+    return {"seen": seen, "size": bps.size(), "ranks": pair.ranks, "sum": float(total[0])}
+
+
+def test_groups_shrink_with_the_job():
+    with cluster.start(groups_after, workers=4, env=FAST | {"BPS_MIN_WORKERS": "1"}) as job:
+        job.await_marks("ready")
+        job.kill("rank 1")
+        job.set_mark("killed")
+        values = values_of(job, [1])
+    assert [value["seen"] for value in values] == [[4]] * 3
+    assert [value["size"] for value in values] == [3] * 3
+    assert [value["ranks"] for value in values] == [(0, 1), (0, 1), (2,)]
+    assert [value["sum"] for value in values] == [2.0, 2.0, 1.0]
+
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+import bps_rdma as bps
+bps.init()
+first, done = bps.rank(), 0
+while done < 10:
+    try:
+        if first == 0 and done == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = bps.push_pull(np.ones(1000, np.float32), name="x", average=False)
+        assert total[0] == bps.size(), total[0]
+        done += 1
+    except bps.RoundAbortedError as error:
+        print(f"rank {first}: {error}")
+bps.shutdown()
+print(f"rank {first} is well, {first - 1} now")
+"""
+
+
+def test_bps_run_goes_on_without_rank_0(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    command = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", str(script)]
+    ended = subprocess.run(command, env=cluster.clean_env(**FAST), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "rank 0 (pid" in ended.stderr and "the job goes on with 2 ranks" in ended.stderr, ended.stderr
+    assert "rank 1 is well, 0 now" in ended.stdout and "rank 2 is well, 1 now" in ended.stdout, ended.stdout
