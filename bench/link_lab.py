@@ -233,28 +233,37 @@ def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> 
     return rows
 
 
-def plot(args: argparse.Namespace, counts: list[int], found: list[dict[str, Any]]) -> None:
-    """Goodput over the number of ranks that share a link, with the range of the rounds."""
+def plot(path: Path, results: list[dict[str, Any]]) -> None:
+    """Goodput over the number of ranks that share a link, with the range of the rounds: a panel for each --json."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for name, label in (("bps_rdma", "bps_rdma"), ("gloo", "gloo's ring")):
-        rows = [one[name] for one in found if name in one]
-        if not rows:
-            continue
-        middle = [row["goodput_mb_per_s"] for row in rows]
-        low = [m - row["range_mb_per_s"][0] for m, row in zip(middle, rows, strict=True)]
-        high = [row["range_mb_per_s"][1] - m for m, row in zip(middle, rows, strict=True)]
-        axes.errorbar(range(len(counts)), middle, yerr=[low, high], marker="o", capsize=3, label=label)
-    axes.axhline(args.rate / 8, color="gray", linestyle="--", label="line rate")
-    axes.set_xticks(range(len(counts)), [str(count) for count in counts])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("ranks per host")
-    axes.set_ylabel("goodput, MB/s")
-    servers = f"{args.servers} server hosts" if args.servers else "servers inside the workers"
-    axes.set_title(f"{args.workers} hosts, {servers}, links of {args.rate:g} Mbit/s, {args.size}")
-    axes.legend()
-    figure.savefig(args.plot)
+    figure, panels = plt.subplots(
+        1, len(results), figsize=(1 + 4 * len(results), 4.2), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, result in zip(panels[0], results, strict=True):
+        found = result["found"]
+        counts = [str(one["ranks_per_host"]) for one in found]
+        for offset, (name, label) in zip((-0.2, 0.2), (("bps_rdma", "bps_rdma"), ("gloo", "gloo's ring")), strict=True):
+            rows = [one[name] for one in found if name in one]
+            if not rows:
+                continue
+            middle = [row["goodput_mb_per_s"] for row in rows]
+            low = [m - row["range_mb_per_s"][0] for m, row in zip(middle, rows, strict=True)]
+            high = [row["range_mb_per_s"][1] - m for m, row in zip(middle, rows, strict=True)]
+            places = [index + offset for index in range(len(rows))]
+            axes.bar(places, middle, 0.38, yerr=[low, high], capsize=3, label=label)
+        axes.axhline(result["rate"] / 8, color="gray", linestyle="--", label="line rate")
+        axes.set_xticks(range(len(counts)), counts)
+        axes.set_xlabel("ranks per host")
+        servers = f"{result['servers']} server hosts" if result["servers"] else "servers inside the workers"
+        axes.set_title(f"{result['workers']} hosts, {servers}", fontsize="medium")
+    panels[0][0].set_ylabel("goodput per worker, MB/s")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
+    same = results[0]
+    figure.suptitle(
+        f"push_pull of {format_size(parse_size(same['size']))} over links of {same['rate']:g} Mbit/s", fontsize="medium"
+    )
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -269,17 +278,21 @@ def main() -> None:
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="draw goodput by ranks per host into this file")
+    parser.add_argument("--draw", type=Path, nargs="+", metavar="JSON", help="measure nothing; --plot these results")
     args = parser.parse_args()
+    if args.draw:
+        plot(args.plot, [json.loads(path.read_text()) for path in args.draw])
+        return
     if os.geteuid() != 0:
         sys.exit("error: creating network namespaces needs root\nhint: use sudo, or a container with CAP_SYS_ADMIN")
     counts = [int(count) for count in args.ranks_per_host.split(",")]
     found = [report(args, ranks, measure(args, ranks)) for ranks in counts]
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    rows = [{"ranks_per_host": ranks} | one for ranks, one in zip(counts, found, strict=True)]
     if args.json:
-        given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-        rows = [{"ranks_per_host": ranks} | one for ranks, one in zip(counts, found, strict=True)]
         args.json.write_text(json.dumps(given | {"found": rows}) + "\n")
     if args.plot:
-        plot(args, counts, found)
+        plot(args.plot, [given | {"found": rows}])
 
 
 if __name__ == "__main__":

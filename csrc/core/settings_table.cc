@@ -133,8 +133,9 @@ constexpr Setting kTable[] = {
     // Workers
     {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", whole(8, kGiB),
      worker<&WorkerSettings::partition_bytes>,
-     "largest piece of a tensor, bytes; BytePS's default is 4096000, smaller pieces measured faster here (see "
-     "docs/performance.md)"},
+     "largest piece of a tensor, bytes; unless it is set, init() measures TCP links between hosts, and RDMA links that "
+     "TCP can take, too, and slow ones get smaller pieces, of 65536 bytes at least (see docs/performance.md); BytePS's "
+     "default is 4096000"},
     {"BPS_MIN_PARTITION_BYTES", "", "65536", whole(8, kGiB), worker<&WorkerSettings::min_partition_bytes>,
      "tensors too small to give every server loop several full pieces are cut finer, but not finer than this, bytes"},
     {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0", whole(0), worker<&WorkerSettings::scheduling_credit>,

@@ -6,7 +6,9 @@
 #include "node/connector.h"
 #include "node/process.h"
 #include "tensor/partition.h"
+#include "transport/rdma/listener_address.h"
 #include "transport/tcp/link_probe.h"
+#include "transport/tcp/tcp_rails.h"
 #include "van/select.h"
 #include "van/van.h"
 #include "worker/worker.h"
@@ -18,6 +20,18 @@ namespace {
 constexpr std::uint64_t kLeastCreditInBytes = 1000;
 // A link that takes longer is slow beyond doubt.
 constexpr double kMeasure_s = 5;
+// One TCP connection fills links up to this rate, bytes per second: 10 Gbit/s. What it carries over a faster one says
+// little about RDMA.
+constexpr double kMostOfTcp = 1.25e9;
+
+// Whether TCP takes the link by which `kind` reaches the server: a rail of RDMA may be another network.
+bool tcp_takes_link(const van::Node& server, transport::Kind kind) {
+  if (kind != transport::Kind::kRdma) return kind == transport::Kind::kTcp;
+  const auto tcp = transport::tcp::parse_addresses(as_text(*van::address_of(server, transport::Kind::kTcp)));
+  const auto rdma = codec::decode<transport::rdma::ListenerAddress>(*van::address_of(server, kind));
+  if (!tcp || !rdma) return false;
+  return std::ranges::any_of(rdma->entries, [&](const auto& rail) { return rail.host == tcp->front().host; });
+}
 
 bool has_several_hosts(const van::Membership& members) {
   const std::string& first = members.nodes.front().host_key;
@@ -82,7 +96,7 @@ void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) 
 }
 
 // The largest partition that this process wishes for: what the user has set, or what suits the link of its host, which
-// the first rank of the host measures, over TCP. 0: no wish.
+// the first rank of the host measures, by a TCP connection. 0: no wish.
 std::uint64_t Process::wished_partition() const {
   const WorkerSettings& settings = options_.settings.worker;
   if (settings.partition_given) return settings.partition_bytes;
@@ -95,12 +109,14 @@ std::uint64_t Process::wished_partition() const {
     const van::Node& server = *members.server((host + i) % members.servers);
     try {
       if (server.host_key == self.host_key) continue;
-      if (van::select_transport(options_.allowed, self, server) != transport::Kind::kTcp) continue;
+      const transport::Kind kind = van::select_transport(options_.allowed, self, server);
+      if (!tcp_takes_link(server, kind)) continue;
       const double rate = transport::tcp::measure_link({.address = *van::address_of(server, transport::Kind::kTcp),
                                                         .hello = {.node = self.id},
                                                         .deadline = Deadline::after(kMeasure_s),
                                                         .whom = server.describe()},
                                                        view_credentials_);
+      if (kind == transport::Kind::kRdma && rate > kMostOfTcp) return 0;
       const std::uint64_t bytes = tensor::partition_for_link(rate);
       log_info("the link to " + server.describe() + " carries " + std::to_string(static_cast<long>(rate / 1e6)) +
                " MB/s, for which partitions of " + std::to_string(bytes >> 10) + " KiB are best");

@@ -117,6 +117,11 @@ class Job:
         """Of the slowest rank."""
         return max(float(self.events(rank, "ready")[0]["seconds"]) for rank in range(len(self.ranks)))
 
+    def partitions(self) -> set[float]:
+        """Per round, as each rank counted them."""
+        ranks = range(len(self.ranks))
+        return {self.events(rank, "counted")[0]["partitions"] / len(self.events(rank, "round")) for rank in ranks}
+
     def goodput(self, nbytes: int, skip: int = 2) -> list[float]:
         """Mbit/s of a worker: lower quartile, median, upper quartile of the rounds after the first ones."""
         by_rank = [[event["seconds"] for event in self.events(rank, "round")] for rank in range(len(self.ranks))]

@@ -49,6 +49,7 @@ def main() -> None:
         if "READY" not in sys.argv:
             for k, seconds, wrong in rounds(int(sys.argv[1]), int(sys.argv[2]) // 4):
                 tell(event="round", round=k, seconds=seconds, wrong=wrong)
+            tell(event="counted", partitions=bps.metrics()["total"]["partitions"])
         bps.shutdown()
     except bps.BpsError as error:
         tell(event="error", kind=type(error).__name__, text=str(error))

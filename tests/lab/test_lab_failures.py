@@ -11,6 +11,7 @@ from cluster import PATIENCE
 from lab_job import MIB, Job
 
 ENDLESS = 1_000_000
+long = pytest.mark.long
 SILENCE_S = 10 + 3  # BPS_HEARTBEAT_TIMEOUT, and what telling everybody takes
 
 
@@ -20,12 +21,20 @@ def names(text: str, *members: str) -> bool:
 
 # Which host, and who is lost with it. h0 and h1: workers; h2: the scheduler and a server; h3: the other server. Servers
 # are numbered as they come.
+WORKER, SCHEDULER, SERVER = (1, ("rank 1", "worker 1")), (2, ("scheduler", r"server \d")), (3, (r"server \d",))
+
+
 @pytest.mark.parametrize(
-    ("victim", "lost"),
-    [(1, ("rank 1", "worker 1")), (2, ("scheduler", r"server \d")), (3, (r"server \d",))],
-    ids=["worker", "scheduler", "server"],
+    ("end", "victim", "lost"),
+    [
+        pytest.param("kill", *WORKER, id="kill-worker"),
+        pytest.param("kill", *SCHEDULER, id="kill-scheduler"),
+        pytest.param("kill", *SERVER, id="kill-server"),
+        pytest.param("freeze", *WORKER, id="freeze-worker", marks=long),
+        pytest.param("freeze", *SCHEDULER, id="freeze-scheduler", marks=long),
+        pytest.param("freeze", *SERVER, id="freeze-server"),
+    ],
 )
-@pytest.mark.parametrize("end", ["kill", "freeze"])
 def test_a_host_that_dies_or_hangs(lab, victim, lost, end):
     with Job(lab.hosts[:2], lab.hosts[2:], ENDLESS, MIB) as job:
         job.await_round(3)
@@ -37,7 +46,7 @@ def test_a_host_that_dies_or_hangs(lab, victim, lost, end):
             assert names(error["text"], *lost), error
 
 
-@pytest.mark.parametrize("victim", [1, 3], ids=["worker", "server"])
+@pytest.mark.parametrize("victim", [pytest.param(1, id="worker"), pytest.param(3, id="server", marks=long)])
 def test_a_cable_that_is_pulled(lab, victim):
     """Everybody learns it, also the host that is cut off."""
     with Job(lab.hosts[:2], lab.hosts[2:], ENDLESS, MIB) as job:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on several hosts: sums, and what the links carry. With default settings.
 
-How much of a link's rate is used is printed (`pytest -rP`), and no condition: on a busy machine its processors decide.
+How much of a link's rate is used is printed (`pytest -rP`, and by the step of CI), and no condition: on a busy machine
+its processors decide.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from lab_job import MIB, Job
 
 RATE = 100.0  # Mbit/s
 TENSOR = 8 * MIB
+PARTITION = 64 << 10  # what suits links of this rate
+MOST = 1.2  # times the tensor: headers, and what a busy machine acknowledges so late that it is sent again
 
 
 def per_round(before, after, rounds):
@@ -19,11 +22,18 @@ def per_round(before, after, rounds):
     return [[(b - a) / rounds / TENSOR for a, b in zip(*link, strict=True)] for link in links]
 
 
+def share(goodput):
+    """Of the line rate, in words: the median of the rounds, and quartiles."""
+    low, middle, high = (mbit / RATE for mbit in goodput)
+    return f"{middle:.2f} of the line rate ({low:.2f} to {high:.2f})"
+
+
 def measured(lab, workers, servers, rounds=8):
     """(goodput of a worker, times the tensor that each link carried), of a job whose sums are right."""
     before = lab.carried()
     with Job(workers, servers, rounds, TENSOR) as job:
         job.finish()
+    assert job.partitions() == {TENSOR / PARTITION}
     return job.goodput(TENSOR), per_round(before, lab.carried(), rounds)
 
 
@@ -31,20 +41,20 @@ def test_dedicated_servers(lab):
     hosts = lab.hosts
     lab.shape(RATE)
     goodput, carried = measured(lab, hosts[:2], hosts[2:])
-    print("2 + 2:", goodput, carried)
+    print("goodput, 2 workers and 2 servers:", share(goodput))
     # Each link carries the tensor once in each direction, and headers.
     for link in carried:
-        assert all(1 <= times < 1.04 for times in link), carried
+        assert all(1 <= times < MOST for times in link), carried
 
 
 def test_servers_inside_the_workers(lab):
     hosts = lab.hosts[:2]
     lab.shape(RATE)
     goodput, carried = measured(lab, hosts, [])
-    print("2 joint:", goodput, carried)
+    print("goodput, 2 workers with servers inside:", share(goodput))
     # Half of the tensor is summed at home: a link carries that half of the other rank, and the answer of this one's.
     for link in carried[:2]:
-        assert all(1 <= times < 1.04 for times in link), carried
+        assert all(1 <= times < MOST for times in link), carried
 
 
 def test_two_ranks_on_each_of_two_hosts(lab):
@@ -60,7 +70,8 @@ def test_incast(lab, queue):
     lab.shape(RATE, queue)
     port = lab.hosts[3]
     goodput, _ = measured(lab, lab.hosts[:3], [port], rounds=5)
-    print("3 + 1, queue", queue, goodput, lab.switch.dropped(port, 0))
+    dropped = lab.switch.dropped(port, 0)
+    print(f"goodput, 3 workers on 1 server, queue of {queue}: {share(goodput)}; {dropped} packets dropped")
 
 
 DELAY, LOSS = ("delay", "5ms"), ("loss", "1%")
@@ -72,4 +83,4 @@ def test_loss_and_delay(lab, netem):
     lab.disturb("rate", f"{RATE}mbit", *netem)
     with Job(lab.hosts[:2], lab.hosts[2:], 8, MIB) as job:
         job.finish(timeout=120)
-    print(netem, job.goodput(MIB))
+    print(f"goodput, 2 workers and 2 servers, {' '.join(netem)}: {share(job.goodput(MIB))}")

@@ -17,5 +17,5 @@ def test_hosts_that_have_not_met_before(lab):
         with Job(lab.hosts[:3], [], 0, 0, "READY") as job:
             job.finish()
         seconds.append(job.init_seconds())
-    print("init with cold neighbours:", seconds)
-    assert max(seconds) < 10 * PATIENCE, seconds  # a miss takes half of BPS_JOIN_TIMEOUT
+    print("init() with cold neighbours:", [f"{one:.1f} s" for one in seconds])
+    assert max(seconds) < 10 * PATIENCE, seconds  # a miss took half of BPS_JOIN_TIMEOUT
