@@ -52,6 +52,41 @@ def describe(array: Any, writable: bool) -> Memory:
     return _describe_numpy(_as_numpy(array), writable)
 
 
+def core_dtype(dtype: Any) -> Dtype:
+    """The core's dtype for what callers call one: a name, a dtype of numpy or torch, a type of Python.
+
+    Raises:
+        InvalidTensorError: there is no such dtype, or it is not supported.
+    """
+    if dtype == "bfloat16" or type(dtype).__module__ == "torch":
+        return _core_dtype(dtype)  # type: ignore[no-any-return]
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise InvalidTensorError(f"{dtype!r} is not a dtype", f"use one of {', '.join(NUMPY_DTYPES)}") from None
+    return _core_dtype(found)  # type: ignore[no-any-return]
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Numpy's dtype for what core_dtype() takes.
+
+    Raises:
+        InvalidTensorError: as core_dtype(); or it is bfloat16, and the package ml_dtypes, which has it, is missing.
+    """
+    found = core_dtype(dtype)
+    if found != Dtype.bfloat16:
+        return np.dtype(found.name)
+    try:
+        from ml_dtypes import bfloat16
+    except ModuleNotFoundError:
+        raise InvalidTensorError(
+            "numpy has no bfloat16 without the package ml_dtypes",
+            "pip install ml_dtypes, or view bytes: "
+            "torch.from_numpy(bps_rdma.empty(2 * n, 'uint8')).view(torch.bfloat16)",
+        ) from None
+    return np.dtype(bfloat16)
+
+
 @functools.cache  # numpy builds the name on every access, which takes 20 µs
 def _core_dtype(dtype: Any) -> Any:
     name = dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
@@ -114,7 +149,12 @@ def describe_torch(tensor: Any, *, keep: Any) -> Memory:
     dtype = _core_dtype(tensor.dtype)
     if not tensor.is_cpu:
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
-    if tensor.layout is not sys.modules["torch"].strided or not tensor.is_contiguous():
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is not dense: its layout is {tensor.layout}",
+            "pass tensor.to_dense(), or make the layer with sparse=False",
+        )
+    if not tensor.is_contiguous():
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )

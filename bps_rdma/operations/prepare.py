@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from bps_rdma import _core, arrays
+from bps_rdma import _core, argument_types, arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
@@ -69,20 +69,24 @@ def prepare_unowned(tensor: Any, options: Options) -> PreparedOperation:
 
 def _prepare(found: Described, options: Options) -> PreparedOperation:
     job = current()
-    tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
-    return _core.prepare_operation(
-        job.process,
-        tensor,
-        found.kind,
-        options.op,
-        found.source,
-        found.target,
-        found.result,
-        found.root,
-        options.priority,
-        options.timeout,
-        found.copy_to,
-    )
+    try:
+        tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
+        return _core.prepare_operation(
+            job.process,
+            tensor,
+            found.kind,
+            options.op,
+            found.source,
+            found.target,
+            found.result,
+            found.root,
+            options.priority,
+            options.timeout,
+            found.copy_to,
+        )
+    except TypeError:
+        argument_types.explain(name=options.name, priority=options.priority, timeout=options.timeout)
+        raise
 
 
 def _described(kind: str, array: Any, out: Any, root: int, options: Options) -> Described:
