@@ -8,6 +8,7 @@ protocol. Nothing is copied.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import Any
 
@@ -77,14 +78,15 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     if found != Dtype.bfloat16:
         return np.dtype(found.name)
     try:
-        from ml_dtypes import bfloat16
+        bfloat16: Any = importlib.import_module("ml_dtypes").bfloat16
     except ModuleNotFoundError:
         raise InvalidTensorError(
             "numpy has no bfloat16 without the package ml_dtypes",
             "pip install ml_dtypes, or view bytes: "
             "torch.from_numpy(bps_rdma.empty(2 * n, 'uint8')).view(torch.bfloat16)",
         ) from None
-    return np.dtype(bfloat16)
+    half: np.dtype[Any] = np.dtype(bfloat16)
+    return half
 
 
 @functools.cache  # numpy builds the name on every access, which takes 20 µs

@@ -75,7 +75,7 @@ def allreduce_bench(
         bool,
         typer.Option(
             "--quick",
-            help=f"Unless given otherwise, measure {_QUICK_SIZES} on {_QUICK_RANKS} ranks for {_QUICK_SECONDS:g} seconds.",
+            help=f"Unless given otherwise, measure {_QUICK_SIZES} on {_QUICK_RANKS} ranks for {_QUICK_SECONDS:g} s.",
         ),
     ] = False,
     json_file: Annotated[
