@@ -25,7 +25,7 @@ from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
-from bps_rdma.terminal import wide_console
+from bps_rdma.terminal import closing, wide_console
 
 SCHEMA = 1
 _SIZES, _QUICK_SIZES = "1M,4M,16M,64M,256M,1G", "1M,4M"
@@ -34,6 +34,10 @@ _SECONDS, _QUICK_SECONDS = 30.0, 3.0
 _BACKENDS = ("bps", *BASELINES)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+CLOSING = closing(
+    "bps allreduce --quick", "bps allreduce --ranks 2,4 --backends bps,gloo --plot out.png",
+    status="a result was wrong, or a rank failed.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Skip:
     reason: str
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def allreduce_bench(
     sizes: Annotated[str | None, typer.Option(help=f"Comma-separated bytes per tensor. Default: {_SIZES}.")] = None,
     ranks: Annotated[

@@ -32,12 +32,16 @@ from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
-from bps_rdma.terminal import wide_console
+from bps_rdma.terminal import closing, wide_console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+CLOSING = closing(
+    "bps bench --sizes 64K,1M --workers 4", "bps bench --compare gloo --plot out.png",
+    "bps bench --transport tcp --servers 2 --json found.json", status="a result was wrong, or a rank failed.",
+)  # fmt: skip
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def pushpull_bench(
     sizes: Annotated[
         str, typer.Option(help="Comma-separated bytes per tensor, for example 4K,64K,1M.")

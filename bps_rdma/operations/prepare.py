@@ -11,7 +11,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, Options, reduction
+from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
 from bps_rdma.operations.start import Described, Kind
 
 KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
@@ -26,7 +26,7 @@ def prepare(
     group: Group | None = None,
     out: Any = None,
     root: int = 0,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> PreparedOperation:
     """Describes an operation that is started many times on the same memory; nothing is sent yet.

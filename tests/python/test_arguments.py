@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import cluster
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 from bps_rdma import extras
 from bps_rdma.errors import BpsError, TransportError
+from bps_rdma.operations.options import ReduceName, ReduceOp
+from bps_rdma.operations.prepare import KINDS, prepare
 
 X = np.ones(4, np.float32)
 
@@ -23,6 +26,7 @@ WRONG = [
     ("push_pull(x, priority=1 << 40)", "priority=1099511627776 is not a whole number of 32 bits"),
     ("push_pull(x, timeout='3s')", "timeout='3s' is not a number"),
     ("push_pull(x, group=3)", "3 is not a group"),
+    ("push_pull(x, op='total')", "'total' is not a reduction"),
     ("push_pull_async(x, priority=1.5)", "priority=1.5"),
     ("push(x, 5)", "name=5"),
     ("reduce_scatter(x, name=5)", "name=5"),
@@ -74,6 +78,17 @@ def test_arrays_of_the_dtypes_of_torch(alone):
     with pytest.raises(alone.InvalidTensorError, match="not dense") as caught:
         alone.push_pull(torch.ones(3).to_sparse())
     assert "to_dense" in caught.value.hint
+
+
+def test_choices_are_typed_so_that_a_misspelt_one_is_found_before_it_runs():
+    assert set(get_args(ReduceName)) == set(ReduceOp.__members__)
+    assert set(get_args(get_type_hints(prepare)["kind"])) == set(KINDS)
+    pytest.importorskip("torch")
+    import bps_rdma.torch
+    from bps_rdma.torch.plan import STRATEGIES
+
+    for takes in (bps_rdma.torch.DistributedDataParallel.__init__, bps_rdma.torch.DistributedOptimizer):
+        assert set(get_args(get_type_hints(takes)["strategy"])) == set(STRATEGIES)
 
 
 def test_the_packages_that_hints_name_are_those_of_the_project():

@@ -35,11 +35,11 @@ def test_without_root_the_packages_are_listed(options, tmp_path):
 
 
 def test_progress_is_shown_by_the_tenth():
-    lines = "\n".join(["pip says something", *(f"  [{i}/30] Building CXX object a.o" for i in range(1, 31))])
+    lines = "pip\n" + "".join(f"  [{i}/30] Building CXX object a.o\n" for i in range(1, 31))
     function = SETUP.read_text(encoding="utf-8").split("show_progress() {")[1].split("\n}\n")[0]
     done = subprocess.run(
-        ["bash", "-euc", f"show_progress() {{{function}\n}}\nshow_progress"], input=lines, capture_output=True, text=True,
-        timeout=60, check=True,
+        ["bash", "-euc", f"show_progress() {{{function}\n}}\nshow_progress"], input=lines, capture_output=True,
+        text=True, timeout=60, check=True,
     )  # fmt: skip
     shown = done.stdout.splitlines()
     assert shown[-1] == "compiled 30 of 30 files"

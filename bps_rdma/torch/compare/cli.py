@@ -15,7 +15,7 @@ from bps_rdma.bench.plan import parse_choices
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.run import Interrupted, signals_raise
-from bps_rdma.terminal import wide_console
+from bps_rdma.terminal import closing, wide_console
 from bps_rdma.torch.compare.baselines import KINDS, methods_of
 from bps_rdma.torch.compare.figures import to_json
 from bps_rdma.torch.compare.launch import WARMUP, Plan, Times, run_comparison
@@ -25,7 +25,13 @@ from bps_rdma.torch.compare.report import print_report, save_plot
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(
+    epilog=closing(
+        "bps ddp-bench --model mlp --rounds 2",
+        "bps ddp-bench --strategies bucketed,ddp-gloo --buckets 25 --json -",
+        status="a rank failed, or two methods reached different weights.",
+    )
+)
 def compare(
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "gpt-25m",
     strategies: Annotated[str, typer.Option(help=f"Comma-separated, of {','.join(KINDS)}.")] = ",".join(KINDS),
