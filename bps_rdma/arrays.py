@@ -8,6 +8,7 @@ protocol. Nothing is copied.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import Any
 
@@ -50,6 +51,42 @@ def describe(array: Any, writable: bool) -> Memory:
     if torch is not None and isinstance(array, torch.Tensor):
         return describe_torch(array, keep=array)
     return _describe_numpy(_as_numpy(array), writable)
+
+
+def core_dtype(dtype: Any) -> Dtype:
+    """The core's dtype for what callers call one: a name, a dtype of numpy or torch, a type of Python.
+
+    Raises:
+        InvalidTensorError: there is no such dtype, or it is not supported.
+    """
+    if dtype == "bfloat16" or type(dtype).__module__ == "torch":
+        return _core_dtype(dtype)  # type: ignore[no-any-return]
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise InvalidTensorError(f"{dtype!r} is not a dtype", f"use one of {', '.join(NUMPY_DTYPES)}") from None
+    return _core_dtype(found)  # type: ignore[no-any-return]
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Numpy's dtype for what core_dtype() takes.
+
+    Raises:
+        InvalidTensorError: as core_dtype(); or it is bfloat16, and the package ml_dtypes, which has it, is missing.
+    """
+    found = core_dtype(dtype)
+    if found != Dtype.bfloat16:
+        return np.dtype(found.name)
+    try:
+        bfloat16: Any = importlib.import_module("ml_dtypes").bfloat16
+    except ModuleNotFoundError:
+        raise InvalidTensorError(
+            "numpy has no bfloat16 without the package ml_dtypes",
+            "pip install ml_dtypes, or view bytes: "
+            "torch.from_numpy(bps_rdma.empty(2 * n, 'uint8')).view(torch.bfloat16)",
+        ) from None
+    half: np.dtype[Any] = np.dtype(bfloat16)
+    return half
 
 
 @functools.cache  # numpy builds the name on every access, which takes 20 µs
@@ -114,7 +151,12 @@ def describe_torch(tensor: Any, *, keep: Any) -> Memory:
     dtype = _core_dtype(tensor.dtype)
     if not tensor.is_cpu:
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
-    if tensor.layout is not sys.modules["torch"].strided or not tensor.is_contiguous():
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is not dense: its layout is {tensor.layout}",
+            "pass tensor.to_dense(), or make the layer with sparse=False",
+        )
+    if not tensor.is_contiguous():
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )

@@ -6,25 +6,36 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
+import re
 import shlex
 import sys
-from typing import Annotated
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 
 import bps_rdma
 from bps_rdma import _core
+from bps_rdma.bench.allreduce import CLOSING as ALLREDUCE_CLOSING
+from bps_rdma.bench.allreduce import allreduce_bench
+from bps_rdma.bench.cli import CLOSING as BENCH_CLOSING
 from bps_rdma.bench.cli import pushpull_bench
+from bps_rdma.bench.ddp import main as compare_training
 from bps_rdma.doctor import doctor as examine_machine
+from bps_rdma.launch.bpslaunch import main as bpslaunch
 from bps_rdma.launch.hosts import job_on
 from bps_rdma.launch.run import run_job
 from bps_rdma.launch.slurm_components import component_variables
-from bps_rdma.terminal import run_app, wide_console
+from bps_rdma.terminal import closing, run_app, wide_console
 
 app = typer.Typer(
     help="Gradient push/pull for PyTorch and Megatron.",
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True,
+    epilog="`bps COMMAND --help` has examples of each command, and its exit status.",
+    pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True,
 )  # fmt: skip
+# What follows belongs to a program whose options this one does not know.
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def main() -> None:
@@ -32,18 +43,58 @@ def main() -> None:
     run_app(app, "bps")
 
 
-app.command("bench")(pushpull_bench)
-app.command("doctor")(examine_machine)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+class _Run(typer.core.TyperCommand):
+    """Understands -np2 and -np=2, as mpirun's users write it, before the command that is run."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Rewrites them to -np 2."""
+        flags = {
+            word for one in self.params if getattr(one, "is_flag", False) for word in (*one.opts, *one.secondary_opts)
+        }
+        found: list[str] = []
+        left = list(args)
+        while left and left[0].startswith("-") and left[0] != "--":
+            word = left.pop(0)
+            number = re.fullmatch(r"-np=?(\d+)", word)
+            found += ["-np", number[1]] if number else [word]
+            if not number and word not in flags and "=" not in word and left:
+                found.append(left.pop(0))
+        return super().parse_args(context, found + left)
 
 
 # Options after the command belong to that command.
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(
+    cls=_Run, context_settings={"allow_interspersed_args": False}, short_help="Start a command as several ranks.",
+    epilog=closing(
+        "bps run -np 2 train.py --epochs 3", "bps run -np 2 -m package.train", "bps run -np 4 --servers 2 ./program",
+        "bps run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -np 8 train.py",
+        status="the job did not start; otherwise, that of the rank that failed first.",
+    ),
+)  # fmt: skip
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command that every rank runs.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command that every rank runs.")],
     processes: Annotated[
         int | None,
-        typer.Option("--nproc", "-np", "-n", min=1, help="Ranks to start here. Default in a Slurm step: 1 per task."),
+        typer.Option(
+            "--nproc", "--np", "-np", "-n", min=1, help="Ranks to start here. Default in a Slurm step: 1 per task."
+        ),
     ] = None,
+    is_module: Annotated[bool, typer.Option("-m", help="COMMAND is a Python module, as in python -m.")] = False,
     servers: Annotated[
         int | None, typer.Option(min=1, help="Number of dedicated server processes. Default: servers inside the ranks.")
     ] = None,
@@ -64,20 +115,44 @@ def run(
         int | None, typer.Option("--master-port", min=1, max=65535, help="Default: MASTER_PORT, or 29500.")
     ] = None,
 ) -> int:
-    """Run a command as several ranks on this machine: bps run -np 2 train.py --its options.
+    """Run a command as several ranks on this machine.
 
     For a job on several hosts, start it on each: by `srun`, whose variables it understands, or with --nnodes,
     --node-rank and --master-addr. SIGUSR1 and SIGUSR2 are passed on to the ranks.
 
-    The exit status is that of the first rank that fails. No process is left running, whatever happens.
+    No process is left running, whatever happens.
     """
+    if is_module:
+        command = [sys.executable, "-m", *command]
     job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port, least=least)
     return run_job(job, command, prefixed=prefix, grace=grace)
 
 
-@app.command("env")
+app.command("doctor", short_help="Check this machine, and transfers on it.", epilog=closing(
+    "bps doctor", "BPS_TRANSPORT=rdma bps doctor --json", "bps doctor --serve",
+    status="the settings ask for something that does not work here.",
+))(examine_machine)  # fmt: skip
+app.command("bench", short_help="Measure push_pull (pushpull_bench).", epilog=BENCH_CLOSING)(pushpull_bench)
+app.command("allreduce", short_help="Measure over numbers of ranks (allreduce_bench).", epilog=ALLREDUCE_CLOSING)(
+    allreduce_bench
+)
+
+
+@app.command("ddp-bench", context_settings=_PASS_ON, short_help="Compare ways to train a model (ddp_bench).")
+def ddp_bench(context: typer.Context) -> None:
+    """Compare strategies of data-parallel training with torch's DDP."""
+    compare_training("bps ddp-bench", context.args)
+
+
+@app.command("launch", context_settings=_PASS_ON, short_help="Start what DMLC_ROLE says (bpslaunch).")
+def launch_role(context: typer.Context) -> None:
+    """Start what BytePS's variables ask for."""
+    bpslaunch(context.args)
+
+
+@app.command("env", short_help="Print variables for parts of a Slurm job.", epilog=closing('eval "$(bps env -np 8)"'))
 def print_environment(
-    processes: Annotated[int, typer.Option("--nproc", "-np", "-n", min=1, help="Ranks of each task.")] = 1,
+    processes: Annotated[int, typer.Option("--nproc", "--np", "-np", "-n", min=1, help="Ranks of each task.")] = 1,
 ) -> None:
     """Print what the parts of a heterogeneous Slurm job have in common: eval "$(bps env)" in the batch script.
 
@@ -87,14 +162,17 @@ def print_environment(
         print(f"export {name}={shlex.quote(value)}")
 
 
-@app.command()
+@app.command(
+    short_help="Show the settings, their values and sources.",
+    epilog=closing("bps config", "BPS_TIMEOUT=10 bps config --json", status="it failed."),
+)
 def config(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
 ) -> None:
     """Show every setting with its value, the source of the value, and its meaning.
 
-    Secrets are shown as set or unset. The exit status is 2 when a value is invalid.
+    Secrets are shown as set or unset.
     """
     settings = bps_rdma.config()
     if not as_markdown:
@@ -116,10 +194,14 @@ def config(
         wide_console().print(table)
 
 
-@app.command()
-def version() -> None:
-    """Show the version."""
-    print(f"bps_rdma {bps_rdma.__version__}")
+@app.command(short_help="Show the version.", epilog=closing("bps version --json"))
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the version; as JSON, also those of what it runs on."""
+    if as_json:
+        print(json.dumps({"bps_rdma": bps_rdma.__version__, "python": platform.python_version(),
+                          "numpy": metadata.version("numpy"), "system": platform.platform()}))  # fmt: skip
+    else:
+        print(f"bps_rdma {bps_rdma.__version__}")
 
 
 def _markdown(settings: list[bps_rdma.SettingValue]) -> str:

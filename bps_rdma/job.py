@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bps_rdma import _core, startup
-from bps_rdma.errors import InvalidArgumentError, NotInitializedError
+from bps_rdma import _core, argument_types, arrays, startup
+from bps_rdma.errors import InvalidArgumentError, NotInitializedError, TransportError
 from bps_rdma.group import Group
 from bps_rdma.launch import cluster
 
@@ -349,7 +349,7 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
         DeadlineError: a member did not call it in time. PeerLostError: a member was lost.
     """
     job = current()
-    members = sorted(ranks)
+    members = _whole_numbers(ranks)
     if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= job.world.size:
         raise InvalidArgumentError(
             f"{members} are not ranks of a world of {job.world.size}", "name each rank once, from 0"
@@ -358,8 +358,20 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
         raise InvalidArgumentError(
             f"rank {job.process.rank} is not in the group {members}", "call new_group() on its members only"
         )
-    number = job.process.new_group(members, name, job.process.timeout_s)
+    try:
+        number = job.process.new_group(members, name, job.process.timeout_s)
+    except TypeError:
+        argument_types.explain(name=name)
+        raise
     return job.groups.setdefault(number, Group(number, tuple(members)))
+
+
+def _whole_numbers(ranks: Iterable[int]) -> list[int]:
+    found = [argument_types.whole(rank) for rank in ranks] if isinstance(ranks, Iterable) else [None]
+    members = sorted(rank for rank in found if rank is not None)
+    if len(members) < len(found):
+        raise InvalidArgumentError(f"{ranks!r} are not ranks", "pass a list of whole numbers, as in [0, 1]")
+    return members
 
 
 def barrier(group: Group | None = None, timeout: float | None = None) -> None:
@@ -370,14 +382,19 @@ def barrier(group: Group | None = None, timeout: float | None = None) -> None:
         PeerLostError: a rank of the group was lost.
     """
     job = current()
-    job.process.barrier(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
+    number = group_of(job, group).id
+    try:
+        job.process.barrier(number, job.process.timeout_s if timeout is None else timeout)
+    except TypeError:
+        argument_types.explain(timeout=timeout)
+        raise
 
 
 def group_of(job: Job, group: Group | None) -> Group:
     """The group that is passed as an argument; None: all workers."""
     if group is None:
         return job.world
-    if job.groups.get(group.id) != group:
+    if not isinstance(group, Group) or job.groups.get(group.id) != group:
         raise InvalidArgumentError(f"{group} is not a group of this job", "make it with new_group() after init()")
     return group
 
@@ -390,19 +407,25 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
 
     Args:
         shape: as for numpy.empty.
-        dtype: as for numpy.empty; any that push_pull takes.
+        dtype: any that push_pull takes: its name, or the dtype of numpy or torch. bfloat16 needs the package
+            ml_dtypes.
 
     A process that is forked, such as a worker of torch's DataLoader, inherits the array as a copy, like other memory:
     what it writes stays its own. Parts that it has not written may show what the parent writes later; pass it a copy if
     that matters. To share an array with child processes, use multiprocessing.shared_memory.
 
     Raises:
+        InvalidArgumentError: `shape` is none.
+        InvalidTensorError: `dtype` is not supported.
         TransportError: there is not enough shared memory.
     """
-    wanted = np.dtype(dtype)
-    extent = (shape,) if isinstance(shape, int) else tuple(shape)
+    wanted = arrays.numpy_dtype(dtype)
+    extent = argument_types.extent_of(shape)
     count = math.prod(extent)
-    shared = _core.SharedMemory(max(count * wanted.itemsize, 1))
+    nbytes = count * wanted.itemsize
+    if nbytes > sys.maxsize:
+        raise TransportError(f"cannot create shared memory: {nbytes} bytes are more than any machine has", "use less")
+    shared = _core.SharedMemory(max(nbytes, 1))
     view = memoryview(shared)
     array: np.ndarray[Any, Any] = np.frombuffer(view, dtype=wanted, count=count)
     return array.reshape(extent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bps_rdma.errors import BpsError, InvalidArgumentError
@@ -25,14 +26,35 @@ def print_error(message: str, hint: str = "") -> None:
 
 
 def wide_console() -> Console:
-    """A rich console on standard output. A pipe counts as 160 columns wide, so that tables are not wrapped."""
+    """A rich console on standard output.
+
+    A pipe counts as 160 columns wide, so that tables are not wrapped, unless COLUMNS says otherwise.
+    """
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return Console() if sys.stdout.isatty() or os.environ.get("COLUMNS") else Console(width=160)
 
 
-def run_app(app: typer.Typer, name: str) -> NoReturn:
-    """Run `app` on this process's arguments and exit.
+def closing(*examples: str, status: str = "") -> str:
+    """The end of a command's --help: examples of its use, and what its exit status means.
+
+    Args:
+        examples: command lines.
+        status: what 1 means, and what else there is beside 0, 2 and 130.
+    """
+    statuses = (
+        "0: it worked.",
+        f"1: {status or 'it failed; standard error says why.'}",
+        "2: the command line, a variable or a file cannot be used.",
+        "128 + n: signal n ended it, such as 130 after Ctrl-C.",
+    )
+    blocks = (("Examples:", examples), ("Exit status:", statuses))
+    # \b: click does not wrap the lines that follow.
+    return "\n\n".join("\n  ".join((f"\b\n{title}", *lines)) for title, lines in blocks)
+
+
+def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run `app` on these arguments, by default those of this process, and exit.
 
     The exit status is 0 or what the command returns, 1 for an error of the library, 2 for an invalid command line or
     setting, 130 after Ctrl-C. A user's mistake never prints a traceback.
@@ -43,7 +65,8 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
     usage_error: Any = typer.BadParameter.__mro__[2]
     status: object = 1
     try:
-        status = typer.main.get_command(app).main(prog_name=name, standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        status = typer.main.get_command(app).main(given, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except BpsError as error:
         print_error(error.message, error.hint)
@@ -56,6 +79,11 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             print(error.format_message())
             sys.exit(2)
-        print_error(error.format_message(), f"`{name} --help` lists the options")
+        place = getattr(error, "ctx", None)
+        print_error(error.format_message(), f"`{place.command_path if place else name} --help` lists the options")
         status = 2
+    except OSError as error:
+        if error.filename is None:  # not about a file that the user has named
+            raise
+        print_error(f"{error.filename}: {error.strerror}", "name another file, or make room for it")
     sys.exit(status if isinstance(status, int) else 0)

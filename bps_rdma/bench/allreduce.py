@@ -7,7 +7,6 @@ fit into this machine's memory with some number of ranks are skipped and reporte
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,23 +14,30 @@ from typing import Annotated, Any
 
 import typer
 
+from bps_rdma import extras
 from bps_rdma.bench import memory
-from bps_rdma.bench.cli import check_folders, progress, require_modules
+from bps_rdma.bench.cli import progress_of, require_modules
 from bps_rdma.bench.launch import run_bench
+from bps_rdma.bench.outputs import check_outputs, wrote
 from bps_rdma.bench.peers import environments
 from bps_rdma.bench.plan import BASELINES, MEMORY_KINDS, MPI_BASELINES, Case, Plan, make_cases, parse_choices
 from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
-from bps_rdma.terminal import wide_console
+from bps_rdma.terminal import closing, wide_console
 
 SCHEMA = 1
-_SIZES, _QUICK_SIZES = "1M,4M,16M,64M,256M,1G", "1M,8M,64M"
+_SIZES, _QUICK_SIZES = "1M,4M,16M,64M,256M,1G", "1M,4M"
+_RANKS, _QUICK_RANKS = "2,4,6", "2"
 _SECONDS, _QUICK_SECONDS = 30.0, 3.0
 _BACKENDS = ("bps", *BASELINES)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+CLOSING = closing(
+    "bps allreduce --quick", "bps allreduce --ranks 2,4 --backends bps,gloo --plot out.png",
+    status="a result was wrong, or a rank failed.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,12 @@ class Skip:
     reason: str
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def allreduce_bench(
     sizes: Annotated[str | None, typer.Option(help=f"Comma-separated bytes per tensor. Default: {_SIZES}.")] = None,
-    ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks; one run for each.")] = "2,4,6",
+    ranks: Annotated[
+        str | None, typer.Option(help=f"Comma-separated numbers of ranks; one run for each. Default: {_RANKS}.")
+    ] = None,
     backends: Annotated[
         str | None,
         typer.Option(help=f"Comma-separated, of {','.join(_BACKENDS)}; must include bps. Default: all installed."),
@@ -69,7 +77,10 @@ def allreduce_bench(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help=f"Measure {_QUICK_SIZES} for {_QUICK_SECONDS:g} seconds, unless given otherwise."),
+        typer.Option(
+            "--quick",
+            help=f"Unless given otherwise, measure {_QUICK_SIZES} on {_QUICK_RANKS} ranks for {_QUICK_SECONDS:g} s.",
+        ),
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
@@ -88,20 +99,24 @@ def allreduce_bench(
         compare=_baselines(backends),
         bound=False,
     )
-    worlds = _numbers(ranks)
+    worlds = _numbers((_QUICK_RANKS if quick else _RANKS) if ranks is None else ranks)
     require_modules(plan, plot)
-    check_folders(json_file, plot)
+    check_outputs(json_file, plot)
     limit = memory.available() * 0.9 if memory_limit is None else memory_limit * 1e9
     outcomes: list[Outcome] = []
     skipped: list[Skip] = []
     try:
-        with signals_raise(), progress() as listener:
-            for world in worlds:
+        with signals_raise(), progress_of(plan, len(worlds)) as listener:
+            for number, world in enumerate(worlds):
+
+                def tell(case: Case, rounds: int, share: float, number: int = number) -> None:
+                    listener(case, rounds, (number + share) / len(worlds))
+
                 fitting, left_out = _split_by_memory(plan, world, limit)
                 skipped += left_out
                 if fitting:
                     job = LocalJob(world, None, transport)
-                    outcomes.append(run_bench(replace(plan, cases=fitting), job, listener))
+                    outcomes.append(run_bench(replace(plan, cases=fitting), job, tell))
     except Interrupted as interrupted:
         raise typer.Exit(128 + interrupted.signum) from None
     _show(outcomes, skipped, json_file, plot)
@@ -121,7 +136,7 @@ def _baselines(backends: str | None) -> tuple[str, ...]:
         if "bps" not in named:
             raise InvalidArgumentError("--backends does not include bps", "add bps: the others are compared with it")
         return tuple(name for name in named if name != "bps")
-    installed = ["gloo"] if importlib.util.find_spec("torch") is not None else []
+    installed = ["gloo"] if extras.is_installed("torch") else []
     installed += [name for name in MPI_BASELINES if (environments.folder(name) / "bin" / "mpiexec").exists()]
     return tuple(installed)
 
@@ -164,7 +179,9 @@ def _show(outcomes: list[Outcome], skipped: list[Skip], json_file: Path | None, 
         print_sweep(outcomes, [(skip.ranks, skip.nbytes, skip.reason) for skip in skipped], wide_console())
         if json_file is not None:
             json_file.write_text(json.dumps(found) + "\n")
+            wrote(json_file)
     if plot is not None and outcomes:
         from bps_rdma.bench.plot import save_plot
 
         save_plot(outcomes, plot)
+        wrote(plot)

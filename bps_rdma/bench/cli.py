@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Annotated
 
 import typer
 
-from bps_rdma.bench.launch import Listener, run_bench
+from bps_rdma import extras
+from bps_rdma.bench.launch import MIN_ROUNDS, Listener, run_bench
+from bps_rdma.bench.outputs import check_outputs, progress, wrote
 from bps_rdma.bench.peers import environments
 from bps_rdma.bench.plan import (
     BASELINES,
@@ -21,7 +22,6 @@ from bps_rdma.bench.plan import (
     MEMORY_KINDS,
     MPI_BASELINES,
     OPS,
-    Case,
     Plan,
     format_size,
     make_cases,
@@ -32,12 +32,16 @@ from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
-from bps_rdma.terminal import wide_console
+from bps_rdma.terminal import closing, wide_console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+CLOSING = closing(
+    "bps bench --sizes 64K,1M --workers 4", "bps bench --compare gloo --plot out.png",
+    "bps bench --transport tcp --servers 2 --json found.json", status="a result was wrong, or a rank failed.",
+)  # fmt: skip
 
 
-@app.command()
+@app.command(epilog=CLOSING)
 def pushpull_bench(
     sizes: Annotated[
         str, typer.Option(help="Comma-separated bytes per tensor, for example 4K,64K,1M.")
@@ -102,7 +106,7 @@ def pushpull_bench(
         prepared=prepared,
     )
     require_modules(plan, plot)
-    check_folders(json_file, plot)
+    check_outputs(json_file, plot)
     job = LocalJob(workers, servers, transport)
     try:
         with signals_raise():
@@ -120,7 +124,7 @@ def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | No
                 "--load and MPI baselines are not available inside a job", "start pushpull_bench outside of any job"
             )
         return run_rank(plan, line_per_round=line_per_round)
-    with progress() as listener:
+    with progress_of(plan) as listener:
         return run_bench(plan, job, listener)
 
 
@@ -131,42 +135,31 @@ def require_modules(plan: Plan, plot: Path | None) -> None:
     for name in plan.compare:
         if name in MPI_BASELINES:
             environments.require(name)
-    extras = {"torch": "torch", "matplotlib": "plot"}
     for module, needed in wanted.items():
-        if needed and importlib.util.find_spec(module) is None:
-            raise InvalidArgumentError(f"{module} is not installed", f"pip install 'bps_rdma[{extras[module]}]'")
-
-
-def check_folders(*files: Path | None) -> None:
-    """Raise InvalidArgumentError when the folder of one of `files` does not exist."""
-    for path in files:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InvalidArgumentError(
-                f"the folder {path.absolute().parent} does not exist", "create it, or choose another file"
-            )
+        if needed and not extras.is_installed(module):
+            raise InvalidArgumentError(f"{module} is not installed", extras.install_command(module))
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Listener]:
-    """A progress bar on standard error; only on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+def progress_of(plan: Plan, runs: int = 1) -> Iterator[Listener]:
+    """Shows the progress of `runs` measurements of a plan; see outputs.progress()."""
+    with progress(announcement(plan, runs)) as tell:
+        yield lambda case, rounds, share: tell(
+            f"{case.op} {case.dtype} {format_size(case.nbytes)}, {rounds} rounds", share
+        )
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[what]}"),
-        TimeElapsedColumn(),
+
+def announcement(plan: Plan, runs: int = 1) -> str:
+    """What is measured, and how long it takes at least."""
+    names = ", ".join(("bps_rdma", *plan.compare))
+    cases = f"{len(plan.cases)} case{'s' * (len(plan.cases) != 1)}"
+    times = f" on {runs} numbers of ranks" if runs > 1 else ""
+    if plan.iterations is not None:
+        return f"measuring {cases}{times} of {names}: {plan.iterations} rounds of each"
+    return (
+        f"measuring {cases}{times} of {names}: about {plan.seconds * runs:.0f} s, and longer where "
+        f"{MIN_ROUNDS} rounds of each case take longer"
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=1.0, what="")
-
-        def listen(case: Case, rounds: int, share: float) -> None:
-            what = f"{case.op} {case.dtype} {format_size(case.nbytes)}"
-            bar.update(task, description=what, completed=share, what=f"{rounds} rounds")
-
-        yield listen
 
 
 def _show(outcome: Outcome, json_file: Path | None, plot: Path | None) -> None:
@@ -178,7 +171,9 @@ def _show(outcome: Outcome, json_file: Path | None, plot: Path | None) -> None:
         print_report(outcome, wide_console())
         if json_file is not None:
             json_file.write_text(json.dumps(to_json(outcome)) + "\n")
+            wrote(json_file)
     if plot is not None:
         from bps_rdma.bench.plot import save_plot
 
         save_plot([outcome], plot)
+        wrote(plot)

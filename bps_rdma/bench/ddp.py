@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from collections.abc import Sequence
 
+from bps_rdma import extras
 from bps_rdma.terminal import print_error
 
 
-def main() -> None:
-    """Compare strategies of data-parallel training."""
-    if importlib.util.find_spec("torch") is None:
-        print_error("torch is not installed", "pip install 'bps_rdma[torch]'")
+def main(name: str = "ddp_bench", arguments: Sequence[str] | None = None) -> None:
+    """Compare strategies of data-parallel training; `name` is that of the command."""
+    if not extras.is_installed("torch"):
+        print_error("torch is not installed", extras.install_command("torch"))
         sys.exit(1)
     from bps_rdma.torch.compare import main as compare
 
-    compare()
+    compare(name, arguments)

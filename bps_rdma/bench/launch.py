@@ -21,7 +21,7 @@ from bps_rdma.launch.run import spawn_helpers
 # Receives the progress: the case, its rounds so far, and the share of the whole run that is complete.
 Listener = Callable[[Case, int, float], None]
 
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 500  # the former for quartiles; the latter leaves time for large tensors
+MIN_ROUNDS, _MAX_ROUNDS = 5, 500  # the former for quartiles; the latter leaves time for large tensors
 _CHUNK_SECONDS = 0.25  # between two updates of the progress display
 _TURN_SECONDS = (
     0.05  # of one team when there are several; short, so that other work on the machine disturbs all of them alike
@@ -116,4 +116,4 @@ def _rounds_left(plan: Plan, rounds: int, seconds_each: float, seconds_left: flo
     if plan.iterations is not None:
         return plan.iterations - rounds
     fitting = int(seconds_left / max(seconds_each, 1e-6)) if seconds_left > 0 else 0
-    return max(min(fitting, _MAX_ROUNDS - rounds), _MIN_ROUNDS - rounds, 0)
+    return max(min(fitting, _MAX_ROUNDS - rounds), MIN_ROUNDS - rounds, 0)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -62,11 +64,14 @@ class Children:
         self._all: list[Child] = []
         self._selector = selectors.DefaultSelector()
         script = str(Path(__file__).with_name("guard.py"))
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", script],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,  # out of reach of the terminal's Ctrl-C
-        )  # fmt: skip
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", script],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,  # out of reach of the terminal's Ctrl-C
+            )  # fmt: skip
+        except OSError as error:
+            raise _not_started(sys.executable, error) from None
 
     def __enter__(self) -> Children:
         return self
@@ -101,8 +106,7 @@ class Children:
                 pass_fds=tuple(pass_fds), preexec_fn=between_fork_and_exec, bufsize=0,  # noqa: PLW1509  # we have no threads
             )  # fmt: skip
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise BpsError(f"cannot start {command[0]!r}: {reason}", "check the command and PATH") from None
+            raise _not_started(command[0], error) from None
         self._tell_guard(f"+{popen.pid}\n")
         child = Child(label, popen.pid, os.pidfd_open(popen.pid), popen)
         self._all.append(child)
@@ -188,6 +192,19 @@ class Children:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait()
+
+
+def _not_started(command: str, error: OSError) -> BpsError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    hint = "check the command and PATH"
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        known = "" if limit == resource.RLIM_INFINITY else f" (the limit on this user's processes is {limit})"
+        reason, hint = (
+            reason + known,
+            "end other processes, or raise the limit: `ulimit -u 65536`, docker's --pids-limit",
+        )
+    return BpsError(f"cannot start {command!r}: {reason}", hint)
 
 
 def _signal_group(child: Child, signum: int) -> None:

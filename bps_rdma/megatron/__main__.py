@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bps_rdma import extras
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.megatron.adapter import enable
 from bps_rdma.megatron.arguments import FLAGS, extend_parser, extend_yaml, name_of
@@ -22,6 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; `arguments` are the script and its own, by default this process's."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if not extras.is_installed("megatron.core"):
+            raise InvalidArgumentError("megatron-core is not installed", extras.install_command("megatron.core"))
         if not arguments or arguments[0].startswith("-"):
             raise InvalidArgumentError(
                 "the script to run is missing", "python -m bps_rdma.megatron pretrain_gpt.py [its arguments] [flags]"

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bps_rdma import extras
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.megatron.communicator import Communicator
 from bps_rdma.megatron.lora import cure_frozen_embedding, watch_first_step
@@ -58,6 +59,7 @@ def enable(
     tensors = getattr(config, "use_dpu_tp_reduce", False) if use_dpu_tp_reduce is None else use_dpu_tp_reduce
     if not (gradients or tensors):
         return False
+    extras.require("megatron.core", "bps_rdma.megatron")
     import megatron.core
 
     check_version(megatron.core.__version__)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, Options, reduction
+from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
+
+A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
 
 
 def reduce_scatter(
@@ -18,7 +20,7 @@ def reduce_scatter(
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> Any:
     """Sums (or averages) `array` over the group and returns this rank's part.
@@ -46,7 +48,7 @@ def reduce_scatter_async(
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> Handle:
     """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
@@ -89,19 +91,20 @@ def all_gather_async(
 
 
 def broadcast(
-    array: Any,
+    array: A,
     root: int = 0,
     name: str | None = None,
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
-) -> Any:
+) -> A:
     """Replaces `array` on every rank by the one of worker rank `root`, and returns it.
 
     Raises:
         InvalidArgumentError: `root` is not in the group. Otherwise as push_pull_inplace().
     """
-    return start.broadcast(array, root, Options(SUM, name, priority, group, timeout, True)).wait()
+    start.broadcast(array, root, Options(SUM, name, priority, group, timeout, True)).wait()
+    return array
 
 
 def broadcast_async(

@@ -7,10 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from bps_rdma import _core, arrays
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma import _core, argument_types, arrays
+from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import Job, current, group_of
 
@@ -32,6 +30,10 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
     """
     job = current()
     members = group_of(job, group)
+    if not isinstance(tensors, Mapping):
+        raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: array or (shape, dtype)}")
+    for name in tensors:
+        argument_types.explain(name=name)
     specs = [(members.id, name, *_shape_of(name, like)) for name, like in tensors.items()]
     for spec, tensor in zip(specs, job.process.declare(specs), strict=True):
         job.tensors[(members.id, spec[1])] = tensor
@@ -45,11 +47,8 @@ def _shape_of(name: str, like: Any) -> tuple[_core.Dtype, int, str]:
     shape, dtype = like
     if shape is None or dtype is None:
         raise InvalidArgumentError(f"declare({name!r}) needs an array, or shape and dtype", "pass one of them")
-    extent = (shape,) if isinstance(shape, int) else tuple(shape)
-    found = arrays.NUMPY_DTYPES.get(str(np.dtype(dtype)) if dtype != "bfloat16" else dtype)
-    if found is None:
-        raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(arrays.NUMPY_DTYPES)}")
-    return found, math.prod(extent), str(extent)
+    extent = argument_types.extent_of(shape)
+    return arrays.core_dtype(dtype), math.prod(extent), str(extent)
 
 
 def declared(job: Job, members: Group, name: str, memory: arrays.Memory, count: int) -> _core.Tensor:

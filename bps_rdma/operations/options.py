@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 
 ReduceOp = _core.ReduceOp
+ReduceName = Literal["sum", "average", "min", "max", "product"]
 SUM, AVERAGE = ReduceOp.sum, ReduceOp.average  # looked up once: an attribute of a pybind11 enum costs a call
 
 
@@ -33,7 +34,7 @@ class Options(NamedTuple):  # immutable like a frozen dataclass, and made in a t
     awaited: bool = False
 
 
-def reduction(average: bool, op: str | None) -> ReduceOp:
+def reduction(average: bool, op: ReduceName | None) -> ReduceOp:
     """The reduction that the public arguments `average` and `op` select; `op` wins.
 
     Raises:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from bps_rdma import _core, arrays
+from bps_rdma import _core, argument_types, arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, Options, reduction
+from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
 from bps_rdma.operations.start import Described, Kind
 
 KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
@@ -26,7 +26,7 @@ def prepare(
     group: Group | None = None,
     out: Any = None,
     root: int = 0,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> PreparedOperation:
     """Describes an operation that is started many times on the same memory; nothing is sent yet.
@@ -69,20 +69,24 @@ def prepare_unowned(tensor: Any, options: Options) -> PreparedOperation:
 
 def _prepare(found: Described, options: Options) -> PreparedOperation:
     job = current()
-    tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
-    return _core.prepare_operation(
-        job.process,
-        tensor,
-        found.kind,
-        options.op,
-        found.source,
-        found.target,
-        found.result,
-        found.root,
-        options.priority,
-        options.timeout,
-        found.copy_to,
-    )
+    try:
+        tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
+        return _core.prepare_operation(
+            job.process,
+            tensor,
+            found.kind,
+            options.op,
+            found.source,
+            found.target,
+            found.result,
+            found.root,
+            options.priority,
+            options.timeout,
+            found.copy_to,
+        )
+    except TypeError:
+        argument_types.explain(name=options.name, priority=options.priority, timeout=options.timeout)
+        raise
 
 
 def _described(kind: str, array: Any, out: Any, root: int, options: Options) -> Described:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import Options, reduction
+from bps_rdma.operations.options import Options, ReduceName, reduction
+
+A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
 
 
 def push_pull(
@@ -19,7 +21,7 @@ def push_pull(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
@@ -28,15 +30,15 @@ def push_pull(
 
 
 def push_pull_inplace(
-    array: Any,
+    array: A,
     average: bool = True,
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
-) -> Any:
+) -> A:
     """Replaces `array` by its sum (or mean) over the group's ranks, and returns it.
 
     Args:
@@ -55,7 +57,8 @@ def push_pull_inplace(
         InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
         PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
-    return start.reduce(array, array, Options(reduction(average, op), name, priority, group, timeout, True)).wait()
+    start.reduce(array, array, Options(reduction(average, op), name, priority, group, timeout, True)).wait()
+    return array
 
 
 def push_pull_async(
@@ -65,7 +68,7 @@ def push_pull_async(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> Handle:
     """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
@@ -81,7 +84,7 @@ def push_pull_async_inplace(
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: str | None = None,
+    op: ReduceName | None = None,
     timeout: float | None = None,
 ) -> Handle:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
@@ -96,10 +99,11 @@ def push(array: Any, name: str, average: bool = True, priority: int = 0, group: 
     start.split(array, Options(reduction(average, None), name, priority, group, None, True), pushes=True).wait()
 
 
-def pull(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> Any:
+def pull(array: A, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> A:
     """Fills `array` with the result of the next round of `name`, once all ranks have pushed to it; returns it.
 
     Rounds are pulled in the order in which they were pushed, each once. `average` must be what push() was given.
     """
     options = Options(reduction(average, None), name, priority, group, None, True)
-    return start.split(array, options, pushes=False).wait()
+    start.split(array, options, pushes=False).wait()
+    return array

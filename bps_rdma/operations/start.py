@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bps_rdma import _core, arrays
+from bps_rdma import _core, argument_types, arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.job import Job, current, group_of
 from bps_rdma.operations.declare import declared
@@ -131,12 +131,16 @@ def _start(
     pulls: bool = True,
     root: int = 0,
 ) -> Handle:
-    op, _, priority, _, timeout, awaited = options
+    op, name, priority, _, timeout, awaited = options
     job = current()
-    tensor = tensor_of(job, kind, source, count, options)
-    return job.process.start_operation(
-        tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout
-    )
+    try:
+        tensor = tensor_of(job, kind, source, count, options)
+        return job.process.start_operation(
+            tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout
+        )
+    except TypeError:
+        argument_types.explain(name=name, priority=priority, timeout=timeout)
+        raise
 
 
 def shard_bounds(count: int, parts: int, index: int) -> tuple[int, int]:

@@ -28,6 +28,8 @@ def synchronize(pending: AnyHandle) -> Any:
 
 def wait(pending: Iterable[AnyHandle]) -> list[Any]:
     """Waits for several operations and returns their arrays, in order. Raises the first error after all are over."""
+    if not isinstance(pending, Iterable):
+        raise UnknownHandleError(f"{pending!r} is not a list of handles", "pass a list, or one handle to synchronize()")
     results: list[Any] = []
     error: Exception | None = None
     for one in pending:

@@ -18,6 +18,7 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.names import unique
+from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import remove_hooks
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
@@ -58,7 +59,7 @@ class DistributedDataParallel(torch.nn.Module):
         device_ids: list[Any] | None = None,
         broadcast_buffers: bool = True,
         compression: Compressor = Compression.none,
-        strategy: str = "bucketed",
+        strategy: StrategyName = "bucketed",
         bucket_mb: float = 25.0,
         group: Any = None,
         process_group: Any = None,

@@ -15,6 +15,7 @@ from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import start, transfer
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.names import unique
+from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import rebase, remove_hooks
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
@@ -25,7 +26,7 @@ def DistributedOptimizer(  # noqa: N802
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
-    strategy: str = "overlap",
+    strategy: StrategyName = "overlap",
     bucket_mb: float = 25.0,
     group: Any = None,
 ) -> Any:

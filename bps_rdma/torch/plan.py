@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -12,6 +13,9 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.torch.units import Bucket, Place, Sent, Single, Unit
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward; torch's DDP does the same
+
+
+StrategyName = Literal["naive", "flat", "overlap", "bucketed"]
 
 
 @dataclass(frozen=True)

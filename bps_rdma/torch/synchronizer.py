@@ -22,7 +22,7 @@ from bps_rdma import Group, Handle, arrays
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
-from bps_rdma.torch.plan import strategy_of, units_of
+from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import Place, Sent, Single, Unit
 
 
@@ -48,7 +48,7 @@ class GradientSynchronizer:
         self,
         named: Iterable[tuple[str, torch.nn.Parameter]],
         prefix: str,
-        strategy: str = "bucketed",
+        strategy: StrategyName = "bucketed",
         bucket_mb: float = 25.0,
         compression: Compressor = Compression.none,
         group: Group | None = None,

@@ -15,7 +15,9 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/settings.h"
+#include "core/threads.h"
 #include "core/unknown_settings.h"
+#include "core/words.h"
 #include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/listener.h"
@@ -46,7 +48,7 @@ class Signals {
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
   void stop_on_signal(bps::van::Scheduler& scheduler) {
-    waiter_ = std::thread([this, &scheduler] {
+    waiter_ = bps::start_thread([this, &scheduler] {
       int number = 0;
       if (::sigwait(&set_, &number) != 0 || number == SIGUSR1) return;
       received_ = number;
@@ -83,10 +85,6 @@ std::string address_from(const bps::SettingValues& values) {
   }
 }
 
-std::string count(std::uint32_t number, const std::string& noun) {
-  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
-}
-
 int run(bps::SettingValues values, const std::string& address) {
   Signals signals;
   if (values.value("BPS_ROOT_PORT").text.empty()) values.set("BPS_ROOT_PORT", "9010", "default");
@@ -110,8 +108,9 @@ int run(bps::SettingValues values, const std::string& address) {
   options.min_workers = settings.job.min_workers;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::van::Scheduler scheduler(options, secret.credentials);
-  std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n", count(startup.workers, "worker").c_str(),
-               count(startup.servers, "server").c_str(), scheduler.port());
+  std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n",
+               bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str(),
+               scheduler.port());
   signals.stop_on_signal(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {

@@ -4,30 +4,68 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <string>
+#include <string_view>
 
 #include "core/settings.h"
+#include "core/words.h"
 #include "node/process.h"
+#include "van/van.h"
 
 namespace {
 
 void usage() {
   std::puts(
       "usage: bps-server [--rank N]\n"
-      "  Serves one job and ends with it. Reads DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, "
-      "DMLC_PS_ROOT_PORT,\n"
-      "  BYTEPS_SERVER_ENGINE_THREAD and the BPS_* settings (`bps config` lists them all).\n"
+      "  Sums gradients for the workers of one job, and ends with the job. Example:\n"
+      "    DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=1 DMLC_PS_ROOT_URI=10.0.0.1 \\\n"
+      "      DMLC_PS_ROOT_PORT=9010 BPS_SECRET_FILE=/etc/bps-secret bps-server\n"
+      "\n"
+      "options\n"
       "  --rank N     take this server rank; default: any free one\n"
-      "  --version    print the version and exit");
+      "  --help       print this and exit\n"
+      "  --version    print the version and exit\n"
+      "\n"
+      "variables; the first four must be set, to the same values on all members\n"
+      "  DMLC_NUM_WORKER    machines with workers (or BPS_NUM_WORKERS)\n"
+      "  DMLC_NUM_SERVER    servers (or BPS_NUM_SERVERS)\n"
+      "  DMLC_PS_ROOT_URI   host of the scheduler (or BPS_ROOT_URI)\n"
+      "  DMLC_PS_ROOT_PORT  port of the scheduler (or BPS_ROOT_PORT)\n"
+      "  BYTEPS_LOCAL_SIZE  workers per machine, where there are several\n"
+      "  BPS_SECRET_FILE    file with the secret of the job, or BPS_SECRET; needed\n"
+      "                     on several hosts\n"
+      "  BPS_JOB_ID         name of the job, if the others have one\n"
+      "  BPS_TRANSPORT      shm, tcp, rdma or auto\n"
+      "  BPS_INTERFACE      network interfaces to use, as in eth0,eth1\n"
+      "  BPS_SERVER_ENGINE_THREAD  threads that sum; default: one per core, at most 4\n"
+      "  BPS_JOIN_TIMEOUT   seconds to wait for the other members\n"
+      "  BPS_LOG_LEVEL      DEBUG, INFO, WARNING or ERROR\n"
+      "  docs/settings.md and `bps config` list all of them.\n"
+      "\n"
+      "exit status\n"
+      "  0  the job is over\n"
+      "  1  it could not start, or the job ended early\n"
+      "  2  the command line is wrong");
+}
+
+// What --rank says; kAnyRank where that is no rank.
+std::int32_t rank_from(std::string_view text) {
+  std::int32_t rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  return error == std::errc() && end == text.data() + text.size() && rank >= 0 ? rank : bps::van::kAnyRank;
 }
 
 int run(std::int32_t rank) {
   const bps::Settings settings = bps::SettingValues().parse();
   bps::node::Startup startup = bps::node::startup_from(settings.job);
   startup.server_rank = rank;
+  std::fprintf(stderr, "bps-server: waiting for the scheduler at %s, port %u, and for %s and %s\n",
+               startup.scheduler_host.c_str(), startup.scheduler_ports.front(),
+               bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str());
   auto process = bps::node::Process::start(settings, startup);
+  std::fprintf(stderr, "bps-server: ready; this is %s\n", process->van().self().describe().c_str());
   // A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash.
   bool well = process->wait_for_end();
   while (process->view_ended()) {
@@ -49,7 +87,11 @@ int main(int argc, char** argv) {
   std::int32_t rank = bps::van::kAnyRank;
   for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
     switch (got) {
-      case 'r': rank = std::atoi(optarg); break;
+      case 'r':
+        rank = rank_from(optarg);
+        if (rank != bps::van::kAnyRank) break;
+        std::fprintf(stderr, "error: --rank %s is not a server rank\nhint: pass a number from 0\n", optarg);
+        return 2;
       case 'v': std::puts("bps-server " BPS_VERSION); return 0;
       case 'h': usage(); return 0;
       default: usage(); return 2;

@@ -5,6 +5,7 @@
 #include <sys/sysinfo.h>
 
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <limits>
 
@@ -128,6 +129,14 @@ void check_memory(std::uint64_t bytes, const std::string& what_for) {
                   group.name + ")",
               "raise the limit (`docker run --memory`, a pod's resources.limits.memory, MemoryMax= in a unit), or use "
               "smaller arrays");
+}
+
+void throw_no_thread(int error) {
+  const auto limit = limit_behind(error);
+  const std::string why = limit ? limit->what : std::strerror(error);
+  throw Error(
+      ErrorCode::kTransport, "cannot start a thread: " + why,
+      limit ? limit->hint : "end other processes of this user, or raise the limit on tasks: `ulimit -u`, pids.max");
 }
 
 }  // namespace bps

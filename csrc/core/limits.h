@@ -23,4 +23,7 @@ std::optional<LimitReached> limit_behind(int error);
 // 1 MiB is not checked.
 void check_memory(std::uint64_t bytes, const std::string& what_for);
 
+// Throws kTransport: the system refused a thread with this errno.
+[[noreturn]] void throw_no_thread(int error);
+
 }  // namespace bps

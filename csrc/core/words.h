@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists written as one text, such as "shm tcp rdma" or "mlx5_0,mlx5_1".
+// Lists written as one text, such as "shm tcp rdma" or "mlx5_0,mlx5_1", and counted nouns.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace bps {
@@ -29,6 +31,14 @@ inline bool has_word(std::string_view words, std::string_view wanted) {
   bool found = false;
   for_each_word(words, ' ', [&](std::string_view word) { found = found || word == wanted; });
   return found;
+}
+
+// "1 worker", "2 workers".
+inline std::string counted(std::uint32_t number, std::string_view noun) {
+  std::string text = std::to_string(number);
+  text.append(" ").append(noun);
+  if (number != 1) text.append("s");
+  return text;
 }
 
 }  // namespace bps

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <utility>
 
+#include "core/threads.h"
+
 namespace bps::node {
 namespace {
 
@@ -28,7 +30,7 @@ void Retries::add(const Key& key, Task task) {
   entry.delay_s = again ? std::min(2 * entry.delay_s, kMost_s) : kFirst_s;
   entry.due = now + to_duration(entry.delay_s);
   entry.task = std::move(task);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable()) thread_ = start_thread([this] { run(); });
   changed_.notify_all();
 }
 

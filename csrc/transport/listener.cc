@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/threads.h"
 
 namespace bps::transport {
 namespace {
@@ -147,7 +148,7 @@ void Listener::expire_pending() {
   if (pending_.empty()) expiry_ = {};
 }
 
-ListenerLoop::ListenerLoop() : thread_([this] { run(); }) {}
+ListenerLoop::ListenerLoop() : thread_(start_thread([this] { run(); })) {}
 
 ListenerLoop::~ListenerLoop() {
   stopping_ = true;

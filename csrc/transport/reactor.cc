@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/log.h"
+#include "core/threads.h"
 
 namespace bps::transport {
 namespace {
@@ -60,7 +61,7 @@ Transport* Reactor::transport(std::string_view name) const {
 }
 
 void Reactor::start() {
-  thread_ = std::thread([this] {
+  thread_ = start_thread([this] {
     name_thread(name_);
     run();
   });

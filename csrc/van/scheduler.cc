@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/threads.h"
 #include "transport/listener.h"
 #include "van/connection.h"
 #include "van/job.h"
@@ -75,7 +76,7 @@ class Scheduler::Impl {
           [this](transport::AuthenticatedSocket&& socket) { post_entry(std::move(socket)); });
     });
     sweep_ = loop_.every(period_s(), [this] { sweep(); });
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread([this] { run(); });
   }
 
   ~Impl() {

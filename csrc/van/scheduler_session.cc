@@ -7,6 +7,7 @@
 
 #include "core/interrupt.h"
 #include "core/log.h"
+#include "core/threads.h"
 
 namespace bps::van {
 namespace {
@@ -28,7 +29,7 @@ SchedulerSession::SchedulerSession(VanEvents events, double heartbeat_interval_s
     : events_(std::move(events)),
       heartbeat_interval_s_(heartbeat_interval_s),
       heartbeat_timeout_s_(heartbeat_timeout_s),
-      thread_([this] { run(); }) {}
+      thread_(start_thread([this] { run(); })) {}
 
 SchedulerSession::~SchedulerSession() {
   stopping_ = true;

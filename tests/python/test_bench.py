@@ -12,10 +12,13 @@ import sys
 import cluster
 import pytest
 
-from bps_rdma.bench import memory
+from bps_rdma.bench import memory, outputs
 from bps_rdma.bench.baselines import PushPull
+from bps_rdma.bench.cli import progress_of
+from bps_rdma.bench.outputs import check_outputs
 from bps_rdma.bench.peers import environments
-from bps_rdma.bench.plan import MPI_BASELINES, Case, make_cases
+from bps_rdma.bench.plan import MPI_BASELINES, Case, Plan, make_cases
+from bps_rdma.errors import InvalidArgumentError
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
 BENCH = [sys.executable, "-c", "from bps_rdma.bench import main; main()"]
@@ -105,6 +108,29 @@ def test_bad_options_are_errors_in_words(options):
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert done.stderr
+
+
+@pytest.mark.parametrize(
+    ("plot", "says"), [("x/y.png", "does not exist"), ("a.xyz", "no known format"), ("folder.png", "is a folder")]
+)
+def test_files_that_cannot_be_written_are_told_before_anything_is_measured(plot, says, tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InvalidArgumentError, match=says) as caught:
+        check_outputs(None, tmp_path / plot)
+    assert caught.value.hint
+
+
+def test_progress_without_a_terminal_is_what_is_measured_and_a_line_now_and_then(capsys, monkeypatch):
+    plan = Plan(make_cases("4K,1M", "float32", "push_pull", 1), compare=("gloo",), seconds=3)
+    now = iter([0.0, 5.0, 12.0, 15.0])
+    monkeypatch.setattr(outputs.time, "monotonic", lambda: next(now))
+    with progress_of(plan) as listener:
+        for rounds in (1, 2, 3):
+            listener(plan.cases[1], rounds, 0.5)
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring 2 cases of bps_rdma, gloo: about 3 s, and longer where 5 rounds of each case take longer",
+        "50% after 12 s: push_pull float32 1 MiB, 2 rounds",
+    ]
 
 
 def test_how_many_calls_make_a_round():

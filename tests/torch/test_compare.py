@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,13 @@ from typing import Any
 
 import cluster
 import pytest
+from rich.console import Console
 
 import bps_rdma
+from bps_rdma.torch.compare.baselines import ALONE, Method
+from bps_rdma.torch.compare.figures import figures_of
+from bps_rdma.torch.compare.launch import Plan, Times
+from bps_rdma.torch.compare.report import print_report
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
@@ -38,6 +44,31 @@ def test_everybody_is_compared(tmp_path):
     assert figures["parameters"] == 3 * (512 * 512 + 512) + 512 * 16 + 16
     assert all(len(turn) == 2 for turns in figures["seconds"].values() for turn in turns)
     assert set(figures["transfer_ms"]) == {"bps", "gloo"}
+
+
+def times_of(alone: list[float], steps: list[float]) -> Times:
+    methods = (Method(ALONE), Method("overlap"), Method("sync-bps"))
+    plan = Plan("mlp", 1, 64, 2, len(alone), 1, 1, methods)
+    rounds = zip(methods, (alone, steps, [0.001] * len(alone)), strict=True)
+    return Times(plan, 1000, {method: [[one] for one in turns] for method, turns in rounds})
+
+
+@pytest.mark.parametrize(
+    ("alone", "steps", "noisy"),
+    [
+        ([0.10, 0.11, 0.12], [0.13, 0.14, 0.16], False),
+        ([0.10, 0.50, 0.10], [0.10, 0.10, 0.12], True),
+        ([0.50, 0.50, 0.50], [0.16, 0.16, 0.17], True),
+    ],
+)
+def test_noise_that_is_larger_than_the_effect_is_called_so(alone, steps, noisy, capsys):
+    times = times_of(alone, steps)
+    (figure,) = figures_of(times)[2]
+    assert figure.noisy == noisy
+    print_report(times, Console(width=120))
+    shown = capsys.readouterr().out
+    assert ("noise" in shown) == noisy
+    assert not re.search(r"-\d+%|\d{3,}%", shown), shown
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bps_rdma import extras
 from bps_rdma.bench.baselines import Implementation
 from bps_rdma.errors import InvalidArgumentError
 
@@ -16,6 +17,6 @@ def make_peer(name: str) -> Implementation:
         from bps_rdma.bench.peers.gloo import Gloo
     except ImportError as error:
         raise InvalidArgumentError(
-            f"--compare {name} cannot import torch: {error}", "pip install 'bps_rdma[torch]'"
+            f"--compare {name} cannot import torch: {error}", extras.install_command("torch")
         ) from None
     return Gloo()

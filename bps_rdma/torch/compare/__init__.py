@@ -6,10 +6,14 @@ they run under the same conditions. member.py is a rank, models.py has the model
 and report.py shows them.
 """
 
+from __future__ import annotations
 
-def main() -> None:
+from collections.abc import Sequence
+
+
+def main(name: str = "ddp_bench", arguments: Sequence[str] | None = None) -> None:
     """Entry point of `python -m bps_rdma.torch.compare`; see bps_rdma.bench.ddp for the command."""
     from bps_rdma.terminal import run_app
     from bps_rdma.torch.compare.cli import app
 
-    run_app(app, "ddp_bench")
+    run_app(app, name, arguments)

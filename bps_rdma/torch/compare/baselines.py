@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import nn
 
 import bps_rdma
 from bps_rdma.torch.ddp import DistributedDataParallel
-from bps_rdma.torch.plan import STRATEGIES
+from bps_rdma.torch.plan import STRATEGIES, StrategyName
 from bps_rdma.torch.transfer import mapped
 
 ALONE = "alone"  # backward and step without sending gradients: the cost of a step by itself
@@ -78,7 +78,9 @@ def _wrap(method: Method, model: nn.Module, groups: dict[str, Any]) -> nn.Module
     if method.kind == ALONE:
         return model
     if method.kind in STRATEGIES:
-        return DistributedDataParallel(model, strategy=method.kind, bucket_mb=method.bucket_mb or 25.0)
+        return DistributedDataParallel(
+            model, strategy=cast(StrategyName, method.kind), bucket_mb=method.bucket_mb or 25.0
+        )
     return nn.parallel.DistributedDataParallel(
         model,
         process_group=groups[method.backend],

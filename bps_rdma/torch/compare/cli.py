@@ -9,22 +9,29 @@ from typing import Annotated
 
 import typer
 
-from bps_rdma.bench.cli import check_folders
+from bps_rdma import extras
+from bps_rdma.bench.outputs import check_outputs, progress, wrote
 from bps_rdma.bench.plan import parse_choices
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.run import Interrupted, signals_raise
-from bps_rdma.terminal import wide_console
+from bps_rdma.terminal import closing, wide_console
 from bps_rdma.torch.compare.baselines import KINDS, methods_of
 from bps_rdma.torch.compare.figures import to_json
-from bps_rdma.torch.compare.launch import Plan, Times, run_comparison
+from bps_rdma.torch.compare.launch import WARMUP, Plan, Times, run_comparison
 from bps_rdma.torch.compare.models import MODELS
 from bps_rdma.torch.compare.report import print_report, save_plot
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(
+    epilog=closing(
+        "bps ddp-bench --model mlp --rounds 2",
+        "bps ddp-bench --strategies bucketed,ddp-gloo --buckets 25 --json -",
+        status="a rank failed, or two methods reached different weights.",
+    )
+)
 def compare(
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "gpt-25m",
     strategies: Annotated[str, typer.Option(help=f"Comma-separated, of {','.join(KINDS)}.")] = ",".join(KINDS),
@@ -51,7 +58,9 @@ def compare(
     """
     if model not in MODELS:
         raise InvalidArgumentError(f"unknown model {model!r}", f"use one of {', '.join(MODELS)}")
-    check_folders(json_file if json_file != Path("-") else None, plot)
+    check_outputs(json_file, plot)
+    if plot is not None and not extras.is_installed("matplotlib"):
+        raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
     kinds = parse_choices(strategies, KINDS, "strategy")
     sizes = _sizes(buckets)
     plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds)
@@ -66,8 +75,10 @@ def compare(
         print_report(times, wide_console())
     if json_file is not None and json_file != Path("-"):
         json_file.write_text(json.dumps(to_json(times), indent=1) + "\n", encoding="utf-8")
+        wrote(json_file)
     if plot is not None:
         save_plot(times, plot)
+        wrote(plot)
 
 
 def _sizes(text: str) -> tuple[float, ...]:
@@ -81,11 +92,10 @@ def _sizes(text: str) -> tuple[float, ...]:
 
 
 def _run(plan: Plan, job: LocalJob) -> Times:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("starting", total=1.0)
-        return run_comparison(plan, job, lambda text, share: progress.update(task, description=text, completed=share))
+    turns = plan.rounds * len(plan.methods)
+    announcement = (
+        f"training {plan.model} on {plan.ranks} ranks with {len(plan.methods)} methods in turns: "
+        f"{turns * (plan.steps + WARMUP)} steps in all; the first round shows how long they take"
+    )
+    with progress(announcement) as tell:
+        return run_comparison(plan, job, tell)

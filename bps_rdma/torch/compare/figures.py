@@ -19,12 +19,14 @@ class Figure:
     Attributes:
         step: time of a whole step; lower and upper are its quartiles.
         exposed: how much longer a step takes than a step that sends nothing.
+        noisy: whether the machine's noise is larger than that: in a quarter of the rounds or more, a step that sends
+            nothing took as long. What is computed from `exposed` then means nothing.
         share: exposed / step.
         hidden: the share of a plain transfer of the same bytes over the same backend that is not exposed; below 0
             when more time is lost than that transfer takes.
         speedup: over the baseline, which is torch's DDP on gloo with the same bucket size, or with the first size;
             None without a baseline.
-        exposed_ratio: exposed / the baseline's exposed; None if the baseline exposes nothing.
+        exposed_ratio: exposed / the baseline's exposed; None if one of the two is noisy.
     """
 
     method: Method
@@ -32,6 +34,7 @@ class Figure:
     lower: float
     upper: float
     exposed: float
+    noisy: bool
     share: float
     hidden: float
     speedup: float | None
@@ -51,23 +54,25 @@ def figures_of(times: Times) -> tuple[float, dict[str, float], list[Figure]]:
     for one, steps in per_round.items():
         if one.kind in (ALONE, *SYNCS.values()):
             continue
-        exposed = _exposed(steps, alone)
+        exposed, noisy = _exposed(steps, alone)
         step = statistics.median(steps)
         reference = _reference(one, per_round)
         speedup = exposed_ratio = None
         if reference is not None:
             theirs = per_round[reference]
             speedup = statistics.median(b / a for a, b in zip(steps, theirs, strict=True))
-            their_exposed = _exposed(theirs, alone)
-            exposed_ratio = exposed / their_exposed if their_exposed > 0 else None
+            their_exposed, theirs_noisy = _exposed(theirs, alone)
+            exposed_ratio = None if noisy or theirs_noisy else exposed / their_exposed
         hidden = 1 - exposed / transfers[one.backend]
         lower, upper = quantile(steps, 0.25), quantile(steps, 0.75)
-        found.append(Figure(one, step, lower, upper, exposed, exposed / step, hidden, speedup, exposed_ratio))
+        found.append(Figure(one, step, lower, upper, exposed, noisy, exposed / step, hidden, speedup, exposed_ratio))
     return statistics.median(alone), transfers, found
 
 
-def _exposed(steps: list[float], alone: list[float]) -> float:
-    return statistics.median(a - b for a, b in zip(steps, alone, strict=True))
+def _exposed(steps: list[float], alone: list[float]) -> tuple[float, bool]:
+    """The median over rounds, and whether it is lost in noise."""
+    differences = [a - b for a, b in zip(steps, alone, strict=True)]
+    return statistics.median(differences), quantile(differences, 0.25) <= 0
 
 
 def _reference(one: Method, per_round: dict[Method, list[float]]) -> Method | None:

@@ -20,7 +20,7 @@ from bps_rdma.torch.compare import member
 from bps_rdma.torch.compare.baselines import ALONE, SYNCS, Method
 
 _ANSWER_SECONDS = 600.0
-_WARMUP = 3  # steps: the first one touches new memory, the second one rebuilds buckets
+WARMUP = 3  # steps: the first one touches new memory, the second one rebuilds buckets
 # With more than two ranks, methods add the same numbers in different orders.
 _TOLERANCE = 1e-4
 
@@ -73,7 +73,7 @@ def run_comparison(plan: Plan, job: LocalJob, listener: Callable[[str, float], N
             turn = number % len(plan.methods)
             for method in plan.methods[turn:] + plan.methods[:turn]:
                 listener(f"round {number + 1} of {plan.rounds}: {method.label}", done / total)
-                answers = ranks.request(do="turn", steps=plan.steps, warmup=_WARMUP, **asdict(method))
+                answers = ranks.request(do="turn", steps=plan.steps, warmup=WARMUP, **asdict(method))
                 seconds[method].append([max(of) for of in zip(*(a["seconds"] for a in answers), strict=True)])
                 if method.kind not in (ALONE, *SYNCS.values()):
                     for rank, answer in enumerate(answers):

@@ -32,9 +32,10 @@ def print_report(times: Times, console: Console) -> None:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
+        exposed = ("noise", "-", "-") if one.noisy else (f"{one.exposed:.1f}", f"{one.share:.0%}", _share(one.hidden))
         table.add_row(
-            one.method.label, f"{one.step:.1f}", f"{one.lower:.1f}-{one.upper:.1f}", f"{one.exposed:.1f}",
-            f"{one.share:.0%}", f"{one.hidden:.0%}", _or_dash(one.speedup), _or_dash(one.exposed_ratio),
+            one.method.label, f"{one.step:.1f}", f"{one.lower:.1f}-{one.upper:.1f}", *exposed,
+            _or_dash(one.speedup), _or_dash(one.exposed_ratio),
         )  # fmt: skip
     console.print(table)
     bare = ", ".join(f"{backend} {ms:.1f} ms" for backend, ms in transfers.items())
@@ -45,6 +46,16 @@ def print_report(times: Times, console: Console) -> None:
         "weights on all ranks.",
         highlight=False,
     )
+    if any(one.noisy for one in found):
+        console.print(
+            "noise: the time of a step varies between rounds by more than these methods add to it, so what is exposed\n"
+            "cannot be told. Measure on an idle machine, or with more --rounds and --steps.",
+            highlight=False,
+        )
+
+
+def _share(hidden: float) -> str:
+    return f"{hidden:.0%}" if hidden > 0 else "none"
 
 
 def _or_dash(value: float | None) -> str:

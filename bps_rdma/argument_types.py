@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which argument of a refused call has a wrong type.
+
+The core checks the types of what it is called with, and refuses with the TypeError of its binding, which describes the
+binding and not the caller's mistake. It is asked for only then, so that calls with proper arguments pay nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+from bps_rdma.errors import InvalidArgumentError
+
+_LARGEST = 2**31 - 1
+
+
+def explain(*, name: object = None, priority: object = 0, timeout: object = None) -> None:
+    """Raises InvalidArgumentError for the first of these that the core cannot use; without one it has no effect."""
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgumentError(f"name={name!r} is not a text", f"pass name={str(name)!r}, the same on all ranks")
+    number = whole(priority)
+    if number is None or not -_LARGEST <= number <= _LARGEST:
+        raise InvalidArgumentError(
+            f"priority={priority!r} is not a whole number of 32 bits", "pass a number; higher ones are sent first"
+        )
+    if timeout is not None and (isinstance(timeout, str) or not hasattr(timeout, "__float__")):
+        raise InvalidArgumentError(f"timeout={timeout!r} is not a number", "pass seconds, or float('inf') for no limit")
+
+
+def whole(value: object) -> int | None:
+    """The whole number that `value` is, None if it is none: 2.0 and "2" are none."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def extent_of(shape: object) -> tuple[int, ...]:
+    """A shape as callers write it, a whole number or several, as a tuple.
+
+    Raises:
+        InvalidArgumentError: it is none, or has a negative length.
+    """
+    lengths = [whole(one) for one in shape] if isinstance(shape, Iterable) else [whole(shape)]
+    extent = tuple(length for length in lengths if length is not None and length >= 0)
+    if len(extent) < len(lengths):
+        raise InvalidArgumentError(
+            f"{shape!r} is not a shape", "pass a whole number from 0, or several, as in (1024, 1024)"
+        )
+    return extent

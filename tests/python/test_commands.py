@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as one family: their help, versions, exit statuses and spellings. All in this process, by their main."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import cluster
+import pytest
+
+import bps_rdma
+from bps_rdma import bench, cli
+from bps_rdma.bench import allreduce, ddp
+from bps_rdma.launch import bpslaunch
+
+COMMANDS = ("run", "doctor", "bench", "allreduce", "ddp-bench", "launch", "env", "config", "version")
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Calls main() with arguments; gives the exit status, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str, main: Callable[[], None] = cli.main) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["command", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def test_help_fits_into_80_columns_and_is_not_cut(call):
+    listed = call("--help")[1]
+    for name in COMMANDS:
+        if name == "ddp-bench":
+            pytest.importorskip("torch")
+        status, out, _ = call(name, "--help")
+        assert status == 0, name
+        assert all(len(line) <= 80 for line in out.splitlines()), name
+        assert "xit status" in out, name
+        assert "xample" in out, name
+        assert "..." not in out.replace("{COMMAND}...", "").replace("COMMAND...", ""), name
+        assert f"\n  {name} " in listed
+    assert "..." not in listed.split("Commands:")[1]
+    assert "\x1b" not in listed
+
+
+def test_the_old_names_are_the_same_commands(call):
+    pytest.importorskip("torch")
+    pairs = (("bench", bench.main), ("allreduce", allreduce.main), ("ddp-bench", ddp.main), ("launch", bpslaunch.main))
+    for name, main in pairs:
+        new, old = call(name, "--help")[1], call("--help", main=main)[1]
+        assert new.partition("\n")[2] == old.partition("\n")[2], name
+
+
+def test_versions(call):
+    assert call("--version") == call("version") == (0, f"bps_rdma {bps_rdma.__version__}\n", "")
+    found = json.loads(call("version", "--json")[1])
+    assert found["bps_rdma"] == bps_rdma.__version__
+    assert found["numpy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("bogus",), "`bps --help`"),
+        (("run", "--bogus"), "`bps run --help`"),
+        (("run", "true"), "bps run -np 2"),
+        (("bench", "--bogus"), "`bps bench --help`"),
+        (("bench", "--plot", "x.bmp"), ".png, .svg, .pdf"),
+        (("launch",), "DMLC_ROLE"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_hint(call, arguments, says):
+    status, _, err = call(*arguments)
+    assert status == 2, err
+    assert "error: " in err
+    assert says in err.split("hint: ")[1]
+
+
+@pytest.mark.parametrize("setting", [{"BPS_TIMEOUT": "abc"}, {"BPS_TRANSPORT": "foo"}])
+def test_settings_are_checked_where_one_looks(call, monkeypatch, setting):
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    for command in ("config", "doctor"):
+        status, out, err = call(command)
+        assert (status, out) == (2, "")
+        for name, value in setting.items():
+            assert f"{name}='{value}' is not" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (("-np2", "echo", "-np3"), "-np3\n-np3\n"),
+        (("-np=2", "echo"), "\n\n"),
+        (("--np", "1", "--prefix", "echo", "a"), "[rank 0] a\n"),
+        (("--grace", "1", "-np1", "--", "echo", "-m"), "-m\n"),
+        (("-n1", "-m", "json.tool", "--help"), "usage: python -m json.tool"),
+    ],
+)
+def test_spellings_of_run(call, arguments, out):
+    status, shown, err = call("run", *arguments)
+    assert status == 0, err
+    assert shown.startswith(out)
+
+
+def test_completion_and_the_module():
+    env = cluster.clean_env(_BPS_COMPLETE="complete_bash", COMP_WORDS="bps all", COMP_CWORD="1")
+    code = "import sys; sys.argv[0] = 'bps'; from bps_rdma.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+    )
+    assert "allreduce" in done.stdout, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "bps_rdma", "--version"], env=cluster.clean_env(), capture_output=True, text=True,
+        timeout=60, check=False, cwd=os.sep,
+    )  # fmt: skip
+    assert done.stdout == f"bps_rdma {bps_rdma.__version__}\n", done.stderr
