@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures how long a job stands still when a member is lost: from the kill to the next right sum on every survivor.
+
+    python bench/recovery.py --trials 200 --ranks 4 --victim worker --signal kill [--transport tcp] [--plot FILE]
+
+Each trial is a job of its own, under the launcher's rules: its scheduler is a process by itself. After some steps one
+member, drawn by the seed, gets SIGKILL, or SIGSTOP. Every sum of every rank is verified. Prints the distribution; with
+--json, all values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.process import Child, Children
+from bps_rdma.launch.run import spawn_helpers
+
+STEPS_BEFORE = 5
+COUNT = 1 << 18  # 1 MiB
+
+
+def rank(folder: Path) -> None:
+    """A rank: sums until the driver has seen enough; writes down when its first sum of the next view was right."""
+    import bps_rdma as bps
+
+    bps.init()
+    me, step, told = bps.rank(), 0, False
+    array = np.empty(COUNT, np.float32)
+    while True:
+        size = bps.size()
+        try:
+            array[:] = 1 + bps.rank()
+            bps.push_pull_inplace(array, name="gradient", average=False)
+        except bps.RoundAbortedError:
+            told = True
+            continue
+        if array.min() != array.max() or array[0] != size * (size + 1) / 2:
+            sys.exit(f"rank {me}: wrong sum {array[0]} with {size} ranks")
+        step += 1
+        if told:
+            break
+        if step == STEPS_BEFORE:
+            (folder / f"running-{me}").touch()
+    (folder / f"again-{me}").write_text(repr(time.monotonic()))
+    bps.barrier()
+    bps.shutdown()
+
+
+def trial(options: argparse.Namespace, draw: random.Random) -> float:
+    """Seconds from the signal to the last survivor's first right sum of the next view."""
+    job = LocalJob(options.ranks, options.servers, options.transport, 1)
+    with tempfile.TemporaryDirectory() as name, Children() as children:
+        folder = Path(name)
+        spawn_helpers(children, job)
+        words = [sys.executable, __file__, "--rank", name]
+        ranks = [children.spawn(job.label(i), words, job.worker(i)) for i in range(options.ranks)]
+        await_files(folder, "running", range(options.ranks), children, options.patience)
+        time.sleep(draw.uniform(0, 0.05))  # any instant of a step
+        victim = draw.choice(ranks if options.victim == "worker" else members(children, "server"))
+        begin = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL if options.signal == "kill" else signal.SIGSTOP)
+        left = [i for i, child in enumerate(ranks) if child is not victim]
+        await_files(folder, "again", left, children, options.patience)
+        return max(float((folder / f"again-{i}").read_text()) for i in left) - begin
+
+
+def members(children: Children, kind: str) -> list[Child]:
+    return [child for child in children.running if child.label.startswith(kind)]
+
+
+def await_files(folder: Path, kind: str, ranks: object, children: Children, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    wanted = [folder / f"{kind}-{i}" for i in ranks]  # type: ignore[attr-defined]
+    while not all(path.exists() and (kind == "running" or path.stat().st_size) for path in wanted):
+        for child in children.wait(0.005):
+            if child.status not in (0, -signal.SIGKILL):
+                sys.exit(f"{child.describe_end()}")
+        if time.monotonic() > deadline:
+            sys.exit(f"not all ranks came to {kind!r} within {patience} s")
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def plot(values: list[float], title: str, path: str) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    axes.ecdf(values)
+    axes.set(xlabel="seconds from the loss to the next right sum on every rank", ylabel="share of the trials",
+             title=title, xlim=(0, None))  # fmt: skip
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--servers", type=int, help="dedicated servers (default: inside the ranks)")
+    parser.add_argument("--victim", choices=("worker", "server"), default="worker")
+    parser.add_argument("--signal", choices=("kill", "stop"), default="kill")
+    parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=60, help="seconds after which a trial counts as a hang")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", metavar="FILE")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        return rank(options.rank)
+    if options.victim == "server" and not options.servers:
+        parser.error("--victim server needs --servers")
+    draw = random.Random(options.seed)
+    shown = track(range(options.trials), description="losses", disable=not sys.stderr.isatty() or options.json)
+    values = [trial(options, draw) for _ in shown]
+    what = f"{options.trials} times SIG{options.signal.upper()} to a {options.victim} of {options.ranks} ranks"
+    if options.json:
+        print(json.dumps({"what": what, "seconds": values}))
+    else:
+        print(f"{what}: median {statistics.median(values):.2f} s, 95 % within {percentile(values, 0.95):.2f} s, "
+              f"longest {max(values):.2f} s; every sum was right")  # fmt: skip
+    if options.plot:
+        plot(values, what, options.plot)
+        print(f"wrote {options.plot}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
