@@ -38,6 +38,7 @@ from bps_rdma.handle import Handle, PreparedOperation
 from bps_rdma.job import (
     SettingValue,
     barrier,
+    commit,
     config,
     empty,
     get_pushpull_speed,
@@ -98,6 +99,7 @@ __all__ = [
     "all_gather",
     "all_gather_async",
     "barrier",
+    "commit",
     "broadcast",
     "broadcast_async",
     "config",

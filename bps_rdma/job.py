@@ -52,6 +52,8 @@ class Job:
         self.world = world
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
+        self.epoch = process.epoch  # of the view
+        self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.window_start = time.monotonic()
         self.window_bytes = 0
         self._parts: dict[type[Any], Any] = {}
@@ -63,7 +65,8 @@ class Job:
         Faces keep their state here instead of in module globals, so that two jobs of one process share nothing.
 
         Args:
-            kind: called without arguments; if its objects have a method close(), it is called after shutdown().
+            kind: called without arguments; if its objects have a method close(), it is called after shutdown(). When
+                a view ends they are closed and made anew, unless the class has a true `outlives_view`.
         """
         found: T | None = self._parts.get(kind)
         if found is None:
@@ -195,6 +198,7 @@ def _renewed() -> Job:
         before, _ended = _ended, None
         if before is None:
             raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+        kept = {kind: before._parts.pop(kind) for kind in list(before._parts) if getattr(kind, "outlives_view", False)}
         try:
             process = _core.Process.renew(before.process, change.stop)
         finally:
@@ -203,6 +207,7 @@ def _renewed() -> Job:
         ranks = {old: new for new, old in enumerate(process.ranks_before) if old >= 0}
         world = Group(0, tuple(range(process.workers)))
         job = Job(process, before.config, world)
+        job._parts.update(kept)
         for number, group in sorted(before.groups.items()):
             if number != 0:
                 members = tuple(ranks[rank] for rank in group.ranks if rank in ranks)
@@ -388,6 +393,21 @@ def barrier(group: Group | None = None, timeout: float | None = None) -> None:
     except TypeError:
         argument_types.explain(timeout=timeout)
         raise
+
+
+def commit(group: Group | None = None, timeout: float | None = None) -> None:
+    """Agrees that a step is complete, in a job that may go on without lost members (BPS_MIN_WORKERS).
+
+    Every rank of the group calls it when it has all results of a step, and before it uses them. When a member is lost
+    either all ranks that are left return, or all raise RoundAbortedError and repeat the step: none uses results that
+    another one lacks. Costs a round trip to the scheduler; in other jobs it returns at once.
+
+    Raises:
+        RoundAbortedError: a member was lost; nobody may use the results of this step.
+        DeadlineError, PeerLostError: as barrier().
+    """
+    if current().may_lose_members:
+        barrier(group, timeout)
 
 
 def group_of(job: Job, group: Group | None) -> Group:

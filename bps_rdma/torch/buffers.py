@@ -16,20 +16,19 @@ class BufferBroadcast:
 
     Args:
         module: whose buffers; looked up anew each time, since modules replace them.
-        root: the worker rank whose buffers all ranks get.
         prefix: of all names.
-        group: who takes part; None: all workers.
+        group: who takes part, the first of them gives its buffers; None: all workers.
     """
 
-    def __init__(self, module: torch.nn.Module, root: int, prefix: str, group: Group | None) -> None:
+    def __init__(self, module: torch.nn.Module, prefix: str, group: Group | None) -> None:
         self._module = module
-        self._root = root
         self._prefix = prefix
         self._group = group
         self._blocks: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
 
     def run(self) -> None:
         """Overwrites all buffers by those of the root. Every rank of the group calls it."""
+        root = self._group.ranks[0] if self._group else 0  # of the view of now
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in self._module.buffers():
             alike.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
@@ -40,12 +39,12 @@ class BufferBroadcast:
                 block = transfer.zeros_beside(buffers[0], count * dtype.itemsize, torch.uint8)
                 self._blocks[dtype, device, count] = block
             typed = block.view(dtype)
-            sends = bps_rdma.rank() == self._root
+            sends = bps_rdma.rank() == root
             if sends:
                 torch.cat([buffer.reshape(-1) for buffer in buffers], out=typed)
             # As bytes: any dtype can be sent that way.
             name = f"{self._prefix}.buffers.{number}.{dtype}.{count}"
-            transfer.broadcast(block, self._root, Options(name=name, group=self._group, awaited=True)).wait()
+            transfer.broadcast(block, root, Options(name=name, group=self._group, awaited=True)).wait()
             if not sends:
                 parts = typed.split([buffer.numel() for buffer in buffers])  # type: ignore[no-untyped-call]
                 for buffer, part in zip(buffers, parts, strict=True):

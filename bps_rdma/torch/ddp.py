@@ -80,7 +80,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.synchronizer = GradientSynchronizer(
             named, prefix, strategy, bucket_mb, compression, ours, find_unused_parameters
         )
-        self._buffers_of_root = BufferBroadcast(module, root, prefix, ours) if broadcast_buffers else None
+        self._buffers_of_root = BufferBroadcast(module, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._queued = False  # this backward will call _end_of_backward()
@@ -118,7 +118,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._queued = False  # a backward that failed may have left it
         if not self._sync:
             return
-        if self.synchronizer.open:
+        if not self.synchronizer.begin_again():
             raise BpsError(
                 "the last backward pass was not finished, so some gradients are still being synchronised",
                 "call finish_gradient_synchronization() on all ranks, or restart the job",

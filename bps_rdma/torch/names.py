@@ -11,6 +11,8 @@ from bps_rdma import job
 class Names:
     """The names given out in one job."""
 
+    outlives_view = True  # what has them stays
+
     def __init__(self) -> None:
         self.given: Counter[str] = Counter()
 

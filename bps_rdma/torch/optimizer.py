@@ -186,7 +186,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As usual, but refused between backward() and step(), while gradients are being synchronised."""
-        if self._bps_synchronizer.open:
+        was_open = self._bps_synchronizer.open
+        if self._bps_synchronizer.begin_again():
+            if was_open:
+                self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+        else:
             raise BpsError(
                 "zero_grad() was called between backward() and step(), while gradients are being synchronised",
                 "call step() or synchronize() first",

@@ -11,6 +11,7 @@ without one when no rank had one, as it would in a single process.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 import bps_rdma
-from bps_rdma import Group, Handle, arrays
+from bps_rdma import Group, Handle, arrays, job
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
@@ -57,7 +58,8 @@ class GradientSynchronizer:
         self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for place in self.places:
             _check(place)
-        self.open = False  # between the first gradient of a pass and its end
+        self._open = False
+        self._epoch = 0  # of the view in which the pass began
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
         self._strategy = strategy_of(strategy)
@@ -141,6 +143,7 @@ class GradientSynchronizer:
 
         Raises:
             PeerLostError, DeadlineError: once no operation is in progress; the gradients are then undefined.
+            RoundAbortedError: the same on every rank that is left; repeat the step.
         """
         if not self.open:
             return
@@ -148,6 +151,7 @@ class GradientSynchronizer:
         try:
             self.complete()
             self._wait_for_all()
+            job.commit(self.sent.group)  # or some ranks would use gradients that others have not got
         finally:
             self._reset()
             self.exposed_s += time.perf_counter() - begin
@@ -200,6 +204,15 @@ class GradientSynchronizer:
         mean = unit.release()
         return None if place in unused else mean
 
+    def begin_again(self) -> bool:
+        """Whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
+        if self.open and self._epoch != job.current().epoch:
+            for unit in self._started:
+                with contextlib.suppress(BpsError):
+                    unit.wait()
+            self._reset()
+        return not self.open
+
     def _reset(self) -> None:
         self.open = False
         self._arrived = []
@@ -229,6 +242,17 @@ class GradientSynchronizer:
         if ordered != [place for unit in self.units for place in unit.places]:
             self._generation += 1
             self._use(ordered)
+
+    @property
+    def open(self) -> bool:
+        """Between the first gradient of a pass and its end."""
+        return self._open
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        if value and not self._open:
+            self._epoch = job.current().epoch
+        self._open = value
 
     @property
     def arrived(self) -> list[Place]:

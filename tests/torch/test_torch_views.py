@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank dies in training, and the others go on: every step is used by all of them or by none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from torch import nn
+
+STEPS = 12
+LOST_AT = 5
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 300), nn.Linear(300, 2))
+
+
+def loss(trained: nn.Module, step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(16, 8, generator=generator)
+    result: torch.Tensor = trained(inputs).square().mean()
+    return result
+
+
+def train(bps: Any, face: str, moment: str) -> list[Any]:
+    """Rank 2 of 4 is killed in step LOST_AT; what the parameters are in the end, and who took each step."""
+    from bps_rdma import RoundAbortedError
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    inner = model()
+    trained: Any = inner
+    optimizer: Any = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
+    if face == "ddp":
+        trained = DistributedDataParallel(inner, bucket_mb=0.02)
+    else:
+        bps.torch.broadcast_parameters(inner.state_dict(), 0)
+        optimizer = DistributedOptimizer(optimizer, inner.named_parameters())
+    first, step, taken, told = bps.rank(), 0, [], 0
+    while step < STEPS:
+        try:
+            optimizer.zero_grad()
+            value = loss(trained, step, bps.rank())
+            if (first, step) == (2, LOST_AT):
+                if moment == "before":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                inner[3].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            value.backward()
+            if face == "optimizer":
+                optimizer.synchronize()
+        except RoundAbortedError:
+            told += 1
+            continue
+        with getattr(optimizer, "skip_synchronize", torch.no_grad)():
+            optimizer.step()
+        taken.append((step, bps.size()))
+        step += 1
+    parameters = [p.detach().numpy().copy() for p in inner.parameters()]
+    return [taken, told, parameters]
+
+
+def expected() -> list[Any]:
+    """The same steps in one process: the mean of the gradients of as many ranks."""
+    inner = model()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
+    for step in range(STEPS):
+        size = 4 if step < LOST_AT else 3
+        optimizer.zero_grad()
+        for rank in range(size):
+            (loss(inner, step, rank) / size).backward()
+        optimizer.step()
+    return [p.detach().numpy() for p in inner.parameters()]
+
+
+@pytest.mark.parametrize("moment", ["before", "in"])
+@pytest.mark.parametrize("face", ["ddp", "optimizer"])
+def test_a_step_is_repeated_without_the_lost_rank(face, moment):
+    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE)}
+    with cluster.start(train, face, moment, workers=4, env=env) as job:
+        outcomes = job.outcomes(but=[2])
+    for outcome in (outcomes[0], outcomes[1], outcomes[3]):
+        assert outcome.value, outcome.error + outcome.output
+    first = outcomes[0].value
+    for outcome in (outcomes[0], outcomes[1], outcomes[3]):
+        taken, told, parameters = outcome.value
+        assert taken == [(step, 4 if step < LOST_AT else 3) for step in range(STEPS)]
+        assert told == 1
+        for mine, reference, theirs in zip(parameters, expected(), first[2], strict=True):
+            assert (mine == theirs).all(), "the ranks that are left have the same bits"
+            torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(reference), rtol=2e-4, atol=1e-5)
