@@ -20,6 +20,8 @@ namespace {
 constexpr std::uint64_t kLeastCreditInBytes = 1000;
 // A link that takes longer is slow beyond doubt.
 constexpr double kMeasure_s = 5;
+// Where RDMA is used TCP may not get through at all, which says nothing about the link.
+constexpr double kMeasureForRdma_s = 2;
 // One TCP connection fills links up to this rate, bytes per second: 10 Gbit/s. What it carries over a faster one says
 // little about RDMA.
 constexpr double kMostOfTcp = 1.25e9;
@@ -107,22 +109,25 @@ std::uint64_t Process::wished_partition() const {
   // Each host measures with another server, where there are several.
   for (std::uint32_t i = 1; i <= members.servers; ++i) {
     const van::Node& server = *members.server((host + i) % members.servers);
+    if (server.host_key == self.host_key) continue;
+    bool is_rdma = false;
     try {
-      if (server.host_key == self.host_key) continue;
       const transport::Kind kind = van::select_transport(options_.allowed, self, server);
       if (!tcp_takes_link(server, kind)) continue;
-      const double rate = transport::tcp::measure_link({.address = *van::address_of(server, transport::Kind::kTcp),
-                                                        .hello = {.node = self.id},
-                                                        .deadline = Deadline::after(kMeasure_s),
-                                                        .whom = server.describe()},
-                                                       view_credentials_);
-      if (kind == transport::Kind::kRdma && rate > kMostOfTcp) return 0;
+      is_rdma = kind == transport::Kind::kRdma;
+      const double rate =
+          transport::tcp::measure_link({.address = *van::address_of(server, transport::Kind::kTcp),
+                                        .hello = {.node = self.id},
+                                        .deadline = Deadline::after(is_rdma ? kMeasureForRdma_s : kMeasure_s),
+                                        .whom = server.describe()},
+                                       view_credentials_);
+      if (is_rdma && rate > kMostOfTcp) return 0;
       const std::uint64_t bytes = tensor::partition_for_link(rate);
       log_info("the link to " + server.describe() + " carries " + std::to_string(static_cast<long>(rate / 1e6)) +
                " MB/s, for which partitions of " + std::to_string(bytes >> 10) + " KiB are best");
       return bytes;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kTimeout) return tensor::partition_for_link(0);
+      if (error.code() == ErrorCode::kTimeout && !is_rdma) return tensor::partition_for_link(0);
       log_info(std::string("the link to ") + server.describe() + " could not be measured: " + error.what());
       return 0;
     }

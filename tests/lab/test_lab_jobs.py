@@ -13,6 +13,7 @@ from lab_job import MIB, Job
 RATE = 100.0  # Mbit/s
 TENSOR = 8 * MIB
 PARTITION = 64 << 10  # what suits links of this rate
+LARGEST = 512 << 10  # by default
 MOST = 1.2  # times the tensor: headers, and what a busy machine acknowledges so late that it is sent again
 
 
@@ -55,6 +56,13 @@ def test_servers_inside_the_workers(lab):
     # Half of the tensor is summed at home: a link carries that half of the other rank, and the answer of this one's.
     for link in carried[:2]:
         assert all(1 <= times < MOST for times in link), carried
+
+
+def test_partitions_where_tcp_takes_another_network(lab):
+    """What TCP measures there says nothing about the links of RDMA."""
+    with Job(lab.hosts[:2], [], 2, TENSOR, env={"BPS_INTERFACE": "m0", "BPS_RDMA_HCA": "rxe0"}) as job:
+        job.finish()
+    assert job.partitions() == {TENSOR / LARGEST}
 
 
 def test_two_ranks_on_each_of_two_hosts(lab):
