@@ -135,9 +135,8 @@ def sums(bps: Any) -> float:
 
 
 def test_the_server_names_its_variables_and_says_when_it_is_ready():
-    shown = subprocess.run(
-        [cluster.binary("bps-server"), "--help"], capture_output=True, text=True, timeout=30, check=True
-    )
+    server = cluster.binary("bps-server")
+    shown = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=30, check=True)
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
     for name in ("DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "BPS_SECRET_FILE", "BPS_TRANSPORT", "exit status"):
         assert name in shown.stdout
