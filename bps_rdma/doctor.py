@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import bps_rdma
 from bps_rdma import _core
-from bps_rdma.errors import BpsError
+from bps_rdma.bench.memory import available
+from bps_rdma.errors import AuthenticationError, BpsError, DeadlineError, UnreachableError
 from bps_rdma.terminal import wide_console
 
 if TYPE_CHECKING:
@@ -25,6 +24,10 @@ _MARKS = {"ok": "[green]✓[/green]", "note": "[yellow]![/yellow]", "bad": "[red
 # With less than this, a tensor of ordinary size cannot be registered.
 _ENOUGH_LOCKED = 1 << 30
 _TRANSFER_BYTES = 64 << 20
+_NO_DOCTOR = (
+    "start `bps doctor --serve` on one machine, and meanwhile the command that it prints on the other; if both run, a "
+    "firewall between them closes the port"
+)
 
 
 @dataclass
@@ -91,9 +94,9 @@ def _look_at_host(report: Report) -> None:
             f"limited to {limit >> 10} KiB; RDMA locks the memory of tensors (root has no limit)",
             "ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in a systemd unit",
         )
-    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
-    if shared is not None:
-        report.add("shared memory", "ok", f"{shared.free >> 20} MiB free in /dev/shm")
+    report.add(
+        "shared memory", "ok", f"anonymous (memfd), of which {available() >> 20} MiB are free; /dev/shm is not used"
+    )
 
 
 def _look_at_libraries(report: Report, *, needed: bool) -> None:
@@ -159,6 +162,15 @@ def check_peer(
             rendezvous = Rendezvous.create(_core.Config(), port)
             rendezvous.print_command(wait_s)
             done = transfer(rendezvous, wait_s)
+    except (UnreachableError, DeadlineError) as error:
+        where = f"no doctor answers at {peer}" if peer is not None else f"no doctor came within {wait_s:.0f} s"
+        # What it says of a scheduler and its variables is about jobs.
+        report.add("peer", "bad", f"{where}{_reason(error)}", _NO_DOCTOR)
+        return
+    except AuthenticationError as error:
+        hint = "give --code as the doctor at --peer printed it; each start of it has a new one"
+        report.add("peer", "bad", error.message, hint)
+        return
     except BpsError as error:
         report.add("peer", "bad", error.message, error.hint)
         return
@@ -168,6 +180,11 @@ def check_peer(
         f"{done.nbytes >> 20} MiB summed with it over {done.transport} and verified: "
         f"{done.nbytes / done.seconds / 1e9:.2f} GB/s; 8 bytes in {done.small_seconds * 1e6:.0f} us",
     )
+
+
+def _reason(error: BpsError) -> str:
+    """What the system said of a connection, in parentheses."""
+    return error.message[error.message.index(" (") :] if error.message.endswith(")") else ""
 
 
 def doctor(

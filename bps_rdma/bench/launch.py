@@ -34,11 +34,16 @@ def run_bench(plan: Plan, job: LocalJob, listener: Listener) -> Outcome:
 
     Raises BpsError when a rank fails, a result is wrong, or a process cannot be started. No process is left behind.
     """
-    with Children() as children, _shared_memory(bound.shared_bytes(plan, job.workers)) as shared:
+    with (
+        teams.folder_for_shared_memory("openmpi" in plan.compare) as folder,  # removed after all processes have ended
+        Children() as children,
+        _shared_memory(bound.shared_bytes(plan, job.workers)) as shared,
+    ):
         spawn_helpers(children, job)
         ours = teams.start_ours(children, plan, job, shared)
         routes = routes_of([answer["routes"] for answer in ours.gather()])
-        others = [teams.start_mpi(children, plan, name, job.workers) for name in plan.compare if name in MPI_BASELINES]
+        mpi = [name for name in plan.compare if name in MPI_BASELINES]
+        others = [teams.start_mpi(children, plan, name, job.workers, folder) for name in mpi]
         for team in others:
             team.gather()
         with teams.busy(children, plan.load):

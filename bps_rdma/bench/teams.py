@@ -47,8 +47,11 @@ def start_ours(children: Children, plan: Plan, job: LocalJob, shared: tuple[int,
     return ranks
 
 
-def start_mpi(children: Children, plan: Plan, name: str, workers: int) -> Ranks:
-    """Start the ranks of the MPI baseline `name`. Raises BpsError when they do not connect."""
+def start_mpi(children: Children, plan: Plan, name: str, workers: int, shared: Path) -> Ranks:
+    """Start the ranks of the MPI baseline `name`; Open MPI keeps its shared memory in the folder `shared`.
+
+    Raises BpsError when they do not connect.
+    """
     where = environments.require(name)
     python = _python(str(where / "bin" / "python"), "bps_rdma.bench.peers.mpi")
     command = [str(where / "bin" / "mpiexec"), "-n", str(workers), *python]
@@ -64,6 +67,8 @@ def start_mpi(children: Children, plan: Plan, name: str, workers: int) -> Ranks:
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            # In /dev/shm itself, files of ranks that were killed would stay.
+            "OMPI_MCA_btl_sm_backing_directory": str(shared),
         }
         launcher = children.spawn(name, command, env)
         return _accept(children, launcher, listener, workers)
@@ -89,6 +94,20 @@ def _accept(children: Children, launcher: Child, listener: socket.socket, worker
     for connection in connections:
         ranks.add(launcher, connection)
     return ranks
+
+
+@contextlib.contextmanager
+def folder_for_shared_memory(needed: bool) -> Iterator[Path]:
+    """A folder in /dev/shm, or where there is none among temporary files, that goes with all that is in it.
+
+    None is made, and the path is /dev/shm, unless it is `needed`.
+    """
+    if not needed:
+        yield Path("/dev/shm")  # noqa: S108
+        return
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="openmpi-", dir=memory, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

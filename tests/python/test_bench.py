@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import cluster
 import pytest
 
-from bps_rdma.bench import memory, outputs
+from bps_rdma.bench import memory, outputs, teams
 from bps_rdma.bench.baselines import PushPull
 from bps_rdma.bench.cli import progress_of
 from bps_rdma.bench.outputs import check_outputs
@@ -118,6 +119,18 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_measured(plot,
     with pytest.raises(InvalidArgumentError, match=says) as caught:
         check_outputs(None, tmp_path / plot)
     assert caught.value.hint
+
+
+def test_the_shared_memory_of_open_mpi_goes_with_its_folder(monkeypatch, tmp_path):
+    started = {}
+    with teams.folder_for_shared_memory(True) as folder:
+        (folder / "sm_segment").touch()
+        monkeypatch.setattr(environments, "require", lambda _: tmp_path)
+        monkeypatch.setattr(teams, "_accept", lambda *_: None)
+        children = SimpleNamespace(spawn=lambda _name, _command, env: started.update(env))
+        teams.start_mpi(children, Plan(()), "openmpi", 2, folder)
+    assert started["OMPI_MCA_btl_sm_backing_directory"] == str(folder)
+    assert not folder.exists()
 
 
 def test_progress_without_a_terminal_is_what_is_measured_and_a_line_now_and_then(capsys, monkeypatch):

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import cluster
+import numpy as np
 import pytest
 
 import bps_rdma
@@ -126,3 +128,22 @@ def test_completion_and_the_module():
         timeout=60, check=False, cwd=os.sep,
     )  # fmt: skip
     assert done.stdout == f"bps_rdma {bps_rdma.__version__}\n", done.stderr
+
+
+def sums(bps: Any) -> float:
+    return float(bps.push_pull(np.ones(3), average=False)[0])
+
+
+def test_the_server_names_its_variables_and_says_when_it_is_ready():
+    server = cluster.binary("bps-server")
+    shown = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=30, check=True)
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    for name in ("DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "BPS_SECRET_FILE", "BPS_TRANSPORT", "exit status"):
+        assert name in shown.stdout
+    wrong = subprocess.run([server, "--rank", "x"], capture_output=True, timeout=30, check=False)
+    assert wrong.returncode == 2
+    with cluster.start(sums, workers=2, servers=1) as job:
+        assert job.results() == [2, 2]
+        said = job.log("server 0")
+    assert f"port {job.port}, and for 2 workers and 1 server" in said
+    assert "ready; this is server 0" in said

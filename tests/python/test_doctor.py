@@ -80,7 +80,8 @@ def test_a_peer_that_is_not_there_and_a_peer_without_a_code():
         status, checks = doctor(*options, env={"BPS_TRANSPORT": "tcp"})
         assert status == 1
         assert checks["peer"]["state"] == "bad"
-        assert checks["peer"]["hint"]
+        assert "bps doctor --serve" in checks["peer"]["hint"]
+        assert "scheduler" not in checks["peer"]["fact"] + checks["peer"]["hint"]
 
 
 def test_a_wrong_code_is_refused():
@@ -94,5 +95,6 @@ def test_a_wrong_code_is_refused():
         status, checks = doctor("--peer", where, "--code", "0000", "--timeout", "3", env={"BPS_TRANSPORT": "tcp"})
         assert status == 1
         assert "secret" in checks["peer"]["fact"]
+        assert "--code" in checks["peer"]["hint"]
         first.wait(30 * cluster.PATIENCE)
     assert first.returncode == 1
