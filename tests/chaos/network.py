@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 
+PAIR = ["rank 0", "rank 1"]  # members of the fixture `networks`
 PLANES = {"control": "10.201.0", "data": "10.202.0"}
 _NOBODY = "02:00:00:00:00:01"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import cluster
+import network
 import pytest
 
 import bps_rdma
@@ -28,3 +29,12 @@ def alone(clean_environment: None) -> Iterator[ModuleType]:
     bps_rdma.init(timeout=60, heartbeat_timeout=20)
     yield bps_rdma
     bps_rdma.shutdown()
+
+
+@pytest.fixture
+def networks() -> Iterator[network.Network]:
+    """Two namespaces, for a rank each, that two networks join."""
+    if reason := network.why_not():
+        pytest.skip(f"no network namespaces here: {reason}")
+    with network.Network(network.PAIR) as made:
+        yield made

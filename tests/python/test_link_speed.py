@@ -5,24 +5,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import cluster
 import network
 import numpy as np
-import pytest
 from test_rails import FIRST, MEMBERS, MIB, enter
 
 KIB = 1 << 10
-
-
-@pytest.fixture
-def networks() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"no network namespaces here: {reason}")
-    with network.Network(MEMBERS) as made:
-        yield made
 
 
 def shape(networks: network.Network, mbit: int) -> None:

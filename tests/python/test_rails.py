@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,10 @@ import network
 import numpy as np
 import pytest
 
-MEMBERS = ["rank 0", "rank 1"]
+MEMBERS = network.PAIR
 FIRST, SECOND = network.PLANES  # the names of the interfaces
 MIB = 1 << 20
 _NEW_NETWORK = 0x40000000
-
-
-@pytest.fixture
-def networks() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"no network namespaces here: {reason}")
-    with network.Network(MEMBERS) as made:
-        yield made
 
 
 def enter(namespace: str) -> None:

@@ -10,6 +10,7 @@
 
 #include "server/server_loop.h"
 #include "transport/local/self_transport.h"
+#include "van/members.h"
 
 namespace bps::server {
 
@@ -46,17 +47,9 @@ class ServerLoopTest : public ::testing::Test {
   static constexpr std::uint32_t kSmallSlots = 128;
 
   ServerLoopTest() {
-    van::Membership members;
-    members.workers = kWorkers;
-    for (std::uint32_t i = 0; i < kWorkers; ++i) {
-      van::Node node;
-      node.id = i + 1;
-      node.worker_rank = static_cast<std::int32_t>(i);
-      node.worker_loops = 1;
-      members.nodes.push_back(node);
-    }
     server_loop = std::make_unique<ServerLoop>(ServerLoopOptions{.window = kWindow, .largest_partition = 1 << 20},
-                                               members, std::vector<transport::Transport*>{&transport}, counters);
+                                               van::members_with_one_loop(kWorkers),
+                                               std::vector<transport::Transport*>{&transport}, counters);
     server_loop->add_group(van::Group{0, {0, 1, 2}});
     server_loop->add_group(van::Group{5, {0, 2}});
     for (std::uint32_t i = 0; i < kWorkers; ++i) {

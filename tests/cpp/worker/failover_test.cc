@@ -15,6 +15,7 @@
 #include "transport/listener.h"
 #include "transport/reactor.h"
 #include "transport/tcp/tcp_transport.h"
+#include "van/members.h"
 #include "worker/worker_loop.h"
 
 namespace bps::worker::testing {
@@ -59,20 +60,12 @@ struct One {
 class FailoverTest : public ::testing::Test {
  protected:
   FailoverTest() {
-    van::Membership members;
-    members.workers = kWorkers;
-    for (std::uint32_t i = 0; i < kWorkers; ++i) {
-      van::Node node;
-      node.id = i + 1;
-      node.worker_rank = static_cast<std::int32_t>(i);
-      node.worker_loops = 1;
-      members.nodes.push_back(node);
-    }
     far = std::make_unique<TcpTransport>(reactor.loop(), credentials, reactor.counters(), "", rails());
     server::ServerLoopOptions options{.largest_partition = 1 << 20};
     options.reactor = &reactor;
-    server_loop = std::make_unique<server::ServerLoop>(options, members, std::vector<transport::Transport*>{far.get()},
-                                                       reactor.counters());
+    server_loop =
+        std::make_unique<server::ServerLoop>(options, van::members_with_one_loop(kWorkers),
+                                             std::vector<transport::Transport*>{far.get()}, reactor.counters());
     server_loop->add_group(*group);
     std::vector<transport::tcp::TcpAddress> addresses;
     listeners.call([&] {
