@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bps_rdma.launch.environment import _IDENTITY
+from bps_rdma.launch.environment import IDENTITY
 from bps_rdma.ray.placement import RankPlace
 
 _PREFIXES = ("DMLC_", "TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
@@ -20,7 +20,7 @@ _PREFIXES = ("DMLC_", "TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 def identity(environ: Mapping[str, str]) -> list[str]:
     """Names of the variables that say which member of which job a process is."""
-    return [name for name in environ if name in _IDENTITY or name.startswith(_PREFIXES) or name == "NODE_RANK"]
+    return [name for name in environ if name in IDENTITY or name.startswith(_PREFIXES) or name == "NODE_RANK"]
 
 
 def adopt(env: Mapping[str, str]) -> None:
