@@ -7,9 +7,10 @@ that process to be must not reach the actor; settings such as BPS_INTERFACE may.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from bps_rdma.launch.environment import IDENTITY
@@ -28,6 +29,16 @@ def adopt(env: Mapping[str, str]) -> None:
     for name in identity(os.environ):
         del os.environ[name]
     os.environ.update(env)
+
+
+@contextlib.contextmanager
+def without_identity(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Hide who this process is taken to be, while it joins a job in which it is somebody else."""
+    hidden = {name: environ.pop(name) for name in identity(environ)}
+    try:
+        yield
+    finally:
+        environ.update(hidden)
 
 
 @dataclass(frozen=True)
