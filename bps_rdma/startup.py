@@ -5,7 +5,8 @@ Three ways to start (architecture: Start-up), after launch/cluster.py has turned
 
 * classic: DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, ... with separate scheduler and server processes;
 * launched with separate servers: `bps run --servers K` sets BPS_NUM_SERVERS beside torchrun's variables;
-* embedded: torchrun's variables, or none at all; rank 0 hosts the scheduler and every rank is also a server.
+* embedded: torchrun's variables, or none at all; rank 0 hosts the scheduler and every rank is also a server. With
+  BPS_ROLE=joint and BPS_NUM_SERVERS, which is then the number of ranks, the scheduler is a process of its own.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def from_config(config: Any) -> Any:
     startup.scheduler_host = config.text("BPS_ROOT_URI")
     if config.text("BPS_NUM_SERVERS"):
         _separate(config, startup)
+        if role == "joint" and config.text("BPS_ROLE"):
+            _servers_inside(startup)
     else:
         _embedded(config, startup)
     return startup
@@ -81,10 +84,20 @@ def _separate(config: Any, startup: Any) -> None:
     startup.job = config.text("BPS_JOB_ID")
 
 
-def _embedded(config: Any, startup: Any) -> None:
+def _servers_inside(startup: Any) -> None:
+    if startup.servers != startup.workers:
+        raise InvalidArgumentError(
+            f"with BPS_ROLE=joint each of the {startup.workers} ranks is a server, but BPS_NUM_SERVERS is "
+            f"{startup.servers}",
+            f"set it to {startup.workers}, or leave BPS_ROLE out for dedicated servers",
+        )
     startup.joint = True
     startup.server_rank = startup.worker_rank
+
+
+def _embedded(config: Any, startup: Any) -> None:
     startup.servers = startup.workers
+    _servers_inside(startup)
     startup.hosts_scheduler = startup.worker_rank == 0
     if startup.workers == 1:
         startup.job = secrets.token_hex(16)

@@ -57,7 +57,7 @@ class Identity:
         workers: number of ranks.
         servers: number of dedicated servers; 0: servers inside the ranks.
         master: for torch.distributed.
-        scheduler: of the scheduler, with dedicated servers.
+        scheduler: of the scheduler; None: inside rank 0.
         attempt: from 0.
     """
 
@@ -71,7 +71,7 @@ class Identity:
 
     def rank(self, place: RankPlace) -> dict[str, str]:
         """The variables of a rank, which are torchrun's and ours."""
-        return self._common() | {
+        env = self._common() | {
             "RANK": str(place.rank),
             "WORLD_SIZE": str(self.workers),
             "LOCAL_RANK": str(place.local_rank),
@@ -81,6 +81,9 @@ class Identity:
             "MASTER_PORT": str(self.master.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
         }
+        if self.scheduler is not None and not self.servers:
+            env["BPS_ROLE"] = "joint"
+        return env
 
     def server(self) -> dict[str, str]:
         """The variables of a server and of the scheduler."""
@@ -90,7 +93,7 @@ class Identity:
         env = {"BPS_JOB_ID": self.name, "BPS_SECRET": self.secret}
         if self.scheduler is not None:
             env |= {
-                "BPS_NUM_SERVERS": str(self.servers),
+                "BPS_NUM_SERVERS": str(self.servers or self.workers),
                 "BPS_ROOT_URI": self.scheduler.host,
                 "BPS_ROOT_PORT": str(self.scheduler.port),
             }

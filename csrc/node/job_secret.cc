@@ -37,7 +37,7 @@ JobSecret random_secret(const Startup& startup) {
 }  // namespace
 
 JobSecret job_secret(const JobSettings& settings, const Startup& startup) {
-  if (startup.joint && startup.workers == 1) return random_secret(startup);
+  if (startup.hosts_scheduler && startup.workers == 1) return random_secret(startup);
   if (!settings.secret.empty()) {
     JobSecret found = from(startup, settings.secret);
     if (settings.secret.size() < kLeastBytes) {

@@ -164,7 +164,8 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
     return;
   }
   if (worker_ && !leaving_) {
-    const bool host_lost = node == 0 && options_.startup.joint;
+    // Where servers are counted, the scheduler is a process of its own.
+    const bool host_lost = node == 0 && options_.startup.joint && !options_.settings.job.servers;
     worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
   }
   if (node != 0) loops_->lose_node(node, why);
