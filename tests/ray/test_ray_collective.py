@@ -79,9 +79,17 @@ def everything(rank: int, tensors: bool) -> dict[str, Any]:
     return {name: value.tolist() for name, value in found.items()} | {"gathered": [g.tolist() for g in gathered]}
 
 
-@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
-def test_every_operation(members, tensors):
-    for rank, found in enumerate(on_all(members, everything, tensors)):
+def test_every_operation_and_a_second_group(members):
+    """In one test, because actors take long to start."""
+    check_everything(on_all(members, everything, False))
+    check_everything(on_all(members, everything, True))
+    first, *others = on_all(members, in_groups)
+    assert first == (0.0, None, False)
+    assert others == [(3.0, (place, [2.0, 1.0]), False) for place in (1, 0)]
+
+
+def check_everything(told: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(told):
         assert found == {
             "sum": [6.0, 30.0],
             "product": [6.0, 0.0],
@@ -95,6 +103,7 @@ def test_every_operation(members, tensors):
 
 
 def in_groups(rank: int) -> tuple[Any, ...]:
+    """Sums in a group of two of the three, then ends all groups; what came of it, and whether the job goes on."""
     from ray.util import collective
 
     x = np.float32([rank])
@@ -114,14 +123,6 @@ def in_groups(rank: int) -> tuple[Any, ...]:
     return float(x[0]), told, bps_rdma.is_initialized()
 
 
-def test_a_second_group_of_some_members(members):
-    assert on_all(members, in_groups) == [
-        (0.0, None, False),
-        (3.0, (1, [2.0, 1.0]), False),
-        (3.0, (0, [2.0, 1.0]), False),
-    ]
-
-
 def waits(rank: int) -> None:
     from ray.util import collective
 
@@ -137,6 +138,7 @@ def test_the_death_of_a_member_reaches_the_others(members):
             ray.get(one, timeout=5 * ray_jobs.PATIENCE)
 
 
+@pytest.mark.long
 def test_members_of_different_jobs_are_refused(members):
     """The third one has left the job of the others."""
     ray.get(members[2].call.remote(lambda rank: bps_rdma.shutdown()))
