@@ -21,10 +21,15 @@ _RANKS = ("RANK", "WORLD_SIZE", "BPS_RANK", "BYTEPS_GLOBAL_RANK", "BPS_WORLD_SIZ
 
 def is_rank_of_slurm(env: Mapping[str, str]) -> bool:
     """Whether this process is one of several tasks of a step, and nothing else says which rank it is."""
-    if _says_ranks(env, {}) or not is_step(env):
+    if _says_ranks(env, {}) or _is_of_ray(env) or not is_step(env):
         return False
     step = step_of(env)
     return step is not None and step.tasks > 1
+
+
+def _is_of_ray(env: Mapping[str, str]) -> bool:
+    """Whether a raylet started this process, which then has the variables of the task that the raylet is."""
+    return bool(env.get("RAY_RAYLET_PID"))
 
 
 def _says_ranks(env: Mapping[str, str], arguments: Mapping[str, object]) -> bool:
@@ -41,6 +46,8 @@ def adopt(env: MutableMapping[str, str], arguments: Mapping[str, object]) -> Non
     Raises:
         InvalidArgumentError: Slurm's variables cannot be used, or there is no safe place for the secret.
     """
+    if _is_of_ray(env):
+        return
     if is_rank_of_slurm(env) and not _says_ranks(env, arguments):
         step = step_of(env)
         assert step is not None

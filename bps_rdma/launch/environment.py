@@ -19,7 +19,7 @@ from bps_rdma.launch.cluster import is_rank_of_slurm
 LOCALHOST = "127.0.0.1"
 
 # Variables that identify a process. A launcher inside another job must not pass on that job's values.
-_IDENTITY = (
+IDENTITY = (
     "BPS_ROLE", "BPS_NUM_WORKERS", "BPS_NUM_SERVERS", "BPS_WORKER_ID", "BPS_LOCAL_RANK", "BPS_LOCAL_SIZE", "BPS_RANK",
     "BPS_WORLD_SIZE", "BPS_MIN_WORKERS", "BPS_ROOT_URI", "BPS_ROOT_PORT", "BPS_JOB_ID", "BPS_SECRET",
     "BPS_SECRET_FILE",
@@ -39,16 +39,20 @@ def inside_a_job() -> bool:
 
 def outer_environment() -> dict[str, str]:
     """The environment of this process without what would tell a rank who it is."""
-    return {name: value for name, value in os.environ.items() if name not in _IDENTITY}
+    return {name: value for name, value in os.environ.items() if name not in IDENTITY}
 
 
-def free_port() -> int:
-    """A free TCP port of this machine, below the range that the kernel uses for outgoing connections."""
+def free_port(address: str = LOCALHOST) -> int:
+    """A free TCP port of this machine, below the range that the kernel uses for outgoing connections.
+
+    Args:
+        address: where it must be free; empty: at all addresses.
+    """
     for _ in range(1000):
         port = random.randrange(20000, 32768)  # noqa: S311  # not a secret
         with socket.socket() as probe:
             try:
-                probe.bind((LOCALHOST, port))
+                probe.bind((address, port))
             except OSError:
                 continue
             return port

@@ -8,8 +8,6 @@ of a process of their own.
 from __future__ import annotations
 
 import os
-import random
-import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import ray.cloudpickle
 
 from bps_rdma import job
 from bps_rdma.errors import BpsError
-from bps_rdma.launch.environment import find_binary
+from bps_rdma.launch.environment import find_binary, free_port
 from bps_rdma.ray.environment import adopt
 from bps_rdma.ray.errors import RayError, ServerEndedError, StartError
 
@@ -45,7 +43,7 @@ class Member:
 
     def whereabouts(self) -> Whereabouts:
         """Where this actor is."""
-        return Whereabouts(ray.util.get_node_ip_address(), os.getpid(), _free_port())
+        return Whereabouts(ray.util.get_node_ip_address(), os.getpid(), free_port(""))
 
     def adopt(self, env: Mapping[str, str]) -> None:
         """Take on an identity, before anything has read the environment."""
@@ -100,16 +98,3 @@ class Helper(Member):
             raise ServerEndedError(f"bps-{role} was killed by signal {-status}", killed=True)
         if status:
             raise ServerEndedError(f"bps-{role} ended with status {status}; its output says why", killed=False)
-
-
-def _free_port() -> int:
-    """A free port, below the range that the kernel uses for outgoing connections."""
-    for _ in range(1000):
-        port = random.randrange(20000, 32768)  # noqa: S311  # not a secret
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise BpsError("no TCP port between 20000 and 32767 is free", "stop processes that listen there (`ss -ltn`)")

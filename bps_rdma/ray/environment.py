@@ -7,12 +7,13 @@ that process to be must not reach the actor; settings such as BPS_INTERFACE may.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
-from bps_rdma.launch.environment import _IDENTITY
+from bps_rdma.launch.environment import IDENTITY
 from bps_rdma.ray.placement import RankPlace
 
 _PREFIXES = ("DMLC_", "TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
@@ -20,7 +21,7 @@ _PREFIXES = ("DMLC_", "TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 def identity(environ: Mapping[str, str]) -> list[str]:
     """Names of the variables that say which member of which job a process is."""
-    return [name for name in environ if name in _IDENTITY or name.startswith(_PREFIXES) or name == "NODE_RANK"]
+    return [name for name in environ if name in IDENTITY or name.startswith(_PREFIXES) or name == "NODE_RANK"]
 
 
 def adopt(env: Mapping[str, str]) -> None:
@@ -28,6 +29,16 @@ def adopt(env: Mapping[str, str]) -> None:
     for name in identity(os.environ):
         del os.environ[name]
     os.environ.update(env)
+
+
+@contextlib.contextmanager
+def without_identity(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Hide who this process is taken to be, while it joins a job in which it is somebody else."""
+    hidden = {name: environ.pop(name) for name in identity(environ)}
+    try:
+        yield
+    finally:
+        environ.update(hidden)
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class Identity:
         workers: number of ranks.
         servers: number of dedicated servers; 0: servers inside the ranks.
         master: for torch.distributed.
-        scheduler: of the scheduler, with dedicated servers.
+        scheduler: of the scheduler; None: inside rank 0.
         attempt: from 0.
     """
 
@@ -60,7 +71,7 @@ class Identity:
 
     def rank(self, place: RankPlace) -> dict[str, str]:
         """The variables of a rank, which are torchrun's and ours."""
-        return self._common() | {
+        env = self._common() | {
             "RANK": str(place.rank),
             "WORLD_SIZE": str(self.workers),
             "LOCAL_RANK": str(place.local_rank),
@@ -70,6 +81,9 @@ class Identity:
             "MASTER_PORT": str(self.master.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
         }
+        if self.scheduler is not None and not self.servers:
+            env["BPS_ROLE"] = "joint"
+        return env
 
     def server(self) -> dict[str, str]:
         """The variables of a server and of the scheduler."""
@@ -79,7 +93,7 @@ class Identity:
         env = {"BPS_JOB_ID": self.name, "BPS_SECRET": self.secret}
         if self.scheduler is not None:
             env |= {
-                "BPS_NUM_SERVERS": str(self.servers),
+                "BPS_NUM_SERVERS": str(self.servers or self.workers),
                 "BPS_ROOT_URI": self.scheduler.host,
                 "BPS_ROOT_PORT": str(self.scheduler.port),
             }

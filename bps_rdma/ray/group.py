@@ -57,8 +57,9 @@ class Group:
                 self.ranks.append(self._start(Rank, f"rank {place.rank}", place, shape.rank_resources))
             for number, one in enumerate(placement.servers):
                 self.servers.append(self._start(Helper, f"server {number}", one, shape.server_resources))
-            if self.servers:
-                self.scheduler = self._start(Helper, "scheduler", placement.servers[0], {})
+            if shape.has_scheduler:
+                beside = [*placement.servers, *placement.ranks][0]
+                self.scheduler = self._start(Helper, "scheduler", beside, {})
         except BaseException:
             self.kill()
             raise

@@ -18,7 +18,11 @@ _NODE_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
 @dataclass(frozen=True)
 class Shape:
-    """How many members a job has, and what each of them takes. `strict`: each bundle on a node of its own."""
+    """How many members a job has, and what each of them takes.
+
+    `strict`: each bundle on a node of its own. `own_scheduler`: the scheduler is a process of its own, with dedicated
+    servers or without.
+    """
 
     hosts: int = 1
     per_host: int = 1
@@ -26,6 +30,7 @@ class Shape:
     servers: int = 0
     server_resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
     strict: bool = False
+    own_scheduler: bool = False
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.per_host < 1 or self.servers < 0:
@@ -38,6 +43,11 @@ class Shape:
                 raise InvalidArgumentError(
                     f"{name} is {dict(getattr(self, name))}", 'name at least one resource, as in {"CPU": 1}'
                 )
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether the scheduler is a process of its own; otherwise rank 0 hosts it."""
+        return self.servers > 0 or (self.own_scheduler and self.workers > 1)
 
     @property
     def workers(self) -> int:

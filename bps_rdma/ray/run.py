@@ -32,6 +32,7 @@ def run(
     servers: int = 0,
     server_resources: Mapping[str, float] = _ONE_CPU,
     strict_spread: bool = False,
+    own_scheduler: bool = False,
     env: Mapping[str, str] | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     max_failures: int = 0,
@@ -53,6 +54,8 @@ def run(
         server_resources: of each dedicated server. A resource of your own, such as {"CPU": 8, "bps_server": 1}, pins
             them to the nodes that were started with it.
         strict_spread: each bundle and each server needs a node of its own.
+        own_scheduler: run the scheduler in an actor of its own also without dedicated servers, so that no rank is
+            special; otherwise rank 0 hosts it. With dedicated servers it always is.
         env: settings for all members, there before their interpreters start.
         runtime_env: Ray's, for all members.
         max_failures: how often to start again after a failure. `train` then has to go on from its last checkpoint;
@@ -71,7 +74,7 @@ def run(
     """
     if max_failures < 0:
         raise InvalidArgumentError(f"max_failures is {max_failures}", "use 0 or more")
-    shape = Shape(hosts, per_host, dict(rank_resources), servers, dict(server_resources), strict_spread)
+    shape = Shape(hosts, per_host, dict(rank_resources), servers, dict(server_resources), strict_spread, own_scheduler)
     connect()
     pickled = ray.put(ray.cloudpickle.dumps((train, config)))
     silent: set[str] = set()

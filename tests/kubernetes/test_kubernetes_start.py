@@ -2,16 +2,17 @@
 """The start line of every container, run as a process with the variables that the kubelet would set.
 
 All pods are on this machine, so names of pods become the loopback address, and ports free ones. The RayJob is left out:
-the operator starts its containers, and its driver has tests of its own.
+the operator starts its containers with a line of its own; tests/ray runs that of its driver.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,13 @@ class Cluster:
     def output(self) -> str:
         return "\n".join(f"---- {name}\n{self.log(name).read_text()}" for name in self.processes)
 
+    def await_(self, what: Callable[[], bool]) -> None:
+        """Waits until it is so."""
+        deadline = time.monotonic() + 60 * cluster.PATIENCE
+        while not what():
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)
+
     def await_all(self) -> None:
         """Waits until all have ended with status 0."""
         deadline = time.monotonic() + 60 * cluster.PATIENCE
@@ -158,11 +166,11 @@ def test_an_indexed_job(tmp_path: Path) -> None:
 
 
 def port_of(port: int) -> dict[str, str]:
-    return {"9010": str(port), ":2332 01": f":{port:04X} 01"}
+    return {"9010": str(port), ":2332 ": f":{port:04X} "}
 
 
-def is_ready(pod: Pod) -> bool:
-    command = pod.container["readinessProbe"]["exec"]["command"]
+def passes(pod: Pod, probe: str) -> bool:
+    command = pod.container[probe]["exec"]["command"]
     return subprocess.run(command, env=pod.env({"bps": {}}), check=False).returncode == 0
 
 
@@ -172,25 +180,40 @@ def test_dedicated_servers(servers: str, tmp_path: Path) -> None:
     texts = changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port)
     documents = manifests.load("servers.yaml", texts)
     if servers != "servers.yaml":
-        probe = {":2332 01": f":{port:04X} 01", "value: rdma,tcp": "value: tcp"}
+        probe = {":2332 ": f":{port:04X} ", "value: rdma,tcp": "value: tcp"}
         documents = [one for one in documents if one["metadata"]["name"] != "bps-server"]
         documents += manifests.load(servers, probe)
     with Cluster(tmp_path, *documents) as pods:
         members = {name: [pod for pod in pods.pods if name in pod.name] for name in ("scheduler", "server", "ranks")}
         assert [len(of_kind) for of_kind in members.values()] == [1, 2, 2]
-        assert not is_ready(members["server"][0])
+        assert not passes(members["server"][0], "readinessProbe")
+        assert passes(members["server"][0], "livenessProbe")  # it waits for its scheduler
         for pod in members["scheduler"] + members["server"]:
             pods.start(pod)
-        deadline = time.monotonic() + 60 * cluster.PATIENCE
-        while not is_ready(members["server"][0]):
-            assert time.monotonic() < deadline, pods.output()
-            time.sleep(0.05)
+        pods.await_(lambda: passes(members["server"][0], "readinessProbe"))
+        assert passes(members["server"][0], "livenessProbe")
         for pod in members["ranks"]:
             pod.added["MASTER_PORT"] = str(PORT)
             pods.start(pod)
         pods.await_all()
         assert ranks_in(pods.output()) == ALL
         assert f"waiting for 4 workers and 2 servers on port {port}" in pods.output()
+
+
+def test_a_stopped_server_is_not_alive(tmp_path: Path) -> None:
+    port = cluster.free_port()
+    documents = manifests.load("servers.yaml", changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port))
+    with Cluster(tmp_path, *documents) as pods:
+        scheduler, server = (next(pod for pod in pods.pods if name in pod.name) for name in ("scheduler", "server"))
+        pods.start(scheduler)
+        pods.start(server)
+        pods.await_(lambda: passes(server, "readinessProbe"))
+        pods.processes[server.name].send_signal(signal.SIGSTOP)
+        assert passes(server, "livenessProbe")  # nobody misses it yet
+        pods.processes[scheduler.name].kill()
+        pods.await_(lambda: not passes(server, "livenessProbe"))
+        pods.processes[server.name].send_signal(signal.SIGCONT)
+        pods.await_(lambda: passes(server, "livenessProbe"))
 
 
 def test_a_jobset(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ def test_a_batch_script_is_one_rank_and_is_warned(step, home):
         {"SLURM_STEP_ID": "4294967290"},  # the shell of salloc
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"},
         {"DMLC_ROLE": "worker", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+        {"RAY_RAYLET_PID": "77"},  # an actor: the task is its raylet
+        {"RAY_RAYLET_PID": "77", "SLURM_STEP_ID": None, "SLURM_NTASKS": "5"},
+        # Each raylet may be a step of its own: nothing of Slurm's stands for what its actors are together.
+        {"RAY_RAYLET_PID": "77", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
     ],
 )
 def test_what_is_no_rank_of_slurm(env, home, monkeypatch):

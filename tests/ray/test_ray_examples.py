@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 TINY = ["--layers", "4", "--hidden", "32", "--heads", "4", "--words", "96", "--length", "16"]
 SHAPES = {
+    "pp2-cp2": (4, ["--pp", "2", "--cp", "2"]),
     "tp2-pp2": (4, ["--tp", "2", "--pp", "2"]),
     "cp2-dp2": (4, ["--cp", "2"]),
     "tp2-pp2-dp2": (8, ["--tp", "2", "--pp", "2", "--overlap", "--distributed-optimizer"]),
@@ -57,7 +59,7 @@ def on_ray(two_nodes, folder: Path, ranks: int, script: Path, *options: str) -> 
 
 @pytest.mark.parametrize(
     "shape",
-    ["tp2-pp2", "cp2-dp2"] + [pytest.param(name, marks=pytest.mark.long) for name in ("tp2-pp2-dp2", "tp2-pp2-cp2")],
+    [pytest.param(name, marks=[] if name == "pp2-cp2" else pytest.mark.long) for name in SHAPES],
 )
 def test_one_script_in_both_modes(two_nodes, tmp_path, shape):
     ranks, options = SHAPES[shape]
@@ -69,7 +71,8 @@ def test_one_script_in_both_modes(two_nodes, tmp_path, shape):
 
 def test_a_training_goes_on_in_either_mode(two_nodes, tmp_path):
     """On Ray it loses a rank and goes on by itself; what it saved last, torchrun goes on from."""
-    undisturbed = locally(tmp_path, 2, "train.py", "--steps", "6")
+    options = ["--tp", "2", "--steps"]
+    undisturbed = locally(tmp_path, 2, "train.py", *options, "6")
     dies = tmp_path / "dies.py"
     dies.write_text(
         "import os, signal, sys\n"
@@ -88,10 +91,46 @@ def test_a_training_goes_on_in_either_mode(two_nodes, tmp_path):
         "    train.main()\n"
     )
     saved = ["--checkpoints", str(tmp_path / "saved")]
-    on = on_ray(two_nodes, tmp_path, 2, dies, "--steps", "4", "--max-failures", "1", *saved)
+    on = on_ray(two_nodes, tmp_path, 2, dies, *options, "4", "--max-failures", "1", *saved)
     assert on["first"] == 2
     assert on["losses"] == undisturbed["losses"][2:4]
-    again = locally(tmp_path, 2, "train.py", "--steps", "6", *saved)
+    again = locally(tmp_path, 2, "train.py", *options, "6", *saved)
     assert again["first"] == 4
     assert again["losses"] == undisturbed["losses"][4:]
     assert again["weights"] == undisturbed["weights"]
+
+
+def test_adapters_train_on_ray(two_nodes, tmp_path):
+    found = on_ray(two_nodes, tmp_path, 2, EXAMPLES / "lora.py", "--pp", "2", "--recompute", "--steps", "2")
+    assert found["trained"] == [8, 8]
+    assert len(set(found["losses"])) == 2
+
+
+@pytest.mark.long
+def test_adapters_train_in_both_modes(two_nodes, tmp_path):
+    """One goes on from the adapters of the other, whose parallelism is another one."""
+    options = ["--recompute", "--steps", "3", "--adapters"]
+    shape = ["--tp", "2", "--pp", "2", "--sequence-parallel"]
+    ours, theirs = tmp_path / "ours.pt", tmp_path / "theirs.pt"
+    found = on_ray(two_nodes, tmp_path, 8, EXAMPLES / "lora.py", *shape, *options, str(ours))
+    wanted = locally(tmp_path, 8, "lora.py", *shape, *options, str(theirs))
+    assert found == wanted
+    assert (found["loaded"], found["trained"]) == (False, [8] * 8)
+    again = locally(tmp_path, 4, "lora.py", "--tp", "2", *options, str(ours))
+    assert (again["loaded"], again["trained"]) == (True, [16] * 4)
+    # The same batch as in the first step of the others, with what these have learnt.
+    assert again["losses"][0] < found["losses"][0]
+
+
+@pytest.mark.long
+def test_the_driver_of_the_rayjob(two_nodes, tmp_path):
+    """The entrypoint of the manifest, as the operator starts it beside the head of its cluster."""
+    text = (EXAMPLES.parent / "kubernetes" / "rayjob.yaml").read_text()
+    (line,) = re.findall(r"^  entrypoint: (.*)$", text, re.MULTILINE)
+    python, script, *options = line.split()
+    assert (python, script) == ("python", "/workspace/ray/train.py")
+    assert (EXAMPLES / "train.py").exists()  # where the Dockerfile of docs/kubernetes.md copies examples to
+    shorter = {"4": "1", "100": "2"}
+    options = [shorter.get(option, option) for option in options]
+    found = start(tmp_path, [], EXAMPLES / "train.py", *options, "--cpus", "0.5", RAY_ADDRESS=two_nodes.address)
+    assert len(found["losses"]) == 2

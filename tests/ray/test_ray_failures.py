@@ -52,6 +52,16 @@ def test_the_cause_is_told_at_once(two_nodes, tmp_path, end, servers, cause):
         assert "meets_an_end" in str(raised.value.__cause__)  # the traceback of the rank
 
 
+def test_a_scheduler_of_its_own_is_lost(two_nodes, tmp_path):
+    with pytest.raises(
+        bps_rdma.ray.JobFailedError, match=r"^scheduler .*: bps-scheduler was killed by signal 9"
+    ) as raised:
+        bps_rdma.ray.run(ray_jobs.meets_an_end, plan(tmp_path, "scheduler"), hosts=2, own_scheduler=True)
+    followed = [str(failure.cause) for failure in raised.value.failures[1:]]
+    assert followed
+    assert not any("hosts it" in text for text in followed)
+
+
 @pytest.mark.parametrize(("end", "servers"), [("kill", 0), ("server", 2)])
 def test_a_job_goes_on_from_its_last_checkpoint(two_nodes, tmp_path, caplog, end, servers):
     wanted = undisturbed(tmp_path / "undisturbed")

@@ -7,6 +7,7 @@ import collections
 import threading
 
 import pytest
+import ray
 import ray_jobs
 
 import bps_rdma.ray
@@ -26,6 +27,35 @@ def test_dedicated_servers_on_named_nodes(two_nodes):
         ray_jobs.sums, 20, hosts=2, servers=2, server_resources={"bps_server": 1}, env={"BPS_LOG_LEVEL": "info"}
     )
     assert [(one["rank"], one["size"], one["env"]["BPS_NUM_SERVERS"]) for one in found] == [(0, 2, "2"), (1, 2, "2")]
+
+
+def test_a_scheduler_of_its_own(two_nodes):
+    """Every rank is a server, and none of them hosts the scheduler."""
+    found = bps_rdma.ray.run(ray_jobs.sums, 20, hosts=2, own_scheduler=True)
+    assert [(one["rank"], one["size"], one["env"]["BPS_ROLE"]) for one in found] == [(0, 2, "joint"), (1, 2, "joint")]
+    (alone,) = bps_rdma.ray.run(ray_jobs.sums, 1, own_scheduler=True)
+    assert alone["size"] == 1
+
+
+def test_an_actor_of_a_raylet_that_srun_started(two_nodes):
+    """It has the variables of the task that the raylet is, and is no rank of Slurm."""
+    task = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "RANK": "", "BPS_RANK": "", "DMLC_ROLE": "", "BPS_SECRET": "",
+    }  # fmt: skip
+    alone = ray.remote(num_cpus=0, runtime_env={"env_vars": task})(size_of_job)
+    assert ray.get(alone.remote()) == 1
+
+
+def size_of_job() -> int:
+    import bps_rdma
+
+    bps_rdma.init()
+    try:
+        return bps_rdma.size()
+    finally:
+        bps_rdma.shutdown()
 
 
 def test_the_environment_is_the_ranks_own(two_nodes):

@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_jobs
 import torch
 
 pytest.importorskip("pyarrow", reason="Ray Train is not installed: pip install 'bps_rdma[ray-train]'")
@@ -37,10 +40,12 @@ def loop(config: dict[str, Any]) -> None:
         optimizer.step()
         mark = Path(config["mark"])
         if step == 2 and rank == 1 and not mark.exists():
-            mark.touch()
+            mark.write_text(ray.get_runtime_context().get_node_id())
+            if config["end"] == "hang":
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
         weights = float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
-        metrics = {"weights": weights, "backend": dist.get_backend(), "begun": first}
+        metrics = {"weights": weights, "backend": dist.get_backend(), "begun": first, "ranks": dist.get_world_size()}
         with tempfile.TemporaryDirectory() as folder:
             torch.save({"model": model.module.state_dict(), "step": step + 1}, Path(folder) / "state.pt")
             saved = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
@@ -68,7 +73,7 @@ def test_a_loop_goes_on_after_a_worker_was_killed(two_nodes, tmp_path):
     from bps_rdma.ray.train import BpsConfig
 
     result = TorchTrainer(
-        loop, train_loop_config={"mark": str(tmp_path / "mark")}, torch_config=BpsConfig(timeout_s=120),
+        loop, train_loop_config={"mark": str(tmp_path / "mark"), "end": "kill"}, torch_config=BpsConfig(timeout_s=120),
         scaling_config=ray.train.ScalingConfig(num_workers=2),
         run_config=ray.train.RunConfig(
             storage_path=str(tmp_path), name="run", failure_config=ray.train.FailureConfig(max_failures=1)
@@ -78,3 +83,40 @@ def test_a_loop_goes_on_after_a_worker_was_killed(two_nodes, tmp_path):
     assert (tmp_path / "mark").exists()
     assert result.metrics["begun"] > 0
     assert result.metrics["weights"] == pytest.approx(in_one_process(), abs=1e-5)
+
+
+@pytest.mark.long
+def test_a_loop_goes_on_with_fewer_workers_when_a_node_is_lost(two_nodes, tmp_path, monkeypatch):
+    import ray.train
+    from ray.train.torch import TorchTrainer
+
+    from bps_rdma.ray.train import BpsConfig
+
+    # How long Ray Train tries to get as many workers as before.
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(20 * ray_jobs.PATIENCE))
+    stays, goes = (
+        two_nodes.add_node(num_cpus=1, resources={"elastic": 1}, object_store_memory=80_000_000) for _ in range(2)
+    )
+    two_nodes.wait_for_nodes()
+    mark = tmp_path / "mark"
+    removed = threading.Thread(target=remove_when_marked, args=(two_nodes, [stays, goes], mark))
+    removed.start()
+    result = TorchTrainer(
+        loop, train_loop_config={"mark": str(mark), "end": "hang"}, torch_config=BpsConfig(timeout_s=120),
+        scaling_config=ray.train.ScalingConfig(num_workers=(1, 2), resources_per_worker={"CPU": 1, "elastic": 1}),
+        run_config=ray.train.RunConfig(
+            storage_path=str(tmp_path), name="run", failure_config=ray.train.FailureConfig(max_failures=3)
+        ),
+    ).fit()  # fmt: skip
+    removed.join()
+    two_nodes.remove_node(stays if stays in two_nodes.worker_nodes else goes)
+    assert (result.metrics["ranks"], result.metrics["backend"]) == (1, "bps")
+    assert result.metrics["begun"] > 0
+
+
+def remove_when_marked(cluster: Any, nodes: list[Any], mark: Path) -> None:
+    """Ends the node whose worker has set the mark."""
+    while not mark.exists():
+        time.sleep(0.02)
+    wanted = mark.read_text()
+    cluster.remove_node(next(node for node in nodes if node.node_id == wanted), allow_graceful=False)
