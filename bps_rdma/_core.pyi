@@ -353,6 +353,11 @@ class Process:
     This process as a member of a job.
     """
     @staticmethod
+    def renew(ended: Process, stop: Stop) -> Process:
+        """
+        The process in the view that follows one that has ended.
+        """
+    @staticmethod
     def start(config: Config, startup: Startup, stop: Stop) -> Process: ...
     def abort(self, exception: str) -> None:
         """
@@ -402,6 +407,8 @@ class Process:
         """
     def wait_for_end(self) -> bool: ...
     @property
+    def epoch(self) -> int: ...
+    @property
     def is_authenticated(self) -> bool: ...
     @property
     def is_down(self) -> bool:
@@ -411,11 +418,18 @@ class Process:
     @property
     def rank(self) -> int: ...
     @property
+    def ranks_before(self) -> list[int]:
+        """
+        By rank: which rank it had in the view before, or -1.
+        """
+    @property
     def routes(self) -> list[str]: ...
     @property
     def servers(self) -> int: ...
     @property
     def timeout_s(self) -> float: ...
+    @property
+    def view_ended(self) -> bool: ...
     @property
     def workers(self) -> int: ...
 
