@@ -82,9 +82,9 @@ def spawn_helpers(children: Children, job: LocalJob) -> None:
 def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0) -> int:
     """Run `command` as every worker of `job`; returns the exit status for the shell.
 
-    The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others;
-    otherwise that of the first process that failed. The other processes then have `grace` seconds to end by themselves (they learn of the loss within 2 seconds), and as many again after
-    SIGTERM, before SIGKILL.
+    The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others.
+    Otherwise it is that of the first process that failed; the other processes then have `grace` seconds to end by
+    themselves (they learn of the loss within 2 seconds), and as many again after SIGTERM, before SIGKILL.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     with signals_raise(), signals_pass_on() as pass_on, Children(prefixed=prefixed) as children:

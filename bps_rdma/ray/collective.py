@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray.util.collective  # noqa: F401  # registers Ray's own backends
 from ray.util.collective import types
@@ -23,6 +23,7 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 import bps_rdma
 from bps_rdma import arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.operations.options import ReduceName
 from bps_rdma.ray import moves, rendezvous
 
 NAME = "BPS"
@@ -158,8 +159,8 @@ def _only(listed: Sequence[Any]) -> Any:
     return listed[0]
 
 
-def _op(options: Any) -> str:
-    return str(options.reduceOp.name).lower()  # sum, product, min, max: the names are ours, too
+def _op(options: Any) -> ReduceName:
+    return cast(ReduceName, str(options.reduceOp.name).lower())  # sum, product, min, max: the names are ours, too
 
 
 def _check_shapes(own: Any, parts: Sequence[Any]) -> None:

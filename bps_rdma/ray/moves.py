@@ -15,6 +15,7 @@ import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations.options import ReduceName
 
 
 def rows(array: Any, count: int) -> Any:
@@ -23,7 +24,7 @@ def rows(array: Any, count: int) -> Any:
     return array.new_empty(shape) if _is_tensor(array) else np.empty(shape, array.dtype)
 
 
-def all_reduce(array: Any, out: Any, op: str, group: Group) -> None:
+def all_reduce(array: Any, out: Any, op: ReduceName, group: Group) -> None:
     """Write the reduction into `out`, which may be the array."""
     if _is_tensor(array):
         from bps_rdma.torch import transfer
@@ -35,7 +36,7 @@ def all_reduce(array: Any, out: Any, op: str, group: Group) -> None:
         out[...] = bps_rdma.push_pull(array, op=op, group=group)
 
 
-def reduce_scatter(part: Any, whole: Any, op: str, group: Group) -> None:
+def reduce_scatter(part: Any, whole: Any, op: ReduceName, group: Group) -> None:
     """Reduce `whole`; this rank's row of it goes to `part`."""
     if _is_tensor(part):
         from bps_rdma.torch import transfer

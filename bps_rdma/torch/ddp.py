@@ -162,7 +162,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._rebuild_once()
         if self._order is None:
             self._order = self.synchronizer.arrived
-        self.synchronizer.open = True
+        self.synchronizer.begin()
         self.synchronizer.finish()
 
     synchronize = finish_gradient_synchronization  # BytePS's name

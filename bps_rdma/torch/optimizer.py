@@ -139,7 +139,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
         """
-        self._bps_synchronizer.open = True  # also when there was no gradient here: other ranks may have some
+        self._bps_synchronizer.begin()
         try:
             self._bps_synchronizer.finish()
         finally:

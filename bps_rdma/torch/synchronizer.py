@@ -58,7 +58,7 @@ class GradientSynchronizer:
         self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for place in self.places:
             _check(place)
-        self._open = False
+        self.open = False  # between the first gradient of a pass and its end
         self._epoch = 0  # of the view in which the pass began
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
@@ -86,6 +86,12 @@ class GradientSynchronizer:
 
     # ---- A pass
 
+    def begin(self) -> None:
+        """Opens a pass, if none is open: also when there is no gradient here, other ranks may have some."""
+        if not self.open:
+            self._epoch = job.current().epoch
+            self.open = True
+
     def ready(self, place: Place) -> None:
         """The gradient of a parameter is complete. Sends its unit if that has all its gradients now.
 
@@ -93,7 +99,7 @@ class GradientSynchronizer:
             BpsError: it has been sent already: backward computed two gradients of this parameter.
             InvalidTensorError: it is sparse.
         """
-        self.open = True
+        self.begin()
         unit = self._unit_of[place]
         gradient = place.parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
@@ -117,7 +123,7 @@ class GradientSynchronizer:
 
     def complete(self) -> None:
         """Sends all units that have not been sent yet: backward is over."""
-        self.open = True
+        self.begin()
         if self._flags is not None:
             for place in self.places:
                 self._flags[place.index] = place.parameter.grad is not None
@@ -242,17 +248,6 @@ class GradientSynchronizer:
         if ordered != [place for unit in self.units for place in unit.places]:
             self._generation += 1
             self._use(ordered)
-
-    @property
-    def open(self) -> bool:
-        """Between the first gradient of a pass and its end."""
-        return self._open
-
-    @open.setter
-    def open(self, value: bool) -> None:
-        if value and not self._open:
-            self._epoch = job.current().epoch
-        self._open = value
 
     @property
     def arrived(self) -> list[Place]:

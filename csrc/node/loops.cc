@@ -145,6 +145,14 @@ void Loops::add_group(const van::Group& group) {
   }
 }
 
+void Loops::end_view(const Error& why) {
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, why] {
+      if (loop.server_loop) loop.server_loop->end_view(why);
+    });
+  }
+}
+
 void Loops::lose_node(std::uint32_t node, const std::string& why) {
   for (const auto& loop : loops_) {
     loop->reactor->loop().post([&loop = *loop, node, why] {

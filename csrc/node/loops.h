@@ -57,6 +57,8 @@ class Loops {
   void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
   // Returns when every loop knows the group.
   void add_group(const van::Group& group);
+  // Before lose_node() tells who is the cause.
+  void end_view(const Error& why);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.

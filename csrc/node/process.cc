@@ -240,7 +240,9 @@ void Process::leave_node(std::uint32_t node, const std::string& why) {
 
 void Process::end_view(const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (worker_) worker_->end_view(why);
+  const Error error(ErrorCode::kRoundAborted, why, van::kRepeat);
+  if (loops_) loops_->end_view(error);
+  if (worker_) worker_->end_view(error);
 }
 
 void Process::lose_connection(std::uint32_t node, const std::string& why) {
@@ -292,6 +294,8 @@ void Process::retire() {
   if (!calls_.close()) {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
+  const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
+  if (worker_) worker_->end_view(ended);  // another member may have told us before the scheduler did
   end_operations();
   calls_.run_when_empty([this] { take_down_loops(); }, Deadline::after(kCallPatience_s));
   if (loops_) {
@@ -332,8 +336,9 @@ const van::Membership& Process::membership() const {
   return van_->membership();
 }
 
-bool Process::view_ended() const {
-  return van_->view_ended();
+bool Process::view_ended() {
+  const std::lock_guard lock(mutex_);
+  return van_->view_ended() || (worker_ && worker_->view_ended());
 }
 
 bool Process::wait_for_end() {

@@ -79,7 +79,7 @@ class Process {
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
   // Whether the job goes on without this object: renew().
-  bool view_ended() const;
+  bool view_ended();
 
   // Whether only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }

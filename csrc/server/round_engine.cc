@@ -123,7 +123,7 @@ bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const std::string* why = why_gone(group, for_host, nullptr);
   if (why == nullptr) return false;
   if (table_.find({header.group, header.tensor, header.partition, for_host}, header.round) != nullptr) return false;
-  refuse(push.session, header.immediate, {ErrorCode::kPeerLost, *why, kRestart});
+  refuse(push.session, header.immediate, failure_of(*why));
   return true;
 }
 
@@ -320,6 +320,11 @@ bool RoundEngine::is_gone(const Round& round, std::uint32_t index) const {
   return gone != gone_ranks_.end() && (gone->second.lost || !(*round.contributors)[index].is_host());
 }
 
+// A member hears of the end of the view here before the scheduler tells it, perhaps.
+RoundFailure RoundEngine::failure_of(const std::string& loss) const {
+  return view_ended_.value_or(RoundFailure{ErrorCode::kPeerLost, loss, kRestart});
+}
+
 void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
@@ -332,11 +337,12 @@ void RoundEngine::fail_lost() {
     }
     if (round.awaits_network) {
       if (why == nullptr) continue;
-      network_->cancel(static_cast<std::uint32_t>(round.number_in_table), {ErrorCode::kPeerLost, *why, kRestart});
+      const RoundFailure failure = failure_of(*why);
+      network_->cancel(static_cast<std::uint32_t>(round.number_in_table), {failure.code, failure.what, failure.hint});
     } else if (round.summed || round.failure || why == nullptr) {
       close_if_over(round);
     } else {
-      fail(round, {ErrorCode::kPeerLost, *why, kRestart});
+      fail(round, failure_of(*why));
     }
   }
 }

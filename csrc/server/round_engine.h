@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -82,6 +83,8 @@ class RoundEngine final : public tensor::ContributionSource {
     gone_ranks_[worker_rank].lost = true;
     if (gone_ranks_[worker_rank].why.empty()) gone_ranks_[worker_rank].why = why;
   }
+  // The view has ended: from here on rounds fail with this error, whichever member is the cause.
+  void end_view(const Error& why) { view_ended_ = RoundFailure{why.code(), why.what(), why.hint()}; }
   // It pushes nothing more; what it has pushed counts.
   void leave_rank(std::uint32_t worker_rank, const std::string& why) {
     gone_ranks_.try_emplace(worker_rank, Gone{why});
@@ -136,6 +139,7 @@ class RoundEngine final : public tensor::ContributionSource {
     std::string why;
     bool lost = false;
   };
+  RoundFailure failure_of(const std::string& loss) const;
   const std::string* why_gone(const RoundGroup& group, bool for_host, const Round* round) const;
   bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
                          const Round* round) const;
@@ -182,6 +186,7 @@ class RoundEngine final : public tensor::ContributionSource {
   tensor::ContributionSender* network_ = nullptr;  // of a relay
   std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;
   const RoundGroup* latest_group_ = nullptr;  // most pushes belong to the same one as the push before
+  std::optional<RoundFailure> view_ended_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for

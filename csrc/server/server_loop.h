@@ -53,6 +53,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   // The worker is gone: its rounds can never complete. They fail in the next step(), for this reason.
   void lose_node(std::uint32_t node, const std::string& why);
   // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
+  void end_view(const Error& why) { rounds_.end_view(why); }
   void leave_node(std::uint32_t node, const std::string& why);
 
   bool step() override;

@@ -150,6 +150,7 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
   const std::lock_guard lock(error_mutex_);
   if (done() || error_) return false;
   error_.emplace(code, describe() + ": " + what, hint);
+  if (code == ErrorCode::kRoundAborted && tensor->view_ended) *tensor->view_ended = true;
   failing_.store(true, std::memory_order_release);
   return true;
 }

@@ -36,6 +36,9 @@ struct Tensor {
   std::atomic<std::uint32_t> next_pull{0};
   std::atomic<bool> failed{false};  // the scheduler said that ranks disagree
   std::string why_failed;           // set before `failed`
+  // Of the job: an operation has failed because the view has ended. It may have been told so by another member, before
+  // this one has heard it from the scheduler.
+  std::shared_ptr<std::atomic<bool>> view_ended;
 
   Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
 };

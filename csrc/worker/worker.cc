@@ -160,6 +160,7 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   }
   auto tensor =
       std::make_shared<Tensor>(options_.cut.cut(bytes, element), options_.cut.cut(bytes, element, members->size()));
+  tensor->view_ended = view_ended_;
   tensor->name = spec.name;
   tensor->id = id.id;
   tensor->group = members;
@@ -280,7 +281,7 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   }
   if (!any_lost_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  if (!view_ended_.empty()) throw Error(ErrorCode::kRoundAborted, view_ended_, van::kRepeat);
+  if (why_view_ended_) throw Error(*why_view_ended_);
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
     if (gone == nullptr || concerns(*gone, *tensor.group))
@@ -364,16 +365,16 @@ void Worker::submit(const std::shared_ptr<Operation>& operation) {
   }
 }
 
-void Worker::end_view(const std::string& why) {
+void Worker::end_view(const Error& why) {
   {
     const std::lock_guard lock(mutex_);
-    view_ended_ = why;
+    if (why_view_ended_) return;
+    why_view_ended_ = why;
   }
+  *view_ended_ = true;
   any_lost_.store(true);
   for (const LoopOf& each : worker_loops_) {
-    each.reactor->loop().post([worker_loop = each.worker_loop, why] {
-      worker_loop->abort_operations([](const Operation&) { return true; }, ErrorCode::kRoundAborted, why, van::kRepeat);
-    });
+    each.reactor->loop().post([worker_loop = each.worker_loop, why] { worker_loop->end_view(why); });
   }
 }
 

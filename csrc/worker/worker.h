@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -79,7 +80,9 @@ class Worker {
 
   // From the van's thread.
   // Aborts all operations with kRoundAborted, and refuses further ones.
-  void end_view(const std::string& why);
+  void end_view(const Error& why);
+  // From any thread: whether that has happened, or an operation has failed with kRoundAborted.
+  bool view_ended() const { return *view_ended_; }
   void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
   // It has left as it should: what it has contributed to still completes, the rest fails.
   void leave_node(std::uint32_t node, const std::string& why);
@@ -124,7 +127,8 @@ class Worker {
   std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
   std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should
   std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
-  std::string view_ended_;                                   // why
+  std::optional<Error> why_view_ended_;
+  const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
   // Guarded by mutex_: the operation that failed last, or with which words it was not even started, and the sequence

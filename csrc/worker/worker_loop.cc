@@ -109,7 +109,8 @@ bool WorkerLoop::take_submissions() {
 void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
   Operation& operation = *portion.operation;
   if (!server.why_lost().empty()) {
-    abort(operation, ErrorCode::kPeerLost, server.why_lost(), "restart the job from its last checkpoint");
+    const Error why = loss(server.why_lost());
+    abort(operation, why.code(), why.what(), why.hint());
   }
   if (operation.is_failing()) return;
   try {
@@ -166,7 +167,7 @@ void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& head
                       "install the same bps_rdma version everywhere and use the same settings on all ranks"));
   }
   if (!server->why_lost().empty()) {
-    return fail(Error(ErrorCode::kPeerLost, server->why_lost(), "restart the job from its last checkpoint"));
+    return fail(loss(server->why_lost()));
   }
   server->queue.add(&contributions_.make(number, header, priority, *server));
   has_work_ = true;

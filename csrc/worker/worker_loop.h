@@ -74,6 +74,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
                         const std::string& hint);
   // Cancels this loop's part of an operation that is failing.
   void cancel(Operation& operation);
+  // Aborts everything with this error, which also stands for the losses that follow.
+  void end_view(const Error& why);
   // `why` is a sentence that names the cause.
   void lose_server(std::uint32_t node, const std::string& why);
   // The scheduler has heard of a server that when_silent was called for.
@@ -141,6 +143,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void cancel(Transfer& transfer, ServerConnection& server);
   void send_cancel(Transfer& transfer, ServerConnection& server);
   void drop_unsent(Transfer& transfer);
+  Error loss(const std::string& why) const;
   void lose(ServerConnection& server, const std::string& why);
   void end_all_of(ServerConnection& server);
   void check_deadlines();
@@ -161,6 +164,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   InFlightTable in_flight_;
   HostContributions contributions_;
   Sender sender_;
+  std::optional<Error> view_ended_;
   WatchedOperations watched_;
   Timer deadline_check_;
   Clock::time_point last_check_ = Clock::now();

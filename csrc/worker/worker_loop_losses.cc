@@ -135,6 +135,21 @@ void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& c
   }
 }
 
+void WorkerLoop::end_view(const Error& why) {
+  view_ended_ = why;
+  abort_operations([](const Operation&) { return true; }, why.code(), why.what(), why.hint());
+  for (const auto& server : servers_) {
+    if (!server) continue;
+    for (HostContribution* contribution : contributions_.to(*server)) {
+      abort(*contribution, *server, why.code(), why.what(), why.hint());
+    }
+  }
+}
+
+Error WorkerLoop::loss(const std::string& why) const {
+  return view_ended_.value_or(Error(ErrorCode::kPeerLost, why, kRestart));
+}
+
 // ---- Deadlines and silence
 
 void WorkerLoop::check_deadlines() {
@@ -331,9 +346,11 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
     if (in_flight_[i].server == &server) add(in_flight_[i].transfer);
   }
   if (server.needs_fence()) server.fence_at = Deadline::after(kFence_s);
-  for (const auto& operation : concerned) abort(*operation, ErrorCode::kPeerLost, why, kRestart);
-  for (HostContribution* contribution : contributions_.to(server))
-    abort(*contribution, server, ErrorCode::kPeerLost, why, kRestart);
+  const Error error = loss(why);
+  for (const auto& operation : concerned) abort(*operation, error.code(), error.what(), error.hint());
+  for (HostContribution* contribution : contributions_.to(server)) {
+    abort(*contribution, server, error.code(), error.what(), error.hint());
+  }
   // Of what failed before, for another reason, the part that was never sent is over as well.
   for (const auto& operation : concerned) cancel(*operation);
   if (!server.needs_fence() || server.is_lost()) end_all_of(server);
