@@ -4,8 +4,8 @@
     python bench/recovery.py --trials 200 --ranks 4 --victim worker --signal kill [--transport tcp] [--plot FILE]
 
 Each trial is a job of its own, under the launcher's rules: its scheduler is a process by itself. After some steps one
-member, drawn by the seed, gets SIGKILL, or SIGSTOP. Every sum of every rank is verified. Prints the distribution; with
---json, all values.
+member, drawn by the seed, gets SIGKILL, or SIGSTOP; with --losses others follow within 0.2 s each, while the next view
+gathers or has just begun. Every sum of every rank is verified. Prints the distribution; with --json, all values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS_BEFORE = 5
 COUNT = 1 << 18  # 1 MiB
 
 
-def rank(folder: Path) -> None:
+def rank(folder: Path, left: int) -> None:
     """A rank: sums until the driver has seen enough; writes down when its first sum of the next view was right."""
     import bps_rdma as bps
 
@@ -50,7 +50,7 @@ def rank(folder: Path) -> None:
         if array.min() != array.max() or array[0] != size * (size + 1) / 2:
             sys.exit(f"rank {me}: wrong sum {array[0]} with {size} ranks")
         step += 1
-        if told:
+        if told and (folder / "all-lost").exists() and size <= left:
             break
         if step == STEPS_BEFORE:
             (folder / f"running-{me}").touch()
@@ -65,16 +65,20 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
     with tempfile.TemporaryDirectory() as name, Children() as children:
         folder = Path(name)
         spawn_helpers(children, job)
-        words = [sys.executable, __file__, "--rank", name]
+        left = options.ranks - (options.losses if options.victim == "worker" else 0)
+        words = [sys.executable, __file__, "--rank", name, "--left", str(left)]
         ranks = [children.spawn(job.label(i), words, job.worker(i)) for i in range(options.ranks)]
         await_files(folder, "running", range(options.ranks), children, options.patience)
         time.sleep(draw.uniform(0, 0.05))  # any instant of a step
-        victim = draw.choice(ranks if options.victim == "worker" else members(children, "server"))
-        begin = time.monotonic()
-        os.kill(victim.pid, signal.SIGKILL if options.signal == "kill" else signal.SIGSTOP)
-        left = [i for i, child in enumerate(ranks) if child is not victim]
-        await_files(folder, "again", left, children, options.patience)
-        return max(float((folder / f"again-{i}").read_text()) for i in left) - begin
+        victims = draw.sample(ranks if options.victim == "worker" else members(children, "server"), options.losses)
+        for number, victim in enumerate(victims):
+            time.sleep(draw.uniform(0, 0.2) if number else 0)
+            begin = time.monotonic()
+            os.kill(victim.pid, signal.SIGKILL if options.signal == "kill" else signal.SIGSTOP)
+        (folder / "all-lost").touch()
+        survivors = [i for i, child in enumerate(ranks) if child not in victims]
+        await_files(folder, "again", survivors, children, options.patience)
+        return max(float((folder / f"again-{i}").read_text()) for i in survivors) - begin
 
 
 def members(children: Children, kind: str) -> list[Child]:
@@ -115,22 +119,27 @@ def main() -> None:
     parser.add_argument("--servers", type=int, help="dedicated servers (default: inside the ranks)")
     parser.add_argument("--victim", choices=("worker", "server"), default="worker")
     parser.add_argument("--signal", choices=("kill", "stop"), default="kill")
+    parser.add_argument("--losses", type=int, default=1, help="members lost in each trial")
     parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a trial counts as a hang")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", metavar="FILE")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--left", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank)
+        rank(options.rank, options.left)
         return
     if options.victim == "server" and not options.servers:
         parser.error("--victim server needs --servers")
+    if options.losses >= (options.ranks if options.victim == "worker" else options.servers):
+        parser.error("--losses leaves nobody")
     draw = random.Random(options.seed)  # noqa: S311  # not a secret
     shown = track(range(options.trials), description="losses", disable=not sys.stderr.isatty() or options.json)
     values = [trial(options, draw) for _ in shown]
-    what = f"{options.trials} times SIG{options.signal.upper()} to a {options.victim} of {options.ranks} ranks"
+    who = f"a {options.victim}" if options.losses == 1 else f"{options.losses} {options.victim}s"
+    what = f"{options.trials} times SIG{options.signal.upper()} to {who} of {options.ranks} ranks"
     if options.json:
         print(json.dumps({"what": what, "seconds": values}))
     else:

@@ -25,6 +25,8 @@ namespace {
 
 constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
 constexpr double kAbortPatience_s = 1;
+constexpr double kVerdict_s = 1;  // of the scheduler, after the heartbeat's time-out
+constexpr double kLook_s = 0.02;
 constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
 
 Startup startup_after(const Startup& before, const van::Node& self) {
@@ -60,12 +62,20 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process) {
       process->bring_up();
       return process;
     } catch (const Error&) {
-      if (!process->van_ || !process->van_->joined() || !process->view_ended()) throw;
+      if (!process->awaits_next_view()) throw;
     }
     process->retire();
     std::unique_ptr<Process> next(new Process(*process));
     ended = std::exchange(process, std::move(next));
   }
+}
+
+// A peer that could not be reached may be a member whose loss the scheduler has not told yet.
+bool Process::awaits_next_view() const {
+  if (!van_ || !van_->joined() || options_.settings.job.min_workers == 0) return false;
+  const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
+  while (!van_->view_ended() && !verdict.passed()) sleep_until(Deadline::after(kLook_s));
+  return van_->view_ended();
 }
 
 void Process::check_view() const {

@@ -94,6 +94,7 @@ class Process {
   static std::unique_ptr<Process> bring_up(std::unique_ptr<Process> process);
   void bring_up();
   void check_view() const;
+  bool awaits_next_view() const;
   void take_down();
   void take_down_loops();
   void retire();

@@ -116,6 +116,19 @@ def test_a_stopped_worker_that_wakes_up_changes_nothing(transport):
         assert woken.status != 0 or "PeerLostError" in woken.error or "RoundAbortedError" in woken.error, woken
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.03, 0.1])
+def test_losses_while_the_next_view_begins(transport, pause):
+    env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "2"}
+    with cluster.start(train, 20, 2, workers=5, env=env) as job:
+        job.await_marks("running")
+        for rank in (1, 4, 2):
+            job.kill(f"rank {rank}")
+            time.sleep(pause)
+        values = values_of(job, [1, 2, 4])
+    assert [value["rank"] for value in values] == [0, 1]
+    assert [value["sizes"][-1] for value in values] == [2, 2]
+
+
 def test_too_few_workers_end_the_job(transport):
     env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "3"}
     with cluster.start(train, 200, 3, workers=4, env=env) as job:
