@@ -65,12 +65,16 @@ def test_imports_form_no_circle():
     assert circle({**graph, "bps_rdma._core": set()}) == []
 
 
+# Starts torch's process groups; moves its tensors, where ray.util.collective is given some.
+WITH_TORCH = ("bps_rdma.ray.train", "bps_rdma.ray.moves")
+
+
 def test_the_core_of_the_package_knows_no_framework():
     """torch/ and megatron/ use the rest of the package; only the tools that start them know of them."""
     trees = modules()
     for name, tree in trees.items():
-        if name.split(".")[1:2] in (["torch"], ["megatron"], ["bench"]) or name == "bps_rdma.ray.train":
-            continue  # the last starts torch's process groups
+        if name.split(".")[1:2] in (["torch"], ["megatron"], ["bench"]) or name in WITH_TORCH:
+            continue
         below = imported(tree, set(trees))
         assert not {other for other in below if other.startswith(("bps_rdma.torch", "bps_rdma.megatron"))}, name
 
