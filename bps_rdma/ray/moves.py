@@ -61,7 +61,7 @@ def broadcast(array: Any, root: int, group: Group, name: str | None = None) -> N
     if _is_tensor(array):
         from bps_rdma.torch import transfer
 
-        transfer.broadcast(array.detach(), root, _options(group, name=name)).wait()
+        transfer.broadcast(_as_bytes(array.detach()), root, _options(group, name=name)).wait()
     else:
         bps_rdma.broadcast(_as_bytes(array), root, name=name, group=group)
 
@@ -76,8 +76,8 @@ def _options(group: Group, op: str = "sum", name: str | None = None) -> Options:
 
 
 def _as_bytes(array: Any) -> Any:
-    if not array.flags.c_contiguous:
-        raise InvalidTensorError(
-            f"the array of shape {array.shape} is not contiguous", "pass numpy.ascontiguousarray(array)"
-        )
-    return array.reshape(-1).view(np.uint8)
+    """The same memory: numpy's arrays and torch's tensors meet under one name."""
+    is_tensor = _is_tensor(array)
+    if not (array.is_contiguous() if is_tensor else array.flags.c_contiguous):
+        raise InvalidTensorError(f"the array of shape {tuple(array.shape)} is not contiguous", "pass a contiguous one")
+    return array.reshape(-1).view(sys.modules["torch"].uint8 if is_tensor else np.uint8)
