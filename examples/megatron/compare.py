@@ -25,7 +25,7 @@ from figures import ALONE, STOCK, Outcome, save_plot, show, to_json
 from gpt import Setup, Training
 
 from bps_rdma import megatron
-from bps_rdma.bench.cli import check_folders
+from bps_rdma.bench.outputs import check_outputs
 from bps_rdma.errors import InvalidArgumentError
 
 KINDS = {  # name -> flags
@@ -74,7 +74,8 @@ def _kinds_of(options: argparse.Namespace) -> list[str]:
             "the data-parallel size is 1, so no gradient is sent",
             f"start {2 * options.tp * options.pp} ranks, or reduce --tp or --pp",
         )
-    check_folders(*(Path(file) for file in (options.json, options.plot) if file and file != "-"))
+    json_file, plot = (Path(file) if file and file != "-" else None for file in (options.json, options.plot))
+    check_outputs(json_file, plot)
     if options.plot and Path(options.plot).suffix not in (".png", ".svg", ".pdf"):
         raise InvalidArgumentError(
             f"--plot {options.plot} has an unknown format", "name a file that ends in .png, .svg or .pdf"
