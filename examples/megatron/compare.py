@@ -76,10 +76,6 @@ def _kinds_of(options: argparse.Namespace) -> list[str]:
         )
     json_file, plot = (Path(file) if file and file != "-" else None for file in (options.json, options.plot))
     check_outputs(json_file, plot)
-    if options.plot and Path(options.plot).suffix not in (".png", ".svg", ".pdf"):
-        raise InvalidArgumentError(
-            f"--plot {options.plot} has an unknown format", "name a file that ends in .png, .svg or .pdf"
-        )
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         raise InvalidArgumentError("matplotlib, which --plot needs, is not installed", "pip install 'bps_rdma[plot]'")
     return kinds
