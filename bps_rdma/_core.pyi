@@ -376,6 +376,12 @@ class Process:
         tensors: (group, name, dtype, count, shape) each.
         """
     def describe(self) -> list[str]: ...
+    def end_step(
+        self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
+    ) -> None:
+        """
+        As barrier, where processes that wait to enter the job may do so.
+        """
     def metrics(self) -> list[tuple[str, int]]: ...
     def new_group(
         self,

@@ -101,6 +101,9 @@ def run(
     least: Annotated[
         int | None, typer.Option("--min-np", min=1, help="Go on without lost ranks while that many are left.")
     ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --min-np: how often lost ranks are started again, all together.")
+    ] = 0,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
     prefix: Annotated[bool, typer.Option(help="Start each line of output with its rank.")] = False,
     grace: Annotated[
@@ -125,7 +128,7 @@ def run(
     if is_module:
         command = [sys.executable, "-m", *command]
     job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port, least=least)
-    return run_job(job, command, prefixed=prefix, grace=grace)
+    return run_job(job, command, prefixed=prefix, grace=grace, restarts=restarts)
 
 
 app.command("doctor", short_help="Check this machine, and transfers on it.", epilog=closing(

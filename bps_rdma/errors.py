@@ -60,12 +60,12 @@ class PeerLostError(BpsError, ConnectionError):
 
 
 class RoundAbortedError(PeerLostError):
-    """A member was lost, and the job goes on without it (BPS_MIN_WORKERS): repeat the step.
+    """A member was lost, or has entered, and the job goes on with other members (BPS_MIN_WORKERS): repeat the step.
 
     Every rank gets it once for each view that ends, from what it waits for, or else from its next call. Nothing writes
     to the arrays of that call any more. From the next call on rank(), size() and the groups are those of the next view,
     in which a lost rank is missing and the ranks above it have moved up; names are declared anew, and prepared
-    operations have to be prepared again. The message names the member that was lost and both views.
+    operations have to be prepared again. The message names the member and both views.
     """
 
 

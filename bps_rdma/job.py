@@ -53,6 +53,8 @@ class Job:
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.epoch = process.epoch  # of the view
+        # It has entered a job that was running, whose state it has to get from the others.
+        self.is_late = self.epoch > 1 and process.ranks_before[process.rank] < 0
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.window_start = time.monotonic()
         self.window_bytes = 0
@@ -400,14 +402,16 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
 
     Every rank of the group calls it when it has all results of a step, and before it uses them. When a member is lost
     either all ranks that are left return, or all raise RoundAbortedError and repeat the step: none uses results that
-    another one lacks. Costs a round trip to the scheduler; in other jobs it returns at once.
+    another one lacks. New processes enter the job when all its workers have called it. Costs a round trip to the
+    scheduler; in other jobs it returns at once.
 
     Raises:
         RoundAbortedError: a member was lost; nobody may use the results of this step.
         DeadlineError, PeerLostError: as barrier().
     """
-    if current().may_lose_members:
-        barrier(group, timeout)
+    job = current()
+    if job.may_lose_members:
+        job.process.end_step(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
 
 
 def group_of(job: Job, group: Group | None) -> Group:

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -79,12 +79,15 @@ def spawn_helpers(children: Children, job: LocalJob) -> None:
         children.spawn(label, job.placed(label, [find_binary(f"bps-{role}")]), job.role(label))
 
 
-def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0) -> int:
+def run_job(
+    job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0, restarts: int = 0
+) -> int:
     """Run `command` as every worker of `job`; returns the exit status for the shell.
 
     The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others.
     Otherwise it is that of the first process that failed; the other processes then have `grace` seconds to end by
-    themselves (they learn of the loss within 2 seconds), and as many again after SIGTERM, before SIGKILL.
+    themselves (they learn of the loss within 2 seconds), and as many again after SIGTERM, before SIGKILL. In a job that
+    goes on without lost ranks they are started again, `restarts` times altogether.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     with signals_raise(), signals_pass_on() as pass_on, Children(prefixed=prefixed) as children:
@@ -92,7 +95,17 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
             spawn_helpers(children, job)
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
-            failed = _first_failure(children, ranks, job.least)
+
+            def start_again(rank: Child) -> bool:
+                nonlocal restarts
+                restarts -= 1
+                if restarts < 0:
+                    return False
+                number = ranks.index(rank)
+                ranks[number] = children.spawn(rank.label, words, job.worker(number))
+                return True
+
+            failed = _first_failure(children, ranks, job.least, start_again)
             failed_late = _let_end(children, grace)
             failed = failed or failed_late
         except Interrupted as interrupted:
@@ -104,10 +117,12 @@ def run_job(job: LocalJob, command: Sequence[str], *, prefixed: bool = False, gr
     return exit_status(failed.status or 0)
 
 
-def _first_failure(children: Children, ranks: Sequence[Child], least: int | None) -> Child | None:
+def _first_failure(
+    children: Children, ranks: list[Child], least: int | None, start_again: Callable[[Child], bool]
+) -> Child | None:
     """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it).
 
-    The failure of a rank does not count while `least` others are left.
+    The failure of a rank does not count while `least` others are left; then it is started again, if that may be.
     """
     while any(rank.status is None for rank in ranks):
         for child in children.wait():
@@ -116,7 +131,8 @@ def _first_failure(children: Children, ranks: Sequence[Child], least: int | None
                 return child
             if child.status:
                 ranks_left = f"{left} rank" + ("" if left == 1 else "s")
-                print(f"{child.describe_end()}; the job goes on with {ranks_left}", file=sys.stderr, flush=True)
+                again = ", and it is started again" if start_again(child) else ""
+                print(f"{child.describe_end()}; the job goes on with {ranks_left}{again}", file=sys.stderr, flush=True)
     return None
 
 

@@ -10,6 +10,7 @@ model = bps.DistributedDataParallel(model)  # then train as in one process
 from bps_rdma import (
     Group,
     Handle,
+    RoundAbortedError,
     barrier,
     commit,
     get_pushpull_speed,
@@ -41,6 +42,7 @@ from bps_rdma.torch.ops import (
 from bps_rdma.torch.optimizer import DistributedOptimizer
 from bps_rdma.torch.sharded import ShardedOptimizer
 from bps_rdma.torch.start import init, resume, suspend
+from bps_rdma.torch.training_state import TrainingState
 
 byteps_push_pull = push_pull_async_inplace  # BytePS's alias
 _backend.register()  # init_process_group("bps")
@@ -52,7 +54,9 @@ __all__ = [
     "DistributedOptimizer",
     "Group",
     "Handle",
+    "RoundAbortedError",
     "ShardedOptimizer",
+    "TrainingState",
     "barrier",
     "broadcast_object",
     "broadcast_optimizer_state",

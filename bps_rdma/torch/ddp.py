@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from bps_rdma import job
 from bps_rdma.errors import BpsError
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_parameters
@@ -27,8 +28,9 @@ from bps_rdma.torch.units import Place
 class DistributedDataParallel(torch.nn.Module):
     """Wraps a module: after `loss.backward()` every .grad is the mean over all ranks. Nothing else changes.
 
-    Parameters and buffers start as those of the group's first rank. Constructed inside an initialised
-    torch.distributed group, or in a process that a launcher started, it joins the job by itself.
+    Parameters and buffers start as those of the group's first rank, unless this process enters a job that is running
+    (see TrainingState). Constructed inside an initialised torch.distributed group, or in a process that a launcher
+    started, it joins the job by itself.
 
     The module may be on the CPU or on CUDA devices, whose gradients are staged through pinned memory; it must be on the
     same kind of device on all ranks. Gradients of the strategies with buckets are views of the buckets, which on the
@@ -74,8 +76,9 @@ class DistributedDataParallel(torch.nn.Module):
         ours = start.group_of(group if group is not None else process_group)
         prefix = unique("ddp")  # ranks make their modules in the same order
         root = ours.ranks[0] if ours else 0
-        state = itertools.chain(module.named_parameters(), module.named_buffers())
-        broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
+        if not job.current().is_late:  # the others are beyond this; see TrainingState
+            state = itertools.chain(module.named_parameters(), module.named_buffers())
+            broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.synchronizer = GradientSynchronizer(
             named, prefix, strategy, bucket_mb, compression, ours, find_unused_parameters
@@ -86,6 +89,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._queued = False  # this backward will call _end_of_backward()
         self._order: list[Place] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
+        self._epoch = job.current().epoch  # of the view in which that is so
         hooks = [
             place.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), place))  # type: ignore[no-untyped-call]
             for place in self.synchronizer.places
@@ -123,6 +127,10 @@ class DistributedDataParallel(torch.nn.Module):
                 "the last backward pass was not finished, so some gradients are still being synchronised",
                 "call finish_gradient_synchronization() on all ranks, or restart the job",
             )
+        if self._epoch != job.current().epoch:  # a rank that has entered knows of no order of gradients
+            self._epoch = job.current().epoch
+            self._order, self._rebuilt = None, False
+            self.synchronizer.start_over()
         self._pending = True
         if self._buffers_of_root is not None and self.training:
             self._buffers_of_root.run()

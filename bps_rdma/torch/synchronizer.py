@@ -249,6 +249,11 @@ class GradientSynchronizer:
             self._generation += 1
             self._use(ordered)
 
+    def start_over(self) -> None:
+        """Goes back to the buckets of the beginning. Every rank of the group calls it, between passes."""
+        self._generation = 0
+        self._use(list(reversed(self.places)))
+
     @property
     def arrived(self) -> list[Place]:
         """The parameters whose gradients have become ready in this pass, in order."""

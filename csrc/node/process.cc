@@ -39,26 +39,22 @@ Startup startup_after(const Startup& before, const van::Node& self) {
 }  // namespace
 
 std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
-  return bring_up(std::unique_ptr<Process>(new Process(settings, startup)));
+  return bring_up(std::unique_ptr<Process>(new Process(settings, startup)), nullptr);
 }
 
 std::unique_ptr<Process> Process::renew(Process& ended) {
   ended.retire();
-  const InterruptScope scope([&] { ended.van_->require_next_view(); });
-  auto next = bring_up(std::unique_ptr<Process>(new Process(ended)));
+  auto next = bring_up(std::unique_ptr<Process>(new Process(ended)), &ended);
   ended.take_down();  // only now: it has shown the scheduler that this process lives
   return next;
 }
 
 // A member that is lost meanwhile may end the view before it has begun here.
-std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process) {
+std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, const Process* before) {
   std::unique_ptr<Process> ended;
   for (;;) {
     try {
-      const InterruptScope scope([&] {
-        if (ended) ended->van_->require_next_view();
-        process->check_view();
-      });
+      const InterruptScope scope([&] { process->check_view(before); });
       process->bring_up();
       return process;
     } catch (const Error&) {
@@ -67,6 +63,7 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process) {
     process->retire();
     std::unique_ptr<Process> next(new Process(*process));
     ended = std::exchange(process, std::move(next));
+    before = ended.get();
   }
 }
 
@@ -78,8 +75,12 @@ bool Process::awaits_next_view() const {
   return van_->view_ended();
 }
 
-void Process::check_view() const {
-  if (van_ && van_->view_ended()) throw Error(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
+// Whether the view that this process joins, or is in, is still to be. Once it has joined, the scheduler speaks to it
+// and no more to what it was before.
+void Process::check_view(const Process* before) const {
+  const bool has_joined = van_ && van_->joined();
+  if (before != nullptr && !has_joined) before->van_->require_next_view();
+  if (has_joined && van_->view_ended()) throw Error(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
 }
 
 Process::Process(const Settings& settings, const Startup& startup)

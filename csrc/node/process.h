@@ -91,9 +91,9 @@ class Process {
  private:
   Process(const Settings& settings, const Startup& startup);
   explicit Process(Process& ended);
-  static std::unique_ptr<Process> bring_up(std::unique_ptr<Process> process);
+  static std::unique_ptr<Process> bring_up(std::unique_ptr<Process> process, const Process* before);
   void bring_up();
-  void check_view() const;
+  void check_view(const Process* before) const;
   bool awaits_next_view() const;
   void take_down();
   void take_down_loops();

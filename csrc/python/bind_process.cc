@@ -174,6 +174,11 @@ void bind_process(py::module_& module) {
              p.van().barrier(*p.worker().group(group), checked_timeout(timeout_s));
            }),
            py::arg("group"), py::arg("timeout_s"), MayWait())
+      .def("end_step", as_call(+[](Process& p, std::uint32_t group, double timeout_s) {
+             p.van().end_step(*p.worker().group(group), checked_timeout(timeout_s));
+           }),
+           py::arg("group"), py::arg("timeout_s"), MayWait(),
+           "As barrier, where processes that wait to enter the job may do so.")
       .def("new_group",
            as_call(+[](Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
              return p.worker().new_group(std::move(ranks), name, checked_timeout(timeout_s)).id;

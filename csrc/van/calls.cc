@@ -14,8 +14,8 @@ std::string name_group(std::uint32_t id) {
 
 }  // namespace
 
-Calls::Calls(MemberTable& members, Registry::Options options, Send send)
-    : members_(members), registry_(std::move(options)), send_(std::move(send)) {}
+Calls::Calls(MemberTable& members, Registry::Options options, Send send, std::function<void()> on_step)
+    : members_(members), registry_(std::move(options)), send_(std::move(send)), on_step_(std::move(on_step)) {}
 
 void Calls::fail(const BarrierState::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint) {
   const Member& member = members_.worker(caller.rank);
@@ -66,6 +66,7 @@ void Calls::barrier(const Member& caller, const Barrier& call) {
   for (const auto& [other, number] : released) {
     send_(members_.worker(other).peer, Done{number, registry_.partition_limit()});
   }
+  if (!released.empty() && call.ends_step && call.group == 0 && on_step_) on_step_();
 }
 
 void Calls::new_group(const Member& caller, const NewGroup& call) {

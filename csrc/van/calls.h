@@ -23,7 +23,8 @@ class Calls {
  public:
   using Send = std::function<void(Peer, const Message&)>;
 
-  Calls(MemberTable& members, Registry::Options options, Send send);
+  // `on_step`: all workers have come to the end of a step, and have been told so.
+  Calls(MemberTable& members, Registry::Options options, Send send, std::function<void()> on_step = nullptr);
 
   void declare(const Member& caller, const Declare& call);
   void barrier(const Member& caller, const Barrier& call);
@@ -53,6 +54,7 @@ class Calls {
   MemberTable& members_;
   Registry registry_;
   Send send_;
+  std::function<void()> on_step_;
   std::unordered_map<std::uint32_t, BarrierState> barriers_by_group_;
   std::map<GroupKey, BarrierState> new_groups_;
   std::map<std::uint32_t, Forming> forming_;

@@ -61,6 +61,7 @@ bool Job::receive(Peer peer, Message&& message) {
 bool Job::join(Peer peer, const Join& join) {
   if (knows(peer) || phase_ == Phase::kOver) return false;  // cut off by a job that is over, a caller tries again
   if (join.renews != 0 && phase_ != Phase::kGathering) return join_again(peer, join), true;
+  if (options_.min_workers != 0 && phase_ != Phase::kGathering && !give_up_) return enter(peer, join), true;
   std::optional<Refused> refused;
   if (phase_ != Phase::kGathering) {
     refused = Refused{ErrorCode::kMismatch, "the job is running already: all its members have joined",
@@ -87,12 +88,14 @@ void Job::start(Rendezvous::Seating seating) {
   lost_in_view_ = 0;
   left_early_ = false;
   seating.membership.epoch = epoch_;
+  // Who connects from here on will be in the next view, if in any.
+  if (options_.min_workers != 0 && events_.on_epoch) events_.on_epoch(epoch_ + 1);
   members_ = std::make_unique<MemberTable>(std::move(seating));
   Registry::Options registry = options_.registry;
   registry.workers = members_->membership().workers;
   registry.servers = members_->membership().servers;
   registry.cut.server_loops = members_->membership().all_server_loops();
-  calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send);
+  calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] { let_in(); });
   Welcome welcome{.silence_ms = options_.silence_ms, .membership = members_->membership()};
   for (const Member& member : members_->members()) {
     welcome.you = member.node->id;
@@ -120,15 +123,37 @@ void Job::end_view(const std::string& why) {
   rendezvous_ = Rendezvous(0, 0);
   suspicions_.clear();
   why_renewed_ = why;
-  if (events_.on_epoch) events_.on_epoch(++epoch_);
+  ++epoch_;
   std::vector<std::uint32_t> left;
   for (const Member& member : members_->members()) {
     if (member.fate == Member::Fate::kHere && member.is_worker()) left.push_back(member.rank());
   }
+  const auto is_worker = [](const auto& one) { return one.second.worker_rank != kNoRank; };
+  const std::size_t workers = left.size() + static_cast<std::size_t>(std::ranges::count_if(entering_, is_worker));
   tell_here(ViewEnded{epoch_, why + "; view " + std::to_string(epoch_ - 1) + " of " +
                                   std::to_string(members_->membership().workers) + " workers has ended, view " +
-                                  std::to_string(epoch_) + " begins with " + std::to_string(left.size()) +
-                                  ": what were " + name_ranks(left)});
+                                  std::to_string(epoch_) + " begins with " + std::to_string(workers) + ": what were " +
+                                  name_ranks(left)});
+}
+
+void Job::enter(Peer peer, const Join& join) {
+  if (!join.node.has_loops() || (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank)) {
+    return refuse(peer, {ErrorCode::kInvalidArgument, "this process is neither worker nor server",
+                         "install the same bps_rdma version everywhere"});
+  }
+  entering_.emplace_back(peer, join.node);
+  patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
+  if (join.node.worker_rank == kNoRank) let_in();  // a server: the workers' steps do not depend on it
+}
+
+void Job::let_in() {
+  if (phase_ != Phase::kRunning || entering_.empty()) return;
+  std::string names;
+  for (const auto& [peer, node] : entering_) {
+    names += (names.empty() ? "" : ", ") + std::string("a process on ") + node.host + " (pid " +
+             std::to_string(node.pid) + ")";
+  }
+  end_view(names + (entering_.size() == 1 ? " enters the job" : " enter the job"));
 }
 
 void Job::join_again(Peer peer, const Join& join) {
@@ -157,13 +182,16 @@ void Job::begin_when_all_are_back() {
                        "start the job again from its last checkpoint"};
   }
   if (give_up_) {
+    entering_.clear();
     for (const auto& [peer, until] : std::exchange(patience_, {})) {
       rendezvous_.remove(peer);
       refuse(peer, *give_up_);
     }
     return;
   }
-  if (std::ranges::none_of(members_->members(), is_awaited)) start(rendezvous_.seat_again());
+  if (std::ranges::any_of(members_->members(), is_awaited)) return;
+  for (auto& [peer, node] : std::exchange(entering_, {})) rendezvous_.add_new(peer, std::move(node));
+  start(rendezvous_.seat_again());
 }
 
 std::optional<Clock::time_point> Job::join_deadline() const {
@@ -178,6 +206,7 @@ void Job::finish() {
 }
 
 void Job::give_up() {
+  if (phase_ == Phase::kRunning) return refuse_late();
   if (phase_ == Phase::kRenewing) {
     std::string awaited;
     for (const Member& member : members_->members()) {
@@ -191,6 +220,18 @@ void Job::give_up() {
   const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + rendezvous_.missing(),
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
   for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
+}
+
+// Of those who wait to enter.
+void Job::refuse_late() {
+  const auto is_late = [](const auto& waiting) { return waiting.second <= Clock::now(); };
+  for (const auto& [peer, until] : patience_) {
+    if (until > Clock::now()) continue;
+    refuse(peer, {ErrorCode::kTimeout, "this process could not enter the job: the workers have not ended a step",
+                  "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
+    std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });
+  }
+  std::erase_if(patience_, is_late);
 }
 
 void Job::leave(Member& member, const Leave& leave) {
@@ -258,6 +299,7 @@ void Job::closed(Peer peer, const std::string& why) {
   std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
   if (patience_.erase(peer) != 0) {
     rendezvous_.remove(peer);
+    std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });
     if (Member* const member = members_ ? members_->find_renewed(peer) : nullptr) lose(*member, why);
     return;
   }

@@ -3,7 +3,9 @@
 //
 // Where min_workers allows it, the loss of a member ends a view, and not the job. The survivors are told, and join
 // again by new connections (renewing); when the last one has come, the next view begins with closed-up ranks. A
-// survivor that is lost meanwhile is not waited for. Rounds, barriers and groups of the view that has ended are over.
+// survivor that is lost meanwhile is not waited for. A new process may enter such a job: it waits until all workers
+// have come to the end of a step, or a member is lost, and is part of the view that begins then. Rounds, barriers and
+// groups of the view that has ended are over.
 //
 // Belongs to the scheduler's thread; its callbacks must not call back into it.
 #pragma once
@@ -36,7 +38,7 @@ class Job {
     Calls::Send send;
     std::function<void(const std::string& why)> on_lost;  // a member
     std::function<void()> on_over;                        // before the members learn of it
-    std::function<void(std::uint32_t epoch)> on_epoch;    // that of the view to come; before they learn of it, too
+    std::function<void(std::uint32_t epoch)> on_epoch;    // of the view that who connects from here on will be in
   };
 
   Job(Options options, Events events);
@@ -66,6 +68,9 @@ class Job {
   bool goes_on() const;
   void end_view(const std::string& why);
   void join_again(Peer peer, const Join& join);
+  void enter(Peer peer, const Join& join);
+  void let_in();
+  void refuse_late();
   void lose(Member& member, const std::string& why);
   void begin_when_all_are_back();
   void gone(const Member& member);
@@ -92,6 +97,8 @@ class Job {
     std::uint32_t node;
   };
   std::vector<Suspicion> suspicions_;
+  // Processes that wait for the end of a step, or of the view, to enter the job.
+  std::vector<std::pair<Peer, Node>> entering_;
   std::uint32_t epoch_ = 1;
   std::string why_renewed_;         // of the view to come
   std::optional<Refused> give_up_;  // too few are left to begin it

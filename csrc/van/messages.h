@@ -61,7 +61,8 @@ struct Barrier {  // the reply is Done or Failed
   std::uint32_t call = 0;
   std::uint32_t group = 0;
   std::uint64_t partition_bytes = 0;  // of all workers: what the job shall use at most, the smallest counts; 0: no wish
-  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group, m.partition_bytes); }
+  bool ends_step = false;             // processes that wait to enter the job may do so when all have come
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group, m.partition_bytes, m.ends_step); }
   bool operator==(const Barrier&) const = default;
 };
 struct Done {
@@ -190,8 +191,8 @@ struct MemberLeft {  // scheduler -> workers: the worker `node` has left, and co
   bool operator==(const MemberLeft&) const = default;
 };
 
-// Scheduler -> all members: a member is lost, or wants to join, and the job goes on as another view. Whoever takes part
-// in it ends what is under way, closes its connections, and joins again (Join::renews) by a new one.
+// Scheduler -> all members: a member is lost, or a process wants to enter, and the job goes on as another view. Whoever
+// takes part in it ends what is under way, closes its connections, and joins again (Join::renews) by a new one.
 struct ViewEnded {
   std::uint32_t epoch = 0;  // of the next view
   std::string text;

@@ -2,6 +2,7 @@
 #include "van/rendezvous.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 namespace bps::van {
@@ -109,8 +110,19 @@ void Rendezvous::assign(Rank rank, std::uint32_t count, std::vector<Joined*> ord
   }
 }
 
+void Rendezvous::add_new(Peer peer, Node node) {
+  for (const Rank rank : {&Node::worker_rank, &Node::server_rank}) {
+    if (node.*rank != kNoRank) node.*rank = kAnyRank;
+  }
+  joined_.push_back({peer, std::move(node)});
+}
+
 std::uint32_t Rendezvous::close_up(Rank rank) {
-  std::ranges::stable_sort(joined_, {}, [rank](const Joined& joined) { return joined.node.*rank; });
+  const auto place = [rank](const Joined& joined) {
+    const std::int32_t wanted = joined.node.*rank;
+    return wanted == kAnyRank ? std::numeric_limits<std::int32_t>::max() : wanted;
+  };
+  std::ranges::stable_sort(joined_, {}, place);
   std::int32_t next = 0;
   for (Joined& joined : joined_) {
     if (joined.node.*rank != kNoRank) joined.node.*rank = next++;
@@ -119,7 +131,7 @@ std::uint32_t Rendezvous::close_up(Rank rank) {
 }
 
 Rendezvous::Seating Rendezvous::seat_again() {
-  for (Joined& joined : joined_) joined.node.rank_before = joined.node.worker_rank;
+  for (Joined& joined : joined_) joined.node.rank_before = std::max(joined.node.worker_rank, kNoRank);
   servers_ = close_up(&Node::server_rank);
   workers_ = close_up(&Node::worker_rank);
   return seat();

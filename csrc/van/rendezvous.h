@@ -27,6 +27,8 @@ class Rendezvous {
   std::optional<Refused> add(Peer peer, const Join& join);
   // A member of the view that has ended, with the ranks that it had there.
   void add_again(Peer peer, Node node) { joined_.push_back({peer, std::move(node)}); }
+  // A process that enters a job which is running: it gets the ranks after those of the others.
+  void add_new(Peer peer, Node node);
   void remove(Peer peer);
   bool empty() const { return joined_.empty(); }
   bool complete() const;

@@ -48,10 +48,10 @@ class Van::Impl {
     while (!try_to_join(self, workers, servers, deadline)) sleep_until(Deadline::after(kJoinPauseSeconds));
   }
 
-  std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes) {
+  std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step) {
     require_worker("barrier");
     PendingCalls::Call call(session_.calls());
-    session_.post(Barrier{call.number(), group.id, partition_bytes});
+    session_.post(Barrier{call.number(), group.id, partition_bytes, ends_step});
     return await<Done>(call, timeout_s, "the barrier of group " + std::to_string(group.id)).partition_bytes;
   }
 
@@ -223,7 +223,10 @@ const Node& Van::self() const {
   return impl_->session_.self();
 }
 std::uint64_t Van::barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes) {
-  return impl_->barrier(group, timeout_s, partition_bytes);
+  return impl_->barrier(group, timeout_s, partition_bytes, false);
+}
+void Van::end_step(const Group& group, double timeout_s) {
+  (void)impl_->barrier(group, timeout_s, 0, true);
 }
 std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
   return impl_->declare(tensors);

@@ -82,6 +82,8 @@ class Van {
   // Of all workers, before they declare anything: also agrees on partitions of at most so many bytes, 0: no wish.
   // Returns the smallest wish of all, or 0.
   std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes = 0);
+  // The same at the end of a step, when nothing is under way: the view may end there for a process that wants to enter.
+  void end_step(const Group& group, double timeout_s);
   // One round trip for any number of tensors. Throws kMismatch naming tensor, ranks and both shapes.
   std::vector<TensorId> declare(std::span<const TensorSpec> tensors);
   // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from typing import Any
 
 import cluster
@@ -93,3 +94,55 @@ def test_a_step_is_repeated_without_the_lost_rank(face, moment):
         for mine, reference, theirs in zip(parameters, expected(), first[2], strict=True):
             assert (mine == theirs).all(), "the ranks that are left have the same bits"
             torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(reference), rtol=2e-4, atol=1e-5)
+
+
+PROGRAM = """
+import os, pathlib, signal, sys
+import torch
+import bps_rdma.torch as bps
+bps.init()
+torch.manual_seed(1 + bps.rank())
+inner = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 300), torch.nn.Linear(300, 2))
+model = bps.DistributedDataParallel(inner, bucket_mb=0.02)
+optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
+state = bps.TrainingState(model, optimizer, step=0, seen=[])
+died = pathlib.Path(sys.argv[1])
+begun_at = None
+while state.step < 20 or state.seen[-1] < 3:
+    try:
+        state.sync()
+        begun_at = state.step if begun_at is None else begun_at
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
+        loss = model(torch.randn(16, 8, generator=generator)).square().mean()
+        if bps.rank() == 1 and state.step == 5 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        state.seen = [*state.seen, bps.size()]
+        state.step += 1
+    except bps.RoundAbortedError as error:
+        print("told:", error)
+total = sum(p.double().sum().item() for p in inner.parameters())
+momentum = sum(s["momentum_buffer"].double().sum().item() for s in optimizer.state.values())
+print("end:", begun_at, state.step, sorted(set(state.seen)), total.hex(), momentum.hex())
+bps.shutdown()
+"""
+
+
+def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    command = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
+    env = cluster.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * cluster.PATIENCE))
+    words = [*command, str(tmp_path / "died")]
+    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * cluster.PATIENCE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "the job goes on with 2 ranks, and it is started again" in ended.stderr, ended.stderr
+    assert "enters the job" in ended.stdout, ended.stdout
+    ends = [line.split() for line in ended.stdout.splitlines() if line.startswith("end:")]
+    assert len(ends) == 3, ended.stdout
+    assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
+    assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
+    assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, parameters and momentum, to the bit"

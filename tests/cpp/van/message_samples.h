@@ -31,7 +31,7 @@ inline std::vector<Message> message_samples() {
       Welcome{2, 1500, membership},
       Refused{ErrorCode::kMismatch, "rank 1 is taken", "choose another"},
       Heartbeat{},
-      Barrier{7, 0, 65536},
+      Barrier{7, 0, 65536, true},
       Done{7, 65536},
       Failed{8, ErrorCode::kPeerLost, "worker 1 was lost", "see its log"},
       Cancel{9},

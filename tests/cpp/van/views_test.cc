@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <random>
@@ -24,6 +25,7 @@ struct Member {
   Peer next = 0;           // waits for the next one
   Node node;               // in the view
   std::uint32_t epoch = 0;
+  std::uint32_t expects = 0;  // of the view to come
   std::uint32_t workers = 0;
   bool told = false;                  // that the view has ended
   bool over = false;                  // it has been told that every worker has left
@@ -40,6 +42,7 @@ class Simulation {
               .on_lost = nullptr,
               .on_over = nullptr,
               .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; }}) {
+    servers_inside_ = dedicated == 0;
     for (std::uint32_t i = 0; i < workers + dedicated; ++i) {
       Member& member = members_.emplace_back();
       member.pid = 100 + i;
@@ -50,7 +53,7 @@ class Simulation {
                 .patience_ms = 1000};
       join.node.worker_rank = member.dedicated ? kNoRank : static_cast<std::int32_t>(i);
       join.node.server_rank = member.dedicated || dedicated == 0 ? kAnyRank : kNoRank;
-      member.next = ++last_peer_;
+      connect(member);
       EXPECT_TRUE(job_.receive(member.next, join));
     }
     deliver();
@@ -59,7 +62,7 @@ class Simulation {
   std::uint32_t draw(std::uint32_t below) {
     return std::uniform_int_distribution<std::uint32_t>(0, below - 1)(random_);
   }
-  std::vector<Member>& members() { return members_; }
+  std::deque<Member>& members() { return members_; }
   Job& job() { return job_; }
   std::vector<Member*> alive() {
     std::vector<Member*> found;
@@ -86,11 +89,37 @@ class Simulation {
     deliver();
   }
   void renew(Member& member) {
-    member.next = ++last_peer_;
+    connect(member);
     Join join{.node = node_of(member), .patience_ms = 1000, .renews = member.node.id};
     join.node.worker_rank = member.node.worker_rank;
     join.node.server_rank = member.node.server_rank;
     EXPECT_TRUE(job_.receive(member.next, join));
+    deliver();
+  }
+  // The scheduler's handshake tells the epoch.
+  void connect(Member& member) {
+    member.next = ++last_peer_;
+    member.expects = epoch_;
+  }
+  // A new process asks to enter.
+  Member& add(bool dedicated) {
+    Member& member = members_.emplace_back();
+    member.pid = 100 + static_cast<std::uint32_t>(members_.size());
+    member.dedicated = dedicated;
+    Join join{.node = node_of(member), .workers = 1, .servers = 1, .patience_ms = 1000};
+    join.node.worker_rank = dedicated ? kNoRank : 0;
+    join.node.server_rank = dedicated || servers_inside_ ? 0 : kNoRank;
+    connect(member);
+    (void)job_.receive(member.next, join);
+    deliver();
+    return member;
+  }
+  // All workers come to the end of a step.
+  void end_step() {
+    for (Member& member : members_) {
+      if (!member.alive || member.dedicated || member.epoch == 0 || member.told) continue;
+      (void)job_.receive(member.peer, Barrier{.call = 7, .group = 0, .partition_bytes = 0, .ends_step = true});
+    }
     deliver();
   }
   bool may_renew(const Member& member) const {
@@ -134,6 +163,7 @@ class Simulation {
       member.node = *welcome->membership.by_id(welcome->you);
       ASSERT_EQ(member.node.pid, member.pid);
       ASSERT_GT(welcome->membership.epoch, member.epoch);
+      ASSERT_EQ(welcome->membership.epoch, member.expects) << "its listeners have the credentials of that view";
       member.epoch = welcome->membership.epoch;
       member.workers = welcome->membership.workers;
       member.told = false;
@@ -160,7 +190,8 @@ class Simulation {
   std::uint32_t epoch_ = 1;
   Job job_;
   Peer last_peer_ = 0;
-  std::vector<Member> members_;
+  std::deque<Member> members_;
+  bool servers_inside_ = false;
   std::vector<std::pair<Peer, Message>> sent_;
 };
 
@@ -241,7 +272,44 @@ TEST(Views, AProcessThatWasNotInTheViewIsRefused) {
   EXPECT_EQ(job.job().phase(), Job::Phase::kRenewing);
 }
 
-// Deaths, departures and returns in any order: at the end all who live are in one view, or all know that there is none.
+TEST(Views, ANewProcessEntersAtTheEndOfAStep) {
+  Simulation job(1, 2, 0, 1);
+  Member& entering = job.add(false);
+  EXPECT_FALSE(job.members()[0].told) << "in the middle of a step";
+  job.end_step();
+  for (const std::size_t i : {1, 0}) {
+    EXPECT_TRUE(job.members()[i].told);
+    job.renew(job.members()[i]);
+  }
+  expect_one_view(job);
+  EXPECT_EQ(entering.node.worker_rank, 2) << "after the others";
+  EXPECT_EQ(entering.node.rank_before, kNoRank);
+  EXPECT_EQ(entering.epoch, 2);
+  EXPECT_EQ(job.members()[1].node.rank_before, 1);
+}
+
+TEST(Views, ANewProcessTakesThePlaceOfALostOne) {
+  Simulation job(1, 3, 0, 1);
+  job.kill(job.members()[0]);
+  Member& entering = job.add(false);
+  job.renew(job.members()[2]);
+  job.renew(job.members()[1]);
+  expect_one_view(job);
+  EXPECT_EQ(entering.node.worker_rank, 2);
+  EXPECT_EQ(job.members()[1].node.worker_rank, 0);
+}
+
+TEST(Views, ANewServerEntersAtOnce) {
+  Simulation job(1, 2, 1, 1);
+  Member& entering = job.add(true);
+  EXPECT_TRUE(job.members()[0].told);
+  for (std::size_t i = 0; i < 3; ++i) job.renew(job.members()[i]);
+  expect_one_view(job);
+  EXPECT_EQ(entering.node.server_rank, 1);
+}
+
+// Deaths, departures, entries and returns in any order: at the end all who live are in one view, or all know that there
+// is none.
 TEST(Views, AnyOrderOfEventsEndsWellOrForAll) {
   int renewed = 0;
   int refused = 0;
@@ -256,7 +324,11 @@ TEST(Views, AnyOrderOfEventsEndsWellOrForAll) {
       const auto alive = job.alive();
       if (alive.empty() || job.job().phase() == Job::Phase::kOver) break;
       Member& member = *alive[job.draw(static_cast<std::uint32_t>(alive.size()))];
-      switch (job.draw(6)) {
+      switch (job.draw(8)) {
+        case 6: job.end_step(); break;
+        case 7:
+          if (job.draw(2) == 0) job.add(dedicated > 0 && job.draw(2) == 0);
+          break;
         case 0: job.kill(member); break;
         case 1:
           if (member.next == 0 && job.draw(3) == 0) job.leave(member, job.draw(2) == 0 ? "" : "ValueError");

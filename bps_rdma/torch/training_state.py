@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TrainingState: what all ranks of a job must agree on when its members change."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from bps_rdma import job
+from bps_rdma.torch import start
+from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from bps_rdma.torch.names import unique
+
+
+class TrainingState:
+    """A model, its optimizer, and values such as the number of the step, for a job whose members may change.
+
+        state = bps.TrainingState(model, optimizer, step=0)
+        while state.step < steps:
+            try:
+                state.sync()
+                train(state.step)
+                state.step += 1
+            except bps.RoundAbortedError:
+                optimizer.zero_grad()
+
+    sync() gives every rank what rank 0 has, whenever the job has other members than at the last call: at the start,
+    without a member that was lost, and with one that has entered. Ranks keep their order and new ones get the last
+    ranks, so rank 0 is one that has trained. Do not broadcast parameters or states yourself: a process that enters
+    while the others train would do it alone.
+
+    Args:
+        model: a module, wrapped by DistributedDataParallel or not.
+        optimizer: any optimizer of its parameters, distributed or not; not one whose state is sharded.
+        values: what else the ranks agree on, under the names of their attributes; what broadcast_object() can send.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **values: Any) -> None:
+        start.init()
+        self.model = model
+        self.optimizer = optimizer
+        self._names = tuple(values)
+        self._prefix = unique("state")
+        self._epoch = 0  # of the view for which it holds
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Values are attributes; this one does not exist."""
+        raise AttributeError(f"{type(self).__name__} has no value {name!r}")
+
+    def sync(self) -> None:
+        """Takes over the state of rank 0 if the view is a new one; every rank calls it before each step.
+
+        Raises:
+            RoundAbortedError: a member was lost meanwhile; call it again.
+            MismatchError: models or optimizers differ between ranks. PeerLostError, DeadlineError: as broadcast().
+        """
+        epoch = job.current().epoch
+        if epoch == self._epoch:
+            return
+        tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        broadcast_parameters(tensors, 0, prefix=f"{self._prefix}.model.")
+        if self.optimizer is not None:
+            broadcast_optimizer_state(self.optimizer, 0, prefix=f"{self._prefix}.optimizer.")
+        values = {name: getattr(self, name) for name in self._names}
+        for name, value in broadcast_object(values, 0, name=f"{self._prefix}.values").items():
+            setattr(self, name, value)
+        self._epoch = epoch
