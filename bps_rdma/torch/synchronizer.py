@@ -141,8 +141,8 @@ class GradientSynchronizer:
                 unit.wait()
 
     def _start(self, unit: Unit) -> None:
-        self._started[unit] = None
         unit.start()
+        self._started[unit] = None  # only now: what could not be started is not waited for
 
     def finish(self) -> None:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.

@@ -123,10 +123,10 @@ while state.step < 20 or state.seen[-1] < 3:
         state.seen = [*state.seen, bps.size()]
         state.step += 1
     except bps.RoundAbortedError as error:
-        print("told:", error)
+        sys.stdout.write(f"told: {error}\\n")
 total = sum(p.double().sum().item() for p in inner.parameters())
 momentum = sum(s["momentum_buffer"].double().sum().item() for s in optimizer.state.values())
-print("end:", begun_at, state.step, sorted(set(state.seen)), total.hex(), momentum.hex())
+sys.stdout.write(f"end: {begun_at} {state.step} {sorted(set(state.seen))} {total.hex()} {momentum.hex()}\\n")
 bps.shutdown()
 """
 
