@@ -12,7 +12,7 @@ from lab_job import MIB, Job
 
 ENDLESS = 1_000_000
 long = pytest.mark.long
-SILENCE_S = 10 + 3  # BPS_HEARTBEAT_TIMEOUT, and what telling everybody takes
+SILENCE_S = 20.0  # the time-out of heartbeats is 10; kernels of user mode on a busy machine add some seconds
 
 
 def names(text: str, *members: str) -> bool:
