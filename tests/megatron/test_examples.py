@@ -78,7 +78,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert "start 4 ranks" in done.stderr
     done = torchrun(tmp_path, COMPARE, "--plot", "steps.txt", ranks=2)
     assert done.returncode != 0
-    assert "hint: name a file that ends in .png" in done.stderr
+    assert "hint: end its name with one of .png" in done.stderr
 
 
 def cluster_env(**env: str) -> dict[str, str]:
