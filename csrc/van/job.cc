@@ -224,14 +224,15 @@ void Job::give_up() {
 
 // Of those who wait to enter.
 void Job::refuse_late() {
-  const auto is_late = [](const auto& waiting) { return waiting.second <= Clock::now(); };
-  for (const auto& [peer, until] : patience_) {
-    if (until > Clock::now()) continue;
-    refuse(peer, {ErrorCode::kTimeout, "this process could not enter the job: the workers have not ended a step",
+  const auto now = Clock::now();
+  std::erase_if(patience_, [&](const auto& waiting) {
+    const Peer late = waiting.first;
+    if (waiting.second > now) return false;
+    refuse(late, {ErrorCode::kTimeout, "this process could not enter the job: the workers have not ended a step",
                   "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
-    std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });
-  }
-  std::erase_if(patience_, is_late);
+    std::erase_if(entering_, [late](const auto& one) { return one.first == late; });
+    return true;
+  });
 }
 
 void Job::leave(Member& member, const Leave& leave) {

@@ -47,6 +47,7 @@ def train(bps: Any, steps: int, last_size: int, fail_at: int = -1) -> dict[str, 
                 array[:] = 1 + bps.rank()
                 bps.push_pull_inplace(array, name=name, average=False)
                 assert array.min() == array.max() == size * (size + 1) / 2, (array.min(), array.max(), size)
+            bps.commit()  # or one rank would count a step that another one repeats
         except bps.RoundAbortedError as error:
             kept = array.copy()
             texts.append(str(error))
