@@ -84,7 +84,8 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   round->number = number;
   round->group = &group;
   round->contributors = &group.contributors(key.for_host);
-  round->arrivals.assign(round->contributors->size(), Arrival{});
+  round->arrivals.resize(round->contributors->size());
+  for (Arrival& arrival : round->arrivals) arrival = {};
   round->opener = &opener;
   ++opener.rounds;
   round->of_key = state;

@@ -81,10 +81,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
   std::size_t post(std::span<const Descriptor> descriptors) override {
     if (other_ == nullptr) return 0;
     for (const Descriptor& what : descriptors) {
-      Posted& posted = other_->queued_.descriptors.emplace_back();
-      copy_bytes(what.header, posted.header.data());
-      posted.header_size = what.header.size();
-      if (what.length > 0) posted.span = what.source->remote(what.source_offset, what.length);
+      other_->queued_.descriptors.emplace_back(what);
       counters_.data_writes.add();
       counters_.data_bytes.add(what.length);
     }
@@ -129,7 +126,11 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
  private:
   friend class Paired<SelfData>;
   struct Posted {
-    std::array<std::byte, kMaxHeader> header;
+    explicit Posted(const Descriptor& what) : header_size(what.header.size()) {
+      copy_bytes(what.header, header.data());
+      if (what.length > 0) span = what.source->remote(what.source_offset, what.length);
+    }
+    std::array<std::byte, kMaxHeader> header;  // of which only `header_size` are ever read
     std::size_t header_size;
     RemoteSpan span;
   };
