@@ -21,8 +21,9 @@ namespace {
 constexpr double kTry_s = 10;
 constexpr double kTryDoubtful_s = 2;
 constexpr double kTryHopeless_s = 0.3;
-// And one that was lost; others of this process wait meanwhile.
+// And one that was lost; others of this process wait meanwhile. The connection manager of RDMA takes its time.
 constexpr double kTryAgain_s = 1;
+constexpr double kTryAgainRdma_s = 4;
 
 }  // namespace
 
@@ -205,21 +206,25 @@ void Connector::restore(std::size_t index, std::size_t place, std::size_t pair) 
 bool Connector::try_restore(std::size_t index, std::size_t place, std::size_t pair) {
   Loop& loop = loops_[index];
   const auto find = [&] { return loop.worker_loop->find_server(place); };
-  bool lost = false;
-  loop.reactor->call([&] { lost = find() == nullptr; });
-  if (lost) return true;
-  transport::Transport& transport = *loop.transport(Kind::kTcp);
+  transport::Transport* by = nullptr;
+  loop.reactor->call([&] {
+    if (worker::ServerConnection* server = find()) by = &server->memory.transport();
+  });
+  if (by == nullptr) return true;  // the server itself is lost
+  transport::Transport& transport = *by;
+  const Kind kind = *transport::parse_kind(transport.name());
   const Target target = target_at(index, place);
-  const transport::ConnectRequest request = request_for(Kind::kTcp, target, Deadline::after(kTryAgain_s));
+  const double most_s = kind == Kind::kRdma ? kTryAgainRdma_s : kTryAgain_s;
+  const transport::ConnectRequest request = request_for(kind, target, Deadline::after(most_s));
   const std::size_t pairs = transport.rail_pairs(request.address);
   // Numbers come again after days of failures, when the path that had them has long been forgotten.
   std::uint16_t id = 0;
   while (id <= pairs) id = ++latest_path_;
   MadePath made{.id = id, .pair = pair};
   try {
-    connect_pair(transport, request, std::max<std::size_t>(1, data_connections(Kind::kTcp) / pairs), made);
+    connect_pair(transport, request, std::max<std::size_t>(1, data_connections(kind) / pairs), made);
   } catch (const Error& error) {
-    log_debug(std::string("a lost rail is not back: ") + error.what());
+    log_info(std::string("a lost rail is not back: ") + error.what());
     return false;
   }
   loop.reactor->call([&] {

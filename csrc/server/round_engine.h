@@ -66,11 +66,12 @@ class RoundEngine final : public tensor::ContributionSource {
                      const transport::RemoteSpan& span);
   void on_written(std::uint64_t token);
 
-  // Answers to pushes that came by `closed` go out by what `other` gives.
-  void reroute(const transport::DataEndpoint& closed, const std::function<transport::DataEndpoint*()>& other) {
+  // Answers to pushes that came by `closed` go out by another connection, and to memory that it has another key for.
+  void reroute(const transport::DataEndpoint& closed,
+               const std::function<void(transport::DataEndpoint*& data, std::uint64_t& key)>& change) {
     for (Round* round : table_.open()) {
       for (Arrival& arrival : round->arrivals) {
-        if (arrival.data == &closed) arrival.data = other();
+        if (arrival.data == &closed) change(arrival.data, arrival.answer_key);
       }
     }
   }

@@ -86,6 +86,8 @@ void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> m
     session.send(tensor::Echo{ping->number});
   } else if (const auto* received = std::get_if<tensor::Received>(&*decoded)) {
     session.confirm(*received);
+  } else if (const auto* keys = std::get_if<tensor::AnswerKeys>(&*decoded)) {
+    session.add_keys(*keys);
   } else if (const auto* lost = std::get_if<tensor::PathLost>(&*decoded)) {
     settle(session, *lost);
   }

@@ -82,20 +82,27 @@ AnswerStream* WorkerPaths::stream_of(const transport::DataEndpoint* data) {
   return nullptr;
 }
 
-transport::DataEndpoint* WorkerPaths::next() {
-  std::size_t living = 0;
-  const auto each = [&](auto&& take) {
-    for (const WorkerPath& path : paths_) {
-      for (const AnswerStream& stream : path.streams) {
-        if (!stream.data->is_lost() && take(stream.data)) return stream.data;
-      }
-    }
-    return static_cast<transport::DataEndpoint*>(nullptr);
+void WorkerPaths::lead(const WorkerPath& lost, transport::DataEndpoint*& data, std::uint64_t& key) {
+  const auto is_offered = [&](std::uint16_t id) {
+    return std::ranges::find(lost.keys, id, &tensor::AnswerKeys::by) != lost.keys.end();
   };
-  each([&](transport::DataEndpoint*) { return ++living == 0; });
-  if (living == 0) return nullptr;
-  std::size_t skip = turn_++ % living;
-  return each([&](transport::DataEndpoint*) { return skip-- == 0; });
+  std::vector<transport::DataEndpoint*> offered;
+  std::vector<transport::DataEndpoint*> others;  // which the worker had not completed when it wrote: better than none
+  for (const WorkerPath& path : paths_) {
+    for (const AnswerStream& stream : path.streams) {
+      if (!stream.data->is_lost()) (is_offered(path.id) ? offered : others).push_back(stream.data);
+    }
+  }
+  const auto& living = offered.empty() ? others : offered;
+  if (living.empty()) return;
+  data = living[turn_++ % living.size()];
+  for (const tensor::AnswerKeys& keys : lost.keys) {
+    if (keys.by != data->hello.path) continue;
+    const auto found = std::ranges::lower_bound(keys.keys, key, {}, &tensor::AnswerKeys::Key::lost);
+    if (found == keys.keys.end() || found->lost != key) continue;
+    key = found->other;
+    return;
+  }
 }
 
 void WorkerPaths::close(WorkerPath& path) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "server/round.h"
+#include "tensor/control_messages.h"
 #include "transport/control_paths.h"
 #include "transport/transport.h"
 
@@ -44,7 +45,9 @@ class AnswerStream {
 
 struct WorkerPath {
   std::uint16_t id = 0;
-  bool broken = false;  // closed; the worker has not said yet what has come in
+  bool broken = false;                              // closed; the worker has not said yet what has come in
+  static constexpr std::size_t kMostKeyLists = 64;  // 131,072 keys: of so many blocks of memory
+  std::vector<tensor::AnswerKeys> keys{};           // for the paths that the worker offers instead
   transport::ControlEndpoint* control = nullptr;
   std::vector<AnswerStream> streams{};
 };
@@ -62,8 +65,9 @@ class WorkerPaths {
   bool has_other_than(std::uint16_t id) const;
   static bool is_usable(const WorkerPath& path);
   AnswerStream* stream_of(const transport::DataEndpoint* data);
-  // A data connection that is not lost, each in turn; or nullptr.
-  transport::DataEndpoint* next();
+  // Leads what was to go by a path that is lost, to memory called `key` there, to a connection of another one that the
+  // worker has offered, each in turn, and changes the key.
+  void lead(const WorkerPath& lost, transport::DataEndpoint*& data, std::uint64_t& key);
   std::vector<WorkerPath>& all() { return paths_; }
   transport::ControlPaths& control() { return control_; }
 

@@ -40,11 +40,6 @@ bool WorkerSession::flush() {
   std::size_t sent = 0;
   for (; sent < answers_.size(); ++sent) {
     Answer& answer = answers_[sent];
-    if (fails_over() && answer.data->is_lost()) {
-      transport::DataEndpoint* other = paths_.next();
-      if (other == nullptr) break;
-      answer.data = other;
-    }
     if (answer.data->write({&answer.op, 1}) != 1) break;
     if (fails_over()) keep(answer);
   }
@@ -128,6 +123,13 @@ void WorkerSession::confirm(const tensor::Received& received) {
   }
 }
 
+void WorkerSession::add_keys(const tensor::AnswerKeys& keys) {
+  WorkerPath* path = paths_.find(keys.path);
+  if (path == nullptr) return;  // it was settled meanwhile, or never complete
+  if (path->keys.size() == WorkerPath::kMostKeyLists) return lose("it names more memory than a worker can wait for");
+  path->keys.push_back(keys);
+}
+
 void WorkerSession::check_paths() {
   if (lost_) return;
   const auto is_silent = [](const WorkerPath& path) {
@@ -163,6 +165,7 @@ std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& 
   WorkerPath* path = paths_.find(lost.path);
   if (path != nullptr && !paths_.has_other_than(lost.path)) return closed;  // it came by that very path
   std::vector<Answer> again;
+  WorkerPath old;
   if (path != nullptr) {
     if (!path->broken) context_.counters.paths_lost.add();
     paths_.close(*path);
@@ -175,24 +178,26 @@ std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& 
       again.insert(again.end(), stream.unconfirmed().begin(), stream.unconfirmed().end());
       closed.push_back(stream.data);
     }
+    old = std::move(*path);
   }
   paths_.forget(lost.path);
   const auto is_closed = [&](const transport::DataEndpoint* data) {
     return std::ranges::find(closed, data) != closed.end();
   };
+  const auto lead = [&](transport::DataEndpoint*& data, std::uint64_t& key) { paths_.lead(old, data, key); };
   for (const transport::Endpoint* endpoint : closed) {
     if (!endpoint->is_data_plane) continue;
     const auto* data = static_cast<const transport::DataEndpoint*>(endpoint);
     context_.pool.stop_fill(*data);
-    context_.rounds.reroute(*data, [this] { return paths_.next(); });
+    context_.rounds.reroute(*data, lead);
   }
   for (Answer& answer : answers_) {
-    if (is_closed(answer.data)) answer.data = paths_.next();
+    if (is_closed(answer.data)) lead(answer.data, answer.op.target.key);
   }
+  for (Answer& answer : again) lead(answer.data, answer.op.target.key);
   send(reply);
   for (Answer& answer : again) {
     context_.counters.repeated.add();
-    answer.data = paths_.next();
     post(answer);
   }
   return closed;

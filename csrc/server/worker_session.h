@@ -73,6 +73,8 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   void confirm(const tensor::Received& received);
   // Closes the paths by which the network carries nothing, as long as there are others.
   void check_paths();
+  // Where answers go that come by another path than their pushes. Before settle().
+  void add_keys(const tensor::AnswerKeys& keys);
   // The worker has closed a path: replies, and sends by the others what has not arrived. Returns the connections, which
   // nobody needs any more.
   std::vector<transport::Endpoint*> settle(const tensor::PathLost& lost);

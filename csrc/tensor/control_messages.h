@@ -183,6 +183,27 @@ struct PathLost {
   bool operator==(const PathLost&) const = default;
 };
 
+// Worker to server, before its PathLost: what the memory that answers go to is called on another of its paths, `by`,
+// whose rail may have other keys. One at least for each path that the server may take instead.
+inline constexpr std::size_t kMostKeys = 2048;  // in one message
+struct AnswerKeys {
+  struct Key {
+    std::uint64_t lost = 0;  // as the pushes said that went out by the lost path
+    std::uint64_t other = 0;
+    static constexpr void fields(auto& io, auto& m) { io(m.lost, m.other); }
+    bool operator==(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::uint16_t path = 0;  // the lost one
+  std::uint16_t by = 0;
+  std::vector<Key> keys;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.path, m.by, m.keys);
+    io.require([&] { return m.keys.size() <= kMostKeys; });
+  }
+  bool operator==(const AnswerKeys&) const = default;
+};
+
 // Server to worker: the server has lost a path and closed its connections; a PathLost is asked for.
 struct PathBroken {
   std::uint16_t path = 0;
@@ -192,7 +213,7 @@ struct PathBroken {
 
 // The position in this list is the type on the wire: append only.
 using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed, Received,
-                                    PathLost, PathBroken>;
+                                    PathLost, PathBroken, AnswerKeys>;
 
 // Texts beyond their limit are cut.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);

@@ -26,7 +26,7 @@
 namespace bps::transport {
 
 // Of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kProtocolVersion = 6;
 
 using JobId = std::array<std::byte, 16>;
 
@@ -62,7 +62,7 @@ struct Hello {
   std::uint16_t server_loop = 0;  // the server's loop
   Plane plane = Plane::kVan;      // travels in the preamble
   // Where the loss of a path is survived (control_paths.h): which path of the two loops the connection belongs to, 0
-  // where there is only one; and which of the path's data connections it is. Not over RDMA.
+  // where there is only one; and which of the path's data connections it is.
   std::uint16_t path = 0;
   std::uint16_t stream = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.node, m.client_loop, m.server_loop); }

@@ -138,11 +138,25 @@ void ServerConnection::on_path_broken(std::uint16_t id) {
 // First our end is closed, so that the server may send answers again that were on their way: nothing of the path can
 // change memory any more.
 void ServerConnection::break_path(std::uint16_t id, const std::string& why) {
+  const ServerPath* path = paths_.find(id);
+  if (path == nullptr) return;
+  const std::size_t rail = path->rail();
   const auto lost = paths_.close(id, why);
-  if (!lost) return;
   share();
   for (const std::uint32_t immediate : pushes_.unanswered_by(id)) loop_.on_unread(*this, immediate);
+  for (const ServerPath& other : paths_.all()) send_keys(id, rail, other);
   (void)send(tensor::PathLost{id, *lost});
+}
+
+// Answers that are still to come may take this one, and name memory by its rail.
+void ServerConnection::send_keys(std::uint16_t lost, std::size_t rail, const ServerPath& other) {
+  const std::vector<tensor::AnswerKeys::Key> keys = loop_.answer_keys(*this, rail, other.rail());
+  std::span<const tensor::AnswerKeys::Key> rest(keys);
+  do {
+    const auto some = rest.first(std::min(rest.size(), tensor::kMostKeys));
+    (void)send(tensor::AnswerKeys{lost, other.id, {some.begin(), some.end()}});
+    rest = rest.subspan(some.size());
+  } while (!rest.empty());
 }
 
 std::optional<ServerPath> ServerConnection::settle(const tensor::PathLost& lost) {

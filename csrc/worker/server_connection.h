@@ -139,6 +139,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   WorkerLoop& loop_;
   const std::uint32_t epoch_;
   void break_path(std::uint16_t id, const std::string& why);
+  void send_keys(std::uint16_t lost, std::size_t rail, const ServerPath& other);
   void share();
 
   ServerPaths paths_;

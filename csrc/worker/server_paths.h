@@ -20,6 +20,8 @@ struct ServerPath {
   transport::ControlEndpoint* control = nullptr;
   std::vector<transport::DataEndpoint*> data{};
   std::string why_lost{};
+
+  std::size_t rail() const { return control->rails.here; }
 };
 
 // A data connection that pushes go out by.
@@ -39,6 +41,7 @@ class ServerPaths {
 
   const ServerPath* find(std::uint16_t id) const;
   bool has_other_than(std::uint16_t id) const;
+  const std::vector<ServerPath>& all() const { return paths_; }
   // Those by which the network carries nothing, although it does by another one.
   std::vector<std::uint16_t> silent() const;
   // Nothing comes in by the path any more, and nothing goes out. Returns how many answers had come in by each of its

@@ -105,6 +105,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void count_stale() { counters_.stale.add(); }
   // The transport reads the bytes of this push no more, whether they have left or not.
   void on_unread(ServerConnection& server, std::uint32_t immediate);
+  // What the memory is called that answers of the server are still to go to: on one rail, and on another.
+  std::vector<tensor::AnswerKeys::Key> answer_keys(const ServerConnection& server, std::size_t rail,
+                                                   std::size_t other) const;
   // An answer has come in that the server keeps until it is told.
   void note_receipt() { receipts_due_ = true; }
 

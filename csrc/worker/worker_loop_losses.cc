@@ -278,6 +278,22 @@ void WorkerLoop::send_receipts() {
   }
 }
 
+std::vector<tensor::AnswerKeys::Key> WorkerLoop::answer_keys(const ServerConnection& server, std::size_t rail,
+                                                             std::size_t other) const {
+  std::vector<tensor::AnswerKeys::Key> keys;
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    const InFlight& entry = in_flight_[i];
+    if (entry.transfer == nullptr || entry.server != &server || entry.never_sent) continue;
+    const tensor::Placement placement = entry.transfer->place(entry.part);
+    if (!placement.wants_data()) continue;
+    keys.push_back({answer_span(entry, placement, rail).key, answer_span(entry, placement, other).key});
+  }
+  std::ranges::sort(keys);
+  const auto repeated = std::ranges::unique(keys);
+  keys.erase(repeated.begin(), repeated.end());
+  return keys;
+}
+
 void WorkerLoop::on_unread(ServerConnection& server, std::uint32_t immediate) {
   on_written(server, immediate);
 }

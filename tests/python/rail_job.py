@@ -86,10 +86,10 @@ class Running:
                 raise AssertionError("nothing went on")
             time.sleep(0.01)
 
-    def until_all_say(self, pattern: str) -> None:
-        """Returns when each rank has logged it: the worker of its rail to the other one's server."""
+    def until_all_say(self, pattern: str, times: int = 1) -> None:
+        """Returns when each rank has logged it so often: the worker of its rail to the other one's server."""
         said = re.compile(pattern)
-        self.until(lambda: all(said.search(self.job.log(f"rank {rank}")) for rank in range(2)))
+        self.until(lambda: all(len(said.findall(self.job.log(f"rank {rank}"))) >= times for rank in range(2)))
 
     def results(self) -> list[dict[str, Any]]:
         (self.folder / "stop").touch()

@@ -26,7 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def cable() -> Iterator[fabric.Cable]:
     """Two devices with a cable between them, which can be disturbed."""
-    with fabric.cable() as made:
+    with fabric.cables(1) as (made,):
+        yield made
+
+
+@pytest.fixture
+def cables() -> Iterator[list[fabric.Cable]]:
+    """Two of them: two rails for whoever is at one end of both."""
+    with fabric.cables(2) as made:
         yield made
 
 

@@ -91,13 +91,19 @@ class Cable:
 
     ends: tuple[Device, Device]
 
-    def disturb(self, *netem: str) -> None:
-        """Loses or delays what leaves either end, in the words of tc-netem(8); nothing: as new."""
-        for end in self.ends:
+    def disturb(self, *netem: str, at: tuple[int, ...] = (0, 1)) -> None:
+        """Loses or delays what leaves these ends, in the words of tc-netem(8); nothing: as new."""
+        for end in [self.ends[number] for number in at]:
             with suppress(AssertionError):  # there may be none
                 command("tc", "qdisc", "del", "dev", end.netdev, "root")
             if netem:
                 command("tc", "qdisc", "add", "dev", end.netdev, "root", "netem", "limit", "100000", *netem)
+
+    def set_link(self, state: str, at: int = 0) -> None:
+        """Sets the interface of an end "down" or "up". The other end sees that its carrier is gone, or back."""
+        command("ip", "link", "set", self.ends[at].netdev, state)
+        if state == "up":
+            route_to(self.ends[at], self.ends[1 - at])  # the kernel has dropped it
 
     def packets(self) -> tuple[int, int]:
         """Sent so far by either end."""
@@ -115,31 +121,46 @@ class Cable:
 
 
 @contextmanager
-def cable() -> Iterator[Cable]:
-    """A cable whose ends are both in this kernel.
+def cables(count: int) -> Iterator[list[Cable]]:
+    """Cables whose ends are all in this kernel: first ends c0, u0, ... and second ends c1, u1, ...
 
     Left to itself the kernel delivers what goes to an address of its own at once. So the table of own addresses is
     asked last, and before it come rules: what starts here (iif lo) at one end and goes to the other takes the wire.
     """
-    ends = Device("rxe_c0", "c0", "10.99.0.1"), Device("rxe_c1", "c1", "10.99.0.2")
-    command("ip", "link", "add", "c0", "type", "veth", "peer", "name", "c1")
+    made = [_ends(number) for number in range(count)]
+    rules = 0
     command("ip", "rule", "add", "pref", "200", "lookup", "local")
     command("ip", "rule", "del", "pref", "0")
     try:
-        for end in ends:
-            command("ip", "addr", "add", f"{end.address}/32", "dev", end.netdev)
-            command("ip", "link", "set", end.netdev, "mtu", "9000", "up")
-        for near, far in (ends, ends[::-1]):
-            command("ip", "route", "add", far.address, "dev", near.netdev, "src", near.address)
-            way = ["from", near.address, "to", far.address, "iif", "lo"]
-            command("ip", "rule", "add", "pref", "100", *way, "lookup", "main")
-            command("rdma", "link", "add", near.hca, "type", "rxe", "netdev", near.netdev)
-        yield Cable(ends)
+        for ends in made:
+            command("ip", "link", "add", ends[0].netdev, "type", "veth", "peer", "name", ends[1].netdev)
+            for end in ends:
+                command("ip", "addr", "add", f"{end.address}/32", "dev", end.netdev)
+                command("ip", "link", "set", end.netdev, "mtu", "9000", "up")
+            for near, far in (ends, ends[::-1]):
+                route_to(near, far)
+                way = ["from", near.address, "to", far.address, "iif", "lo"]
+                command("ip", "rule", "add", "pref", "100", *way, "lookup", "main")
+                rules += 1
+                command("rdma", "link", "add", near.hca, "type", "rxe", "netdev", near.netdev)
+        yield [Cable(ends) for ends in made]
     finally:
-        command("ip", "link", "del", "c0")  # and with it c1 and both devices
+        for ends in made:
+            with suppress(AssertionError):
+                command("ip", "link", "del", ends[0].netdev)  # and with it the other end and both devices
         command("ip", "rule", "add", "pref", "0", "lookup", "local")
-        for pref in ("100", "100", "200"):
+        for pref in ["100"] * rules + ["200"]:
             command("ip", "rule", "del", "pref", pref)
+
+
+def _ends(number: int) -> tuple[Device, Device]:
+    name, network = "cuvw"[number], f"10.99.{2 * number}"
+    return Device(f"rxe_{name}0", f"{name}0", f"{network}.1"), Device(f"rxe_{name}1", f"{name}1", f"{network}.2")
+
+
+def route_to(near: Device, far: Device) -> None:
+    """The way from one end of a cable to the other."""
+    command("ip", "route", "replace", far.address, "dev", near.netdev, "src", near.address)
 
 
 @contextmanager

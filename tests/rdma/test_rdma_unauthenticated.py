@@ -27,14 +27,14 @@ SIZE = 56
 
 def request(version: int = VERSION, length: int = SIZE) -> bytes:
     """Looks like a request; job, nonce and proof are noise."""
-    header = struct.pack("<IHBB", MAGIC, version, REQUEST, DATA_PLANE) + struct.pack("<IHH", 0, 0, 0)
+    header = struct.pack("<IHBB", MAGIC, version, REQUEST, DATA_PLANE) + struct.pack("<IHHHH", 0, 0, 0, 0, 0)
     return (header + random.Random(7).randbytes(SIZE))[:length]
 
 
 def request_of_a_member(node: int, nonce: bytes, credentials: Credentials) -> bytes:
     """What private_data.cc makes, made once more from its description."""
-    said = struct.pack("<IHBBIHH", MAGIC, VERSION, REQUEST, DATA_PLANE, node, 0, 0)
-    said += credentials.job[:8] + random.Random(node).randbytes(16)
+    said = struct.pack("<IHBBIHHHH", MAGIC, VERSION, REQUEST, DATA_PLANE, node, 0, 0, 0, 0)
+    said += credentials.job[:4] + random.Random(node).randbytes(16)
     return said + hmac.digest(credentials.key, b"rdma client" + said + nonce + credentials.job, "sha256")[:16]
 
 

@@ -2,7 +2,8 @@
 // The handshake of an RDMA connection, which travels in the connection manager's messages. See handshake.h for that of
 // sockets; here there is one request and one reply, and 56 bytes for the request.
 //
-//   request  magic, version, plane, node and loops, job, 16 random bytes, HMAC over these and the server's nonce
+//   request  magic, version, plane, node and loops, path and stream, 4 bytes of the job, 16 random bytes, HMAC over
+//            these, the whole job, and the server's nonce
 //   reply    magic, version, HMAC over the request and the server's nonce                 or   refusal with the reason
 //
 // The server's nonce is random, made when it starts to listen, and published with its address. A request is therefore
@@ -20,8 +21,8 @@
 
 namespace bps::transport::rdma {
 
-using ShortJobId = std::array<std::byte, 8>;
-using ShortMac = std::array<std::byte, 16>;  // of 32: half of the HMAC is still 128 bits to guess
+using ShortJobId = std::array<std::byte, 4>;  // names the reason of a refusal; the HMAC covers all 16
+using ShortMac = std::array<std::byte, 16>;   // of 32: half of the HMAC is still 128 bits to guess
 
 struct Request {
   Preamble preamble{};  // detail: the plane
@@ -30,7 +31,7 @@ struct Request {
   Nonce nonce{};
   ShortMac mac{};  // last: it signs what comes before it
   static constexpr void fields(auto& io, auto& m) {
-    io(m.preamble, m.hello, m.job, m.nonce, m.mac);
+    io(m.preamble, m.hello, m.hello.path, m.hello.stream, m.job, m.nonce, m.mac);
     io.require([&] { return m.preamble.is_current(RdmaKind::kRequest); });
     io.require([&] { return Plane{m.preamble.detail} == Plane::kControl || Plane{m.preamble.detail} == Plane::kData; });
   }

@@ -20,6 +20,7 @@ class RailsTransport final : public Transport {
   std::string_view name() const override { return "rdma"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
+  bool fails_over() const override { return true; }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
   ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;

@@ -29,6 +29,11 @@ Status RdmaControl::send(std::span<const std::byte> message) {
   return Status::kOk;
 }
 
+void RdmaControl::probe() {
+  if (is_lost() || !connection || posted_ != completed_) return;
+  post_send({});
+}
+
 bool RdmaControl::transmit(std::span<const std::byte> message, std::size_t& offset) {
   do {
     if (is_lost()) return true;
@@ -38,24 +43,26 @@ bool RdmaControl::transmit(std::span<const std::byte> message, std::size_t& offs
     std::byte* buffer = send_buffer(posted_ % kControlSends);
     copy_bytes(codec::bytes_of(fragment), buffer);
     if (size > 0) std::memcpy(buffer + sizeof fragment, message.data() + offset, size);
-    ibv_sge piece{reinterpret_cast<std::uint64_t>(buffer), static_cast<std::uint32_t>(sizeof fragment + size),
-                  memory_->lkey};
-    ibv_send_wr request{};
-    request.wr_id = WrId(WrId::Kind::kSend, posted_).value();
-    request.sg_list = &piece;
-    request.num_sge = 1;
-    request.opcode = IBV_WR_SEND;
-    request.send_flags = IBV_SEND_SIGNALED;
-    if (piece.length <= connection.queue_pair().inline_limit()) request.send_flags |= IBV_SEND_INLINE;
-    ibv_send_wr* bad = nullptr;
-    if (const int error = ibv_post_send(connection.queue_pair().get(), &request, &bad); error != 0) {
-      lose(std::string("cannot post a message: ") + std::strerror(error));
-      return true;
-    }
-    ++posted_;
+    post_send({buffer, sizeof fragment + size});
     offset += size;
   } while (offset < message.size());
   return true;
+}
+
+void RdmaControl::post_send(std::span<const std::byte> piece) {
+  ibv_sge bytes{reinterpret_cast<std::uint64_t>(piece.data()), static_cast<std::uint32_t>(piece.size()), memory_->lkey};
+  ibv_send_wr request{};
+  request.wr_id = WrId(WrId::Kind::kSend, posted_).value();
+  request.sg_list = &bytes;
+  request.num_sge = piece.empty() ? 0 : 1;
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = IBV_SEND_SIGNALED;
+  if (bytes.length <= connection.queue_pair().inline_limit()) request.send_flags |= IBV_SEND_INLINE;
+  ibv_send_wr* bad = nullptr;
+  if (const int error = ibv_post_send(connection.queue_pair().get(), &request, &bad); error != 0) {
+    return lose(std::string("cannot post a message: ") + std::strerror(error));
+  }
+  ++posted_;
 }
 
 void RdmaControl::on_sent(std::uint64_t number) {
@@ -84,6 +91,7 @@ void RdmaControl::on_arrived(const ibv_wc& completion) {
 
 // Checks each piece against the pieces before it.
 bool RdmaControl::take(std::span<const std::byte> piece) {
+  if (piece.empty()) return true;  // a probe
   Fragment fragment{};
   if (piece.size() < sizeof fragment) return false;
   copy_bytes(piece.first(sizeof fragment), codec::writable_bytes_of(fragment).data());

@@ -19,14 +19,21 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   RdmaControl(const Hello& made_by, TransportState& state, RcConnection connection);
 
   Status send(std::span<const std::byte> message) override;
+  // Sends what the peer drops: what counts is whether its device acknowledges it. Not while something else is under way
+  // that shows the same.
+  void probe();
+  // What is posted has not been acknowledged for so long. (A peer that is stopped has buffers left.)
+  bool is_silent() const override { return state.port_down || acknowledgements.missed() >= kSilentLooks; }
 
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;
   bool awaits_completions() const override { return !waiting_.empty(); }
+  void look() override { acknowledgements.look(posted_, completed_); }
   void give_up_sends() override { waiting_.clear(); }
   void drop() override;
 
  private:
+  static constexpr std::uint32_t kSilentLooks = 5;  // of kPathCheck_s
   static constexpr std::size_t kRoom = kControlBuffer - sizeof(Fragment);
 
   std::byte* receive_buffer(std::uint64_t number) const { return buffers_.get() + number * kControlBuffer; }
@@ -37,6 +44,8 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   };
   // Posts pieces from `offset` on while there are buffers; true when the whole message is on its way.
   bool transmit(std::span<const std::byte> message, std::size_t& offset);
+  // One piece, or, without bytes, a probe.
+  void post_send(std::span<const std::byte> piece);
   bool post_receive(std::uint64_t buffer);
   bool take(std::span<const std::byte> piece);
 

@@ -28,6 +28,7 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;
   bool awaits_completions() const override { return tokens_ > 0 || wants_room_; }
+  void look() override { acknowledgements.look(posted_, completed_); }
   void give_up_sends() override {
     if (posted_ > 0) on_sent(posted_ - 1);
   }

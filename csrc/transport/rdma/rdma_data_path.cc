@@ -106,6 +106,7 @@ void RdmaData::on_sent(std::uint64_t number) {
 
 void RdmaData::on_arrived(const ibv_wc& completion) {
   if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return lose("it broke the protocol of writes");
+  ++received;
   sink->on_write(*this, from_wire(completion.imm_data));
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "transport/rdma/acknowledgements.h"
 #include "transport/rdma/rc_connection.h"
 #include "transport/rdma/registrations.h"
 #include "transport/transport.h"
@@ -22,6 +23,7 @@ struct TransportState {
   const std::uint8_t rail;   // its number in this process
   std::uint64_t losses = 0;  // noted so far
   bool losses_due = false;   // some of them are yet to be told
+  bool port_down = false;
 };
 
 class RcEndpoint {
@@ -34,6 +36,9 @@ class RcEndpoint {
   virtual void on_arrived(const ibv_wc& completion) = 0;
   // Somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;
+  // See RdmaTransport::look_for_silence().
+  virtual void look() = 0;
+
   // After the connection is broken off, from the transport's poll(): what was posted is over, one way or the other.
   virtual void give_up_sends() = 0;
   // After that, or when closed: releases all memory.
@@ -48,8 +53,9 @@ class RcEndpoint {
 
   TransportState& state;
   RcConnection connection;
-  bool closed = false;     // by its user: no callbacks any more
-  bool finished = false;   // lost, and everything given back
+  bool closed = false;    // by its user: no callbacks any more
+  bool finished = false;  // lost, and everything given back
+  Acknowledgements acknowledgements;
   std::uint64_t loss = 0;  // losses are told in this order: the first one is the likely cause of the others
 };
 

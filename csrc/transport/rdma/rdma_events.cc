@@ -3,10 +3,12 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "core/log.h"
 #include "transport/rdma/device.h"
+#include "transport/rdma/rdma_control.h"
 #include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_transport.h"
 
@@ -59,6 +61,30 @@ void RdmaTransport::note_cm_events() {
   }
 }
 
+// Paths that may be lost one by one: does the network still carry what is sent by each of them? The device tries again
+// for longer than anybody wants to wait, on some devices for ever. A write that is not acknowledged shows nothing yet,
+// since a slow link takes its time for a large one, and a peer without receive requests lets it wait. So the control
+// connection of its path is asked, by a message of its own; less and less often, because it takes a buffer of the peer.
+void RdmaTransport::look_for_silence() {
+  if (!context_) return;
+  poll();  // what was acknowledged while the loop slept woke nobody
+  for (const auto& endpoint : endpoints_) {
+    if (endpoint->is_lost()) continue;
+    endpoint->look();
+    const std::uint32_t missed = endpoint->acknowledgements.missed();
+    if (!endpoint->endpoint()->is_data_plane || !std::has_single_bit(missed)) continue;
+    const Hello& data = endpoint->endpoint()->hello;
+    for (const auto& other : endpoints_) {
+      const Hello& control = other->endpoint()->hello;
+      if (other->endpoint()->is_data_plane || control.path != data.path || control.node != data.node ||
+          control.client_loop != data.client_loop || control.server_loop != data.server_loop) {
+        continue;
+      }
+      static_cast<RdmaControl&>(*other).probe();
+    }
+  }
+}
+
 RcEndpoint* RdmaTransport::with(const ibv_qp* queue_pair) {
   for (const auto& endpoint : endpoints_) {
     if (endpoint->connection && endpoint->connection.queue_pair().get() == queue_pair) return endpoint.get();
@@ -88,11 +114,18 @@ void RdmaTransport::on_device_events() {
         }
         break;
       case IBV_EVENT_PORT_ERR:
-        // It may come back, and the queue pairs will try that long; when they give up, this is why.
+        if (event.element.port_num != static_cast<int>(context_->rail().port)) break;
+        // It may come back, and the queue pairs will try that long, unless there is another path; when they give up,
+        // this is why.
         port_trouble_ = name;
+        state_.port_down = true;
         log_warning(context_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
         break;
-      case IBV_EVENT_PORT_ACTIVE: port_trouble_.clear(); break;
+      case IBV_EVENT_PORT_ACTIVE:
+        if (event.element.port_num != static_cast<int>(context_->rail().port)) break;
+        port_trouble_.clear();
+        state_.port_down = false;
+        break;
       case IBV_EVENT_SRQ_LIMIT_REACHED: context_->shared_receives.note_shortage(); break;
       case IBV_EVENT_DEVICE_FATAL:
       case IBV_EVENT_CQ_ERR:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "transport/control_paths.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/listener_address.h"
 #include "transport/rdma/rdma_control.h"
@@ -123,6 +124,9 @@ E* RdmaTransport::own(std::unique_ptr<E> endpoint) {
   endpoints_.push_back(std::move(endpoint));
   by_number_[one->connection.queue_pair().number()] = shared;
   one->connection.id()->context = shared;
+  if (one->hello.path != 0 && !silence_check_) {
+    silence_check_ = loop_.every(kPathCheck_s, [this] { look_for_silence(); });
+  }
   return one;
 }
 

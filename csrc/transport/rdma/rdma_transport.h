@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -29,6 +30,7 @@ class RdmaTransport final : public Transport {
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   const std::shared_ptr<Registrations>& registrations() const { return registrations_; }
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
+  bool fails_over() const override { return true; }
   // `address`: what RdmaListener says.
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
@@ -57,6 +59,7 @@ class RdmaTransport final : public Transport {
   void note_cm_events();
   void on_device_events();
   RcEndpoint* with(const ibv_qp* queue_pair);
+  void look_for_silence();
   int tell_losses();
   RcEndpoint* next_loss() const;
   void lose_device(const std::string& why);
@@ -76,6 +79,7 @@ class RdmaTransport final : public Transport {
   std::vector<std::unique_ptr<RcEndpoint>> closed_;  // until no callback of theirs can be running
   std::unordered_map<std::uint32_t, RcEndpoint*> by_number_;
   Timer device_check_;
+  std::optional<Timer> silence_check_;  // once there are paths
 };
 
 }  // namespace bps::transport::rdma

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/rdma/registrations.h"
 
+#include <algorithm>
+
 namespace bps::transport::rdma {
 
 Registration* Registrations::add(std::span<std::byte> bytes) {
-  if (context_ == nullptr) {
-    throw Error(ErrorCode::kTransport, "cannot register memory: the RDMA device is gone",
-                "restart the job from its last checkpoint");
-  }
   auto made = std::make_unique<Registration>(Registration{context_->register_for_peers(bytes)});
   all_.insert(made.get());
   return made.release();
@@ -25,9 +23,14 @@ void Registrations::drop_all() {
 }
 
 RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by) : Region(bytes) {
+  if (std::ranges::none_of(by, &Registrations::has_device,
+                           [](const auto& one) -> const Registrations& { return *one; })) {
+    throw Error(ErrorCode::kTransport, "cannot register memory: the RDMA device is gone",
+                "restart the job from its last checkpoint");
+  }
   of_rails_.reserve(by.size());
   for (const auto& registrations : by) {
-    const std::uint32_t key = of_rails_.emplace_back(bytes, registrations).registration->memory->rkey;
+    const std::uint32_t key = of_rails_.emplace_back(bytes, registrations).key();
     if (of_rails_.size() == 1) {
       key_ = key;
     } else {

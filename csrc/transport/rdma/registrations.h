@@ -31,6 +31,7 @@ class Registrations {
   // The device goes: gives all memory back. Regions that are left name nothing any more.
   void drop_all();
   std::size_t size() const { return all_.size(); }
+  bool has_device() const { return context_ != nullptr; }
 
  private:
   Context* context_;  // null once the device is gone
@@ -39,7 +40,7 @@ class Registrations {
 
 class RdmaRegion final : public Region {
  public:
-  // `by`: the registrations of each rail.
+  // `by`: the registrations of each rail. A rail whose device is gone has none; throws when no rail is left.
   RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by);
 
   std::uint32_t local_key(std::size_t rail) const { return of_rails_[rail].local_key; }
@@ -49,8 +50,8 @@ class RdmaRegion final : public Region {
   struct OfRail {
     OfRail(std::span<std::byte> bytes, std::shared_ptr<Registrations> by)
         : registrations(std::move(by)),
-          registration(registrations->add(bytes)),
-          local_key(registration->memory->lkey) {}
+          registration(registrations->has_device() ? registrations->add(bytes) : nullptr),
+          local_key(registration == nullptr ? 0 : registration->memory->lkey) {}
     OfRail(OfRail&& other) noexcept
         : registrations(std::move(other.registrations)),
           registration(std::exchange(other.registration, nullptr)),
@@ -59,6 +60,8 @@ class RdmaRegion final : public Region {
     ~OfRail() {
       if (registration != nullptr) registrations->release(registration);
     }
+
+    std::uint32_t key() const { return registration == nullptr ? 0 : registration->memory->rkey; }
 
     std::shared_ptr<Registrations> registrations;  // may outlive the transport
     Registration* registration;

@@ -30,7 +30,9 @@ std::vector<ControlMessage> samples() {
           Received{3, {7, 0xffffffff}},
           PathLost{3, {1, 2}},
           PathLost{65535, {}},
-          PathBroken{3}};
+          PathBroken{3},
+          AnswerKeys{3, 4, {{1, 2}, {3, 4}}},
+          AnswerKeys{1, 2, {}}};
 }
 
 TEST(ControlMessages, RoundTrip) {
@@ -85,6 +87,7 @@ TEST(ControlMessages, TypesKeepTheirNumbers) {
   EXPECT_EQ(type_of(Received{}), std::byte{8});
   EXPECT_EQ(type_of(PathLost{}), std::byte{9});
   EXPECT_EQ(type_of(PathBroken{}), std::byte{10});
+  EXPECT_EQ(type_of(AnswerKeys{}), std::byte{11});
 }
 
 TEST(ControlMessages, APathHasABoundedNumberOfStreams) {
@@ -94,6 +97,14 @@ TEST(ControlMessages, APathHasABoundedNumberOfStreams) {
   EXPECT_FALSE(decode(encode(Received{1, more}, kEpoch), kEpoch));
   EXPECT_TRUE(decode(encode(PathLost{1, most}, kEpoch), kEpoch));
   EXPECT_FALSE(decode(encode(PathLost{1, more}, kEpoch), kEpoch));
+}
+
+TEST(ControlMessages, KeysOfAnotherPathFitIntoOneMessage) {
+  AnswerKeys keys{1, 2, std::vector<AnswerKeys::Key>(kMostKeys)};
+  EXPECT_TRUE(decode(encode(keys, kEpoch), kEpoch));
+  EXPECT_LT(encode(keys, kEpoch).size() + 16, transport::kMaxMessage);
+  keys.keys.emplace_back();
+  EXPECT_FALSE(decode(encode(keys, kEpoch), kEpoch));
 }
 
 TEST(ControlMessages, AnotherEpochsAreRefused) {

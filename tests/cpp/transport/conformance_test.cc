@@ -249,7 +249,8 @@ TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
 
 INSTANTIATE_TEST_SUITE_P(Every, Conformance,
                          ::testing::Values(Way{"shm", false}, Way{"shm", true}, Way{"shm-copy", false},
-                                           Way{"tcp", false}, Way{"tcp", true}, Way{"rdma", false}, Way{"rdma", true}),
+                                           Way{"tcp", false}, Way{"tcp", true}, Way{"rdma", false}, Way{"rdma", true},
+                                           Way{"rdma-rails", false}),
                          name_of);
 
 }  // namespace

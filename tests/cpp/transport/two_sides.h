@@ -26,8 +26,11 @@
 namespace bps::transport::testing {
 
 struct Way {
-  std::string transport;  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp, rdma
+  // shm, shm-copy (no mapping of plain memory, no cross-memory copies), tcp, rdma, rdma-rails (the same device twice)
+  std::string transport;
   bool faulty;
+
+  bool is_rdma() const { return transport.starts_with("rdma"); }
 };
 
 inline void PrintTo(const Way& way, std::ostream* out) {
@@ -123,9 +126,9 @@ class Side {
     std::unique_ptr<Transport> made;
     if (way.transport == "tcp") {
       made = std::make_unique<tcp::TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
-    } else if (way.transport == "rdma") {
-      made =
-          rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), {test_rdma().rails.front()}, {});
+    } else if (way.is_rdma()) {
+      rails_.assign(way.transport == "rdma" ? 1 : 2, test_rdma().rails.front());
+      made = rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), rails_, {});
     } else {
       made = std::make_unique<shm::ShmTransport>(reactor_.loop(), credentials, reactor_.counters(),
                                                  shm::ShmOptions{.cross_memory = way.transport != "shm-copy"});
@@ -159,7 +162,7 @@ class Side {
     return call([&] {
       if (transport->name() == "rdma") {
         rdma_listener_ = rdma::open_rdma_listener(
-            reactor_.loop(), credentials_, {test_rdma().rails.front()},
+            reactor_.loop(), credentials_, rails_,
             [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
         return rdma_listener_->address();
       }
@@ -185,18 +188,19 @@ class Side {
     });
   }
 
-  static ConnectRequest request_for(const Bytes& address) {
+  static ConnectRequest request_for(const Bytes& address, std::size_t connection = 0) {
     return {.address = address,
             .hello = {.node = 7, .client_loop = 1, .server_loop = 2},
             .deadline = Deadline::after(10),
-            .whom = "the other side"};
+            .whom = "the other side",
+            .connection = connection};
   }
-  ControlEndpoint* connect_control(const Bytes& address) {
-    auto made = transport->connect_control(request_for(address));
+  ControlEndpoint* connect_control(const Bytes& address, std::size_t connection = 0) {
+    auto made = transport->connect_control(request_for(address, connection));
     return call([&] { return transport->attach(std::move(made), sink); });
   }
-  DataEndpoint* connect_data(const Bytes& address) {
-    auto made = transport->connect_data(request_for(address));
+  DataEndpoint* connect_data(const Bytes& address, std::size_t connection = 0) {
+    auto made = transport->connect_data(request_for(address, connection));
     return call([&] { return transport->attach(std::move(made), sink); });
   }
 
@@ -221,6 +225,7 @@ class Side {
 
   Reactor reactor_;
   const Credentials& credentials_;
+  std::vector<rdma::Rail> rails_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<rdma::RdmaListener> rdma_listener_;
 };
@@ -229,10 +234,10 @@ class Side {
 class TwoSides : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
-    if (GetParam().transport == "rdma" && !test_rdma().usable()) GTEST_SKIP() << test_rdma().why_not;
+    if (GetParam().is_rdma() && !test_rdma().usable()) GTEST_SKIP() << test_rdma().why_not;
     callee = std::make_unique<Side>(GetParam(), credentials);
     caller = std::make_unique<Side>(GetParam(), credentials);
-    const Bytes address = callee->open();
+    address = callee->open();
     control = caller->connect_control(address);
     data = caller->connect_data(address);
     ASSERT_TRUE(callee->sink.wait([&](const Recorder&) { return callee->data && callee->control; }));
@@ -266,6 +271,7 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   const Credentials credentials = Credentials::from("job", "secret");
   std::unique_ptr<Side> callee;
   std::unique_ptr<Side> caller;
+  Bytes address;  // of the callee
   ControlEndpoint* control = nullptr;
   DataEndpoint* data = nullptr;
 };

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rail that fails in the middle of a job, over RDMA: two ranks, two devices each, and a cable between each pair.
+
+It costs a moment and no round, no byte changes that should not, and the rail is used again when it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cluster
+import fabric
+import pytest
+from rail_job import Running, carried, longest, rounds_until_told
+
+pytestmark = pytest.mark.vm
+
+LOST = "a rail to .* is lost: .*; the other rails are used"
+BACK = "a connection to .* that was lost is back"
+
+
+def rounds_by(bps: Any, folder: str) -> dict[str, Any]:
+    names = os.environ["BPS_RDMA_HCA"][1:].split(",")
+
+    def sent() -> dict[str, int]:
+        return {name[:-1]: fabric.hardware_counters(name).get("sent_pkts", 0) for name in names}  # 0: it was removed
+
+    return rounds_until_told(bps, folder, sent, words=1 << 18)
+
+
+@pytest.fixture
+def start(cables, tmp_path) -> Iterator[Callable[..., Running]]:
+    jobs = []
+
+    def begin(**env: str) -> Running:
+        common = {
+            "BPS_TRANSPORT": "rdma",
+            "BYTEPS_PUSH_THREAD": "1",
+            "BYTEPS_SERVER_ENGINE_THREAD": "1",
+            "BYTEPS_PARTITION_BYTES": str(128 << 10),
+            "BPS_LOG_LEVEL": "info",
+            **env,
+        }
+        of_rank = [
+            {"BPS_RDMA_HCA": "=" + ",".join(cable.ends[rank].hca for cable in cables), "BPS_INTERFACE": "lo"}
+            for rank in range(2)
+        ]
+        job = cluster.start(rounds_by, str(tmp_path), workers=2, env=common, rank_env=of_rank, init=False)
+        jobs.append(job)
+        running = Running(job.__enter__(), tmp_path)
+        running.until(lambda: running.round() >= 10)
+        return running
+
+    yield begin
+    for job in jobs:
+        job.__exit__(None, None, None)
+
+
+Act = Callable[[fabric.Cable], None]
+FAILURES: dict[str, tuple[int, Act, Act]] = {
+    "silent": (1, lambda c: c.disturb("loss", "100%"), lambda c: c.disturb()),
+    "one direction": (1, lambda c: c.disturb("loss", "100%", at=(0,)), lambda c: c.disturb()),
+    "the other direction": (1, lambda c: c.disturb("loss", "100%", at=(1,)), lambda c: c.disturb()),
+    "link down": (1, lambda c: c.set_link("down"), lambda c: c.set_link("up")),
+    "the other end's link down": (1, lambda c: c.set_link("down", at=1), lambda c: c.set_link("up", at=1)),
+    "the first": (0, lambda c: c.disturb("loss", "100%"), lambda c: c.disturb()),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_rail_fails_and_comes_back(cables, start, failure):
+    number, fail, mend = FAILURES[failure]
+    running = start()
+    fail(cables[number])
+    running.until_all_say(LOST)
+    lost_at = time.monotonic()
+    running.more(15)
+    survived_at = time.monotonic()
+    mend(cables[number])
+    lost, left = (cable.ends[0].hca[:-1] for cable in (cables[number], cables[1 - number]))
+    running.until_all_say(BACK)
+    back_at = time.monotonic()
+    running.more(15)
+    results = running.results()
+    repeated = sum(result["counters"]["repeated"] for result in results)
+    print(
+        f"{failure}: the longest round took {longest(results):.2f} s more than the others, {repeated} writes repeated"
+    )
+    assert longest(results) < 5 * cluster.PATIENCE, "about 0.8 s on a quiet machine"
+    for result in results:
+        assert result["counters"]["paths_lost"] >= 1
+        used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
+        assert used[lost] < used[left] / 10, "the other one carries everything"
+        used = carried(result["log"], back_at)
+        assert used[lost] > 0.25 * used[left], "it is used again"
+
+
+def test_a_rail_that_flaps(cables, start):
+    running = start()
+    for number in range(1, 4):
+        cables[1].set_link("down")
+        running.until_all_say(LOST, number)
+        cables[1].set_link("up")
+        running.until_all_say(BACK, number)
+        running.more(3)
+    results = running.results()
+    print(f"flaps: the longest round took {longest(results):.2f} s more than the others")
+    assert all(result["counters"]["paths_lost"] >= 3 for result in results)
+
+
+def test_a_device_that_is_removed_costs_its_rail_only(cables, start):
+    running = start()
+    fabric.command("rdma", "link", "del", cables[1].ends[1].hca)
+    running.until_all_say(LOST)
+    running.more(15)
+    for result in running.results():
+        assert result["counters"]["paths_lost"] >= 1
+
+
+def test_a_rank_that_is_stopped_for_a_while_loses_no_rail(start):
+    running = start()
+    running.job.kill("rank 1", signal.SIGSTOP)
+    time.sleep(10)  # longer than a rail may be silent, and than the peer has buffers for questions
+    running.job.kill("rank 1", signal.SIGCONT)
+    running.more(10)
+    assert [result["counters"]["paths_lost"] for result in running.results()] == [0, 0]
+
+
+def test_the_last_rail_is_an_error(cables, start):
+    running = start(BPS_HEARTBEAT_TIMEOUT="3")
+    for cable in cables:
+        cable.disturb("loss", "100%")
+    with pytest.raises(cluster.JobFailedError, match="PeerLostError"):
+        running.job.results()
