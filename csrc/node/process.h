@@ -34,6 +34,7 @@ class Van;
 struct VanEvents;
 }  // namespace bps::van
 namespace bps::worker {
+class Operation;
 class Worker;
 }
 
@@ -78,6 +79,8 @@ class Process {
   void abort(const std::string& exception);
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
+  // Once it has been renewed: what was under way, and can go on if the next view has the same workers.
+  std::vector<std::shared_ptr<worker::Operation>> take_suspended() { return std::move(suspended_); }
   // Whether the job goes on without this object: renew().
   bool view_ended();
 
@@ -141,6 +144,7 @@ class Process {
     bool lost;  // or left as it should
   };
   std::vector<EarlyEvent> early_events_;
+  std::vector<std::shared_ptr<worker::Operation>> suspended_;
 };
 
 }  // namespace bps::node

@@ -66,7 +66,7 @@ void Prepared::launch(bool awaited) {
 
 py::object Prepared::finish() {
   state_ = State::kIdle;
-  prepared_.current->rethrow();
+  rethrow(*prepared_.current);
   return description_.result;
 }
 
@@ -80,7 +80,7 @@ py::object Prepared::call() {
       launch(true);
       over = prepared_.current->wait_briefly(kSlice_ms);
     }
-    if (!over) wait_for(*prepared_.current, true);
+    if (!over || prepared_.current->is_suspended()) settle(*prepared_.current, true);
   } catch (...) {
     state_ = State::kIdle;
     throw;
@@ -114,7 +114,7 @@ py::object Prepared::wait() {
                 "wait for operations in the process that started them");
   }
   const auto operation = prepared_.current;
-  wait_for(*operation, false);
+  settle(*operation, false);
   check_started();  // another thread may have waited for it meanwhile
   return finish();
 }

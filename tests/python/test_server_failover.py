@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server is lost, and nobody notices: every operation completes with the right sum, without an exception."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import cluster
+import numpy as np
+import pytest
+from rank_main import mark
+
+FAST = {
+    "BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE),
+    "BPS_SHUTDOWN_TIMEOUT": str(5 * cluster.PATIENCE),
+    "BPS_MIN_WORKERS": "1",
+    "BPS_SERVER_FAILOVER": "1",
+}
+COUNT = 300_000  # several partitions
+KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
+
+
+def check_round(bps: Any, kind: str, step: int) -> None:
+    """One operation of this kind; every element of the result is checked."""
+    rank, size = bps.rank(), bps.size()
+    total = size * step + size * (size - 1) / 2  # of step + rank
+    if kind == "push_pull":
+        array = np.full(COUNT, step + rank, np.float64)
+        bps.push_pull_inplace(array, name=kind, average=False)
+        assert array.min() == array.max() == total, (kind, step, array.min(), array.max(), total)
+    elif kind == "reduce_scatter":
+        array = np.full(COUNT, step + rank, np.float64)
+        part = bps.reduce_scatter(array, name=kind, average=False)
+        assert part.min() == part.max() == total, (kind, step, part.min(), part.max(), total)
+        assert (array == step + rank).all()
+        array[:] = -1  # the caller's again
+    elif kind == "all_gather":
+        whole = bps.all_gather(np.full(COUNT // size, step + rank, np.float64), name=kind)
+        expected = np.repeat(np.arange(size) + step, COUNT // size)
+        assert (whole == expected).all(), (kind, step)
+    else:
+        array = np.full(COUNT, step if rank == 1 else -1, np.float64)
+        bps.broadcast(array, root=1, name=kind)
+        assert (array == step).all(), (kind, step)
+        array[:] = -1
+
+
+def train(bps: Any, steps: int) -> dict[str, Any]:
+    canary = np.full(COUNT, 7, np.float64)
+    for step in range(1, steps + 1):
+        for kind in KINDS:
+            check_round(bps, kind, step)
+        several = [np.full(COUNT // 3, step * (i + 1) + bps.rank(), np.float32) for i in range(6)]
+        handles = [bps.push_pull_async_inplace(each, name=f"t{i}", average=False) for i, each in enumerate(several)]
+        for i, handle in enumerate(handles):
+            total = bps.size() * step * (i + 1) + bps.size() * (bps.size() - 1) / 2
+            result = handle.wait()
+            assert result.min() == result.max() == total, (i, step, result.min(), result.max(), total)
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    assert (canary == 7).all()
+    bps.barrier()
+    return {"rank": bps.rank(), "size": bps.size(), "servers": len(bps.metrics()["transports"])}
+
+
+def env(transport: str) -> dict[str, str]:
+    return FAST | cluster.over(transport) | {"BPS_PARTITION_BYTES": str(256 * 1024)}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
+    results = cluster.run(train, 10, workers=2, servers=2, env=env(transport))
+    assert [result["size"] for result in results] == [2, 2]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_server_costs_nothing(transport: str) -> None:
+    with cluster.start(train, 100, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        results = [outcome.value or outcome.error + outcome.output for outcome in job.outcomes()]
+        assert [result["size"] for result in results] == [2, 2]
+        job.helper_statuses(but=["server 1"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_stopped_server_costs_nothing(transport: str) -> None:
+    with cluster.start(train, 100, workers=3, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 0", signal.SIGSTOP)
+        results = [outcome.value or outcome.error + outcome.output for outcome in job.outcomes()]
+        assert [result["size"] for result in results] == [3, 3, 3]
+        job.kill("server 0", signal.SIGKILL)
+        job.helper_statuses(but=["server 0"])
