@@ -118,7 +118,7 @@ class Job:
             group._become(Group(number, members))
             self.add_group(key, number, group)
             self.lost_groups.pop(0)
-        if self.config.integer("BPS_SERVER_FAILOVER") == 0 or self.epoch == self.process.epoch:
+        if not self.process.survives_servers or self.epoch == self.process.epoch:
             return  # nothing of the view before goes on
         ranks = {number: group.ranks for number, group in self.groups.items()}
         mine = failover.report(self.numbering, ranks, self.next_rounds(), self.interrupted)

@@ -84,6 +84,8 @@ class Process {
   // Whether the job goes on without this object: renew().
   bool view_ended();
 
+  // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER).
+  bool two_phase() const { return options_.two_phase(); }
   // Whether only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".

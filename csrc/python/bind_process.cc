@@ -179,6 +179,8 @@ void bind_process(py::module_& module) {
       .def_static("renew", &renew, py::arg("ended"), py::arg("stop"), MayWait(),
                   "The process in the view that follows one that has ended.")
       .def_property_readonly("view_ended", &Process::view_ended)
+      .def_property_readonly("survives_servers", &Process::two_phase,
+                             "Whether operations go on when a server is lost.")
       .def("take_suspended", &Process::take_suspended, "Of a process that has been renewed.")
       .def("declare_like",
            as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& like, std::uint32_t group,

@@ -64,6 +64,13 @@ def train(bps: Any, steps: int) -> dict[str, Any]:
     return {"rank": bps.rank(), "size": bps.size(), "servers": len(bps.metrics()["transports"])}
 
 
+def results_of(job: cluster.Job) -> list[dict[str, Any]]:
+    outcomes = job.outcomes()
+    for outcome in outcomes:
+        assert outcome.value, outcome.error + outcome.output
+    return [outcome.value for outcome in outcomes]
+
+
 def env(transport: str) -> dict[str, str]:
     return FAST | cluster.over(transport) | {"BPS_PARTITION_BYTES": str(256 * 1024)}
 
@@ -79,7 +86,7 @@ def test_a_killed_server_costs_nothing(transport: str) -> None:
     with cluster.start(train, 100, workers=2, servers=2, env=env(transport)) as job:
         job.await_marks("step-20")
         job.kill("server 1")
-        results = [outcome.value or outcome.error + outcome.output for outcome in job.outcomes()]
+        results = results_of(job)
         assert [result["size"] for result in results] == [2, 2]
         job.helper_statuses(but=["server 1"])
 
@@ -89,7 +96,7 @@ def test_a_stopped_server_costs_nothing(transport: str) -> None:
     with cluster.start(train, 100, workers=3, servers=3, env=env(transport)) as job:
         job.await_marks("step-20")
         job.kill("server 0", signal.SIGSTOP)
-        results = [outcome.value or outcome.error + outcome.output for outcome in job.outcomes()]
+        results = results_of(job)
         assert [result["size"] for result in results] == [3, 3, 3]
         job.kill("server 0", signal.SIGKILL)
         job.helper_statuses(but=["server 0"])
