@@ -139,6 +139,10 @@ class Numbering:
     first: dict[Name, int] = field(default_factory=dict)
     next: dict[Name, int] = field(default_factory=dict)
 
+    def number_of(self, key: str) -> int:
+        """The number of a group in this view."""
+        return next(number for number, known in self.keys.items() if known == key)
+
     def name_of(self, tensor: _core.Tensor) -> Name:
         """The name of a declared tensor."""
         return self.keys[tensor.group], tensor.name

@@ -59,6 +59,7 @@ class Job:
         self.numbering = failover.Numbering()
         self.interrupted: list[failover.Interrupted] = []  # by the end of an earlier view
         self.repeats: list[failover.Interrupted] = []  # under a name of their own
+        self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
         self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
         self.window_start = time.monotonic()
         self.window_bytes = 0
@@ -130,7 +131,7 @@ class Job:
 
     def _continue(self, each: failover.Interrupted, plan: failover.Plan) -> None:
         key, name = each.name
-        number = next(number for number, known in self.numbering.keys.items() if known == key)
+        number = self.numbering.number_of(key)
         if (each.name, each.round) in plan.again and (number, name) not in self.tensors:
             old = each.operation.tensor
             tensor = self.process.declare([(number, name, old.dtype, old.elements, old.shape)])[0]
@@ -296,6 +297,7 @@ def _next_view(before: Job, change: _Change) -> Job:
     if has_same_workers:
         job.epoch, job.is_late = before.epoch, before.is_late
         job.interrupted = interrupted
+        job.views = before.views | job.views
         job.numbering.next = before.next_rounds()
     else:
         for each in interrupted:
@@ -309,6 +311,23 @@ def resume() -> bool:
     ended = _ended
     job = current()
     return ended is None or job.epoch == ended.epoch
+
+
+def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
+    """What a prepared operation works on now that its view has ended; None: its job has ended, or other workers."""
+    note_view_end()
+    if not is_initialized():
+        return None
+    job = current()
+    keys = job.views.get(id(process))
+    if keys is None or job.process is process:
+        return None
+    number = job.numbering.number_of(keys[tensor.group])
+    found = job.tensors.get((number, tensor.name))
+    if found is None:
+        spec = (number, tensor.name, tensor.dtype, tensor.elements, tensor.shape)
+        found = job.tensors[number, tensor.name] = job.process.declare([spec])[0]
+    return job.process, found
 
 
 def surviving(call: Callable[[], T]) -> T:

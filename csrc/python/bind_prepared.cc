@@ -25,7 +25,7 @@ constexpr int kSlice_ms = static_cast<int>(std::chrono::milliseconds(kWaitSlice)
 
 Prepared::Prepared(Description description)
     : description_(std::move(description)),
-      process_(description_.process.cast<node::Process&>()),
+      process_(&description_.process.cast<node::Process&>()),
       prepared_{description_.tensor, description_.request, nullptr} {}
 
 Prepared::~Prepared() {
@@ -53,15 +53,29 @@ void Prepared::begin() {
 // Without the GIL.
 void Prepared::launch(bool awaited) {
   try {
-    const node::Process::Call call(process_);
+    const node::Process::Call call(*process_);
     if (description_.copy_to != nullptr) {
       std::memmove(description_.copy_to, description_.source.address, description_.source.nbytes);
     }
-    process_.worker().start(prepared_, awaited);
+    process_->worker().start(prepared_, awaited);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotInitialized) throw;
     throw Error(error.code(), error.what(), "a prepared operation ends with its job: prepare it again after init()");
   }
+}
+
+// With the GIL: after the loss of a server it goes on in the next view. False where it does not.
+bool Prepared::follow(const Error& error) {
+  if (!process_->two_phase()) return false;
+  if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;
+  py::object next = py::module_::import("bps_rdma.job").attr("rebound")(description_.process, prepared_.tensor);
+  if (next.is_none()) return false;
+  const auto [process, tensor] = next.cast<std::pair<py::object, std::shared_ptr<worker::Tensor>>>();
+  description_.process = process;
+  process_ = &process.cast<node::Process&>();
+  prepared_.tensor = tensor;
+  prepared_.current = nullptr;
+  return true;
 }
 
 py::object Prepared::finish() {
@@ -74,11 +88,16 @@ py::object Prepared::call() {
   begin();
   try {
     bool over = false;
-    {
-      const AwayFromPython away;
-      const py::gil_scoped_release released;
-      launch(true);
-      over = prepared_.current->wait_briefly(kSlice_ms);
+    for (bool launched = false; !launched;) {
+      try {
+        const AwayFromPython away;
+        const py::gil_scoped_release released;
+        launch(true);
+        launched = true;
+        over = prepared_.current->wait_briefly(kSlice_ms);
+      } catch (const Error& error) {
+        if (launched || !follow(error)) throw;
+      }
     }
     if (!over || prepared_.current->is_suspended()) settle(*prepared_.current, true);
   } catch (...) {
@@ -91,9 +110,16 @@ py::object Prepared::call() {
 void Prepared::start() {
   begin();
   try {
-    const AwayFromPython away;
-    const py::gil_scoped_release released;
-    launch(false);
+    for (bool launched = false; !launched;) {
+      try {
+        const AwayFromPython away;
+        const py::gil_scoped_release released;
+        launch(false);
+        launched = true;
+      } catch (const Error& error) {
+        if (!follow(error)) throw;
+      }
+    }
   } catch (...) {
     state_ = State::kIdle;
     throw;

@@ -48,6 +48,9 @@ def check_round(bps: Any, kind: str, step: int) -> None:
 
 def train(bps: Any, steps: int) -> dict[str, Any]:
     canary = np.full(COUNT, 7, np.float64)
+    group = bps.new_group([0, 1]) if bps.rank() < 2 else None
+    fixed = np.empty(COUNT, np.float32)
+    prepared = bps.prepare("push_pull", fixed, average=False, name="prepared")
     for step in range(1, steps + 1):
         for kind in KINDS:
             check_round(bps, kind, step)
@@ -57,6 +60,16 @@ def train(bps: Any, steps: int) -> dict[str, Any]:
             total = bps.size() * step * (i + 1) + bps.size() * (bps.size() - 1) / 2
             result = handle.wait()
             assert result.min() == result.max() == total, (i, step, result.min(), result.max(), total)
+        fixed[:] = step + bps.rank()
+        prepared()
+        total = bps.size() * step + bps.size() * (bps.size() - 1) / 2
+        assert fixed.min() == fixed.max() == total, (step, fixed.min(), fixed.max(), total)
+        if group is not None:
+            fixed[:] = step + bps.rank()
+            bps.push_pull_inplace(fixed, name="in group", average=False, group=group)
+            assert fixed.min() == fixed.max() == 2 * step + 1, (step, fixed.min(), fixed.max())
+        if step % 7 == 0:
+            bps.commit()
         if step % 10 == 0:
             mark(f"step-{step}")
     assert (canary == 7).all()
@@ -89,6 +102,46 @@ def test_a_killed_server_costs_nothing(transport: str) -> None:
         results = results_of(job)
         assert [result["size"] for result in results] == [2, 2]
         job.helper_statuses(but=["server 1"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
+    with cluster.start(train, 140, workers=3, servers=4, env=env(transport)) as job:
+        for number, step in enumerate((20, 60, 90)):
+            job.await_marks(f"step-{step}", ranks=[0])
+            job.kill(f"server {number}")
+        assert [result["size"] for result in results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 1", "server 2"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_two_servers_are_killed_at_once(transport: str) -> None:
+    with cluster.start(train, 80, workers=3, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 2")
+        job.kill("server 0")
+        assert [result["size"] for result in results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 2"])
+
+
+def fail_without_servers(bps: Any) -> str:
+    mark("running")
+    array = np.ones(COUNT, np.float32)
+    with pytest.raises(bps.PeerLostError) as raised:
+        while True:
+            bps.push_pull_inplace(array, name="a")
+    kept = array.copy()
+    assert (array == kept).all()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_last_server_is_missed(transport: str) -> None:
+    with cluster.start(fail_without_servers, workers=2, servers=1, env=env(transport)) as job:
+        job.await_marks("running")
+        job.kill("server 0")
+        for outcome in job.outcomes():
+            assert outcome.value and "server 0" in outcome.value, outcome.error + outcome.output
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
