@@ -56,6 +56,7 @@ class Job:
         # It has entered a job that was running, whose state it has to get from the others.
         self.is_late = self.epoch > 1 and process.ranks_before[process.rank] < 0
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
+        self.goes_on = False  # with everything that was under way in the view before
         self.numbering = failover.Numbering()
         self.interrupted: list[failover.Interrupted] = []  # by the end of an earlier view
         self.repeats: list[failover.Interrupted] = []  # under a name of their own
@@ -119,8 +120,8 @@ class Job:
             group._become(Group(number, members))
             self.add_group(key, number, group)
             self.lost_groups.pop(0)
-        if not self.process.survives_servers or self.epoch == self.process.epoch:
-            return  # nothing of the view before goes on
+        if not self.goes_on:
+            return
         ranks = {number: group.ranks for number, group in self.groups.items()}
         mine = failover.report(self.numbering, ranks, self.next_rounds(), self.interrupted)
         plan = failover.plan([failover.Report.decode(data) for data in failover.exchange(self.process, mine.encode())])
@@ -284,7 +285,8 @@ def _next_view(before: Job, change: _Change) -> Job:
         interrupted = before.take_interrupted()
         ranks = {old: new for new, old in enumerate(process.ranks_before) if old >= 0}
         has_same_workers = process.workers == len(ranks) == before.world.size
-        if has_same_workers:
+        goes_on = has_same_workers and process.survives_servers
+        if goes_on:
             kept.update(before._parts)
             before._parts = {}
     finally:
@@ -294,7 +296,8 @@ def _next_view(before: Job, change: _Change) -> Job:
     job._parts.update(kept)
     for key, group, members in before.all_groups():
         job.lost_groups.append((key, group, tuple(ranks[rank] for rank in members if rank in ranks)))
-    if has_same_workers:
+    if goes_on:
+        job.goes_on = True
         job.epoch, job.is_late = before.epoch, before.is_late
         job.interrupted = interrupted
         job.views = before.views | job.views
@@ -306,11 +309,12 @@ def _next_view(before: Job, change: _Change) -> Job:
 
 
 def resume() -> bool:
-    """Goes into the next view after the end of one. False: that has other workers, and nothing went on."""
+    """After the end of a view: goes into the next one, if what was under way can go on there. False: it cannot."""
     note_view_end()
-    ended = _ended
-    job = current()
-    return ended is None or job.epoch == ended.epoch
+    job = _job or _ended
+    if job is None or not job.process.survives_servers:
+        return False
+    return current().goes_on
 
 
 def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
