@@ -261,18 +261,22 @@ def _renewed() -> Job:
     try:
         if _job is not None:  # another thread was faster
             return _job
-        before, _ended = _ended, None
-        if before is None:
+        ended = before = _ended
+        if ended is None or before is None:
             raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
-        while True:
-            job = _next_view(before, change)
-            try:
-                job.go_on()
-                break
-            except RoundAbortedError:  # another member was lost meanwhile
-                before = job
-        _job = job
-        return job
+        try:
+            while True:
+                job = _next_view(before, change)
+                try:
+                    job.go_on()
+                    break
+                except RoundAbortedError:  # another member was lost meanwhile
+                    before = job
+            _job = job
+            return job
+        finally:
+            if _ended is ended:  # until here other threads wait for this one
+                _ended = None
     finally:
         _end_change(change)
 
@@ -280,6 +284,7 @@ def _renewed() -> Job:
 def _next_view(before: Job, change: _Change) -> Job:
     """The job in the view that follows one that has ended; go_on() must follow."""
     kept = {kind: before._parts.pop(kind) for kind in list(before._parts) if getattr(kind, "outlives_view", False)}
+    goes_on = False
     try:
         process = _core.Process.renew(before.process, change.stop)
         interrupted = before.take_interrupted()
@@ -291,7 +296,7 @@ def _next_view(before: Job, change: _Change) -> Job:
             before._parts = {}
     finally:
         before.close()
-        _core.release_orphans(all=before.process.is_down)
+        _core.release_orphans(all=before.process.is_down and not goes_on)
     job = Job(process, before.config, Group(0, tuple(range(process.workers))))
     job._parts.update(kept)
     for key, group, members in before.all_groups():

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 from typing import Any
 
 import cluster
 import numpy as np
 import pytest
+import test_views
 from rank_main import mark
 
 FAST = {
@@ -153,3 +155,72 @@ def test_a_stopped_server_costs_nothing(transport: str) -> None:
         assert [result["size"] for result in results] == [3, 3, 3]
         job.kill("server 0", signal.SIGKILL)
         job.helper_statuses(but=["server 0"])
+
+
+@pytest.mark.parametrize("victims", [["rank 1"], ["rank 1", "server 0"], ["server 0", "rank 1"]])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -> None:
+    with cluster.start(test_views.train, 40, 3, workers=4, servers=2, env=env(transport)) as job:
+        job.await_marks("running")
+        for victim in victims:
+            job.kill(victim)
+        values = test_views.values_of(job, [1])
+        assert [value["rank"] for value in values] == [0, 1, 2]
+        for value in values:
+            assert value["sizes"] == [4, 3], "one exception, however many servers were lost beside"
+
+
+def leave_handles(bps: Any, steps: int) -> float:
+    """Nobody waits for these: they must be summed all the same, in memory that stays."""
+    for step in range(steps):
+        for i in range(4):
+            bps.push_pull_async_inplace(np.full(COUNT, step, np.float32), name=f"left {i}", average=False)
+        array = np.full(COUNT, step, np.float32)
+        bps.push_pull_inplace(array, name="awaited", average=False)
+        assert array.min() == array.max() == bps.size() * step
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    return float(array[0])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_handles_that_nobody_waits_for(transport: str) -> None:
+    with cluster.start(leave_handles, 60, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == 2 * 59, outcome.error + outcome.output
+
+
+def use_threads(bps: Any, steps: int) -> int:
+    """Two threads with names of their own, and one that only begins later."""
+    failures = []
+
+    def work(name: str) -> None:
+        try:
+            for step in range(steps):
+                array = np.full(COUNT, step + bps.rank(), np.float32)
+                bps.push_pull_inplace(array, name=name, average=False)
+                assert array.min() == array.max() == 2 * step + 1, (name, step, array[0])
+                if name == "first" and step % 10 == 0:
+                    mark(f"step-{step}")
+        except BaseException as error:
+            failures.append(repr(error))
+            raise
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second", "third")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    return bps.size()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_several_threads_meet_the_same_loss(transport: str) -> None:
+    with cluster.start(use_threads, 60, workers=2, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == 2, outcome.error + outcome.output
