@@ -208,6 +208,7 @@ void bind_prepared(py::module_& module) {
         request.input_allocation = source.block;
         request.output_allocation = target.block;
         request.priority = priority;
+        request.two_phase = true;
         auto& member = process.cast<node::Process&>();
         const node::Process::Call call(member);
         request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : member.operation_timeout_s();

@@ -29,7 +29,9 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
         Echo{5},
         Received{3, {7, 8}},
         PathLost{3, {1, 2}},
-        PathBroken{3}};
+        PathBroken{3},
+        Landed{{7, 8}},
+        Committed{{9}}};
     std::vector<Bytes> encoded;
     for (const ControlMessage& message : messages) encoded.push_back(encode(message, kEpoch));
     return encoded;

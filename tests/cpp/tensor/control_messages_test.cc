@@ -30,7 +30,10 @@ std::vector<ControlMessage> samples() {
           Received{3, {7, 0xffffffff}},
           PathLost{3, {1, 2}},
           PathLost{65535, {}},
-          PathBroken{3}};
+          PathBroken{3},
+          Landed{{1, 0xffffffff}},
+          Committed{{2}},
+          Committed{}};
 }
 
 TEST(ControlMessages, RoundTrip) {
@@ -85,6 +88,8 @@ TEST(ControlMessages, TypesKeepTheirNumbers) {
   EXPECT_EQ(type_of(Received{}), std::byte{8});
   EXPECT_EQ(type_of(PathLost{}), std::byte{9});
   EXPECT_EQ(type_of(PathBroken{}), std::byte{10});
+  EXPECT_EQ(type_of(Landed{}), std::byte{11});
+  EXPECT_EQ(type_of(Committed{}), std::byte{12});
 }
 
 TEST(ControlMessages, APathHasABoundedNumberOfStreams) {
