@@ -36,7 +36,7 @@ struct VanEvents;
 namespace bps::worker {
 class Operation;
 class Worker;
-}
+}  // namespace bps::worker
 
 namespace bps::node {
 

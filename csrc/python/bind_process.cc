@@ -35,12 +35,13 @@ void bind_declared(py::module_& module) {
       .def_readonly("shape", &worker::Tensor::shape)
       .def_property_readonly("elements", [](const worker::Tensor& t) { return t.bytes / size_of(t.dtype); })
       .def_property_readonly("group", [](const worker::Tensor& t) { return t.group->id; })
-      .def_property("next_round", [](const worker::Tensor& t) { return t.next_round.load(); },
-                    [](worker::Tensor& t, std::uint32_t round) {
-                      t.next_round.store(round);
-                      t.next_pull.store(round);
-                    },
-                    "The round of the next operation on it; set before its first one.")
+      .def_property(
+          "next_round", [](const worker::Tensor& t) { return t.next_round.load(); },
+          [](worker::Tensor& t, std::uint32_t round) {
+            t.next_round.store(round);
+            t.next_pull.store(round);
+          },
+          "The round of the next operation on it; set before its first one.")
       .def(
           "fits",
           [](const worker::Tensor& t, const Memory& memory, std::uint64_t elements) {
@@ -67,23 +68,26 @@ void bind_suspended(py::module_& module) {
   py::class_<Operation, std::shared_ptr<Operation>>(module, "Suspended", "An operation whose view has ended.")
       .def_property_readonly("tensor", [](const Operation& o) { return o.tensor; })
       .def_readonly("round", &Operation::round)
-      .def_property_readonly("missing",
-                             [](const Operation& o) {
-                               std::vector<std::uint32_t> partitions;
-                               for (const auto& one : o.unfinished()) {
-                                 if (!one.landed) partitions.push_back(one.partition);
-                               }
-                               std::ranges::sort(partitions);
-                               return partitions;
-                             },
-                             "Partitions without a result; their input is as it was.")
-      .def("accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
-           py::arg("except_"), "Takes the results that have landed, but for these partitions.")
+      .def_property_readonly(
+          "missing",
+          [](const Operation& o) {
+            std::vector<std::uint32_t> partitions;
+            for (const auto& one : o.unfinished()) {
+              if (!one.landed) partitions.push_back(one.partition);
+            }
+            std::ranges::sort(partitions);
+            return partitions;
+          },
+          "Partitions without a result; their input is as it was.")
+      .def(
+          "accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
+          py::arg("except_"), "Takes the results that have landed, but for these partitions.")
       .def("complete", [](Operation& o) { o.resolve(Operation::Resumption::kComplete); })
       .def("abort", [](Operation& o) { o.resolve(Operation::Resumption::kAborted); })
-      .def("continue_by", [](Operation& o, const std::shared_ptr<Operation>& by) {
-        o.resolve(Operation::Resumption::kContinued, by);
-      }, py::arg("by"));
+      .def(
+          "continue_by",
+          [](Operation& o, const std::shared_ptr<Operation>& by) { o.resolve(Operation::Resumption::kContinued, by); },
+          py::arg("by"));
 }
 
 struct DetachAndDelete {
@@ -179,17 +183,17 @@ void bind_process(py::module_& module) {
       .def_static("renew", &renew, py::arg("ended"), py::arg("stop"), MayWait(),
                   "The process in the view that follows one that has ended.")
       .def_property_readonly("view_ended", &Process::view_ended)
-      .def_property_readonly("survives_servers", &Process::two_phase,
-                             "Whether operations go on when a server is lost.")
+      .def_property_readonly("survives_servers", &Process::two_phase, "Whether operations go on when a server is lost.")
       .def("take_suspended", &Process::take_suspended, "Of a process that has been renewed.")
       .def("declare_like",
            as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& like, std::uint32_t group,
                        const std::string& name) { return p.worker().declare_like(*like, group, name); }),
            py::arg("like"), py::arg("group"), py::arg("name"), MayWait(),
            "A name that is used once, in the partitions of a tensor of an earlier view.")
-      .def("resume", as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& tensor,
-                                 const std::shared_ptr<worker::Operation>& suspended, std::uint32_t round,
-                                 const std::vector<std::uint32_t>& only) {
+      .def("resume",
+           as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& tensor,
+                       const std::shared_ptr<worker::Operation>& suspended, std::uint32_t round,
+                       const std::vector<std::uint32_t>& only) {
              return p.worker().resume(tensor, *suspended, round, only);
            }),
            py::arg("tensor"), py::arg("suspended"), py::arg("round"), py::arg("only"), MayWait(),
@@ -273,7 +277,8 @@ void bind_process(py::module_& module) {
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
           py::arg("timeout_s") = py::none(), py::arg("survives") = true,
-          "awaited: the caller waits next. timeout_s: None is the job's. survives: where the job does that, the loss of "
+          "awaited: the caller waits next. timeout_s: None is the job's. survives: where the job does that, the loss "
+          "of "
           "a server does not abort it.");
 
   module.def(

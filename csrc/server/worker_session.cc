@@ -55,8 +55,7 @@ bool WorkerSession::flush() {
 // ---- Rounds in two phases
 
 void WorkerSession::expect_landing(Round& round, const Arrival& arrival) {
-  landings_.push_back(
-      {arrival.immediate, &round, static_cast<std::uint32_t>(&arrival - round.arrivals.data())});
+  landings_.push_back({arrival.immediate, &round, static_cast<std::uint32_t>(&arrival - round.arrivals.data())});
 }
 
 // They land in the order in which they were posted, but for those of several connections.

@@ -132,7 +132,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
   bool attached_ = false;
   bool lost_ = false;
-  std::vector<Answer> answers_;  // in the order in which they were posted
+  std::vector<Answer> answers_;   // in the order in which they were posted
   std::deque<Landing> landings_;  // in the same order; those of lost rounds are taken
   tensor::Committed committed_;   // for the next message
 };

@@ -284,8 +284,7 @@ tensor::Cancel Operation::Portion::make_cancel() const {
 }
 
 // Other failures leave nothing to the next view.
-bool Operation::Portion::suspend(std::uint32_t partition,
-                                 const std::shared_ptr<transport::shm::SharedMemory>& landed) {
+bool Operation::Portion::suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) {
   const std::lock_guard lock(operation->error_mutex_);
   if (!operation->error_ || operation->error_->code() != ErrorCode::kRoundAborted) return false;
   operation->unfinished_.push_back({partition, landed});

@@ -46,7 +46,8 @@ struct Request {
   transport::Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
-  // Where the job does that, a lost server costs nothing: see tensor::kTwoPhase. Not for kSplit, whose push is over before its round is.
+  // Where the job does that, a lost server costs nothing: see tensor::kTwoPhase. Not for kSplit, whose push is over
+  // before its round is.
   bool two_phase = false;
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
 };

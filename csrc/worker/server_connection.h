@@ -153,7 +153,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::vector<tensor::SlotCredit> large_slots_;
   std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
   tensor::Landed landed_;
-  std::size_t other_rails_ = 0;           // of the server
+  std::size_t other_rails_ = 0;  // of the server
   std::uint64_t bytes_in_flight_ = 0;
   std::size_t in_flight_ = 0;
   bool answered_ = true;  // something, since is_stuck() was asked last

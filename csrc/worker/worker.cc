@@ -182,9 +182,9 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
     throw Error(ErrorCode::kInvalidArgument, "this rank is not in the group of '" + spec.name + "'",
                 "call operations of a group on its ranks only");
   }
-  auto tensor = std::make_shared<Tensor>(
-      like != nullptr ? like->whole : options_.cut.cut(bytes, element),
-      like != nullptr ? like->sharded : options_.cut.cut(bytes, element, members->size()));
+  auto tensor =
+      std::make_shared<Tensor>(like != nullptr ? like->whole : options_.cut.cut(bytes, element),
+                               like != nullptr ? like->sharded : options_.cut.cut(bytes, element, members->size()));
   tensor->view_ended = view_ended_;
   tensor->name = spec.name;
   tensor->id = id.id;

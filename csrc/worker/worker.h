@@ -105,7 +105,8 @@ class Worker {
     WorkerLoop* worker_loop;
     transport::Reactor* reactor;
   };
-  std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like = nullptr);
+  std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id,
+                                      const Tensor* like = nullptr);
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
   bool needs_relay(const van::Group& group, std::uint32_t server) const;
