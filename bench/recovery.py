@@ -6,6 +6,8 @@
 Each trial is a job of its own, under the launcher's rules: its scheduler is a process by itself. After some steps one
 member, drawn by the seed, gets SIGKILL, or SIGSTOP; with --losses others follow within 0.2 s each, while the next view
 gathers or has just begun. Every sum of every rank is verified. Prints the distribution; with --json, all values.
+
+With --failover the ranks must not notice the loss of a server: an exception ends the measurement.
 """
 
 from __future__ import annotations
@@ -30,27 +32,43 @@ from bps_rdma.launch.run import spawn_helpers
 
 STEPS_BEFORE = 5
 COUNT = 1 << 18  # 1 MiB
+TENSORS = 4
 
 
-def rank(folder: Path, left: int) -> None:
-    """A rank: sums until the driver has seen enough; writes down when its first sum of the next view was right."""
+def rank(folder: Path, left: int, failover: bool) -> None:
+    """A rank: sums until the driver has seen enough; writes down when its first sum of the last view was right.
+
+    `left` is how many ranks that view has, or, where the ranks must not notice, how many servers.
+    """
     import bps_rdma as bps
+    from bps_rdma import job
 
     bps.init()
     me, step, told = bps.rank(), 0, False
-    array = np.empty(COUNT, np.float32)
+    arrays = [np.empty(COUNT, np.float32) for _ in range(TENSORS)]
     while True:
         size = bps.size()
         try:
-            array[:] = 1 + bps.rank()
-            bps.push_pull_inplace(array, name="gradient", average=False)
-        except bps.RoundAbortedError:
+            for number, array in enumerate(arrays):
+                array[:] = 1 + bps.rank() + number * step
+            handles = [
+                bps.push_pull_async_inplace(array, name=f"gradient{number}", average=False)
+                for number, array in enumerate(arrays)
+            ]
+            for handle in handles:
+                handle.wait()
+        except bps.RoundAbortedError as error:
+            if failover:
+                sys.exit(f"rank {me}: noticed the loss: {error}")
             told = True
             continue
-        if array.min() != array.max() or array[0] != size * (size + 1) / 2:
-            sys.exit(f"rank {me}: wrong sum {array[0]} with {size} ranks")
+        for number, array in enumerate(arrays):
+            expected = size * (size + 1) / 2 + size * number * step
+            if array.min() != array.max() or array[0] != expected:
+                sys.exit(f"rank {me}: wrong sum {array[0]} of {expected} with {size} ranks")
         step += 1
-        if told and (folder / "all-lost").exists() and size <= left:
+        present = job.current().process.servers if failover else size
+        if (told or failover) and (folder / "all-lost").exists() and present <= left:
             break
         if step == STEPS_BEFORE:
             (folder / f"running-{me}").touch()
@@ -66,8 +84,11 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
         folder = Path(name)
         spawn_helpers(children, job)
         left = options.ranks - (options.losses if options.victim == "worker" else 0)
-        words = [sys.executable, __file__, "--rank", name, "--left", str(left)]
-        ranks = [children.spawn(job.label(i), words, job.worker(i)) for i in range(options.ranks)]
+        extra = {}
+        if options.failover:
+            left, extra = options.servers - options.losses, {"BPS_SERVER_FAILOVER": "1"}
+        words = [sys.executable, __file__, "--rank", name, "--left", str(left), *["--failover"] * options.failover]
+        ranks = [children.spawn(job.label(i), words, job.worker(i) | extra) for i in range(options.ranks)]
         await_files(folder, "running", range(options.ranks), children, options.patience)
         time.sleep(draw.uniform(0, 0.05))  # any instant of a step
         victims = draw.sample(ranks if options.victim == "worker" else members(children, "server"), options.losses)
@@ -120,6 +141,7 @@ def main() -> None:
     parser.add_argument("--victim", choices=("worker", "server"), default="worker")
     parser.add_argument("--signal", choices=("kill", "stop"), default="kill")
     parser.add_argument("--losses", type=int, default=1, help="members lost in each trial")
+    parser.add_argument("--failover", action="store_true", help="BPS_SERVER_FAILOVER: no rank may notice the loss")
     parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a trial counts as a hang")
@@ -129,7 +151,7 @@ def main() -> None:
     parser.add_argument("--left", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank, options.left)
+        rank(options.rank, options.left, options.failover)
         return
     if options.victim == "server" and not options.servers:
         parser.error("--victim server needs --servers")

@@ -22,6 +22,7 @@ __all__: list[str] = [
     "SharedMemory",
     "Startup",
     "Stop",
+    "Suspended",
     "Tensor",
     "check_environment",
     "copy_bytes",
@@ -291,6 +292,12 @@ class Tensor:
     @property
     def bytes(self) -> int: ...
     @property
+    def dtype(self) -> Dtype: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
     def group_size(self) -> int: ...
     @property
     def id(self) -> int: ...
@@ -299,12 +306,42 @@ class Tensor:
     @property
     def name(self) -> str: ...
     @property
+    def next_round(self) -> int:
+        """
+        The round of the next operation on it; set before its first one.
+        """
+    @next_round.setter
+    def next_round(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
     def partitions(self) -> int: ...
     @property
     def server_bytes(self) -> list[int]:
         """
         Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].
         """
+    @property
+    def shape(self) -> str: ...
+
+class Suspended:
+    """
+    An operation whose view has ended.
+    """
+    def abort(self) -> None: ...
+    def accept(self, except_: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        Takes the results that have landed, but for these partitions.
+        """
+    def complete(self) -> None: ...
+    def continue_by(self, by: Suspended) -> None: ...
+    @property
+    def missing(self) -> list[int]:
+        """
+        Partitions without a result; their input is as it was.
+        """
+    @property
+    def round(self) -> int: ...
+    @property
+    def tensor(self) -> Tensor: ...
 
 class Startup:
     """
@@ -375,6 +412,10 @@ class Process:
         """
         tensors: (group, name, dtype, count, shape) each.
         """
+    def declare_like(self, like: Tensor, group: typing.SupportsInt | typing.SupportsIndex, name: str) -> Tensor:
+        """
+        A name that is used once, in the partitions of a tensor of an earlier view.
+        """
     def describe(self) -> list[str]: ...
     def end_step(
         self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
@@ -389,6 +430,16 @@ class Process:
         name: str,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     ) -> int: ...
+    def resume(
+        self,
+        tensor: Tensor,
+        suspended: Suspended,
+        round: typing.SupportsInt | typing.SupportsIndex,
+        only: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> Suspended:
+        """
+        Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.
+        """
     def shutdown(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
         """
         Leaves the job. False if the others did not all leave in time, or a member was lost.
@@ -407,9 +458,14 @@ class Process:
         priority: typing.SupportsInt | typing.SupportsIndex,
         awaited: bool,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        survives: bool = True,
     ) -> Handle:
         """
-        awaited: the caller waits next. timeout_s: None is the job's.
+        awaited: the caller waits next. timeout_s: None is the job's. survives: where the job does that, the loss of a server does not abort it.
+        """
+    def take_suspended(self) -> list[Suspended]:
+        """
+        Of a process that has been renewed.
         """
     def wait_for_end(self) -> bool: ...
     @property
@@ -432,6 +488,11 @@ class Process:
     def routes(self) -> list[str]: ...
     @property
     def servers(self) -> int: ...
+    @property
+    def survives_servers(self) -> bool:
+        """
+        Whether operations go on when a server is lost.
+        """
     @property
     def timeout_s(self) -> float: ...
     @property

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from bps_rdma import _core, argument_types, arrays, startup
-from bps_rdma.errors import InvalidArgumentError, NotInitializedError, TransportError
+from bps_rdma import _core, argument_types, arrays, failover, startup
+from bps_rdma.errors import InvalidArgumentError, NotInitializedError, RoundAbortedError, TransportError
 from bps_rdma.group import Group
 from bps_rdma.launch import cluster
 
@@ -52,10 +52,16 @@ class Job:
         self.world = world
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
-        self.epoch = process.epoch  # of the view
+        self.epoch = process.epoch  # of the first view with these workers
         # It has entered a job that was running, whose state it has to get from the others.
         self.is_late = self.epoch > 1 and process.ranks_before[process.rank] < 0
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
+        self.goes_on = False  # with everything that was under way in the view before
+        self.numbering = failover.Numbering()
+        self.interrupted: list[failover.Interrupted] = []  # by the end of an earlier view
+        self.repeats: list[failover.Interrupted] = []  # under a name of their own
+        self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
+        self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
         self.window_start = time.monotonic()
         self.window_bytes = 0
         self._parts: dict[type[Any], Any] = {}
@@ -77,6 +83,64 @@ class Job:
                 if found is None:
                     found = self._parts[kind] = kind()
         return found
+
+    def add_group(self, key: str, number: int, group: Group) -> None:
+        """Notes a group that has been made, under a key that it keeps in all views."""
+        self.groups[number] = group
+        self.numbering.keys[number] = key
+
+    def all_groups(self) -> list[tuple[str, Group, tuple[int, ...]]]:
+        """The groups but the world, with their keys and ranks, in an order that is the same on all their members."""
+        made = [
+            (self.numbering.keys[number], group, group.ranks) for number, group in self.groups.items() if number != 0
+        ]
+        return sorted([*made, *self.lost_groups], key=lambda each: each[0])
+
+    def next_rounds(self) -> dict[failover.Name, int]:
+        """The first round of each name, counted from init() on, that this rank has not begun."""
+        return failover.next_rounds(self.numbering, self.tensors.values())
+
+    def take_interrupted(self) -> list[failover.Interrupted]:
+        """What the end of this view has interrupted; the process has been renewed."""
+        found = list(self.interrupted)
+        for operation in self.process.take_suspended():
+            own = [each for each in self.repeats if each.operation is operation]
+            found += own or [self.numbering.interrupted(operation)]
+        return found
+
+    def go_on(self) -> None:
+        """Completes what _next_view() has begun, together with all other ranks.
+
+        Raises:
+            RoundAbortedError: this view has ended, too; the next one goes on from here.
+        """
+        while self.lost_groups:
+            key, group, members = self.lost_groups[0]
+            number = self.process.new_group(list(members), f"{key} of a view before", self.process.timeout_s)
+            group._become(Group(number, members))
+            self.add_group(key, number, group)
+            self.lost_groups.pop(0)
+        if not self.goes_on:
+            return
+        ranks = {number: group.ranks for number, group in self.groups.items()}
+        mine = failover.report(self.numbering, ranks, self.next_rounds(), self.interrupted)
+        plan = failover.plan([failover.Report.decode(data) for data in failover.exchange(self.process, mine.encode())])
+        self.numbering.first = plan.first
+        while self.interrupted:
+            self._continue(self.interrupted[0], plan)
+            self.interrupted.pop(0)
+
+    def _continue(self, each: failover.Interrupted, plan: failover.Plan) -> None:
+        key, name = each.name
+        number = self.numbering.number_of(key)
+        if (each.name, each.round) in plan.again and (number, name) not in self.tensors:
+            old = each.operation.tensor
+            tensor = self.process.declare([(number, name, old.dtype, old.elements, old.shape)])[0]
+            tensor.next_round = self.numbering.next[each.name] - plan.first[each.name]
+            self.tensors[number, name] = tensor
+        repeat = failover.resume(self.process, plan, each, number, self.tensors.get((number, name)))
+        if repeat is not None:
+            self.repeats.append(repeat)
 
     def close(self) -> None:
         """Ends all parts; called when none of the job's operations is in progress any more."""
@@ -197,29 +261,92 @@ def _renewed() -> Job:
     try:
         if _job is not None:  # another thread was faster
             return _job
-        before, _ended = _ended, None
-        if before is None:
+        ended = before = _ended
+        if ended is None or before is None:
             raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
-        kept = {kind: before._parts.pop(kind) for kind in list(before._parts) if getattr(kind, "outlives_view", False)}
         try:
-            process = _core.Process.renew(before.process, change.stop)
+            while True:
+                job = _next_view(before, change)
+                try:
+                    job.go_on()
+                    break
+                except RoundAbortedError:  # another member was lost meanwhile
+                    before = job
+            _job = job
+            return job
         finally:
-            before.close()
-            _core.release_orphans(all=before.process.is_down)
-        ranks = {old: new for new, old in enumerate(process.ranks_before) if old >= 0}
-        world = Group(0, tuple(range(process.workers)))
-        job = Job(process, before.config, world)
-        job._parts.update(kept)
-        for number, group in sorted(before.groups.items()):
-            if number != 0:
-                members = tuple(ranks[rank] for rank in group.ranks if rank in ranks)
-                made = process.new_group(list(members), f"{number} of the view before", process.timeout_s)
-                group._become(Group(made, members))
-                job.groups[made] = group
-        _job = job
-        return job
+            if _ended is ended:  # until here other threads wait for this one
+                _ended = None
     finally:
         _end_change(change)
+
+
+def _next_view(before: Job, change: _Change) -> Job:
+    """The job in the view that follows one that has ended; go_on() must follow."""
+    kept = {kind: before._parts.pop(kind) for kind in list(before._parts) if getattr(kind, "outlives_view", False)}
+    goes_on = False
+    try:
+        process = _core.Process.renew(before.process, change.stop)
+        interrupted = before.take_interrupted()
+        ranks = {old: new for new, old in enumerate(process.ranks_before) if old >= 0}
+        has_same_workers = process.workers == len(ranks) == before.world.size
+        goes_on = has_same_workers and process.survives_servers
+        if goes_on:
+            kept.update(before._parts)
+            before._parts = {}
+    finally:
+        before.close()
+        _core.release_orphans(all=before.process.is_down and not goes_on)
+    job = Job(process, before.config, Group(0, tuple(range(process.workers))))
+    job._parts.update(kept)
+    for key, group, members in before.all_groups():
+        job.lost_groups.append((key, group, tuple(ranks[rank] for rank in members if rank in ranks)))
+    if goes_on:
+        job.goes_on = True
+        job.epoch, job.is_late = before.epoch, before.is_late
+        job.interrupted = interrupted
+        job.views = before.views | job.views
+        job.numbering.next = before.next_rounds()
+    else:
+        for each in interrupted:
+            each.operation.abort()
+    return job
+
+
+def resume() -> bool:
+    """After the end of a view: goes into the next one, if what was under way can go on there. False: it cannot."""
+    note_view_end()
+    job = _job or _ended
+    if job is None or not job.process.survives_servers:
+        return False
+    return current().goes_on
+
+
+def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
+    """What a prepared operation works on now that its view has ended; None: its job has ended, or other workers."""
+    note_view_end()
+    if not is_initialized():
+        return None
+    job = current()
+    keys = job.views.get(id(process))
+    if keys is None or job.process is process:
+        return None
+    number = job.numbering.number_of(keys[tensor.group])
+    found = job.tensors.get((number, tensor.name))
+    if found is None:
+        spec = (number, tensor.name, tensor.dtype, tensor.elements, tensor.shape)
+        found = job.tensors[number, tensor.name] = job.process.declare([spec])[0]
+    return job.process, found
+
+
+def surviving(call: Callable[[], T]) -> T:
+    """The result of a call that has no effect when it raises RoundAbortedError: repeated if only servers were lost."""
+    while True:
+        try:
+            return call()
+        except RoundAbortedError:
+            if not resume():
+                raise
 
 
 def _begin_change(*, ends_init: bool) -> _Change | None:
@@ -370,7 +497,9 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
     except TypeError:
         argument_types.explain(name=name)
         raise
-    return job.groups.setdefault(number, Group(number, tuple(members)))
+    if number not in job.groups:
+        job.add_group(f"{job.process.epoch:08}.{number:08}", number, Group(number, tuple(members)))
+    return job.groups[number]
 
 
 def _whole_numbers(ranks: Iterable[int]) -> list[int]:
@@ -388,10 +517,13 @@ def barrier(group: Group | None = None, timeout: float | None = None) -> None:
         DeadlineError: after `timeout` seconds (default: BPS_TIMEOUT); names the missing ranks.
         PeerLostError: a rank of the group was lost.
     """
-    job = current()
-    number = group_of(job, group).id
+
+    def wait() -> None:
+        job = current()
+        job.process.barrier(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
+
     try:
-        job.process.barrier(number, job.process.timeout_s if timeout is None else timeout)
+        surviving(wait)
     except TypeError:
         argument_types.explain(timeout=timeout)
         raise
@@ -409,9 +541,13 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
         RoundAbortedError: a member was lost; nobody may use the results of this step.
         DeadlineError, PeerLostError: as barrier().
     """
-    job = current()
-    if job.may_lose_members:
+
+    def end_step() -> None:
+        job = current()
         job.process.end_step(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
+
+    if current().may_lose_members:
+        surviving(end_step)
 
 
 def group_of(job: Job, group: Group | None) -> Group:

@@ -10,7 +10,7 @@ from typing import Any
 from bps_rdma import _core, argument_types, arrays
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
-from bps_rdma.job import Job, current, group_of
+from bps_rdma.job import Job, current, group_of, surviving
 
 
 def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: Group | None = None) -> None:
@@ -28,15 +28,19 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
     Raises:
         MismatchError: a name is declared with another dtype or size here or on another rank; names both.
     """
-    job = current()
-    members = group_of(job, group)
     if not isinstance(tensors, Mapping):
         raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: array or (shape, dtype)}")
     for name in tensors:
         argument_types.explain(name=name)
-    specs = [(members.id, name, *_shape_of(name, like)) for name, like in tensors.items()]
-    for spec, tensor in zip(specs, job.process.declare(specs), strict=True):
-        job.tensors[(members.id, spec[1])] = tensor
+    shapes = [(name, *_shape_of(name, like)) for name, like in tensors.items()]
+
+    def announce() -> None:
+        job = current()
+        number = group_of(job, group).id
+        declared = job.process.declare([(number, *shape) for shape in shapes])
+        job.tensors.update({(number, shape[0]): tensor for shape, tensor in zip(shapes, declared, strict=True)})
+
+    surviving(announce)
 
 
 def _shape_of(name: str, like: Any) -> tuple[_core.Dtype, int, str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, argument_types, arrays
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
-from bps_rdma.job import Job, current, group_of
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
+from bps_rdma.job import Job, current, group_of, resume
 from bps_rdma.operations.declare import declared
 from bps_rdma.operations.options import AVERAGE, Options
 
@@ -132,12 +132,16 @@ def _start(
     root: int = 0,
 ) -> Handle:
     op, name, priority, _, timeout, awaited = options
-    job = current()
     try:
+        job = current()
         tensor = tensor_of(job, kind, source, count, options)
         return job.process.start_operation(
             tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout
         )
+    except RoundAbortedError:  # nothing has been started
+        if not resume():
+            raise
+        return _start(kind, source, target, result, count, options, pushes, pulls, root)
     except TypeError:
         argument_types.explain(name=name, priority=priority, timeout=timeout)
         raise

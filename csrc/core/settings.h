@@ -35,6 +35,7 @@ struct JobSettings {
   std::string secret_file;
   bool insecure = false;
   std::uint32_t min_workers = 0;
+  bool server_failover = false;
 };
 
 struct TransportSettings {

@@ -308,6 +308,7 @@ void Process::retire() {
   const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
   if (worker_) worker_->end_view(ended);  // another member may have told us before the scheduler did
   end_operations();
+  if (worker_) suspended_ = worker_->take_suspended();
   calls_.run_when_empty([this] { take_down_loops(); }, Deadline::after(kCallPatience_s));
   if (loops_) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",

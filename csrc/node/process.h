@@ -34,8 +34,9 @@ class Van;
 struct VanEvents;
 }  // namespace bps::van
 namespace bps::worker {
+class Operation;
 class Worker;
-}
+}  // namespace bps::worker
 
 namespace bps::node {
 
@@ -78,9 +79,13 @@ class Process {
   void abort(const std::string& exception);
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
+  // Once it has been renewed: what was under way, and can go on if the next view has the same workers.
+  std::vector<std::shared_ptr<worker::Operation>> take_suspended() { return std::move(suspended_); }
   // Whether the job goes on without this object: renew().
   bool view_ended();
 
+  // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER).
+  bool two_phase() const { return options_.two_phase(); }
   // Whether only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
@@ -141,6 +146,7 @@ class Process {
     bool lost;  // or left as it should
   };
   std::vector<EarlyEvent> early_events_;
+  std::vector<std::shared_ptr<worker::Operation>> suspended_;
 };
 
 }  // namespace bps::node

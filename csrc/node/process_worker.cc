@@ -44,6 +44,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
                                      const van::Hosts& hosts) {
   worker::WorkerOptions made;
   made.hosts = hosts;
+  made.two_phase = options.two_phase();
   made.key_map.hash = options.key_hash;
   made.key_map.servers = members.servers;
   made.key_map.workers = members.workers;

@@ -56,7 +56,11 @@ struct ProcessOptions {
   std::size_t loops() const { return std::max(worker_loops, server_loops); }
   bool allows(transport::Kind kind) const;
   // Whether this worker is willing and able to sum with the ranks of its host first.
-  bool sums_on_host() const { return startup.is_worker() && settings.worker.host_sum && allows(transport::Kind::kShm); }
+  // Whether operations survive the loss of servers. What a host has summed could be lost with its relay.
+  bool two_phase() const { return settings.job.server_failover && settings.job.min_workers > 0 && !startup.joint; }
+  bool sums_on_host() const {
+    return startup.is_worker() && settings.worker.host_sum && !two_phase() && allows(transport::Kind::kShm);
+  }
   // The address of this host that peers should use.
   std::string address() const;
   // Which of the host's ports RDMA should work on, as far as the settings of the network say.

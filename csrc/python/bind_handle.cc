@@ -14,7 +14,7 @@ Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, 
 }
 
 Handle::~Handle() {
-  if (!pending_.operation->done()) keep_until_over(std::move(pending_));
+  if (!is_over(*pending_.operation)) keep_until_over(std::move(pending_));
 }
 
 void Handle::check_not_taken() const {
@@ -31,12 +31,12 @@ py::object Handle::wait() {
   }
   worker::Operation& operation = *pending_.operation;
   // Nobody can wait for the handle of a synchronous call again.
-  wait_for(operation, operation.request.awaited);
+  settle(operation, operation.request.awaited);
   check_not_taken();  // by another thread, while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
   pending_.source = pending_.target = py::object();
-  operation.rethrow();
+  rethrow(operation);
   return result;
 }
 

@@ -25,7 +25,7 @@ constexpr int kSlice_ms = static_cast<int>(std::chrono::milliseconds(kWaitSlice)
 
 Prepared::Prepared(Description description)
     : description_(std::move(description)),
-      process_(description_.process.cast<node::Process&>()),
+      process_(&description_.process.cast<node::Process&>()),
       prepared_{description_.tensor, description_.request, nullptr} {}
 
 Prepared::~Prepared() {
@@ -53,20 +53,34 @@ void Prepared::begin() {
 // Without the GIL.
 void Prepared::launch(bool awaited) {
   try {
-    const node::Process::Call call(process_);
+    const node::Process::Call call(*process_);
     if (description_.copy_to != nullptr) {
       std::memmove(description_.copy_to, description_.source.address, description_.source.nbytes);
     }
-    process_.worker().start(prepared_, awaited);
+    process_->worker().start(prepared_, awaited);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotInitialized) throw;
     throw Error(error.code(), error.what(), "a prepared operation ends with its job: prepare it again after init()");
   }
 }
 
+// With the GIL: after the loss of a server it goes on in the next view. False where it does not.
+bool Prepared::follow(const Error& error) {
+  if (!process_->two_phase()) return false;
+  if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;
+  py::object next = py::module_::import("bps_rdma.job").attr("rebound")(description_.process, prepared_.tensor);
+  if (next.is_none()) return false;
+  const auto [process, tensor] = next.cast<std::pair<py::object, std::shared_ptr<worker::Tensor>>>();
+  description_.process = process;
+  process_ = &process.cast<node::Process&>();
+  prepared_.tensor = tensor;
+  prepared_.current = nullptr;
+  return true;
+}
+
 py::object Prepared::finish() {
   state_ = State::kIdle;
-  prepared_.current->rethrow();
+  rethrow(*prepared_.current);
   return description_.result;
 }
 
@@ -74,13 +88,18 @@ py::object Prepared::call() {
   begin();
   try {
     bool over = false;
-    {
-      const AwayFromPython away;
-      const py::gil_scoped_release released;
-      launch(true);
-      over = prepared_.current->wait_briefly(kSlice_ms);
+    for (bool launched = false; !launched;) {
+      try {
+        const AwayFromPython away;
+        const py::gil_scoped_release released;
+        launch(true);
+        launched = true;
+        over = prepared_.current->wait_briefly(kSlice_ms);
+      } catch (const Error& error) {
+        if (launched || !follow(error)) throw;
+      }
     }
-    if (!over) wait_for(*prepared_.current, true);
+    if (!over || prepared_.current->is_suspended()) settle(*prepared_.current, true);
   } catch (...) {
     state_ = State::kIdle;
     throw;
@@ -91,9 +110,16 @@ py::object Prepared::call() {
 void Prepared::start() {
   begin();
   try {
-    const AwayFromPython away;
-    const py::gil_scoped_release released;
-    launch(false);
+    for (bool launched = false; !launched;) {
+      try {
+        const AwayFromPython away;
+        const py::gil_scoped_release released;
+        launch(false);
+        launched = true;
+      } catch (const Error& error) {
+        if (!follow(error)) throw;
+      }
+    }
   } catch (...) {
     state_ = State::kIdle;
     throw;
@@ -114,7 +140,7 @@ py::object Prepared::wait() {
                 "wait for operations in the process that started them");
   }
   const auto operation = prepared_.current;
-  wait_for(*operation, false);
+  settle(*operation, false);
   check_started();  // another thread may have waited for it meanwhile
   return finish();
 }
@@ -182,6 +208,7 @@ void bind_prepared(py::module_& module) {
         request.input_allocation = source.block;
         request.output_allocation = target.block;
         request.priority = priority;
+        request.two_phase = true;
         auto& member = process.cast<node::Process&>();
         const node::Process::Call call(member);
         request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : member.operation_timeout_s();

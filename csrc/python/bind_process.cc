@@ -31,6 +31,17 @@ void bind_declared(py::module_& module) {
       .def_readonly("id", &worker::Tensor::id)
       .def_readonly("bytes", &worker::Tensor::bytes)
       .def_readonly("member", &worker::Tensor::member)
+      .def_readonly("dtype", &worker::Tensor::dtype)
+      .def_readonly("shape", &worker::Tensor::shape)
+      .def_property_readonly("elements", [](const worker::Tensor& t) { return t.bytes / size_of(t.dtype); })
+      .def_property_readonly("group", [](const worker::Tensor& t) { return t.group->id; })
+      .def_property(
+          "next_round", [](const worker::Tensor& t) { return t.next_round.load(); },
+          [](worker::Tensor& t, std::uint32_t round) {
+            t.next_round.store(round);
+            t.next_pull.store(round);
+          },
+          "The round of the next operation on it; set before its first one.")
       .def(
           "fits",
           [](const worker::Tensor& t, const Memory& memory, std::uint64_t elements) {
@@ -49,6 +60,34 @@ void bind_declared(py::module_& module) {
             return bytes;
           },
           "Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].");
+}
+
+// What job.py needs to go on with operations in the next view.
+void bind_suspended(py::module_& module) {
+  using worker::Operation;
+  py::class_<Operation, std::shared_ptr<Operation>>(module, "Suspended", "An operation whose view has ended.")
+      .def_property_readonly("tensor", [](const Operation& o) { return o.tensor; })
+      .def_readonly("round", &Operation::round)
+      .def_property_readonly(
+          "missing",
+          [](const Operation& o) {
+            std::vector<std::uint32_t> partitions;
+            for (const auto& one : o.unfinished()) {
+              if (!one.landed) partitions.push_back(one.partition);
+            }
+            std::ranges::sort(partitions);
+            return partitions;
+          },
+          "Partitions without a result; their input is as it was.")
+      .def(
+          "accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
+          py::arg("except_"), "Takes the results that have landed, but for these partitions.")
+      .def("complete", [](Operation& o) { o.resolve(Operation::Resumption::kComplete); })
+      .def("abort", [](Operation& o) { o.resolve(Operation::Resumption::kAborted); })
+      .def(
+          "continue_by",
+          [](Operation& o, const std::shared_ptr<Operation>& by) { o.resolve(Operation::Resumption::kContinued, by); },
+          py::arg("by"));
 }
 
 struct DetachAndDelete {
@@ -119,6 +158,7 @@ auto as_call(R (*function)(Process&, Args...)) {
 
 void bind_process(py::module_& module) {
   bind_declared(module);
+  bind_suspended(module);
 
   py::class_<node::Startup>(module, "Startup", "Who this process is in the job.")
       .def(py::init<>())
@@ -143,6 +183,21 @@ void bind_process(py::module_& module) {
       .def_static("renew", &renew, py::arg("ended"), py::arg("stop"), MayWait(),
                   "The process in the view that follows one that has ended.")
       .def_property_readonly("view_ended", &Process::view_ended)
+      .def_property_readonly("survives_servers", &Process::two_phase, "Whether operations go on when a server is lost.")
+      .def("take_suspended", &Process::take_suspended, "Of a process that has been renewed.")
+      .def("declare_like",
+           as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& like, std::uint32_t group,
+                       const std::string& name) { return p.worker().declare_like(*like, group, name); }),
+           py::arg("like"), py::arg("group"), py::arg("name"), MayWait(),
+           "A name that is used once, in the partitions of a tensor of an earlier view.")
+      .def("resume",
+           as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& tensor,
+                       const std::shared_ptr<worker::Operation>& suspended, std::uint32_t round,
+                       const std::vector<std::uint32_t>& only) {
+             return p.worker().resume(tensor, *suspended, round, only);
+           }),
+           py::arg("tensor"), py::arg("suspended"), py::arg("round"), py::arg("only"), MayWait(),
+           "Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.")
       .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
       .def_property_readonly("ranks_before", as_call(+[](Process& p) {
                                std::vector<std::int32_t> ranks;
@@ -196,7 +251,7 @@ void bind_process(py::module_& module) {
           "start_operation",
           [](Process& p, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
              const Memory& source, const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
-             std::int32_t priority, bool awaited, std::optional<double> timeout_s) {
+             std::int32_t priority, bool awaited, std::optional<double> timeout_s, bool survives) {
             worker::Request request;
             request.kind = kind;
             request.op = op;
@@ -209,6 +264,7 @@ void bind_process(py::module_& module) {
             request.output_allocation = target.block;
             request.priority = priority;
             request.awaited = awaited;
+            request.two_phase = survives;
             const auto start = [&] {
               const AwayFromPython away;
               const py::gil_scoped_release released;
@@ -220,7 +276,10 @@ void bind_process(py::module_& module) {
           },
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
-          py::arg("timeout_s") = py::none(), "awaited: the caller waits next. timeout_s: None is the job's.");
+          py::arg("timeout_s") = py::none(), py::arg("survives") = true,
+          "awaited: the caller waits next. timeout_s: None is the job's. survives: where the job does that, the loss "
+          "of "
+          "a server does not abort it.");
 
   module.def(
       "reduce_isa", [] { return std::string(server::reduce_isa()); },

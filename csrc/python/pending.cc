@@ -12,6 +12,8 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
+using Resumption = worker::Operation::Resumption;
+
 constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
 // The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
 constexpr double kGrace_s = 60.0;
@@ -36,7 +38,7 @@ class Orphans {
     if (!any_.load(std::memory_order_relaxed)) return;
     std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
     const std::lock_guard lock(mutex_);
-    const auto keep = [&](const PendingArrays& arrays) { return !all && !arrays.operation->done(); };
+    const auto keep = [&](const PendingArrays& arrays) { return !all && !is_over(*arrays.operation); };
     const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
     std::move(first, all_.end(), std::back_inserter(over));
     all_.erase(first, all_.end());
@@ -80,6 +82,30 @@ void wait_for(worker::Operation& operation, bool abandons) {
     throw;
   }
   if (!over) throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
+}
+
+void settle(worker::Operation& operation, bool abandons) {
+  wait_for(operation, abandons);
+  if (!operation.is_suspended()) return;
+  if (operation.resumption() == Resumption::kNone) py::module_::import("bps_rdma.job").attr("resume")();
+  std::shared_ptr<worker::Operation> next;
+  if (operation.resumption(&next) == Resumption::kContinued) settle(*next, abandons);
+}
+
+void rethrow(const worker::Operation& operation) {
+  if (!operation.is_suspended()) return operation.rethrow();
+  std::shared_ptr<worker::Operation> next;
+  const Resumption how = operation.resumption(&next);
+  if (how == Resumption::kContinued) return rethrow(*next);
+  if (how != Resumption::kComplete) operation.rethrow();
+}
+
+bool is_over(const worker::Operation& operation) {
+  if (!operation.done()) return false;
+  if (!operation.is_suspended()) return true;
+  std::shared_ptr<worker::Operation> next;
+  const Resumption how = operation.resumption(&next);
+  return how == Resumption::kContinued ? is_over(*next) : how != Resumption::kNone;
 }
 
 void keep_until_over(PendingArrays arrays) {

@@ -23,6 +23,13 @@ struct PendingArrays {
 // caller's when the exception is raised.
 void wait_for(worker::Operation& operation, bool abandons);
 
+// Waits as wait_for() does, and then for what continues the operation in the next views, if it was suspended.
+void settle(worker::Operation& operation, bool abandons);
+// Throws what it has failed with in the end.
+void rethrow(const worker::Operation& operation);
+// Whether nobody will touch its arrays again.
+bool is_over(const worker::Operation& operation);
+
 // Keeps the arrays of an operation that nobody waits for any more until it is over, when nobody can write into them.
 void keep_until_over(PendingArrays arrays);
 // Lets go of those whose operations are over; `all`: of all of them.

@@ -52,11 +52,12 @@ class Prepared {
 
   void begin();
   void launch(bool awaited);
+  bool follow(const Error& error);
   pybind11::object finish();
   void check_started() const;
 
-  const Description description_;
-  node::Process& process_;
+  Description description_;
+  node::Process* process_;
   worker::PreparedOperation prepared_;
   const std::uint32_t forks_ = fork_count();
   State state_ = State::kIdle;

@@ -32,6 +32,7 @@ struct Arrival {
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;
+  bool landing = false;    // in two phases: has been answered, and the member has not said that the answer is there
   bool in_place = false;   // the pass over the payloads writes the result straight into the worker's memory
   bool answered = false;   // with the result, or that the round is complete; never with a failure
   bool cancelled = false;  // the member waits for what becomes of its host's contribution, and not for the result
@@ -76,6 +77,7 @@ struct Round {
   std::int32_t priority = 0;      // for_host: the highest of the ranks
   std::uint32_t pushed = 0;
   std::uint32_t done = 0;
+  std::uint32_t landing = 0;           // members with Arrival::landing
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
   bool awaits_network = false;         // for_host: the host has contributed, and the server has not answered
   bool summed = false;                 // the result is known
@@ -88,6 +90,7 @@ struct Round {
   std::size_t number_in_table = 0;  // never changes: names the round in tokens
   std::size_t open_index = 0;       // in the table's list of open rounds
 
+  bool is_two_phase() const { return (first.flags & tensor::kTwoPhase) != 0; }
   bool has_all_pushes() const { return pushed == contributors->size(); }
   // Whether the sum made here is a contribution, and not the result.
   bool is_contribution() const { return key.for_host && !group->ends_on_host; }

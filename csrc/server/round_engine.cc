@@ -162,6 +162,7 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
     arrival.session->send(outcome);
   };
   for (Arrival& arrival : round.arrivals) {
+    if (std::exchange(arrival.landing, false)) (void)arrival.session->take_landing(arrival.immediate);
     release(arrival.slot);
     arrival.span = {};
     const bool pushes = std::exchange(arrival.unacknowledged, false);
@@ -262,6 +263,7 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
     network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
     return Outcome::kPending;
   }
+  if (round.summed && !round.failure && round.is_two_phase() && pulls) return Outcome::kPending;
   const Outcome outcome = arrival.answered ? Outcome::kAnswered : Outcome::kAborted;
   if (!std::exchange(arrival.done, true)) ++round.done;
   if (pulls) arrival.pull_waiting = false;
@@ -332,6 +334,7 @@ void RoundEngine::fail_lost() {
     for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
       if (!is_gone(round, index)) continue;
       Arrival& arrival = round.arrivals[index];
+      if (arrival.landing) why = &gone_ranks_.at(speaker_of(round, index)).why;  // nobody will say that it has landed
       arrival.pull_waiting = arrival.unacknowledged = false;
       if (!std::exchange(arrival.done, true)) ++round.done;
     }
@@ -339,7 +342,7 @@ void RoundEngine::fail_lost() {
       if (why == nullptr) continue;
       const RoundFailure failure = failure_of(*why);
       network_->cancel(static_cast<std::uint32_t>(round.number_in_table), {failure.code, failure.what, failure.hint});
-    } else if (round.summed || round.failure || why == nullptr) {
+    } else if ((round.summed && !round.is_two_phase()) || round.failure || why == nullptr) {
       close_if_over(round);
     } else {
       fail(round, failure_of(*why));

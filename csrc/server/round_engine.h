@@ -65,6 +65,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span);
   void on_written(std::uint64_t token);
+  void on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates);
 
   // Answers to pushes that came by `closed` go out by another connection, and to memory that it has another key for.
   void reroute(const transport::DataEndpoint& closed,
@@ -132,6 +133,7 @@ class RoundEngine final : public tensor::ContributionSource {
   bool find_result_slot(Round& round);
   void answer_all(Round& round, const std::byte* result);
   void answer(Round& round, Arrival& arrival, const std::byte* result);
+  void commit(Round& round);
   void close_if_over(Round& round);
   void release(Slot*& slot);
 

@@ -210,6 +210,7 @@ void RoundEngine::answer_all(Round& round, const std::byte* result) {
     if (arrival.unacknowledged) acknowledge(arrival);
     if (arrival.pull_waiting) answer(round, arrival, result);
   }
+  if (round.is_two_phase() && round.landing == 0) return commit(round);
   close_if_over(round);
 }
 
@@ -225,11 +226,20 @@ bool RoundEngine::find_result_slot(Round& round) {
   return round.result != nullptr;
 }
 
-// One answer: the bytes where they have to travel, and the immediate that says which wait is over.
+// One answer: the bytes where they have to travel, and the immediate that says which wait is over. In two phases a wait
+// is over with commit(): who wants no bytes gets nothing before.
 void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result) {
-  arrival.pull_waiting = false;
-  arrival.answered = arrival.done = true;
-  ++round.done;
+  if (!round.is_two_phase()) {
+    arrival.pull_waiting = false;
+    arrival.answered = arrival.done = true;
+    ++round.done;
+  } else if (arrival.wants_data) {
+    arrival.landing = true;
+    ++round.landing;
+    arrival.session->expect_landing(round, arrival);
+  } else {
+    return;
+  }
   Answer answer{.op = {.immediate = arrival.immediate}, .data = arrival.data, .round = nullptr};
   if (arrival.wants_data && !arrival.in_place) {
     const transport::RemoteSpan target{arrival.answer_key, arrival.answer_address, round.first.length};
@@ -248,6 +258,31 @@ void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result
     }
   }
   arrival.session->post(answer);
+}
+
+// Members have the answers with these immediates.
+void RoundEngine::on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates) {
+  for (const std::uint32_t immediate : immediates) {
+    const auto landed = session.take_landing(immediate);
+    if (!landed) {
+      counters_.stale.add();
+      continue;
+    }
+    Round& round = *landed->round;
+    round.arrivals[landed->contributor].landing = false;
+    if (--round.landing == 0) commit(round);
+  }
+}
+
+// Everyone has the result: nothing that happens to this process from now on can take it from anyone.
+void RoundEngine::commit(Round& round) {
+  for (Arrival& arrival : round.arrivals) {
+    if (!std::exchange(arrival.pull_waiting, false)) continue;
+    arrival.answered = arrival.done = true;
+    ++round.done;
+    arrival.session->commit(arrival.immediate);
+  }
+  close_if_over(round);
 }
 
 void RoundEngine::on_written(std::uint64_t token) {

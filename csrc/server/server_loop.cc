@@ -90,6 +90,8 @@ void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> m
     session.add_keys(*keys);
   } else if (const auto* lost = std::get_if<tensor::PathLost>(&*decoded)) {
     settle(session, *lost);
+  } else if (const auto* landed = std::get_if<tensor::Landed>(&*decoded)) {
+    rounds_.on_landed(session, landed->immediates);
   }
 }
 
@@ -179,6 +181,10 @@ bool ServerLoop::step() {
   if (sends_due_.answers) {
     found |= send_answers();
     blocked_ = sends_due_.answers;
+  }
+  if (std::exchange(sends_due_.commits, false)) {
+    for (const auto& session : sessions_) session->send_commits();
+    found = true;
   }
   if (std::exchange(sends_due_.credits, false)) {
     send_credits();

@@ -20,6 +20,7 @@ namespace bps::server {
 struct SendsDue {
   bool answers = false;
   bool credits = false;
+  bool commits = false;
 };
 
 class SlotWindow {

@@ -47,6 +47,37 @@ bool WorkerSession::flush() {
   return sent > 0;
 }
 
+// ---- Rounds in two phases
+
+void WorkerSession::expect_landing(Round& round, const Arrival& arrival) {
+  landings_.push_back({arrival.immediate, &round, static_cast<std::uint32_t>(&arrival - round.arrivals.data())});
+}
+
+// They land in the order in which they were posted, but for those of several connections.
+std::optional<WorkerSession::Landing> WorkerSession::take_landing(std::uint32_t immediate) {
+  const auto found = std::ranges::find(landings_, immediate, &Landing::immediate);
+  if (found == landings_.end()) return std::nullopt;
+  const Landing landing = *found;
+  landings_.erase(found);
+  return landing;
+}
+
+void WorkerSession::commit(std::uint32_t immediate) {
+  committed_.immediates.push_back(immediate);
+  context_.sends_due.commits = true;
+}
+
+void WorkerSession::send_commits() {
+  std::vector<std::uint32_t>& all = committed_.immediates;
+  if (!lost_ && !all.empty() && !paths_.control().empty()) {
+    for (std::size_t from = 0; from < all.size(); from += tensor::kMostLanded) {
+      const auto part = std::span(all).subspan(from, std::min(tensor::kMostLanded, all.size() - from));
+      send(tensor::Committed{{part.begin(), part.end()}});
+    }
+  }
+  all.clear();
+}
+
 void WorkerSession::send_credits() {
   if (!lost_ && !paths_.control().empty()) window_.send_credits(paths_.control());
 }

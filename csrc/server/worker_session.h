@@ -8,7 +8,9 @@
 // sends nothing more. Threading: one thread.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -82,6 +84,18 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
 
   // Sends an answer, now or when the send window has room again.
   void post(const Answer& answer);
+  // In two phases: the answer of this member has been posted, and it will say when it is there.
+  void expect_landing(Round& round, const Arrival& arrival);
+  struct Landing {
+    std::uint32_t immediate;
+    Round* round;
+    std::uint32_t contributor;
+  };
+  // Nothing for an immediate that is not expected.
+  std::optional<Landing> take_landing(std::uint32_t immediate);
+  // Tells the worker, with the next send_commits(), that the round is complete for all.
+  void commit(std::uint32_t immediate);
+  void send_commits();
   // Sends the answers that wait. Returns whether any was sent.
   bool flush();
   bool has_answers() const { return !answers_.empty(); }
@@ -120,7 +134,9 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
   bool attached_ = false;
   bool lost_ = false;
-  std::vector<Answer> answers_;  // in the order in which they were posted
+  std::vector<Answer> answers_;   // in the order in which they were posted
+  std::deque<Landing> landings_;  // in the same order; those of lost rounds are taken
+  tensor::Committed committed_;   // for the next message
 };
 
 // As many as a worker can have in flight, see RoundTable::Limits.

@@ -211,9 +211,30 @@ struct PathBroken {
   bool operator==(const PathBroken&) const = default;
 };
 
+// Of rounds in two phases (kTwoPhase). Worker to server: the answers with these immediates have come in. Server to
+// worker: every member of these rounds has its answer, so that each may put it over its input; a member that wanted no
+// data learns by it that the round is complete.
+inline constexpr std::size_t kMostLanded = 4096;  // in one message
+struct Landed {
+  std::vector<std::uint32_t> immediates;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.immediates);
+    io.require([&] { return m.immediates.size() <= kMostLanded; });
+  }
+  bool operator==(const Landed&) const = default;
+};
+struct Committed {
+  std::vector<std::uint32_t> immediates;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.immediates);
+    io.require([&] { return m.immediates.size() <= kMostLanded; });
+  }
+  bool operator==(const Committed&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
 using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed, Received,
-                                    PathLost, PathBroken, AnswerKeys>;
+                                    PathLost, PathBroken, AnswerKeys, Landed, Committed>;
 
 // Texts beyond their limit are cut.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);

@@ -27,6 +27,9 @@ enum PushFlags : std::uint8_t {
   kIsPull = 4,      // the sender expects an answer: the result of this round with kWantsData, else that it is complete
   kWantsData = 8,
   kForHost = 16,  // from a rank to the relay of its host, which sums for all its ranks before it pushes: see place
+  // The answer lands beside the caller's memory, and counts once all members of the round have theirs: see Landed. So
+  // the loss of the server leaves either every input as it was, or the result in every member's hands.
+  kTwoPhase = 32,
 };
 
 struct PushHeader {
@@ -54,7 +57,11 @@ struct PushHeader {
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
     io.require([&] { return (m.flags & kForHost) != 0 || (m.priority == 0 && m.place == 0); });
-    io.require([&] { return m.flags < 2 * kForHost && (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] { return m.flags < 2 * kTwoPhase && (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] {
+      constexpr std::uint8_t kBoth = kIsPush | kIsPull;
+      return (m.flags & kTwoPhase) == 0 || (m.flags & (kBoth | kForHost)) == kBoth;
+    });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
   }
 };

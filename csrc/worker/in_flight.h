@@ -26,6 +26,7 @@ struct InFlight {
   bool unsent_bytes = false;  // the transport still reads the caller's memory to send them
   bool aborted = false;       // there will be no answer: over as soon as the transport has read what it reads
   bool never_sent = false;    // it was cancelled before: no answer belongs to it
+  bool landed = false;        // in two phases: the answer is in `staged`, and counts once the server commits it
   std::uint64_t length = 0;
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
   // The server has said that it posted the answer, which must be here by then.

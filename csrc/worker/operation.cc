@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -18,6 +19,15 @@ long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value
   return ::syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
 }
 
+Plan select(const Plan& all, std::span<const std::uint32_t> only) {
+  Plan some(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::ranges::copy_if(all[i], std::back_inserter(some[i]),
+                         [&](const Part& part) { return std::ranges::binary_search(only, part.partition); });
+  }
+  return some;
+}
+
 }  // namespace
 
 const char* name_of(tensor::OperationKind kind) {
@@ -25,7 +35,7 @@ const char* name_of(tensor::OperationKind kind) {
 }
 
 Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
-                     std::size_t worker_loops, std::size_t places)
+                     std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only)
     : tensor(std::move(of)),
       request(what),
       round(of_round),
@@ -34,7 +44,9 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       placed{what.kind, what.pushes, tensor->member, what.root},
       cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole),
       header_(make_header()) {
-  const auto& plan = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
+  const auto& all = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
+  if (!only.empty()) own_plan_ = select(all, only);
+  const Plan& plan = only.empty() ? all : own_plan_;
   portions.resize(worker_loops * places);
   std::uint64_t partitions = 0;
   for (std::size_t i = 0; i < portions.size(); ++i) {
@@ -45,6 +57,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
     portion.priority = what.priority;
     portion.input_bytes = what.input;
     portion.output_bytes = what.output;
+    portion.two_phase = what.two_phase;
     partitions += start(portion);
   }
   // Each worker loop finishes one more when it has taken the operation in: so it cannot complete while a worker loop
@@ -155,6 +168,41 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
   return true;
 }
 
+bool Operation::is_suspended() const {
+  if (!request.two_phase || state_.load(std::memory_order_acquire) != kFailed) return false;
+  const auto why = failure();
+  return why && why->code() == ErrorCode::kRoundAborted;
+}
+
+std::vector<Operation::Unfinished> Operation::unfinished() const {
+  const std::lock_guard lock(error_mutex_);
+  return unfinished_;
+}
+
+void Operation::accept(std::span<const std::uint32_t> except) {
+  const std::lock_guard lock(error_mutex_);
+  for (const Unfinished& one : unfinished_) {
+    if (!one.landed || std::ranges::find(except, one.partition) != except.end()) continue;
+    const tensor::Placement placement = tensor::place(placed, cut(), one.partition);
+    if (placement.wants_data()) {
+      std::memcpy(request.output + placement.output_offset, one.landed->bytes().data(), placement.length);
+    }
+  }
+}
+
+void Operation::resolve(Resumption how, std::shared_ptr<Operation> by) {
+  const std::lock_guard lock(error_mutex_);
+  resumption_ = how;
+  continued_by_ = std::move(by);
+  unfinished_.clear();
+}
+
+Operation::Resumption Operation::resumption(std::shared_ptr<Operation>* by) const {
+  const std::lock_guard lock(error_mutex_);
+  if (by != nullptr) *by = continued_by_;
+  return resumption_;
+}
+
 void Operation::explain(const std::string& detail) {
   const std::lock_guard lock(error_mutex_);
   if (done() || !error_ || std::exchange(explained_, true)) return;
@@ -233,6 +281,14 @@ tensor::Cancel Operation::Portion::make_cancel() const {
                  std::string(failure->what()).substr(operation->describe().size() + 2);  // each rank names it itself
   message.hint = failure->hint();
   return message;
+}
+
+// Other failures leave nothing to the next view.
+bool Operation::Portion::suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) {
+  const std::lock_guard lock(operation->error_mutex_);
+  if (!operation->error_ || operation->error_->code() != ErrorCode::kRoundAborted) return false;
+  operation->unfinished_.push_back({partition, landed});
+  return true;
 }
 
 void Operation::Portion::finish(std::uint32_t count, bool answered, Counters& counters) {

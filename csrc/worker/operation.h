@@ -46,6 +46,9 @@ struct Request {
   transport::Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
+  // Where the job does that, a lost server costs nothing: see tensor::kTwoPhase. Not for kSplit, whose push is over
+  // before its round is.
+  bool two_phase = false;
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
 };
 
@@ -66,11 +69,19 @@ class Operation : public std::enable_shared_from_this<Operation> {
     }
     void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
     tensor::Cancel make_cancel() const override;
+    bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) override;
     void finish(std::uint32_t count, bool answered, Counters& counters) override;
   };
 
+  // A partition that has not been committed in a view that has ended.
+  struct Unfinished {
+    std::uint32_t partition;
+    std::shared_ptr<transport::shm::SharedMemory> landed;  // its result; null: the input is as it was
+  };
+
+  // `only`: these partitions, in order; empty: all of them.
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
-            std::size_t worker_loops, std::size_t places);
+            std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only = {});
 
   ~Operation();
 
@@ -111,6 +122,22 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Readable (eventfd) once done, for event loops; made at first use.
   int completion_fd();
 
+  // In two phases, once it has failed because its view has ended: what the next view makes of it.
+  bool is_suspended() const;
+  std::vector<Unfinished> unfinished() const;
+  // Takes the results that have landed over the input, except those that others lack, and that are summed again.
+  void accept(std::span<const std::uint32_t> except);
+
+  // What became of it there.
+  enum class Resumption : std::uint8_t {
+    kNone,       // that is not known yet
+    kContinued,  // by another operation
+    kComplete,
+    kAborted,  // the next view has other workers
+  };
+  void resolve(Resumption how, std::shared_ptr<Operation> by = nullptr);
+  Resumption resumption(std::shared_ptr<Operation>* by = nullptr) const;
+
   std::string describe() const;  // "push_pull of 'name', round 3"
 
   const std::shared_ptr<Tensor> tensor;
@@ -133,6 +160,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   tensor::PushHeader make_header() const;
 
   const tensor::Partitioning* cut_;
+  Plan own_plan_;              // of some partitions of the tensor
   tensor::PushHeader header_;  // of all its pushes
 
   std::atomic<std::uint32_t> state_{kPending};
@@ -144,6 +172,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   mutable std::mutex error_mutex_;  // failures only
   std::optional<Error> error_;
   bool explained_ = false;
+  std::vector<Unfinished> unfinished_;
+  Resumption resumption_ = Resumption::kNone;
+  std::shared_ptr<Operation> continued_by_;
   std::atomic<int> completion_fd_{-1};
 };
 

@@ -12,7 +12,7 @@
 namespace bps::worker {
 
 struct PreparedOperation {
-  const std::shared_ptr<Tensor> tensor;
+  std::shared_ptr<Tensor> tensor;      // another one in each view
   const Request request;               // but for `awaited`, which each start says anew
   std::shared_ptr<Operation> current;  // of the last start; null before the first one
 };

@@ -59,14 +59,16 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
     return false;
   }
   StagingBuffer* staged = nullptr;
-  if (transfer.staged) {  // last: there are no more buffers than partitions that can be sent
+  if (transfer.staged &&
+      (!transfer.answers_aside ||
+       placement.wants_data())) {  // last: there are no more buffers than partitions that can be sent
     staged = take_buffer(server, yields);
     if (staged == nullptr) {
       if (server.needs_slots()) server.add_slot(batch_.slots[n]);
       return false;
     }
   }
-  if (staged != nullptr && placement.has_payload() &&
+  if (staged != nullptr && placement.has_payload() && !transfer.answers_aside &&
       transfer.fill(placement, staged->bytes(), counters_) != Status::kOk) {
     server.memory.give_back(staged);
     if (server.needs_slots()) server.add_slot(batch_.slots[n]);
@@ -102,8 +104,9 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
   if (placement.has_payload()) {
-    source = staged != nullptr ? staged->region.get() : transfer.input.get();
-    if (staged == nullptr) {
+    const bool is_copied = staged != nullptr && !transfer.answers_aside;
+    source = is_copied ? staged->region.get() : transfer.input.get();
+    if (!is_copied) {
       source_offset =
           static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
     }
@@ -153,6 +156,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
   header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
   header.length = placement.length;
+  if (entry.transfer->two_phase) header.flags |= tensor::kTwoPhase;
   if (entry.part.for_host()) {
     header.flags |= tensor::kForHost;
     header.priority = entry.transfer->priority;

@@ -170,4 +170,13 @@ void ServerConnection::send_receipts() {
   for (const tensor::Received& received : paths_.receipts()) (void)send(received);
 }
 
+void ServerConnection::send_landed() {
+  std::vector<std::uint32_t>& all = landed_.immediates;
+  for (std::size_t from = 0; from < all.size() && !lost_; from += tensor::kMostLanded) {
+    const auto part = std::span(all).subspan(from, std::min(tensor::kMostLanded, all.size() - from));
+    (void)send(tensor::Landed{{part.begin(), part.end()}});
+  }
+  all.clear();
+}
+
 }  // namespace bps::worker

@@ -69,6 +69,10 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Tells the server which answers have come in.
   void send_receipts();
 
+  // In two phases: answers that are here, of which the server is told with the next send_landed().
+  void note_landed(std::uint32_t immediate) { landed_.immediates.push_back(immediate); }
+  void send_landed();
+
   // A sentence that names the cause; empty until lose() was told it.
   void lose(const std::string& why) { why_lost_ = why; }
   const std::string& why_lost() const { return why_lost_; }
@@ -149,7 +153,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::vector<tensor::SlotCredit> small_slots_;
   std::vector<tensor::SlotCredit> large_slots_;
   std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
-  std::size_t other_rails_ = 0;           // of the server
+  tensor::Landed landed_;
+  std::size_t other_rails_ = 0;  // of the server
   std::uint64_t bytes_in_flight_ = 0;
   std::size_t in_flight_ = 0;
   bool answered_ = true;  // something, since is_stuck() was asked last

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "tensor/control_messages.h"
 #include "tensor/placement.h"
 #include "transport/region_cache.h"
+#include "transport/shm/shared_memory.h"
 
 namespace bps::worker {
 
@@ -42,6 +44,8 @@ class Transfer {
   std::int32_t priority = 0;                   // higher first
   bool staged = false;                         // partitions travel through staging buffers
   bool staged_by_choice = false;               // the server could reach them where they lie, but not as fast
+  bool two_phase = false;                      // see tensor::kTwoPhase
+  bool answers_aside = false;                  // staged: only answers; payloads are read where they lie
   bool cancelled = false;                      // nothing more is sent, and the server has been told
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
@@ -58,6 +62,10 @@ class Transfer {
   // Staging: puts the payload into a buffer, and takes the answer out of it.
   virtual Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
   virtual void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) = 0;
+
+  // In two phases: this partition will have no answer in this view; `landed` is one that may be committed elsewhere.
+  // Whether the next view has a use for it.
+  virtual bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) = 0;
 
   // Notes why it cannot complete; true for the first reason, which counts.
   virtual bool fail(ErrorCode code, const std::string& what, const std::string& hint) = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "core/log.h"
 
@@ -68,6 +69,29 @@ void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std
   last_failed_ = operation;
   last_refusal_ = refusal;
   failed_at_ = sequence_.load();
+  if (operation == nullptr || !operation->request.two_phase) return;
+  if (operation->failure()->code() == ErrorCode::kRoundAborted) aborted_.push_back(operation);
+}
+
+std::vector<std::shared_ptr<Operation>> Worker::take_suspended() {
+  const std::lock_guard lock(mutex_);
+  // One whose answers all came is complete although it was failing.
+  std::erase_if(aborted_, [](const auto& operation) { return !operation->is_suspended(); });
+  return std::exchange(aborted_, {});
+}
+
+std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {
+  const van::TensorSpec spec{group, name, static_cast<std::uint8_t>(like.dtype), like.bytes / size_of(like.dtype),
+                             like.shape};
+  return make_tensor(spec, van_.declare(std::span(&spec, 1)).front(), &like);
+}
+
+std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
+                                          std::uint32_t round, std::span<const std::uint32_t> only) {
+  require_alive(*tensor, suspended.request.kind);
+  auto operation = make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), only);
+  launch(operation, false);
+  return operation;
 }
 
 std::string Worker::last_failure() const {
@@ -148,7 +172,7 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
   return result;
 }
 
-std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id) {
+std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like) {
   const auto dtype = static_cast<Dtype>(spec.dtype);
   const auto element = static_cast<std::uint32_t>(size_of(dtype));
   const std::uint64_t bytes = spec.count * element;
@@ -159,7 +183,8 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
                 "call operations of a group on its ranks only");
   }
   auto tensor =
-      std::make_shared<Tensor>(options_.cut.cut(bytes, element), options_.cut.cut(bytes, element, members->size()));
+      std::make_shared<Tensor>(like != nullptr ? like->whole : options_.cut.cut(bytes, element),
+                               like != nullptr ? like->sharded : options_.cut.cut(bytes, element, members->size()));
   tensor->view_ended = view_ended_;
   tensor->name = spec.name;
   tensor->id = id.id;
@@ -323,8 +348,11 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
 }
 
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
-                                                  std::uint32_t round, std::uint64_t sequence) const {
-  auto operation = std::make_shared<Operation>(tensor, request, round, sequence, worker_loops_.size(), places());
+                                                  std::uint32_t round, std::uint64_t sequence,
+                                                  std::span<const std::uint32_t> only) const {
+  Request what = request;
+  what.two_phase &= options_.two_phase && what.kind != tensor::OperationKind::kSplit;
+  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places(), only);
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
   return operation;
 }

@@ -31,6 +31,7 @@ struct WorkerOptions {
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
   van::Hosts hosts;
+  bool two_phase = false;  // operations survive the loss of servers: see tensor::kTwoPhase
 };
 
 class Worker {
@@ -70,6 +71,14 @@ class Worker {
              const std::string& hint);
   // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
+  // Operations that were under way when the view ended, and can go on in the next one if it has the same workers.
+  std::vector<std::shared_ptr<Operation>> take_suspended();
+  // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
+  std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
+  // Goes on with one of them, or with some of its partitions (in order), as this round of a tensor of the new view.
+  std::shared_ptr<Operation> resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
+                                    std::uint32_t round, std::span<const std::uint32_t> only);
+
   // How an operation has failed, or why it could not be started, if none was started since.
   std::string last_failure() const;
 
@@ -96,7 +105,8 @@ class Worker {
     WorkerLoop* worker_loop;
     transport::Reactor* reactor;
   };
-  std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id);
+  std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id,
+                                      const Tensor* like = nullptr);
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
   bool needs_relay(const van::Group& group, std::uint32_t server) const;
@@ -107,7 +117,8 @@ class Worker {
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
   static std::uint32_t next_round(Tensor& tensor, const Request& request);
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
-                                            std::uint32_t round, std::uint64_t sequence) const;
+                                            std::uint32_t round, std::uint64_t sequence,
+                                            std::span<const std::uint32_t> only = {}) const;
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
@@ -135,6 +146,7 @@ class Worker {
   // number of the next one at that time.
   std::shared_ptr<Operation> last_failed_;
   std::string last_refusal_;
+  std::vector<std::shared_ptr<Operation>> aborted_;  // in two phases, by the end of the view
   std::uint64_t failed_at_ = 0;
 };
 

@@ -130,18 +130,21 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   if (!request.input_allocation.bytes.empty()) portion.input = server.memory.regions.find(request.input_allocation);
   if (!request.output_allocation.bytes.empty()) portion.output = server.memory.regions.find(request.output_allocation);
   const transport::DirectAccess* direct = server.direct();
+  // In two phases answers go to buffers, whatever the server can reach.
+  portion.staged = portion.answers_aside = portion.two_phase;
+  if (portion.two_phase) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
   const transport::Region* input = portion.input.get();
   const transport::Region* output = portion.output == portion.input ? nullptr : portion.output.get();
   const bool can_fence = direct->can_fence();
-  portion.staged = false;
   if (can_fence && (input == nullptr || direct->peer_maps(*input)) &&
       (output == nullptr || direct->peer_maps(*output))) {
     return;
   }
   const auto reaches = [&](const transport::Region* region) { return !region || direct->peer_reaches(*region); };
   // What a server could still write to when it is lost is not the caller's memory, but buffers that are then let go.
-  portion.staged = !can_fence || !reaches(input) || !reaches(output);
+  portion.staged = portion.two_phase || !can_fence || !reaches(input) || !reaches(output);
+  portion.answers_aside = portion.two_phase && can_fence && reaches(input);
   if (portion.staged) return server.memory.reserve(portion.parts.size());
   if (portion.operation->bytes() > kLargestStagedByChoice) return;
   if (staged_by_choice_ + portion.parts.size() > kMostStagedByChoice) return;
@@ -190,6 +193,7 @@ void WorkerLoop::add_buffer(ServerConnection& server) {
 bool WorkerLoop::step() {
   bool found = take_submissions();
   if (receipts_due_) send_receipts();
+  if (landed_due_) send_landed();
   if (!has_work_) return found;
   has_work_ = false;
   blocked_ = false;
@@ -221,7 +225,7 @@ InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& serv
 bool WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
                                std::uint32_t immediate) const {
   const InFlight* entry = in_flight_.find(immediate, server);
-  if (entry == nullptr) return false;
+  if (entry == nullptr || entry->landed) return false;
   const tensor::Placement placement = entry->transfer->place(entry->part);
   if (!placement.wants_data()) return false;
   const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
@@ -229,14 +233,43 @@ bool WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail,
 }
 
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
-  const InFlight* entry = find(immediate, server);
+  InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
+  if (entry->transfer->two_phase) {
+    if (std::exchange(entry->landed, true)) return counters_.stale.add();
+    server.note_landed(immediate);
+    landed_due_ = true;
+    return;
+  }
   if (entry->staged != nullptr) {
     Transfer& transfer = *entry->transfer;
     transfer.take_answer(transfer.place(entry->part), entry->staged->bytes(), counters_);
   }
   counters_.partitions.add();
   complete(InFlightTable::index_of(immediate), true);
+}
+
+// All members have their answers: those of this rank may go over its inputs.
+void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed& committed) {
+  for (const std::uint32_t immediate : committed.immediates) {
+    const InFlight* entry = find(immediate, server);
+    if (entry == nullptr) continue;
+    Transfer& transfer = *entry->transfer;
+    const tensor::Placement placement = transfer.place(entry->part);
+    if (!transfer.two_phase || (placement.wants_data() && !entry->landed)) {
+      return on_lost(server, "it committed a round whose result it has not sent");
+    }
+    if (entry->landed) transfer.take_answer(placement, entry->staged->bytes(), counters_);
+    counters_.partitions.add();
+    complete(InFlightTable::index_of(immediate), true);
+  }
+}
+
+void WorkerLoop::send_landed() {
+  landed_due_ = false;
+  for (const auto& server : servers_) {
+    if (server && !server->is_lost()) server->send_landed();
+  }
 }
 
 // The bytes of a push have left: from here on only the server holds them.
@@ -251,8 +284,11 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight& entry = in_flight_[index];
   entry.server->count_answered(entry.length);
   Transfer* transfer = entry.transfer;
+  // What has landed and is perhaps committed elsewhere stays where it is.
+  const bool is_kept = !answered && transfer->two_phase &&
+                       transfer->suspend(entry.part.partition, entry.landed ? entry.staged->memory : nullptr);
   if (entry.staged != nullptr) {
-    entry.server->memory.give_back(entry.staged);
+    if (!is_kept || !entry.landed) entry.server->memory.give_back(entry.staged);
     if (transfer->staged_by_choice) --staged_by_choice_;
   }
   in_flight_.free(index);

@@ -92,7 +92,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) override;
 
   bool step() override;
-  bool arm() override { return submissions_.empty() && !receipts_due_ && (!has_work_ || blocked_); }
+  bool arm() override { return submissions_.empty() && !receipts_due_ && !landed_due_ && (!has_work_ || blocked_); }
   bool blocked() const override { return blocked_; }
 
   // From the connections.
@@ -155,6 +155,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void settle(ServerConnection& server, const tensor::PathLost& lost);
   void check_paths();
   void send_receipts();
+  void on_committed(ServerConnection& server, const tensor::Committed& committed);
+  void send_landed();
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
   void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
@@ -175,6 +177,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool answers_due_ = false;          // perhaps: some InFlight::answer_due is set
   std::optional<Timer> path_check_;   // while a server is reached by several paths
   bool receipts_due_ = false;
+  bool landed_due_ = false;
   bool has_work_ = false;
   bool blocked_ = false;
 };

@@ -107,6 +107,9 @@ void WorkerLoop::drop_unsent(Transfer& transfer) {
   const std::uint32_t unsent = transfer.unsent();
   if (unsent == 0) return;
   if (transfer.staged_by_choice) staged_by_choice_ -= unsent;
+  if (transfer.two_phase) {
+    for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, nullptr);
+  }
   transfer.next += unsent;
   transfer.finish(unsent, false, counters_);
 }
@@ -221,6 +224,8 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
     on_push_failed(server, *failed);
   } else if (const auto* cancelled = std::get_if<tensor::Cancelled>(&*decoded)) {
     on_cancelled(server, *cancelled);
+  } else if (const auto* committed = std::get_if<tensor::Committed>(&*decoded)) {
+    on_committed(server, *committed);
   } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
     if (contributions_.source() == nullptr) return;
     contributions_.source()->fail_round(round->group, round->tensor, round->partition, round->round,
@@ -382,7 +387,7 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
   if (writes && !entries.empty()) server.fence();
   // Staging buffers that it may still write to are never used again.
   for (const std::uint32_t i : entries) {
-    if (!server.needs_fence() || in_flight_[i].staged == nullptr) continue;
+    if (!server.needs_fence() || in_flight_[i].staged == nullptr || in_flight_[i].landed) continue;
     in_flight_[i].staged = nullptr;
     if (in_flight_[i].transfer->staged_by_choice) --staged_by_choice_;
   }

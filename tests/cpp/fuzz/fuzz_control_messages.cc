@@ -30,7 +30,9 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
         Received{3, {7, 8}},
         PathLost{3, {1, 2}},
         PathBroken{3},
-        AnswerKeys{3, 4, {{1, 2}}}};
+        AnswerKeys{3, 4, {{1, 2}}},
+        Landed{{7, 8}},
+        Committed{{9}}};
     std::vector<Bytes> encoded;
     for (const ControlMessage& message : messages) encoded.push_back(encode(message, kEpoch));
     return encoded;

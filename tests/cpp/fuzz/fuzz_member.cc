@@ -370,7 +370,9 @@ void misbehave(Job& job, Input& input) {
           encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}}, kEpoch),
           encode(tensor::Cancel{kOthers, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}}}, kEpoch),
           encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}, true}, kEpoch),
-          encode(tensor::Attach{kPartition, true, 2}, kEpoch), encode(tensor::Ping{5}, kEpoch)};
+          encode(tensor::Attach{kPartition, true, 2}, kEpoch),
+          encode(tensor::Ping{5}, kEpoch),
+          encode(tensor::Landed{{kAnswer, kHostAnswer}}, kEpoch)};
       Bytes message = samples[input.take<std::uint8_t>() % samples.size()];
       for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
         const auto at = input.take<std::uint8_t>() % message.size();

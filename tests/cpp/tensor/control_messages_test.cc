@@ -32,7 +32,10 @@ std::vector<ControlMessage> samples() {
           PathLost{65535, {}},
           PathBroken{3},
           AnswerKeys{3, 4, {{1, 2}, {3, 4}}},
-          AnswerKeys{1, 2, {}}};
+          AnswerKeys{1, 2, {}},
+          Landed{{1, 0xffffffff}},
+          Committed{{2}},
+          Committed{}};
 }
 
 TEST(ControlMessages, RoundTrip) {
@@ -88,6 +91,8 @@ TEST(ControlMessages, TypesKeepTheirNumbers) {
   EXPECT_EQ(type_of(PathLost{}), std::byte{9});
   EXPECT_EQ(type_of(PathBroken{}), std::byte{10});
   EXPECT_EQ(type_of(AnswerKeys{}), std::byte{11});
+  EXPECT_EQ(type_of(Landed{}), std::byte{12});
+  EXPECT_EQ(type_of(Committed{}), std::byte{13});
 }
 
 TEST(ControlMessages, APathHasABoundedNumberOfStreams) {

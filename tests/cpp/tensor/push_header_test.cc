@@ -52,7 +52,10 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   EXPECT_TRUE(refused([](PushHeader& h) { h.kind = OperationKind{5}; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = 0; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kHasPayload | kIsPull; }));
-  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= 32; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= 64; }));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase | kForHost; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kTwoPhase | kHasPayload | kIsPush; })) << "its pull may never come";
   EXPECT_TRUE(refused([](PushHeader& h) { h.length = 0; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.length = 4001; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.place = 1; })) << "only a relay is told where to go on to";

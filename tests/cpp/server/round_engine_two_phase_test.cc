@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds in two phases: answers land beside the inputs, and count when every member has its own.
+#include "server/round_engine_fixture.h"
+
+namespace bps::server {
+namespace {
+
+constexpr std::uint8_t kBoth = kPush | kPull | tensor::kTwoPhase;
+constexpr std::uint8_t kNoData = kPush | tensor::kIsPull | tensor::kTwoPhase;
+
+class TwoPhaseTest : public RoundEngineTest {
+ protected:
+  void land(std::uint32_t worker, const tensor::PushHeader& what) { RoundEngineTest::land(worker, what); }
+  void confirm(std::uint32_t worker, std::uint32_t round = 0) {
+    const std::uint32_t immediate = header(worker, kBoth, round).immediate;
+    engine.on_landed(*sessions[worker], {&immediate, 1});
+  }
+  std::vector<std::uint32_t> committed(std::uint32_t worker) {
+    sessions[worker]->send_commits();
+    std::vector<std::uint32_t> all;
+    for (const auto& message : control(worker).sent<tensor::Committed>()) {
+      all.insert(all.end(), message.immediates.begin(), message.immediates.end());
+    }
+    control(worker).messages.clear();
+    return all;
+  }
+};
+
+using Immediates = std::vector<std::uint32_t>;
+
+TEST_F(TwoPhaseTest, AResultCountsWhenAllHaveIt) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    EXPECT_EQ(data(i).immediates(), Immediates{100 + i});
+    EXPECT_EQ(sum_in_slot(data(i).writes[0]), 6);
+    engine.on_written(data(i).writes[0].token);
+  }
+  EXPECT_EQ(engine.open_rounds(), 1U);
+  confirm(1);
+  confirm(0);
+  EXPECT_FALSE(due.commits);
+  confirm(0);
+  EXPECT_EQ(counters.stale.get(), 1U) << "a member confirms for itself, and once";
+  EXPECT_FALSE(due.commits);
+  confirm(2);
+  EXPECT_TRUE(due.commits);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(committed(i), Immediates{100 + i});
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(TwoPhaseTest, WhoWantsNoDataIsToldWithTheOthers) {
+  use_slots(2);
+  land(0, header(0, kBoth));
+  land(1, header(1, kNoData));
+  land(2, header(2, kNoData));
+  EXPECT_TRUE(data(1).writes.empty());
+  EXPECT_TRUE(committed(1).empty()) << "its input may still be needed";
+  engine.on_written(data(0).writes.at(0).token);
+  confirm(0);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(committed(i), Immediates{100 + i});
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(TwoPhaseTest, ARoundWithoutDataIsCompleteAtOnce) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kNoData));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(committed(i), Immediates{100 + i});
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(TwoPhaseTest, WhatIsInBuffersOfThisHostIsConfirmedToo) {
+  share_memory();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) post(i, header(i, kBoth));
+  EXPECT_EQ(memory[2].back(), 6);
+  EXPECT_EQ(engine.open_rounds(), 1U);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) confirm(i);
+  EXPECT_EQ(committed(2), Immediates{102});
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(TwoPhaseTest, PhasesAreTheSameForAll) {
+  use_slots(2);
+  land(0, header(0, kBoth));
+  land(1, header(1, kPush | kPull));
+  ASSERT_EQ(failures(0).size(), 1U);
+  EXPECT_EQ(failures(0)[0].code, ErrorCode::kMismatch);
+}
+
+TEST_F(TwoPhaseTest, AMemberThatIsLostBeforeItConfirmsFailsTheRoundForTheOthers) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes[0].token);
+  confirm(0);
+  on_lost(*sessions[1], "worker 1 is lost");
+  engine.fail_lost();
+  for (const std::uint32_t i : {0U, 2U}) {
+    ASSERT_EQ(failures(i).size(), 1U);
+    EXPECT_EQ(failures(i)[0].immediate, 100 + i);
+    EXPECT_EQ(failures(i)[0].code, ErrorCode::kPeerLost);
+  }
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  confirm(2);
+  EXPECT_EQ(counters.stale.get(), 2U + 1U) << "two refusals, and what comes too late";
+  EXPECT_TRUE(committed(0).empty());
+}
+
+TEST_F(TwoPhaseTest, AMemberThatLeavesBeforeItConfirmsFailsTheRoundToo) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes[0].token);
+  engine.leave_rank(1, "worker 1 has left");
+  engine.fail_lost();
+  EXPECT_EQ(failures(0).size(), 1U);
+  EXPECT_EQ(failures(2).size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(TwoPhaseTest, ACancelledMemberWaitsForTheOutcome) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes[0].token);
+  confirm(0);
+  const tensor::Cancelled reply =
+      engine.cancel(*sessions[0], {0, 11, 0, ErrorCode::kTimeout, "rank 0 gave up", "", {{100, 0}}});
+  EXPECT_EQ(reply.pending, Immediates{100}) << "others may have the result, so that all will";
+  confirm(1);
+  confirm(2);
+  EXPECT_EQ(committed(0), Immediates{100});
+}
+
+TEST_F(TwoPhaseTest, ARoundThatIsNotSummedIsCancelledAsAlways) {
+  use_slots(2);
+  land(0, header(0, kBoth));
+  land(1, header(1, kBoth));
+  const tensor::Cancelled reply =
+      engine.cancel(*sessions[0], {0, 11, 0, ErrorCode::kTimeout, "rank 0 gave up", "", {{100, 0}}});
+  EXPECT_EQ(reply.aborted, Immediates{100});
+  ASSERT_EQ(failures(1).size(), 1U);
+}
+
+}  // namespace
+}  // namespace bps::server

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server is lost, and nobody notices: every operation completes with the right sum, without an exception."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import cluster
+import numpy as np
+import pytest
+import test_views
+from rank_main import mark
+
+FAST = {
+    "BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE),
+    "BPS_SHUTDOWN_TIMEOUT": str(5 * cluster.PATIENCE),
+    "BPS_MIN_WORKERS": "1",
+    "BPS_SERVER_FAILOVER": "1",
+}
+COUNT = 300_000  # several partitions
+KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
+
+
+def check_round(bps: Any, kind: str, step: int) -> None:
+    """One operation of this kind; every element of the result is checked."""
+    rank, size = bps.rank(), bps.size()
+    total = size * step + size * (size - 1) / 2  # of step + rank
+    if kind == "push_pull":
+        array = np.full(COUNT, step + rank, np.float64)
+        bps.push_pull_inplace(array, name=kind, average=False)
+        assert array.min() == array.max() == total, (kind, step, array.min(), array.max(), total)
+    elif kind == "reduce_scatter":
+        array = np.full(COUNT, step + rank, np.float64)
+        part = bps.reduce_scatter(array, name=kind, average=False)
+        assert part.min() == part.max() == total, (kind, step, part.min(), part.max(), total)
+        assert (array == step + rank).all()
+        array[:] = -1  # the caller's again
+    elif kind == "all_gather":
+        whole = bps.all_gather(np.full(COUNT // size, step + rank, np.float64), name=kind)
+        expected = np.repeat(np.arange(size) + step, COUNT // size)
+        assert (whole == expected).all(), (kind, step)
+    else:
+        array = np.full(COUNT, step if rank == 1 else -1, np.float64)
+        bps.broadcast(array, root=1, name=kind)
+        assert (array == step).all(), (kind, step)
+        array[:] = -1
+
+
+def train(bps: Any, steps: int) -> dict[str, Any]:
+    canary = np.full(COUNT, 7, np.float64)
+    group = bps.new_group([0, 1]) if bps.rank() < 2 else None
+    fixed = np.empty(COUNT, np.float32)
+    prepared = bps.prepare("push_pull", fixed, average=False, name="prepared")
+    for step in range(1, steps + 1):
+        for kind in KINDS:
+            check_round(bps, kind, step)
+        several = [np.full(COUNT // 3, step * (i + 1) + bps.rank(), np.float32) for i in range(6)]
+        handles = [bps.push_pull_async_inplace(each, name=f"t{i}", average=False) for i, each in enumerate(several)]
+        for i, handle in enumerate(handles):
+            total = bps.size() * step * (i + 1) + bps.size() * (bps.size() - 1) / 2
+            result = handle.wait()
+            assert result.min() == result.max() == total, (i, step, result.min(), result.max(), total)
+        fixed[:] = step + bps.rank()
+        prepared()
+        total = bps.size() * step + bps.size() * (bps.size() - 1) / 2
+        assert fixed.min() == fixed.max() == total, (step, fixed.min(), fixed.max(), total)
+        if group is not None:
+            fixed[:] = step + bps.rank()
+            bps.push_pull_inplace(fixed, name="in group", average=False, group=group)
+            assert fixed.min() == fixed.max() == 2 * step + 1, (step, fixed.min(), fixed.max())
+        if step % 7 == 0:
+            bps.commit()
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    assert (canary == 7).all()
+    bps.barrier()
+    return {"rank": bps.rank(), "size": bps.size(), "servers": len(bps.metrics()["transports"])}
+
+
+def results_of(job: cluster.Job) -> list[dict[str, Any]]:
+    outcomes = job.outcomes()
+    for outcome in outcomes:
+        assert outcome.value, outcome.error + outcome.output
+    return [outcome.value for outcome in outcomes]
+
+
+def env(transport: str) -> dict[str, str]:
+    return FAST | cluster.over(transport) | {"BPS_PARTITION_BYTES": str(256 * 1024)}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
+    results = cluster.run(train, 10, workers=2, servers=2, env=env(transport))
+    assert [result["size"] for result in results] == [2, 2]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_server_costs_nothing(transport: str) -> None:
+    with cluster.start(train, 100, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        results = results_of(job)
+        assert [result["size"] for result in results] == [2, 2]
+        job.helper_statuses(but=["server 1"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
+    with cluster.start(train, 140, workers=3, servers=4, env=env(transport)) as job:
+        for number, step in enumerate((20, 60, 90)):
+            job.await_marks(f"step-{step}", ranks=[0])
+            job.kill(f"server {number}")
+        assert [result["size"] for result in results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 1", "server 2"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_two_servers_are_killed_at_once(transport: str) -> None:
+    with cluster.start(train, 80, workers=3, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 2")
+        job.kill("server 0")
+        assert [result["size"] for result in results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 2"])
+
+
+def fail_without_servers(bps: Any) -> str:
+    mark("running")
+    array = np.ones(COUNT, np.float32)
+
+    def sum_for_ever() -> None:
+        while True:
+            bps.push_pull_inplace(array, name="a")
+
+    with pytest.raises(bps.PeerLostError) as raised:
+        sum_for_ever()
+    kept = array.copy()
+    assert (array == kept).all()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_last_server_is_missed(transport: str) -> None:
+    with cluster.start(fail_without_servers, workers=2, servers=1, env=env(transport)) as job:
+        job.await_marks("running")
+        job.kill("server 0")
+        for outcome in job.outcomes():
+            assert "server 0" in str(outcome.value), outcome.error + outcome.output
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_stopped_server_costs_nothing(transport: str) -> None:
+    with cluster.start(train, 100, workers=3, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 0", signal.SIGSTOP)
+        results = results_of(job)
+        assert [result["size"] for result in results] == [3, 3, 3]
+        job.kill("server 0", signal.SIGKILL)
+        job.helper_statuses(but=["server 0"])
+
+
+@pytest.mark.parametrize("victims", [["rank 1"], ["rank 1", "server 0"], ["server 0", "rank 1"]])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -> None:
+    with cluster.start(test_views.train, 40, 3, workers=4, servers=2, env=env(transport)) as job:
+        job.await_marks("running")
+        for victim in victims:
+            job.kill(victim)
+        values = test_views.values_of(job, [1])
+        assert [value["rank"] for value in values] == [0, 1, 2]
+        for value in values:
+            assert value["sizes"] == [4, 3], "one exception, however many servers were lost beside"
+
+
+def leave_handles(bps: Any, steps: int) -> float:
+    """Nobody waits for these: they must be summed all the same, in memory that stays."""
+    for step in range(steps):
+        for i in range(4):
+            bps.push_pull_async_inplace(np.full(COUNT, step, np.float32), name=f"left {i}", average=False)
+        array = np.full(COUNT, step, np.float32)
+        bps.push_pull_inplace(array, name="awaited", average=False)
+        assert array.min() == array.max() == bps.size() * step
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    return float(array[0])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_handles_that_nobody_waits_for(transport: str) -> None:
+    with cluster.start(leave_handles, 60, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == 2 * 59, outcome.error + outcome.output
+
+
+def use_threads(bps: Any, steps: int) -> int:
+    """Two threads with names of their own, and one that only begins later."""
+    failures = []
+
+    def work(name: str) -> None:
+        try:
+            for step in range(steps):
+                array = np.full(COUNT, step + bps.rank(), np.float32)
+                bps.push_pull_inplace(array, name=name, average=False)
+                assert array.min() == array.max() == 2 * step + 1, (name, step, array[0])
+                if name == "first" and step % 10 == 0:
+                    mark(f"step-{step}")
+        except BaseException as error:
+            failures.append(repr(error))
+            raise
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second", "third")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    return bps.size()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_several_threads_meet_the_same_loss(transport: str) -> None:
+    with cluster.start(use_threads, 60, workers=2, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == 2, outcome.error + outcome.output
