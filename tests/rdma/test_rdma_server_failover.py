@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server is lost, and nobody notices: over RDMA."""
+
+from __future__ import annotations
+
+import signal
+
+import cluster
+import pytest
+import test_server_failover as over_any
+
+
+def env() -> dict[str, str]:
+    return over_any.env("rdma")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
+    with cluster.start(over_any.train, 60, workers=2, servers=2, env=env()) as job:
+        job.await_marks("step-20")
+        job.kill("server 1", signum)
+        assert [result["size"] for result in over_any.results_of(job)] == [2, 2]
+        if signum == signal.SIGSTOP:
+            job.kill("server 1", signal.SIGKILL)
+        job.helper_statuses(but=["server 1"])
+
+
+def test_two_of_three_servers_are_killed_at_once() -> None:
+    with cluster.start(over_any.train, 60, workers=3, servers=3, env=env()) as job:
+        job.await_marks("step-20")
+        job.kill("server 2")
+        job.kill("server 0")
+        assert [result["size"] for result in over_any.results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 2"])
