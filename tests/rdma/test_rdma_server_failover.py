@@ -8,10 +8,11 @@ import signal
 import cluster
 import pytest
 import test_server_failover as over_any
+from test_rdma_jobs import RDMA
 
 
 def env() -> dict[str, str]:
-    return over_any.env("rdma")
+    return over_any.FAST | RDMA | {"BPS_PARTITION_BYTES": str(256 * 1024)}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
