@@ -6,8 +6,9 @@
 A cluster of two nodes (three for the loss of one) on this machine; two or three ranks take short steps, with a
 checkpoint after each. Seconds, medians over the rounds: until the other ranks have their exception, until the driver
 has named the cause, ended all members and found out which nodes answer, and until the restarted job has taken its
-first step. For a driver that dies and for `ray stop`: until no process of the job is left. The latter ends every Ray
-that it sees, so all of it runs in a PID namespace, as root.
+first step. For a driver that dies and for `ray stop`: until no process of the job is left, with which its sockets and
+shared memory go: neither has a name in a file system. The latter ends every Ray that it sees, so all of it runs in a
+PID namespace, as root.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 KINDS = ["killed worker", "killed server", "raising worker", "SIGTERM", "SIGSTOP", "dead node"]
 ENDS = ["dead driver", "ray stop"]
 _STEP_OF_THE_END = 20
+_MEMBERS = ("bps-", "ray::rank", "ray::server", "ray::scheduler", "ray::Rank", "ray::Helper")
 
 
 def train(plan: dict[str, Any]) -> None:
@@ -148,7 +150,7 @@ def until_all_gone(how: Callable[[subprocess.Popen[bytes]], None], address: str)
     when(folder)
     begun = time.monotonic()
     how(driver)
-    while any(name.startswith(("bps-", "ray::rank", "ray::server", "ray::scheduler")) for _, name in members()):
+    while any(name.startswith(_MEMBERS) for _, name in members()):
         time.sleep(0.005)
     taken = time.monotonic() - begun
     driver.kill()
@@ -176,6 +178,7 @@ def measure(rounds: int, only: list[str]) -> None:
         found = [one_round(kind, cluster) for _ in range(rounds)]
         shown = [f"{statistics.median(column):.2f}" for column in zip(*found, strict=True)]
         print(f"| {kind} | {' | '.join(shown)} |", flush=True)
+    ray.shutdown()  # `ray stop` would end a driver, which this process is
     for kind in [kind for kind in ENDS if kind in only]:
         how = stop_ray if kind == "ray stop" else subprocess.Popen.kill
         times = [until_all_gone(how, cluster.address) for _ in range(1 if kind == "ray stop" else rounds)]
