@@ -44,11 +44,13 @@ def test_a_new_actor_enters_the_running_job(two_nodes, tmp_path, caplog):
     ]
 
 
+@pytest.mark.long
 def test_ranks_go_on_without_a_killed_server(two_nodes, tmp_path):
     found = bps_rdma.ray.run(ray_jobs.survives, plan(tmp_path, 2, "server"), hosts=2, servers=2, min_workers=2)
     assert [one["sizes"] for one in found] == [[2, 2], [2, 2]]
 
 
+@pytest.mark.long
 def test_too_few_ranks_end_the_job(two_nodes, tmp_path):
     with pytest.raises(bps_rdma.ray.JobFailedError, match=r"^rank 1 .* raised ValueError: no such sample"):
         bps_rdma.ray.run(ray_jobs.survives, plan(tmp_path, 2, "raise"), hosts=2, min_workers=2)
