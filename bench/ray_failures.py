@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a job on Ray learns of a failure, and how soon it goes on: one line per kind of failure.
 
-    python bench/ray_failures.py [--rounds 3]
+    python bench/ray_failures.py [--rounds 3] [--only 'dead node,ray stop']
 
 A cluster of two nodes (three for the loss of one) on this machine; two or three ranks take short steps, with a
 checkpoint after each. Seconds, medians over the rounds: until the other ranks have their exception, until the driver
 has named the cause, ended all members and found out which nodes answer, and until the restarted job has taken its
-first step. For a driver that dies and for `ray stop`: until no process of the job is left. The latter ends every Ray
-that it sees, so all of it runs in a PID namespace, as root.
+first step. For a driver that dies and for `ray stop`: until no process of the job is left, with which its sockets and
+shared memory go: neither has a name in a file system. The latter ends every Ray that it sees, so all of it runs in a
+PID namespace, as root.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 KINDS = ["killed worker", "killed server", "raising worker", "SIGTERM", "SIGSTOP", "dead node"]
 ENDS = ["dead driver", "ray stop"]
 _STEP_OF_THE_END = 20
+_MEMBERS = ("bps-", "ray::rank", "ray::server", "ray::scheduler", "ray::Rank", "ray::Helper")
 
 
 def train(plan: dict[str, Any]) -> None:
@@ -148,7 +150,7 @@ def until_all_gone(how: Callable[[subprocess.Popen[bytes]], None], address: str)
     when(folder)
     begun = time.monotonic()
     how(driver)
-    while any(name.startswith(("bps-", "ray::rank", "ray::server", "ray::scheduler")) for _, name in members()):
+    while any(name.startswith(_MEMBERS) for _, name in members()):
         time.sleep(0.005)
     taken = time.monotonic() - begun
     driver.kill()
@@ -161,7 +163,7 @@ def stop_ray(_: subprocess.Popen[bytes]) -> None:
     subprocess.run([str(Path(sys.executable).with_name("ray")), "stop"], check=True, stdout=subprocess.DEVNULL)
 
 
-def measure(rounds: int) -> None:
+def measure(rounds: int, only: list[str]) -> None:
     """Prints the table."""
     import ray
     from ray.cluster_utils import Cluster
@@ -172,11 +174,12 @@ def measure(rounds: int) -> None:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
     print("| failure | ranks know | next start begins | training goes on |\n|---|---|---|---|", flush=True)
-    for kind in KINDS:
+    for kind in [kind for kind in KINDS if kind in only]:
         found = [one_round(kind, cluster) for _ in range(rounds)]
         shown = [f"{statistics.median(column):.2f}" for column in zip(*found, strict=True)]
         print(f"| {kind} | {' | '.join(shown)} |", flush=True)
-    for kind in ENDS:
+    ray.shutdown()  # `ray stop` would end a driver, which this process is
+    for kind in [kind for kind in ENDS if kind in only]:
         how = stop_ray if kind == "ray stop" else subprocess.Popen.kill
         times = [until_all_gone(how, cluster.address) for _ in range(1 if kind == "ray stop" else rounds)]
         print(f"| {kind} | all gone after {statistics.median(times):.2f} | | |", flush=True)
@@ -186,10 +189,11 @@ def main() -> None:
     """Entry point: starts itself again in a PID namespace, whose first process, a shell, collects what ends there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(KINDS + ENDS), help="kinds of failure, separated by commas")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        measure(options.rounds)
+        measure(options.rounds, options.only.split(","))
         return
     with tempfile.TemporaryDirectory(prefix="bps-ray-") as folder:
         env = os.environ | {
@@ -197,7 +201,7 @@ def main() -> None:
             "RAY_raylet_start_wait_time_s": "120", "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
-        again = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds)]
+        again = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--only", options.only]
         command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", '"$@"; exit $?', "-"]
         sys.exit(subprocess.run([*command, *again], env=env, cwd=folder, check=False).returncode)
 

@@ -59,6 +59,7 @@ class Identity:
         master: for torch.distributed.
         scheduler: of the scheduler; None: inside rank 0.
         attempt: from 0.
+        least: the job goes on while that many ranks are left; 0: it ends when a member is lost.
     """
 
     workers: int
@@ -66,6 +67,7 @@ class Identity:
     master: Address
     scheduler: Address | None
     attempt: int
+    least: int = 0
     name: str = field(default_factory=lambda: f"ray-{secrets.token_hex(8)}")
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
@@ -97,4 +99,6 @@ class Identity:
                 "BPS_ROOT_URI": self.scheduler.host,
                 "BPS_ROOT_PORT": str(self.scheduler.port),
             }
+        if self.least:
+            env["BPS_MIN_WORKERS"] = str(self.least)
         return env

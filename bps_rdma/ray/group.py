@@ -52,6 +52,7 @@ class Group:
         self.ranks: list[Actor] = []
         self.servers: list[Actor] = []
         self.scheduler: Actor | None = None
+        self._identity: Identity | None = None
         try:
             for place in placement.ranks:
                 self.ranks.append(self._start(Rank, f"rank {place.rank}", place, shape.rank_resources))
@@ -95,19 +96,41 @@ class Group:
         first, scheduler = found["rank 0"], found.get("scheduler")
         identity = Identity(
             self._shape.workers, len(self.servers), Address(first.host, first.port),
-            Address(scheduler.host, scheduler.port) if scheduler else None, attempt,
+            Address(scheduler.host, scheduler.port) if scheduler else None, attempt, self._shape.least,
         )  # fmt: skip
+        self._identity = identity
         variables = {actor.label: identity.server() for actor in self.helpers}
         variables |= {f"rank {place.rank}": identity.rank(place) for place in self._placement.ranks}
         _gather({actor.label: actor for actor in self.actors}, "adopt", variables, deadline)
 
     def begin(self, pickled: Any) -> tuple[dict[Any, Actor], dict[Any, Actor]]:
         """Start the servers, then the function on all ranks; the futures of ranks and those of the others."""
-        serving = {
-            actor.handle.serve.remote("scheduler" if actor is self.scheduler else "server"): actor
-            for actor in self.helpers
-        }
+        serving = {self._serve(actor): actor for actor in self.helpers}
         return {actor.handle.run.remote(pickled): actor for actor in self.ranks}, serving
+
+    def _serve(self, actor: Actor) -> Any:
+        return actor.handle.serve.remote("scheduler" if actor is self.scheduler else "server")
+
+    def start_again(self, lost: Actor, pickled: Any) -> tuple[Any, Actor]:
+        """Start an actor in the place of a lost rank or server, which enters the running job; its future, and itself.
+
+        It does not wait. Where the node has gone, too, Ray first has to find room for the bundle elsewhere.
+        """
+        assert self._identity is not None
+        with contextlib.suppress(Exception):
+            ray.kill(lost.handle, no_restart=True)  # whose process lives on if its function has raised
+        if lost in self.ranks:
+            number = self.ranks.index(lost)
+            place = self._placement.ranks[number]
+            actor = self._start(Rank, lost.label, place, self._shape.rank_resources)
+            actor.handle.adopt.remote(self._identity.rank(place))
+            self.ranks[number] = actor
+            return actor.handle.run.remote(pickled), actor
+        number = self.servers.index(lost)
+        actor = self._start(Helper, lost.label, self._placement.servers[number], self._shape.server_resources)
+        actor.handle.adopt.remote(self._identity.server())
+        self.servers[number] = actor
+        return self._serve(actor), actor
 
     def kill(self) -> None:
         """End all members now, and give their resources back."""

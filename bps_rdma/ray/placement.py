@@ -21,7 +21,8 @@ class Shape:
     """How many members a job has, and what each of them takes.
 
     `strict`: each bundle on a node of its own. `own_scheduler`: the scheduler is a process of its own, with dedicated
-    servers or without.
+    servers or without. `least`: the job goes on while that many ranks are left, for which it needs such a scheduler;
+    0: it ends when a member is lost.
     """
 
     hosts: int = 1
@@ -31,12 +32,18 @@ class Shape:
     server_resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
     strict: bool = False
     own_scheduler: bool = False
+    least: int = 0
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.per_host < 1 or self.servers < 0:
             raise InvalidArgumentError(
                 f"{self.hosts} hosts with {self.per_host} ranks each, and {self.servers} servers, are no job",
                 "hosts and per_host must be at least 1, servers at least 0",
+            )
+        if not 0 <= self.least <= self.workers:
+            raise InvalidArgumentError(
+                f"min_workers is {self.least}, and the job has {self.workers} ranks",
+                "give at least 1 and at most as many",
             )
         for name in ("rank_resources", "server_resources"):
             if not any(amount > 0 for amount in getattr(self, name).values()):
@@ -47,7 +54,7 @@ class Shape:
     @property
     def has_scheduler(self) -> bool:
         """Whether the scheduler is a process of its own; otherwise rank 0 hosts it."""
-        return self.servers > 0 or (self.own_scheduler and self.workers > 1)
+        return self.servers > 0 or ((self.own_scheduler or self.least > 0) and self.workers > 1)
 
     @property
     def workers(self) -> int:

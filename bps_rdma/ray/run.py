@@ -15,8 +15,10 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.ray.connect import connect
 from bps_rdma.ray.errors import JobFailedError, PlacementError, RayError
 from bps_rdma.ray.group import Group
+from bps_rdma.ray.losses import Losses
+from bps_rdma.ray.nodes import silent_nodes
 from bps_rdma.ray.placement import Shape, reserve
-from bps_rdma.ray.supervision import results_of, silent_nodes
+from bps_rdma.ray.supervision import results_of
 
 _log = logging.getLogger(__name__)
 _ONE_CPU = {"CPU": 1.0}
@@ -36,6 +38,8 @@ def run(
     env: Mapping[str, str] | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     max_failures: int = 0,
+    min_workers: int = 0,
+    restarts: int = 0,
     start_timeout: float = 120.0,
     timeout: float | None = None,
 ) -> list[Any]:
@@ -60,11 +64,15 @@ def run(
         runtime_env: Ray's, for all members.
         max_failures: how often to start again after a failure. `train` then has to go on from its last checkpoint;
             TORCHELASTIC_RESTART_COUNT counts the starts from 0.
+        min_workers: go on without lost members while that many ranks, and a server, are left, each of which gets a
+            RoundAbortedError (docs/errors.md); 0: the loss of a member is a failure. Implies own_scheduler.
+        restarts: with min_workers, how often lost members are started again, all together; they enter the running job.
         start_timeout: seconds until the cluster must have room, and then until all members must run.
         timeout: seconds until all ranks must have returned, from each start; None: no limit.
 
     Returns:
-        What `train` returned, in rank order.
+        What `train` returned, in the order of ranks at the start. With min_workers there is None for a rank that was
+        lost, if no other entered in its place.
 
     Raises:
         PlacementError: the cluster has no room.
@@ -74,7 +82,21 @@ def run(
     """
     if max_failures < 0:
         raise InvalidArgumentError(f"max_failures is {max_failures}", "use 0 or more")
-    shape = Shape(hosts, per_host, dict(rank_resources), servers, dict(server_resources), strict_spread, own_scheduler)
+    if restarts < 0 or (restarts and not min_workers):
+        raise InvalidArgumentError(
+            f"restarts is {restarts}, and min_workers is {min_workers}",
+            "set min_workers, too; max_failures is for jobs that start again as a whole",
+        )
+    shape = Shape(
+        hosts,
+        per_host,
+        dict(rank_resources),
+        servers,
+        dict(server_resources),
+        strict_spread,
+        own_scheduler,
+        min_workers,
+    )
     connect()
     pickled = ray.put(ray.cloudpickle.dumps((train, config)))
     silent: set[str] = set()
@@ -87,7 +109,7 @@ def run(
                 try:
                     group.identify(time.monotonic() + start_timeout, attempt)
                     _log.info("all members run after %.1f s", time.monotonic() - begun)
-                    return results_of(group, pickled, timeout)
+                    return results_of(group, pickled, timeout, Losses(group, pickled, min_workers, restarts))
                 except RayError as error:
                     group.kill()
                     if attempt < max_failures:

@@ -94,5 +94,18 @@ def test_what_every_pod_has(name: str) -> None:
                         assert variable["valueFrom"]["secretKeyRef"] == {"name": "bps", "key": "secret"}
 
 
+@pytest.mark.parametrize("name", manifests.NAMES)
+def test_servers_and_schedulers_have_probes(name: str) -> None:
+    """A scheduler's look at the port that its members connect to; a server's are run by test_kubernetes_start.py."""
+    for document in manifests.load(name):
+        for pod in manifests.pod_specs(document):
+            for container in pod["containers"]:
+                for probe in ("readinessProbe", "livenessProbe"):
+                    if container.get("command") == ["bps-scheduler"]:
+                        assert container[probe]["tcpSocket"] == {"port": 9010}
+                    if container.get("command") == ["bps-server"]:
+                        assert ":2332 " in container[probe]["exec"]["command"][-1]  # 9010
+
+
 def gigabytes(text: str) -> float:
     return float(text.removesuffix("Gi")) if text.endswith("Gi") else float(text.removesuffix("Mi")) / 1024

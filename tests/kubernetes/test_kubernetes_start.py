@@ -217,10 +217,16 @@ def test_a_stopped_server_is_not_alive(tmp_path: Path) -> None:
 
 
 def test_a_jobset(tmp_path: Path) -> None:
-    texts = changes("bps-scheduler-0-0.bps", "bps-ranks-0-0.bps") | {"9010": str(cluster.free_port())}
+    texts = changes("bps-scheduler-0-0.bps", "bps-ranks-0-0.bps") | port_of(cluster.free_port())
     with Cluster(tmp_path, *manifests.load("jobset.yaml", texts)) as pods:
-        for pod in pods.pods:
+        *others, rank = sorted(pods.pods, key=lambda pod: "ranks" in pod.name)
+        server = next(pod for pod in others if "servers" in pod.name)
+        assert not passes(server, "readinessProbe")
+        for pod in others:
             pods.start(pod)
+        pods.await_(lambda: passes(server, "readinessProbe"))
+        assert passes(server, "livenessProbe")
+        pods.start(rank)
         assert len(pods.processes) == 5
         pods.await_all()
         assert ranks_in(pods.output()) == ALL

@@ -100,6 +100,37 @@ def meets_an_end(config: dict[str, Any]) -> list[float]:
     return [float(value) for value in history]
 
 
+def survives(config: dict[str, Any]) -> dict[str, Any]:
+    """One member meets an end in step 3; the others go on until 5 steps were taken by as many ranks as they expect."""
+    import numpy as np
+
+    import bps_rdma
+
+    bps_rdma.init()
+    happened = Path(config["folder"]) / "happened"
+    step, in_view, sizes, texts = 0, 0, [], []
+    while True:
+        try:
+            if in_view == 0:  # the members are new: those who enter learn how far the others are
+                step = int(bps_rdma.push_pull(np.array([float(step)]), op="max", name="step")[0])
+                sizes.append(bps_rdma.size())
+            if step == 3 and bps_rdma.rank() == config["rank"] and not happened.exists():
+                happened.write_text(repr(time.time()))
+                end(config["end"])
+            size = bps_rdma.size()
+            total = bps_rdma.push_pull(np.full(1000, bps_rdma.rank() + 1.0), name="x", average=False)
+            assert np.all(total == size * (size + 1) / 2), (total, size)
+            bps_rdma.commit()
+        except bps_rdma.RoundAbortedError as error:
+            texts.append(str(error))
+            in_view = 0
+            continue
+        step += 1
+        in_view += 1
+        if step > 3 and size == config["last"] and in_view >= 5:
+            return {"rank": bps_rdma.rank(), "sizes": sizes, "texts": texts, "pid": os.getpid()}
+
+
 def end(how: str) -> None:
     if how == "raise":
         raise ValueError("no such sample")

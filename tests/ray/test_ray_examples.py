@@ -107,6 +107,7 @@ def test_adapters_train_on_ray(two_nodes, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # 20 processes import torch and Megatron
 def test_adapters_train_in_both_modes(two_nodes, tmp_path):
     """One goes on from the adapters of the other, whose parallelism is another one."""
     options = ["--recompute", "--steps", "3", "--adapters"]
