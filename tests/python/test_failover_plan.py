@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of interrupted operations follows from the reports of all ranks, and is never half of a result."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bps_rdma.failover import Name, Plan, Report, plan
+
+NAME: Name = ("world", "gradient")
+WORLD = {"world": (0, 1, 2)}
+
+
+def reports(*ranks: tuple[int, dict[int, set[int]]]) -> list[Report]:
+    """One for each rank: the round it has not begun, and what is missing of the rounds that were interrupted."""
+    return [
+        Report({NAME: following}, {(NAME, number): frozenset(left) for number, left in missing.items()}, WORLD)
+        for following, missing in ranks
+    ]
+
+
+def test_what_nobody_lacks_is_taken():
+    made = plan(reports((4, {3: set()}), (4, {}), (4, {3: set()})))
+    assert made == Plan({NAME: 4}, frozenset(), {(NAME, 3): []}, frozenset())
+
+
+def test_what_somebody_lacks_is_summed_again_by_all():
+    made = plan(reports((4, {3: {1, 2}}), (4, {3: set()}), (4, {3: {2, 5}})))
+    assert made.repeated == {(NAME, 3): [1, 2, 5]}
+    assert made.first == {NAME: 4}
+
+
+def test_what_somebody_has_not_begun_is_started_again_by_the_others():
+    made = plan(reports((5, {3: {0}, 4: {0, 1}}), (4, {3: {0}}), (5, {3: {0}, 4: {0, 1}})))
+    assert made.again == {(NAME, 4)}
+    assert made.repeated == {(NAME, 3): [0]}
+    assert made.first == {NAME: 4}, "round 4 is round 0 of the next view"
+
+
+def test_what_somebody_has_given_up_is_aborted_for_all():
+    made = plan(reports((4, {3: {0}}), (4, {}), (4, {3: {0}})))
+    assert made.aborted == {(NAME, 3)}
+    assert not made.repeated
+
+
+def test_a_name_that_a_member_never_used_begins_with_its_first_round():
+    first, second, third = reports((2, {0: {0}, 1: {0}}), (2, {0: {0}, 1: {0}}), (0, {}))
+    made = plan([first, second, Report({}, {}, third.groups)])
+    assert made.first == {NAME: 0}
+    assert made.again == {(NAME, 0), (NAME, 1)}
+
+
+def test_only_the_members_of_a_group_count():
+    name: Name = ("00000001.00000003", "of the group")
+    groups = WORLD | {name[0]: (0, 2)}
+    made = plan(
+        [
+            Report({name: 7}, {(name, 6): frozenset({0})}, groups),
+            Report({}, {}, WORLD),
+            Report({name: 7}, {(name, 6): frozenset()}, groups),
+        ]
+    )
+    assert made.first == {name: 7}
+    assert made.repeated == {(name, 6): [0]}
+
+
+def test_a_report_travels_as_bytes():
+    for each in reports((4, {3: {1, 2}}), (0, {}), (70_000, {69_999: set()})):
+        assert Report.decode(each.encode()) == each
+
+
+@st.composite
+def partition(draw: st.DrawFn) -> list[str]:
+    """How far one partition has come on each of three ranks when the server is lost.
+
+    The server commits when all have said that their answer has landed, and tells them one after the other.
+    """
+    kind = draw(st.sampled_from(["early", "landing", "committing"]))
+    states = {"early": ["missing"], "landing": ["missing", "landed"], "committing": ["landed", "committed"]}[kind]
+    return [draw(st.sampled_from(states)) for _ in range(3)]
+
+
+@given(st.lists(partition(), min_size=1, max_size=6), st.booleans())
+def test_no_input_that_is_gone_is_asked_for(partitions, one_has_not_begun):
+    """Whoever has taken a result over its input is never asked to push again, and nobody is left without a result."""
+    if one_has_not_begun:
+        partitions = [["missing"] * 3 for _ in partitions]
+    ranks = []
+    for rank in range(3):
+        states = [states[rank] for states in partitions]
+        if one_has_not_begun and rank == 2:
+            ranks.append((3, {}))
+        elif all(state == "committed" for state in states):
+            ranks.append((4, {}))  # the operation is complete, and its memory the caller's
+        else:
+            ranks.append((4, {3: {i for i, state in enumerate(states) if state == "missing"}}))
+    made = plan(reports(*ranks))
+    assert not made.aborted
+    if one_has_not_begun:
+        assert made.again == {(NAME, 3)}
+        return
+    again = set(made.repeated.get((NAME, 3), []))
+    for number, states in enumerate(partitions):
+        if number in again:
+            assert "committed" not in states
+        else:
+            assert "missing" not in states
