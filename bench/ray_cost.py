@@ -4,7 +4,8 @@
     python bench/ray_cost.py [--pairs 9] [--ranks 2] [--elements 1000000]
 
 Start-up is the time until all ranks have taken their first step. Ray's cluster runs already; torchrun needs none. A
-step is one push_pull. Medians over the pairs, and the ratio within a pair as median and quartiles.
+step is one push_pull; its processor time, of all threads of a rank, depends less on what else the machine does. Medians
+over the pairs, and the ratio within a pair as median and quartiles.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +26,7 @@ _WARM_UP = 20
 
 
 def train(plan: dict[str, Any]) -> dict[str, float]:
-    """As one rank: when its first step was over, and the median seconds of the others."""
+    """As one rank: when its first step was over; of the others the median seconds, and the mean processor seconds."""
     import numpy as np
 
     import bps_rdma
@@ -33,13 +35,22 @@ def train(plan: dict[str, Any]) -> dict[str, float]:
     x = np.ones(plan["elements"], np.float32)
     times: list[float] = []
     first = 0.0
-    for _ in range(_WARM_UP + plan["steps"]):
+    for number in range(_WARM_UP + plan["steps"]):
+        if number == _WARM_UP:
+            used = processor_seconds()
         begun = time.perf_counter()
         bps_rdma.push_pull_inplace(x, name="x")
         times.append(time.perf_counter() - begun)
         first = first or time.time()
+    used = (processor_seconds() - used) / plan["steps"]
     bps_rdma.shutdown()
-    return {"first": first, "step": statistics.median(times[_WARM_UP:])}
+    return {"first": first, "step": statistics.median(times[_WARM_UP:]), "processor": used}
+
+
+def processor_seconds() -> float:
+    """Of this process until now."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_utime + found.ru_stime
 
 
 def by_ray(plan: dict[str, Any]) -> list[dict[str, float]]:
@@ -63,7 +74,7 @@ def measure(plan: dict[str, Any], pairs: int) -> None:
     import ray
 
     ray.init(num_cpus=plan["ranks"], include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
-    found: dict[str, list[tuple[float, float]]] = {"ray": [], "torchrun": []}
+    found: dict[str, list[tuple[float, ...]]] = {"ray": [], "torchrun": []}
     for number in range(pairs + 1):  # the first pair fills caches
         both = [("ray", by_ray), ("torchrun", by_torchrun)]
         for name, start in both if number % 2 else reversed(both):
@@ -71,9 +82,11 @@ def measure(plan: dict[str, Any], pairs: int) -> None:
             ranks = start(plan)
             if number:
                 startup = max(rank["first"] for rank in ranks) - begun
-                found[name].append((startup, statistics.median(rank["step"] for rank in ranks)))
+                steps = (statistics.median(rank[what] for rank in ranks) for what in ("step", "processor"))
+                found[name].append((startup, *steps))
     print("| | Ray | torchrun | ratio (quartiles) |\n|---|---|---|---|")
-    for index, (what, scale, unit) in enumerate([("start-up", 1.0, "s"), ("step", 1e6, "us")]):
+    rows = [("start-up", 1.0, "s"), ("step", 1e6, "us"), ("its processor time", 1e6, "us")]
+    for index, (what, scale, unit) in enumerate(rows):
         ray_s, torchrun_s = ([times[index] for times in found[name]] for name in ("ray", "torchrun"))
         ratios = [a / b for a, b in zip(ray_s, torchrun_s, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
