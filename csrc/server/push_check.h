@@ -46,10 +46,10 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
   return nullptr;
 }
 
-// Whether two pushes can belong to one round.
+// Whether two pushes of one group can belong to one round.
 inline bool agree(const tensor::PushHeader& one, const tensor::PushHeader& other) {
   return one.dtype == other.dtype && one.op == other.op && one.kind == other.kind && one.length == other.length &&
-         one.group == other.group && ((one.flags ^ other.flags) & tensor::kTwoPhase) == 0;
+         ((one.flags ^ other.flags) & tensor::kTwoPhase) == 0;
 }
 
 }  // namespace bps::server

@@ -133,6 +133,8 @@ class RoundEngine final : public tensor::ContributionSource {
   bool find_result_slot(Round& round);
   void answer_all(Round& round, const std::byte* result);
   void answer(Round& round, Arrival& arrival, const std::byte* result);
+  void propose(Round& round, Arrival& arrival, const std::byte* result);
+  void post(Round& round, Arrival& arrival, const std::byte* result);
   void commit(Round& round);
   void close_if_over(Round& round);
   void release(Slot*& slot);

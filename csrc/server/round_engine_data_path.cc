@@ -202,15 +202,17 @@ void RoundEngine::sum(Round& round) {
 
 // The result is known; where it is not written in place, it is copied or sent from `result`.
 void RoundEngine::answer_all(Round& round, const std::byte* result) {
+  const bool is_two_phase = round.is_two_phase();
   round.summed = true;
   counters_.rounds.add();
   counters_.summed_bytes.add(round.first.length);
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
-    if (arrival.pull_waiting) answer(round, arrival, result);
+    if (!arrival.pull_waiting) continue;
+    is_two_phase ? propose(round, arrival, result) : answer(round, arrival, result);
   }
-  if (round.is_two_phase() && round.landing == 0) return commit(round);
+  if (is_two_phase && round.landing == 0) return commit(round);
   close_if_over(round);
 }
 
@@ -226,20 +228,25 @@ bool RoundEngine::find_result_slot(Round& round) {
   return round.result != nullptr;
 }
 
-// One answer: the bytes where they have to travel, and the immediate that says which wait is over. In two phases a wait
-// is over with commit(): who wants no bytes gets nothing before.
+// In two phases a wait is over with commit(): who wants no bytes gets nothing before.
+void RoundEngine::propose(Round& round, Arrival& arrival, const std::byte* result) {
+  if (!arrival.wants_data) return;
+  arrival.landing = true;
+  ++round.landing;
+  arrival.session->expect_landing(round, arrival);
+  post(round, arrival, result);
+}
+
+// One answer, with which a wait is over.
 void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result) {
-  if (!round.is_two_phase()) {
-    arrival.pull_waiting = false;
-    arrival.answered = arrival.done = true;
-    ++round.done;
-  } else if (arrival.wants_data) {
-    arrival.landing = true;
-    ++round.landing;
-    arrival.session->expect_landing(round, arrival);
-  } else {
-    return;
-  }
+  arrival.pull_waiting = false;
+  arrival.answered = arrival.done = true;
+  ++round.done;
+  post(round, arrival, result);
+}
+
+// The bytes where they have to travel, and the immediate that says what they answer.
+void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) {
   Answer answer{.op = {.immediate = arrival.immediate}, .data = arrival.data, .round = nullptr};
   if (arrival.wants_data && !arrival.in_place) {
     const transport::RemoteSpan target{arrival.answer_key, arrival.answer_address, round.first.length};

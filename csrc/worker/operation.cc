@@ -45,8 +45,8 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole),
       header_(make_header()) {
   const auto& all = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
-  if (!only.empty()) own_plan_ = select(all, only);
-  const Plan& plan = only.empty() ? all : own_plan_;
+  if (!only.empty()) suspension().plan = select(all, only);
+  const Plan& plan = only.empty() ? all : suspension_->plan;
   portions.resize(worker_loops * places);
   std::uint64_t partitions = 0;
   for (std::size_t i = 0; i < portions.size(); ++i) {
@@ -176,12 +176,13 @@ bool Operation::is_suspended() const {
 
 std::vector<Operation::Unfinished> Operation::unfinished() const {
   const std::lock_guard lock(error_mutex_);
-  return unfinished_;
+  return suspension_ ? suspension_->unfinished : std::vector<Unfinished>();
 }
 
 void Operation::accept(std::span<const std::uint32_t> except) {
   const std::lock_guard lock(error_mutex_);
-  for (const Unfinished& one : unfinished_) {
+  if (!suspension_) return;
+  for (const Unfinished& one : suspension_->unfinished) {
     if (!one.landed || std::ranges::find(except, one.partition) != except.end()) continue;
     const tensor::Placement placement = tensor::place(placed, cut(), one.partition);
     if (placement.wants_data()) {
@@ -192,15 +193,16 @@ void Operation::accept(std::span<const std::uint32_t> except) {
 
 void Operation::resolve(Resumption how, std::shared_ptr<Operation> by) {
   const std::lock_guard lock(error_mutex_);
-  resumption_ = how;
-  continued_by_ = std::move(by);
-  unfinished_.clear();
+  suspension().resumption = how;
+  suspension().continued_by = std::move(by);
+  suspension().unfinished.clear();
 }
 
 Operation::Resumption Operation::resumption(std::shared_ptr<Operation>* by) const {
   const std::lock_guard lock(error_mutex_);
-  if (by != nullptr) *by = continued_by_;
-  return resumption_;
+  if (!suspension_) return Resumption::kNone;
+  if (by != nullptr) *by = suspension_->continued_by;
+  return suspension_->resumption;
 }
 
 void Operation::explain(const std::string& detail) {
@@ -243,6 +245,7 @@ tensor::PushHeader Operation::make_header() const {
   header.version = transport::kProtocolVersion;
   header.dtype = tensor->dtype;
   header.op = request.op;
+  header.flags = request.two_phase ? tensor::kTwoPhase : 0;  // each partition adds its own
   header.kind = request.kind;
   header.member = tensor->member;
   header.group = tensor->group->id;
@@ -287,7 +290,7 @@ tensor::Cancel Operation::Portion::make_cancel() const {
 bool Operation::Portion::suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) {
   const std::lock_guard lock(operation->error_mutex_);
   if (!operation->error_ || operation->error_->code() != ErrorCode::kRoundAborted) return false;
-  operation->unfinished_.push_back({partition, landed});
+  operation->suspension().unfinished.push_back({partition, landed});
   return true;
 }
 

@@ -160,7 +160,6 @@ class Operation : public std::enable_shared_from_this<Operation> {
   tensor::PushHeader make_header() const;
 
   const tensor::Partitioning* cut_;
-  Plan own_plan_;              // of some partitions of the tensor
   tensor::PushHeader header_;  // of all its pushes
 
   std::atomic<std::uint32_t> state_{kPending};
@@ -172,9 +171,18 @@ class Operation : public std::enable_shared_from_this<Operation> {
   mutable std::mutex error_mutex_;  // failures only
   std::optional<Error> error_;
   bool explained_ = false;
-  std::vector<Unfinished> unfinished_;
-  Resumption resumption_ = Resumption::kNone;
-  std::shared_ptr<Operation> continued_by_;
+  // What most operations never have.
+  struct Suspension {
+    Plan plan;  // of some partitions of the tensor: it continues an operation of an earlier view
+    std::vector<Unfinished> unfinished;
+    Resumption resumption = Resumption::kNone;
+    std::shared_ptr<Operation> continued_by;
+  };
+  Suspension& suspension() {
+    if (!suspension_) suspension_ = std::make_unique<Suspension>();
+    return *suspension_;
+  }
+  std::unique_ptr<Suspension> suspension_;
   std::atomic<int> completion_fd_{-1};
 };
 

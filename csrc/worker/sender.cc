@@ -104,9 +104,10 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
   if (placement.has_payload()) {
-    const bool is_copied = staged != nullptr && !transfer.answers_aside;
-    source = is_copied ? staged->region.get() : transfer.input.get();
-    if (!is_copied) {
+    if (staged != nullptr && !transfer.answers_aside) {
+      source = staged->region.get();
+    } else {
+      source = transfer.input.get();
       source_offset =
           static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
     }
@@ -151,12 +152,11 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
   const InFlight& entry = in_flight_[index];
   tensor::PushHeader& header = batch_.headers[n];
   header = *entry.transfer->header;
-  header.flags = placement.flags;
+  header.flags |= placement.flags;  // to those that are the same in all partitions
   header.partition = entry.part.partition;
   header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
   header.length = placement.length;
-  if (entry.transfer->two_phase) header.flags |= tensor::kTwoPhase;
   if (entry.part.for_host()) {
     header.flags |= tensor::kForHost;
     header.priority = entry.transfer->priority;

@@ -235,14 +235,14 @@ bool WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail,
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
-  if (entry->transfer->two_phase) {
-    if (std::exchange(entry->landed, true)) return counters_.stale.add();
-    server.note_landed(immediate);
-    landed_due_ = true;
-    return;
-  }
   if (entry->staged != nullptr) {
     Transfer& transfer = *entry->transfer;
+    if (transfer.two_phase) {
+      if (std::exchange(entry->landed, true)) return counters_.stale.add();
+      server.note_landed(immediate);
+      landed_due_ = true;
+      return;
+    }
     transfer.take_answer(transfer.place(entry->part), entry->staged->bytes(), counters_);
   }
   counters_.partitions.add();

@@ -108,18 +108,13 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
   void fence() override {}
 
   int deliver() {
-    if (idle()) return 0;
-    std::swap(queued_, delivering_);
-    for (const Posted& posted : delivering_.descriptors) {
+    int count = 0;
+    count += deliver(queued_.descriptors, delivering_.descriptors, [this](const Posted& posted) {
       sink->on_descriptor(*this, {posted.header.data(), posted.header_size}, posted.span);
-    }
-    for (const std::uint32_t immediate : delivering_.writes) sink->on_write(*this, immediate);
-    for (const std::uint64_t token : delivering_.written) sink->on_written(*this, token);
-    const auto count = delivering_.descriptors.size() + delivering_.writes.size() + delivering_.written.size();
-    delivering_.descriptors.clear();
-    delivering_.writes.clear();
-    delivering_.written.clear();
-    return static_cast<int>(count);
+    });
+    count += deliver(queued_.writes, delivering_.writes, [this](auto immediate) { sink->on_write(*this, immediate); });
+    count += deliver(queued_.written, delivering_.written, [this](auto token) { sink->on_written(*this, token); });
+    return count;
   }
   bool idle() const { return queued_.descriptors.empty() && queued_.writes.empty() && queued_.written.empty(); }
 
@@ -139,6 +134,16 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     std::vector<std::uint32_t> writes;
     std::vector<std::uint64_t> written;
   };
+  // What is queued meanwhile is for the next poll.
+  template <typename T>
+  static int deliver(std::vector<T>& queued, std::vector<T>& delivering, auto to) {
+    if (queued.empty()) return 0;
+    std::swap(queued, delivering);
+    for (const T& each : delivering) to(each);
+    const auto count = static_cast<int>(delivering.size());
+    delivering.clear();
+    return count;
+  }
   static std::byte* to_pointer(std::uint64_t address) { return reinterpret_cast<std::byte*>(address); }
   void sever() override {}  // a process that gave itself up has nothing to cut
 
