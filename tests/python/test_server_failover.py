@@ -86,17 +86,22 @@ def results_of(job: cluster.Job) -> list[dict[str, Any]]:
     return [outcome.value for outcome in outcomes]
 
 
+BOTH = pytest.mark.parametrize("transport", ["shm", "tcp"])
+SHM_FIRST = pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.long)])
+TCP_FIRST = pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.long), "tcp"])
+
+
 def env(transport: str) -> dict[str, str]:
     return FAST | cluster.over(transport) | {"BPS_PARTITION_BYTES": str(256 * 1024)}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@BOTH
 def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
     results = cluster.run(train, 10, workers=2, servers=2, env=env(transport))
     assert [result["size"] for result in results] == [2, 2]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@BOTH
 def test_a_killed_server_costs_nothing(transport: str) -> None:
     with cluster.start(train, 100, workers=2, servers=2, env=env(transport)) as job:
         job.await_marks("step-20")
@@ -106,7 +111,7 @@ def test_a_killed_server_costs_nothing(transport: str) -> None:
         job.helper_statuses(but=["server 1"])
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@TCP_FIRST
 def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
     with cluster.start(train, 140, workers=3, servers=4, env=env(transport)) as job:
         for number, step in enumerate((20, 60, 90)):
@@ -116,7 +121,7 @@ def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
         job.helper_statuses(but=["server 0", "server 1", "server 2"])
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@SHM_FIRST
 def test_two_servers_are_killed_at_once(transport: str) -> None:
     with cluster.start(train, 80, workers=3, servers=3, env=env(transport)) as job:
         job.await_marks("step-20")
@@ -141,7 +146,7 @@ def fail_without_servers(bps: Any) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@TCP_FIRST
 def test_the_last_server_is_missed(transport: str) -> None:
     with cluster.start(fail_without_servers, workers=2, servers=1, env=env(transport)) as job:
         job.await_marks("running")
@@ -150,7 +155,7 @@ def test_the_last_server_is_missed(transport: str) -> None:
             assert "server 0" in str(outcome.value), outcome.error + outcome.output
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@SHM_FIRST
 def test_a_stopped_server_costs_nothing(transport: str) -> None:
     with cluster.start(train, 100, workers=3, servers=3, env=env(transport)) as job:
         job.await_marks("step-20")
@@ -162,7 +167,7 @@ def test_a_stopped_server_costs_nothing(transport: str) -> None:
 
 
 @pytest.mark.parametrize("victims", [["rank 1"], ["rank 1", "server 0"], ["server 0", "rank 1"]])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@SHM_FIRST
 def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -> None:
     with cluster.start(test_views.train, 40, 3, workers=4, servers=2, env=env(transport)) as job:
         job.await_marks("running")
@@ -187,7 +192,7 @@ def leave_handles(bps: Any, steps: int) -> float:
     return float(array[0])
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@TCP_FIRST
 def test_handles_that_nobody_waits_for(transport: str) -> None:
     with cluster.start(leave_handles, 60, workers=2, servers=2, env=env(transport)) as job:
         job.await_marks("step-20")
@@ -221,7 +226,7 @@ def use_threads(bps: Any, steps: int) -> int:
     return bps.size()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@SHM_FIRST
 def test_several_threads_meet_the_same_loss(transport: str) -> None:
     with cluster.start(use_threads, 60, workers=2, servers=3, env=env(transport)) as job:
         job.await_marks("step-20")
