@@ -45,6 +45,7 @@ def rank(folder: Path, left: int, failover: bool) -> None:
 
     bps.init()
     me, step, told = bps.rank(), 0, False
+    votes = np.zeros(1, np.float32)
     arrays = [np.empty(COUNT, np.float32) for _ in range(TENSORS)]
     while True:
         size = bps.size()
@@ -57,6 +58,9 @@ def rank(folder: Path, left: int, failover: bool) -> None:
             ]
             for handle in handles:
                 handle.wait()
+            present = job.current().process.servers if failover else size
+            votes[0] = (told or failover) and present <= left and (folder / "all-lost").exists()
+            bps.push_pull_inplace(votes, name="end", average=False)  # all in the same step, or one would wait for ever
         except bps.RoundAbortedError as error:
             if failover:
                 sys.exit(f"rank {me}: noticed the loss: {error}")
@@ -67,8 +71,7 @@ def rank(folder: Path, left: int, failover: bool) -> None:
             if array.min() != array.max() or array[0] != expected:
                 sys.exit(f"rank {me}: wrong sum {array[0]} of {expected} with {size} ranks")
         step += 1
-        present = job.current().process.servers if failover else size
-        if (told or failover) and (folder / "all-lost").exists() and present <= left:
+        if votes[0] == size:
             break
         if step == STEPS_BEFORE:
             (folder / f"running-{me}").touch()

@@ -308,8 +308,14 @@ void Process::retire() {
   const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
   if (worker_) worker_->end_view(ended);  // another member may have told us before the scheduler did
   end_operations();
-  if (worker_) suspended_ = worker_->take_suspended();
-  calls_.run_when_empty([this] { take_down_loops(); }, Deadline::after(kCallPatience_s));
+  calls_.run_when_empty(
+      [this] {
+        if (worker_) suspended_ = worker_->take_aborted();
+        take_down_loops();
+      },
+      Deadline::after(kCallPatience_s));
+  // One whose answers all came is complete although it was failing.
+  std::erase_if(suspended_, [](const auto& operation) { return !operation->is_suspended(); });
   if (loops_) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
                 "end the threads that use bps_rdma");

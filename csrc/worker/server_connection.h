@@ -73,6 +73,9 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void note_landed(std::uint32_t immediate) { landed_.immediates.push_back(immediate); }
   void send_landed();
 
+  // The scheduler has been asked for the cause of its loss.
+  void note_report() { reported_ = true; }
+  bool is_reported() const { return reported_; }
   // A sentence that names the cause; empty until lose() was told it.
   void lose(const std::string& why) { why_lost_ = why; }
   const std::string& why_lost() const { return why_lost_; }
@@ -164,6 +167,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   Clock::time_point word_expected_until_ = Clock::time_point::max();
   Clock::time_point silent_since_{};
   bool lost_ = false;
+  bool reported_ = false;
   std::string why_lost_;
 };
 

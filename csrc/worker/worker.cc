@@ -73,10 +73,8 @@ void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std
   if (operation->failure()->code() == ErrorCode::kRoundAborted) aborted_.push_back(operation);
 }
 
-std::vector<std::shared_ptr<Operation>> Worker::take_suspended() {
+std::vector<std::shared_ptr<Operation>> Worker::take_aborted() {
   const std::lock_guard lock(mutex_);
-  // One whose answers all came is complete although it was failing.
-  std::erase_if(aborted_, [](const auto& operation) { return !operation->is_suspended(); });
   return std::exchange(aborted_, {});
 }
 

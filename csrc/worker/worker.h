@@ -71,8 +71,9 @@ class Worker {
              const std::string& hint);
   // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
-  // Operations that were under way when the view ended, and can go on in the next one if it has the same workers.
-  std::vector<std::shared_ptr<Operation>> take_suspended();
+  // Operations that the end of the view has aborted. Once the loops are down, those that are suspended can go on in the
+  // next view, if it has the same workers.
+  std::vector<std::shared_ptr<Operation>> take_aborted();
   // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
   std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
   // Goes on with one of them, or with some of its partitions (in order), as this round of a tensor of the new view.

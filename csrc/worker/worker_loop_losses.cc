@@ -146,6 +146,7 @@ void WorkerLoop::end_view(const Error& why) {
     for (HostContribution* contribution : contributions_.to(*server)) {
       abort(*contribution, *server, why.code(), why.what(), why.hint());
     }
+    if (server->is_reported() && server->why_lost().empty()) lose(*server, why.what());
   }
 }
 
@@ -335,7 +336,9 @@ void WorkerLoop::add_path(ServerConnection& server, ServerPath path) {
 void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
   if (server.is_lost()) return;
   if (!server.why_lost().empty()) return end_all_of(server);  // it was being fenced, and has gone by itself
-  if (!when_lost) return lose(server, server.name + " is lost: " + why);
+  // The end of the view is the cause, and nobody will name another one.
+  if (!when_lost || view_ended_) return lose(server, server.name + " is lost: " + why);
+  server.note_report();
   // Operations wait until lose_server() tells the cause, which may be the loss of another member.
   if (!server.needs_fence()) server.abandon();
   when_lost(server.node, why);
