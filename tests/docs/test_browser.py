@@ -71,6 +71,9 @@ def browser():
 @pytest.fixture(scope="module", params=VIEWS)
 def tab(request, browser):
     context = browser.new_context(**VIEWS[request.param])
+    # A long page is painted without a graphics card, here perhaps on a machine with other work; a browser that hangs
+    # is still found before pytest's own limit.
+    context.set_default_timeout(200_000)
     page = context.new_page()
     page.kind = request.param
     yield page
