@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ci/docs makes the documentation site: Sphinx, with the pages of docs/ and what generated.py adds to them."""
+"""How ci/docs makes the documentation site: Sphinx, from the pages of docs/."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import bps_rdma
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(HERE))
 
 project = "bps_rdma"
 author = "The bps_rdma contributors"
@@ -21,24 +19,14 @@ release = version = bps_rdma.__version__
 
 extensions = [
     "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "generated",
 ]
 exclude_patterns = ["site"]
-nitpicky = False  # of the types in signatures many are other libraries', whose indexes lie in the network
 
 # Links such as settings.md#settings, as they work where the source is read, too.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-default_role = "code"  # docstrings write `name` for code
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
-python_maximum_signature_line_length = 88
-napoleon_numpy_docstring = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
