@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example of the documentation does what it says, or its page says why it is not run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, Block, blocks_of
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+KNOWN = {"ranks", "file", "before", "run", "output", "not run", "ends with"}
+BEFORE = Path(__file__).parent / "before"
+
+
+def by_name(blocks: list[Block]) -> list:
+    return [pytest.param(block, id=block.name) for block in blocks]
+
+
+def is_run(block: Block) -> bool:
+    return "not run" not in block.notes and ("file" not in block.notes or "ranks" in block.notes)
+
+
+def source_of(block: Block) -> str:
+    """The block as a program whose tracebacks name the lines of the page."""
+    before = BEFORE / f"{block.notes.get('before')}.py"
+    first = f"__file__ = {str(before)!r}; exec(open(__file__).read())" if "before" in block.notes else ""
+    return first + "\n" * (block.line - 1) + block.text
+
+
+def run(block: Block, command: list[str], folder: Path) -> None:
+    """Runs it in a folder that has what earlier blocks have left, and compares what it prints."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for one in block.earlier:
+        if "file" in one.notes:
+            (folder / one.notes["file"]).write_text(one.text)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
+    env |= {
+        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "HOME": str(folder),
+        "USER": "me",
+    }
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == int(block.notes.get("ends with", 0)), f"{block.name}\n{done.stdout}{done.stderr}"
+    if block.output is not None:
+        # Ranks print in any order.
+        shown = sorted(line for line in block.output.splitlines() if line.strip())
+        printed = sorted(line for line in done.stdout.splitlines() if line.strip())
+        patterns = [".*".join(re.escape(part) for part in line.split("...")) for line in shown]
+        assert len(shown) == len(printed), f"{block.name} prints\n{done.stdout}"
+        for pattern, line in zip(patterns, printed, strict=True):
+            assert re.fullmatch(pattern, line), f"{block.name} prints\n{done.stdout}"
+
+
+def test_there_are_examples():
+    assert len(PYTHON) > 10
+    assert len([block for block in PYTHON if is_run(block)]) >= 10
+    assert len([block for block in SHELL if "run" in block.notes]) > 3
+
+
+@pytest.mark.parametrize("block", by_name(PYTHON + SHELL))
+def test_each_says_how_it_is_tested(block):
+    assert set(block.notes) <= KNOWN, block.name
+    assert block.notes.get("not run", "a reason"), f"{block.name} does not say why it is not run"
+    if block.language == "sh":
+        assert {"run", "not run"} & set(block.notes), f"{block.name} is neither run nor says why not"
+        subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+    else:
+        compile(block.text, block.name, "exec")
+
+
+@pytest.mark.parametrize("block", by_name([one for one in PYTHON if is_run(one)]))
+def test_python(block, tmp_path):
+    program = tmp_path / "example.py"
+    program.write_text(source_of(block))
+    ranks = block.notes.get("ranks")
+    start = ["bps", "run", "-np", *ranks.split()] if ranks else []
+    run(block, [*start, sys.executable, str(program)], tmp_path)
+
+
+@pytest.mark.parametrize("block", by_name([one for one in SHELL if "run" in one.notes]))
+def test_shell(block, tmp_path):
+    before = (BEFORE / f"{block.notes['before']}.sh").read_text() if "before" in block.notes else ""
+    run(block, ["bash", "-euo", "pipefail", "-c", before + block.text], tmp_path)
