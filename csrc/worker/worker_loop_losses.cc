@@ -295,8 +295,7 @@ std::vector<tensor::AnswerKeys::Key> WorkerLoop::answer_keys(const ServerConnect
     keys.push_back({answer_span(entry, placement, rail).key, answer_span(entry, placement, other).key});
   }
   std::ranges::sort(keys);
-  const auto repeated = std::ranges::unique(keys);
-  keys.erase(repeated.begin(), repeated.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());  // not by ranges: clang 14 refuses that
   return keys;
 }
 

@@ -71,7 +71,12 @@ FAILURES: dict[str, tuple[int, Act, Act]] = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+SHORT = ("one direction", "link down", "the first")
+
+
+@pytest.mark.parametrize(
+    "failure", [pytest.param(each, marks=[] if each in SHORT else pytest.mark.long) for each in FAILURES]
+)
 def test_a_rail_fails_and_comes_back(cables, start, failure):
     number, fail, mend = FAILURES[failure]
     running = start()
@@ -99,6 +104,7 @@ def test_a_rail_fails_and_comes_back(cables, start, failure):
         assert used[lost] > 0.25 * used[left], "it is used again"
 
 
+@pytest.mark.long
 def test_a_rail_that_flaps(cables, start):
     running = start()
     for number in range(1, 4):

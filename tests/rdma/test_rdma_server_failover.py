@@ -15,7 +15,7 @@ def env() -> dict[str, str]:
     return over_any.FAST | RDMA | {"BPS_PARTITION_BYTES": str(256 * 1024)}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
     with cluster.start(over_any.train, 60, workers=2, servers=2, env=env()) as job:
         job.await_marks("step-20")
@@ -26,6 +26,7 @@ def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
         job.helper_statuses(but=["server 1"])
 
 
+@pytest.mark.long
 def test_two_of_three_servers_are_killed_at_once() -> None:
     with cluster.start(over_any.train, 60, workers=3, servers=3, env=env()) as job:
         job.await_marks("step-20")
