@@ -461,7 +461,7 @@ class Process:
         survives: bool = True,
     ) -> Handle:
         """
-        awaited: the caller waits next. timeout_s: None is the job's. survives: where the job does that, the loss of a server does not abort it.
+        awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it.
         """
     def take_suspended(self) -> list[Suspended]:
         """

@@ -151,6 +151,11 @@ class Numbering:
         """The round, from init() on, that has this number in the view of the tensor."""
         return self.first.get(self.name_of(tensor), 0) + number
 
+    def begun(self, tensor: _core.Tensor) -> int:
+        """How many rounds this rank had begun before this view that count in it, because others had not."""
+        name = self.name_of(tensor)
+        return self.next.get(name, 0) - self.first[name] if name in self.first else 0
+
     def interrupted(self, operation: _core.Suspended) -> Interrupted:
         """An operation of this view that its end has interrupted."""
         tensor = operation.tensor

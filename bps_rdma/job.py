@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bps_rdma import _core, argument_types, arrays, failover, startup
-from bps_rdma.errors import InvalidArgumentError, NotInitializedError, RoundAbortedError, TransportError
+from bps_rdma.errors import BpsError, InvalidArgumentError, NotInitializedError, RoundAbortedError, TransportError
 from bps_rdma.group import Group
 from bps_rdma.launch import cluster
 
@@ -84,6 +84,19 @@ class Job:
                     found = self._parts[kind] = kind()
         return found
 
+    def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str]]) -> list[_core.Tensor]:
+        """Announces names in this view: (group, name, dtype, elements, shape) each."""
+        declared: list[_core.Tensor] = self.process.declare(specs)
+        for spec, tensor in zip(specs, declared, strict=True):
+            key = spec[0], spec[1]
+            with self._making:  # of several threads the first one sets the round, before any of them uses it
+                if key not in self.tensors:
+                    begun = self.numbering.begun(tensor)
+                    if begun:
+                        tensor.next_round = begun
+                self.tensors[key] = tensor
+        return declared
+
     def add_group(self, key: str, number: int, group: Group) -> None:
         """Notes a group that has been made, under a key that it keeps in all views."""
         self.groups[number] = group
@@ -135,9 +148,7 @@ class Job:
         number = self.numbering.number_of(key)
         if (each.name, each.round) in plan.again and (number, name) not in self.tensors:
             old = each.operation.tensor
-            tensor = self.process.declare([(number, name, old.dtype, old.elements, old.shape)])[0]
-            tensor.next_round = self.numbering.next[each.name] - plan.first[each.name]
-            self.tensors[number, name] = tensor
+            self.declare([(number, name, old.dtype, old.elements, old.shape)])
         repeat = failover.resume(self.process, plan, each, number, self.tensors.get((number, name)))
         if repeat is not None:
             self.repeats.append(repeat)
@@ -272,6 +283,10 @@ def _renewed() -> Job:
                     break
                 except RoundAbortedError:  # another member was lost meanwhile
                     before = job
+                except BaseException:  # nobody can use it, and what it has begun must not write any more
+                    with contextlib.suppress(BpsError):
+                        job.process.shutdown(0.0)
+                    raise
             _job = job
             return job
         finally:
@@ -334,8 +349,7 @@ def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process
     number = job.numbering.number_of(keys[tensor.group])
     found = job.tensors.get((number, tensor.name))
     if found is None:
-        spec = (number, tensor.name, tensor.dtype, tensor.elements, tensor.shape)
-        found = job.tensors[number, tensor.name] = job.process.declare([spec])[0]
+        found = job.declare([(number, tensor.name, tensor.dtype, tensor.elements, tensor.shape)])[0]
     return job.process, found
 
 
@@ -482,8 +496,12 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
         InvalidArgumentError: a rank occurs twice or is out of range, or this rank is not among them.
         DeadlineError: a member did not call it in time. PeerLostError: a member was lost.
     """
+    wanted = _whole_numbers(ranks)
+    return surviving(lambda: _make_group(wanted, name))
+
+
+def _make_group(members: list[int], name: str) -> Group:
     job = current()
-    members = _whole_numbers(ranks)
     if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= job.world.size:
         raise InvalidArgumentError(
             f"{members} are not ranks of a world of {job.world.size}", "name each rank once, from 0"

@@ -37,8 +37,7 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None
     def announce() -> None:
         job = current()
         number = group_of(job, group).id
-        declared = job.process.declare([(number, *shape) for shape in shapes])
-        job.tensors.update({(number, shape[0]): tensor for shape, tensor in zip(shapes, declared, strict=True)})
+        job.declare([(number, *shape) for shape in shapes])
 
     surviving(announce)
 
@@ -61,9 +60,7 @@ def declared(job: Job, members: Group, name: str, memory: arrays.Memory, count: 
     if known is not None and known.fits(memory, count):
         return known
     shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
-    tensor: _core.Tensor = job.process.declare([(members.id, name, memory.dtype, count, shape)])[0]
-    job.tensors[(members.id, name)] = tensor
-    return tensor
+    return job.declare([(members.id, name, memory.dtype, count, shape)])[0]
 
 
 def forget(array: Any) -> None:

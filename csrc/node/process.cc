@@ -314,8 +314,10 @@ void Process::retire() {
         take_down_loops();
       },
       Deadline::after(kCallPatience_s));
-  // One whose answers all came is complete although it was failing.
-  std::erase_if(suspended_, [](const auto& operation) { return !operation->is_suspended(); });
+  // One whose answers all came is complete although it was failing. Of one that was given up the memory is the
+  // caller's.
+  std::erase_if(suspended_,
+                [](const auto& operation) { return !operation->is_suspended() || operation->is_given_up(); });
   if (loops_) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
                 "end the threads that use bps_rdma");

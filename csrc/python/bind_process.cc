@@ -277,7 +277,7 @@ void bind_process(py::module_& module) {
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
           py::arg("timeout_s") = py::none(), py::arg("survives") = true,
-          "awaited: the caller waits next. timeout_s: None is the job's. survives: where the job does that, the loss "
+          "awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss "
           "of "
           "a server does not abort it.");
 

@@ -59,9 +59,8 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
     return false;
   }
   StagingBuffer* staged = nullptr;
-  if (transfer.staged &&
-      (!transfer.answers_aside ||
-       placement.wants_data())) {  // last: there are no more buffers than partitions that can be sent
+  // Last: there are no more buffers than partitions that can be sent.
+  if (transfer.staged && (!transfer.answers_aside || placement.wants_data())) {
     staged = take_buffer(server, yields);
     if (staged == nullptr) {
       if (server.needs_slots()) server.add_slot(batch_.slots[n]);

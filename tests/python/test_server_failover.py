@@ -11,7 +11,7 @@ import cluster
 import numpy as np
 import pytest
 import test_views
-from rank_main import mark
+from rank_main import await_mark, mark
 
 FAST = {
     "BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE),
@@ -233,3 +233,34 @@ def test_several_threads_meet_the_same_loss(transport: str) -> None:
         job.kill("server 1")
         for outcome in job.outcomes():
             assert outcome.value == 2, outcome.error + outcome.output
+
+
+def give_up(bps: Any) -> list[float]:
+    """Rank 0 gives a round up that rank 1 has not begun; then a server is lost."""
+    array = np.zeros(COUNT, np.float32)
+    if bps.rank() == 0:
+        with pytest.raises(bps.DeadlineError):
+            bps.push_pull_inplace(array, name="x", average=False, timeout=1)
+    bps.barrier()
+    mark("given up")
+    await_mark("lost")
+    bps.push_pull_inplace(np.zeros(COUNT, np.float32), name="the loss is noticed", average=False)
+    bps.new_group([0, 1], name="made in the next view")
+    if bps.rank() == 1:
+        array[:] = 1
+        with pytest.raises(bps.DeadlineError):
+            bps.push_pull_inplace(array, name="x", average=False, timeout=1)
+    bps.barrier()
+    array[:] = 10 + bps.rank()
+    bps.push_pull_inplace(array, name="x", average=False)
+    return [float(array.min()), float(array.max())]
+
+
+@BOTH
+def test_a_round_that_was_given_up_meets_no_other(transport: str) -> None:
+    with cluster.start(give_up, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("given up")
+        job.kill("server 1")
+        job.set_mark("lost")
+        for outcome in job.outcomes():
+            assert outcome.value == [21, 21], outcome.error + outcome.output
