@@ -68,6 +68,12 @@ class DirectAccess {
   ~DirectAccess() = default;
 };
 
+// What the network has carried of a connection lately.
+struct MeasuredRate {
+  std::uint64_t bytes_per_s = 0;  // 0: unknown
+  bool at_least = false;          // there was not enough to send to find out more
+};
+
 class DataEndpoint;
 
 // The user of a data endpoint. Called on the transport's thread; must not block.
@@ -92,6 +98,8 @@ class DataEndpoint : public Endpoint {
   virtual std::size_t write(std::span<const WriteOp> ops) = 0;
   // Peers on the same host only, else nullptr.
   virtual DirectAccess* direct() { return nullptr; }
+  // Transports whose rails do not tell how fast they are.
+  virtual MeasuredRate measured_rate() const { return {}; }
 
   DataSink* sink = nullptr;  // set by Transport::attach() and accept_data()
   // How many writes of the peer have come in, in the order in which it posted them, those that were not allowed among

@@ -122,6 +122,8 @@ void ServerConnection::add_path(ServerPath path) {
 void ServerConnection::check_paths() {
   if (lost_) return;
   for (const std::uint16_t id : paths_.silent()) break_path(id, "its network acknowledges nothing");
+  for (std::size_t i = 0; i < data_endpoints(); ++i) shares_.note(i, endpoint(i).measured_rate());
+  shares_.follow();
 }
 
 void ServerConnection::on_path_broken(std::uint16_t id) {

@@ -4,22 +4,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import Any
 
 import cluster
 import network
 import numpy as np
-from test_rails import FIRST, MEMBERS, MIB, enter
+from test_rails import FIRST, MEMBERS, MIB, enter, shape
 
 KIB = 1 << 10
-
-
-def shape(networks: network.Network, mbit: int) -> None:
-    for member in MEMBERS:
-        bucket = ["rate", f"{mbit}mbit", "burst", "64kb", "latency", "50ms"]
-        command = ["tc", "qdisc", "add", "dev", FIRST, "root", "tbf", *bucket]
-        subprocess.run([*networks.inside(member), *command], check=True)
 
 
 def partitions(bps: Any, namespaces: list[str], own: dict[str, str]) -> int:
@@ -55,17 +47,17 @@ def run(networks: network.Network, own: dict[str, str] | None = None, workers: i
 
 
 def test_slow_links_get_small_partitions(networks):
-    shape(networks, 200)
+    shape(networks, FIRST, 200)
     assert run(networks) == [4 * MIB // (64 * KIB)] * 2
 
 
 def test_all_ranks_cut_alike_although_one_link_is_measured_per_host(networks):
-    shape(networks, 200)
+    shape(networks, FIRST, 200)
     assert run(networks, workers=4, BPS_HOST_SUM="0") == [4 * MIB // (64 * KIB)] * 4
 
 
 def test_a_size_that_is_set_counts(networks):
-    shape(networks, 200)
+    shape(networks, FIRST, 200)
     assert run(networks, BYTEPS_PARTITION_BYTES=str(256 * KIB)) == [16, 16]
 
 

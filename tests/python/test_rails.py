@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,21 @@ def test_one_loop_uses_both_interfaces(networks):
 def test_the_order_names_the_address_of_the_host_and_nothing_else(networks):
     for (first, second), _ in run(networks, f"{SECOND},{FIRST}", BPS_TCP_STREAMS="1"):
         assert 0.4 < first / (first + second) < 0.6
+
+
+def shape(networks: network.Network, interface: str, mbit: int) -> None:
+    """From now on an interface carries so much per second, which its driver does not tell."""
+    for member in MEMBERS:
+        bucket = ["rate", f"{mbit}mbit", "burst", "64kb", "latency", "50ms"]
+        command = ["tc", "qdisc", "add", "dev", interface, "root", "tbf", *bucket]
+        subprocess.run([*networks.inside(member), *command], check=True)
+
+
+def test_a_slow_interface_gets_what_it_can_carry(networks):
+    shape(networks, FIRST, 80)
+    shape(networks, SECOND, 240)
+    for (first, second), _ in run(networks, f"{FIRST},{SECOND}"):
+        assert 0.65 < second / (first + second) < 0.85
 
 
 @pytest.mark.parametrize("only", [FIRST, SECOND])

@@ -59,5 +59,6 @@ def cluster_of_two():
 @pytest.fixture
 def two_nodes(cluster_of_two):
     """The cluster; checks that a test leaves no process, shared memory or socket behind."""
+    ray_jobs.await_nodes(cluster_of_two)
     with ray_jobs.nothing_left():
         yield cluster_of_two

@@ -43,6 +43,18 @@ def nothing_left() -> Iterator[None]:
         time.sleep(0.05)
 
 
+def await_nodes(cluster: Any) -> None:
+    """Until Ray knows that nodes which an earlier test took away are dead: it counts their missed answers."""
+    import ray
+
+    deadline = time.monotonic() + 10 * PATIENCE
+    while (known := {node["NodeID"] for node in ray.nodes() if node["Alive"]}) != {
+        node.node_id for node in cluster.list_all_nodes()
+    }:
+        assert time.monotonic() < deadline, known
+        time.sleep(0.05)
+
+
 def of(pid: int, name: str) -> int:
     """The process of this name that `pid` is the parent of."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -8,6 +8,7 @@
 
 #include "core/event_loop.h"
 #include "transport/listener.h"
+#include "transport/tcp/delivery_rate.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
@@ -25,6 +26,7 @@ class TcpData final : public DataEndpoint {
 
   std::size_t write(std::span<const WriteOp> ops) override;
   bool is_silent() const override { return !is_lost() && is_network_silent(socket_.get()); }
+  MeasuredRate measured_rate() const override { return is_lost() ? MeasuredRate{} : delivery_rate(socket_.get()); }
 
  private:
   // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that

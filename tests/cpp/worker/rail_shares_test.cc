@@ -21,6 +21,11 @@ std::vector<double> spread(RailShares& shares, std::size_t connections, std::uin
   return taken;
 }
 
+double share_of_first_of_two(RailShares& shares) {
+  const auto taken = spread(shares, 2, 4096);
+  return taken[0] / (taken[0] + taken[1]);
+}
+
 TEST(RailShares, OneConnectionTakesAll) {
   RailShares shares(std::vector<std::uint32_t>{100'000});
   EXPECT_GT(spread(shares, 1, 1 << 20)[0], 0);
@@ -62,6 +67,32 @@ TEST(RailShares, ClocksNeverOverflow) {
   RailShares shares(std::vector<std::uint32_t>{400'000, 1000});
   const auto taken = spread(shares, 2, std::uint64_t{1} << 50, 3'000);
   EXPECT_NEAR(taken[0] / taken[1], 400, 40);
+}
+
+TEST(RailShares, WhatIsCarriedCountsWhereItIsNotWhatWasPromised) {
+  RailShares shares(std::vector<std::uint32_t>{10'000, 10'000});
+  shares.note(0, {.bytes_per_s = 10'000'000});
+  shares.follow();  // nothing is known of the other one
+  EXPECT_NEAR(share_of_first_of_two(shares), 0.5, 0.01);
+  shares.note(1, {.bytes_per_s = 5'000, .at_least = true});  // a small write
+  shares.follow();
+  EXPECT_NEAR(share_of_first_of_two(shares), 0.5, 0.01);
+  shares.note(1, {.bytes_per_s = 30'000'000});
+  shares.follow();
+  EXPECT_NEAR(share_of_first_of_two(shares), 0.25, 0.01);
+  for (int i = 0; i < 40; ++i) shares.note(0, {.bytes_per_s = 29'000'000, .at_least = true});
+  shares.follow();  // nearly what was promised
+  EXPECT_NEAR(share_of_first_of_two(shares), 0.5, 0.01);
+}
+
+TEST(RailShares, ARailThatHardlyCarriesAnythingIsStillTried) {
+  RailShares shares(std::vector<std::uint32_t>{10'000, 10'000});
+  shares.note(0, {.bytes_per_s = 1'000'000'000});
+  shares.note(1, {.bytes_per_s = 1});
+  shares.follow();
+  const double share = 1 - share_of_first_of_two(shares);
+  EXPECT_GT(share, 0.01);
+  EXPECT_LT(share, 0.02);
 }
 
 }  // namespace
