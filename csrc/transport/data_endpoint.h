@@ -97,7 +97,7 @@ class DataEndpoint : public Endpoint {
   // Accepts a prefix of `ops` and returns how many.
   virtual std::size_t write(std::span<const WriteOp> ops) = 0;
   // Peers on the same host only, else nullptr.
-  virtual DirectAccess* direct() { return nullptr; }
+  DirectAccess* direct() const { return direct_; }
   // Transports whose rails do not tell how fast they are.
   virtual MeasuredRate measured_rate() const { return {}; }
 
@@ -107,8 +107,11 @@ class DataEndpoint : public Endpoint {
   std::uint32_t received = 0;
 
  protected:
-  explicit DataEndpoint(const Hello& opened_by) : Endpoint(true, opened_by) {}
+  explicit DataEndpoint(const Hello& opened_by, DirectAccess* direct = nullptr)
+      : Endpoint(true, opened_by), direct_(direct) {}
   void report_loss(const std::string& why) override { sink->on_lost(*this, why); }
+
+  DirectAccess* direct_;  // no virtual function: a server asks several times for each push
 };
 
 }  // namespace bps::transport

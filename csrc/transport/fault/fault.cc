@@ -47,6 +47,11 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   // The real endpoint, before it is attached and after.
   std::unique_ptr<DataEndpoint> unattached;
   DataEndpoint* inner = nullptr;
+  void wrap(DataEndpoint* real) {
+    inner = real;
+    rails = real->rails;
+    direct_ = real->direct() == nullptr ? nullptr : this;
+  }
 
   std::size_t write(std::span<const WriteOp> ops) override {
     const std::size_t accepted = how_many(ops.size());
@@ -69,7 +74,6 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     flush(false);
     return accepted;
   }
-  DirectAccess* direct() override { return inner->direct() == nullptr ? nullptr : this; }
   bool peer_reaches(const Region& region) const override { return inner->direct()->peer_reaches(region); }
   bool peer_maps(const Region& region) const override { return inner->direct()->peer_maps(region); }
   std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }
@@ -157,8 +161,7 @@ std::unique_ptr<ControlEndpoint> FaultTransport::connect_control(const ConnectRe
 std::unique_ptr<DataEndpoint> FaultTransport::connect_data(const ConnectRequest& request) {
   auto made = std::make_unique<FaultData>(request.hello_for(Plane::kData), plan_, 0);
   made->unattached = inner_->connect_data(request);
-  made->inner = made->unattached.get();
-  made->rails = made->inner->rails;
+  made->wrap(made->unattached.get());
   return made;
 }
 
@@ -181,8 +184,7 @@ ControlEndpoint* FaultTransport::accept_control(std::unique_ptr<IncomingConnecti
 DataEndpoint* FaultTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
   auto made = std::make_unique<FaultData>(incoming->hello, plan_, ++endpoints_made_);
   made->sink = &sink;
-  made->inner = inner_->accept_data(std::move(incoming), *made);
-  made->rails = made->inner->rails;
+  made->wrap(inner_->accept_data(std::move(incoming), *made));
   datas_.push_back(std::move(made));
   return datas_.back().get();
 }

@@ -61,7 +61,7 @@ class SelfControl final : public ControlEndpoint, public Paired<SelfControl> {
 
 class SelfData final : public DataEndpoint, public DirectAccess, public Paired<SelfData> {
  public:
-  SelfData(const Hello& opened_by, Counters& counters) : DataEndpoint(opened_by), counters_(counters) {}
+  SelfData(const Hello& opened_by, Counters& counters) : DataEndpoint(opened_by, this), counters_(counters) {}
 
   std::size_t write(std::span<const WriteOp> ops) override {
     if (other_ == nullptr) return 0;
@@ -88,7 +88,6 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     return descriptors.size();
   }
 
-  DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region&) const override { return true; }
   bool peer_maps(const Region&) const override { return true; }
   // Same process: addresses are pointers that this process itself wrote, so there is no wire to distrust.

@@ -47,7 +47,6 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   void withdraw(std::uint64_t key);
 
   std::size_t write(std::span<const WriteOp> ops) override;
-  DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region& region) const override;
   bool peer_maps(const Region& region) const override;
   std::size_t post(std::span<const Descriptor> descriptors) override;

@@ -119,7 +119,7 @@ bool is_out_of_files() {
 }  // namespace
 
 ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const ShmOptions& options)
-    : DataEndpoint(made_by),
+    : DataEndpoint(made_by, this),
       socket_(std::move(socket)),
       loop_(loop),
       counters_(counters),

@@ -53,12 +53,11 @@ struct RecordingControl final : ControlEndpoint {
 
 // Shared memory: the member's tensor is its region 1, and nothing else can be reached.
 struct DirectData final : DataEndpoint, DirectAccess {
-  explicit DirectData(const Hello& hello) : DataEndpoint(hello), tensor(kFloats) {}
+  explicit DirectData(const Hello& hello) : DataEndpoint(hello, this), tensor(kFloats) {}
   std::size_t write(std::span<const WriteOp> ops) override {
     for (const WriteOp& op : ops) answers.push_back(op.immediate);
     return ops.size();
   }
-  DirectAccess* direct() override { return this; }
   bool peer_reaches(const Region&) const override { return true; }
   bool peer_maps(const Region&) const override { return true; }
   std::size_t post(std::span<const Descriptor>) override { return 0; }

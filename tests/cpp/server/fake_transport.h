@@ -45,7 +45,7 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
     }
     return accepted;
   }
-  transport::DirectAccess* direct() override { return on_same_host ? this : nullptr; }
+  void put_on_same_host() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
   bool peer_maps(const transport::Region&) const override { return true; }
   std::size_t post(std::span<const transport::Descriptor>) override { return 0; }
@@ -70,7 +70,6 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   }
 
   std::size_t room = 1000;  // writes that it still accepts
-  bool on_same_host = false;
   bool reachable = true;
   std::vector<transport::WriteOp> writes;
   std::vector<Bytes> headers;  // of the writes: they need not stay

@@ -62,7 +62,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     }
   }
   void share_memory() {
-    for (const auto& endpoint : transport.data_ends) endpoint->on_same_host = true;
+    for (const auto& endpoint : transport.data_ends) endpoint->put_on_same_host();
   }
 
   tensor::PushHeader header(std::uint32_t worker, std::uint8_t flags, std::uint32_t round = 0) {
