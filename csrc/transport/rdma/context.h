@@ -14,6 +14,7 @@
 
 #include "transport/rdma/completion_queue.h"
 #include "transport/rdma/rail.h"
+#include "transport/rdma/retired_queue_pairs.h"
 #include "transport/rdma/shared_receive_queue.h"
 #include "transport/rdma/verbs.h"
 
@@ -60,6 +61,7 @@ class Context {
   CompletionQueue sent;
   CompletionQueue received;
   SharedReceiveQueue shared_receives;
+  RetiredQueuePairs retired;
 };
 
 // Throws kTransport with errno in words and what to do.

@@ -51,8 +51,15 @@ QueuePair& QueuePair::operator=(QueuePair&& other) noexcept {
   return *this;
 }
 
+bool QueuePair::stop() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RESET;
+  return ::ibv_modify_qp(qp_.get(), &attributes, IBV_QP_STATE) == 0;
+}
+
 void QueuePair::reset() {
-  qp_.reset();
+  if (qp_ && stop()) context_->retired.add({std::move(sends_), std::move(receives_), std::move(qp_)});
+  qp_.reset();  // its device does not answer any more
   sends_.end();
   receives_.end();
   context_.reset();

@@ -21,6 +21,7 @@ class QueuePair {
   QueuePair& operator=(QueuePair&& other) noexcept;
   ~QueuePair() { reset(); }
 
+  // From the return on the device touches no memory for it.
   void reset();
   explicit operator bool() const { return qp_ != nullptr; }
   ibv_qp* get() const { return qp_.get(); }
@@ -28,6 +29,8 @@ class QueuePair {
   std::uint32_t inline_limit() const { return inline_limit_; }
 
  private:
+  bool stop();
+
   std::shared_ptr<Context> context_;
   CompletionQueue::Reservation sends_;
   CompletionQueue::Reservation receives_;
