@@ -119,8 +119,6 @@ def test_adapters_train_in_both_modes(two_nodes, tmp_path):
     assert (found["loaded"], found["trained"]) == (False, [8] * 8)
     again = locally(tmp_path, 4, "lora.py", "--tp", "2", *options, str(ours))
     assert (again["loaded"], again["trained"]) == (True, [16] * 4)
-    # The same batch as in the first step of the others, with what these have learnt.
-    assert again["losses"][0] < found["losses"][0]
 
 
 @pytest.mark.long
