@@ -2,6 +2,7 @@
 """Measures how long a job stands still when a member is lost: from the kill to the next right sum on every survivor.
 
     python bench/recovery.py --trials 200 --ranks 4 --victim worker --signal kill [--transport tcp] [--plot FILE]
+    python bench/recovery.py --draw one.json other.json --plot FILE
 
 Each trial is a job of its own, under the launcher's rules: its scheduler is a process by itself. After some steps one
 member, drawn by the seed, gets SIGKILL, or SIGSTOP; with --losses others follow within 0.2 s each, while the next view
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.progress import track
@@ -124,15 +126,23 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def plot(values: list[float], title: str, path: str) -> None:
+def in_words(values: list[float]) -> str:
+    most = percentile(values, 0.95)
+    return f"median {statistics.median(values):.2f} s, 95 % within {most:.2f} s, longest {max(values):.2f} s"
+
+
+def plot(results: list[dict[str, Any]], path: str) -> None:
+    """One curve for each result: the share of the trials that were over after so many seconds."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4))
-    axes.ecdf(values)
-    axes.set(xlabel="seconds from the loss to the next right sum on every rank", ylabel="share of the trials",
-             title=title, xlim=(0, None))  # fmt: skip
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for result in results:
+        axes.ecdf(result["seconds"], label=f"{result['what']} ({len(result['seconds'])})")
+    axes.set(xlabel="seconds from the loss to the next right sum on every rank", ylabel="share of the losses",
+             xscale="log")  # fmt: skip
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
     figure.savefig(path, dpi=150)
 
 
@@ -150,11 +160,15 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a trial counts as a hang")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", metavar="FILE")
+    parser.add_argument("--draw", type=Path, nargs="+", metavar="JSON", help="measure nothing; --plot these results")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--left", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         rank(options.rank, options.left, options.failover)
+        return
+    if options.draw:
+        plot([json.loads(path.read_text()) for path in options.draw], options.plot)
         return
     if options.victim == "server" and not options.servers:
         parser.error("--victim server needs --servers")
@@ -164,14 +178,16 @@ def main() -> None:
     shown = track(range(options.trials), description="losses", disable=not sys.stderr.isatty() or options.json)
     values = [trial(options, draw) for _ in shown]
     who = f"a {options.victim}" if options.losses == 1 else f"{options.losses} {options.victim}s"
-    what = f"{options.trials} times SIG{options.signal.upper()} to {who} of {options.ranks} ranks"
+    what = f"SIG{options.signal.upper()} to {who} of {options.ranks} ranks"
+    if options.servers:
+        what += f" and {options.servers} servers"
+    result = {"what": what, "seconds": values}
     if options.json:
-        print(json.dumps({"what": what, "seconds": values}))
+        print(json.dumps(result))
     else:
-        print(f"{what}: median {statistics.median(values):.2f} s, 95 % within {percentile(values, 0.95):.2f} s, "
-              f"longest {max(values):.2f} s; every sum was right")  # fmt: skip
+        print(f"{options.trials} times {what}: {in_words(values)}; every sum was right")
     if options.plot:
-        plot(values, what, options.plot)
+        plot([result], options.plot)
         print(f"wrote {options.plot}", file=sys.stderr)
 
 

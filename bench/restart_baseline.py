@@ -16,13 +16,12 @@ import json
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from recovery import COUNT, TENSORS, await_files, percentile
+from recovery import COUNT, TENSORS, await_files, in_words
 from rich.progress import track
 
 from bps_rdma.launch.process import Children
@@ -112,14 +111,13 @@ def main() -> None:
     draw = random.Random(options.seed)  # noqa: S311  # not a secret
     shown = track(range(options.trials), description="losses", disable=not sys.stderr.isatty() or options.json)
     found = [trial(options, draw) for _ in shown]
-    what = f"{options.trials} times SIGKILL to a rank of {options.ranks}, torchrun with a checkpoint every ten steps"
+    what = f"SIGKILL to a rank of {options.ranks}, torchrun with a checkpoint every ten steps"
     values, caught = ([one[i] for one in found] for i in (0, 1))
     if options.json:
         print(json.dumps({"what": what, "seconds": values, "caught_up": caught}))
         return
     for name, times in (("next right sum on every rank", values), ("as far as before", caught)):
-        print(f"{what}: {name}: median {statistics.median(times):.2f} s, 95 % within {percentile(times, 0.95):.2f} s, "
-              f"longest {max(times):.2f} s")  # fmt: skip
+        print(f"{options.trials} times {what}: {name}: {in_words(times)}")
 
 
 if __name__ == "__main__":

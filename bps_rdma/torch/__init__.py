@@ -40,6 +40,7 @@ from bps_rdma.torch.ops import (
     push_pull_inplace,
 )
 from bps_rdma.torch.optimizer import DistributedOptimizer
+from bps_rdma.torch.sampler import ElasticSampler
 from bps_rdma.torch.sharded import ShardedOptimizer
 from bps_rdma.torch.start import init, resume, suspend
 from bps_rdma.torch.training_state import TrainingState
@@ -52,6 +53,7 @@ __all__ = [
     "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "ElasticSampler",
     "Group",
     "Handle",
     "RoundAbortedError",

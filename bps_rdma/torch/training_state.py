@@ -34,7 +34,9 @@ class TrainingState:
     Args:
         model: a module, wrapped by DistributedDataParallel or not.
         optimizer: any optimizer of its parameters, distributed or not; not one whose state is sharded.
-        values: what else the ranks agree on, under the names of their attributes; what broadcast_object() can send.
+        values: what else the ranks agree on, under the names of their attributes; what broadcast_object() can send. Of
+            one that has a state_dict(), such as an ElasticSampler or a learning-rate scheduler, the state is sent and
+            loaded into each rank's own; of a torch.Generator it is sent and set.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **values: Any) -> None:
@@ -65,7 +67,19 @@ class TrainingState:
         broadcast_parameters(tensors, 0, prefix=f"{self._prefix}.model.")
         if self.optimizer is not None:
             broadcast_optimizer_state(self.optimizer, 0, prefix=f"{self._prefix}.optimizer.")
-        values = {name: getattr(self, name) for name in self._names}
+        values = {name: _packed(getattr(self, name)) for name in self._names}
         for name, value in broadcast_object(values, 0, name=f"{self._prefix}.values").items():
-            setattr(self, name, value)
+            mine = getattr(self, name)
+            if isinstance(mine, torch.Generator):
+                mine.set_state(value)
+            elif hasattr(mine, "load_state_dict"):
+                mine.load_state_dict(value)
+            else:
+                setattr(self, name, value)
         self._epoch = epoch
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return value.state_dict() if hasattr(value, "state_dict") else value
