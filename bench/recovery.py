@@ -137,7 +137,7 @@ def plot(results: list[dict[str, Any]], path: str) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for result in results:
-        axes.ecdf(result["seconds"], label=f"{result['what']} ({len(result['seconds'])})")
+        axes.ecdf(result["seconds"], label=f"{result['what']}, {len(result['seconds'])} times")
     axes.set(xlabel="seconds from the loss to the next right sum on every rank", ylabel="share of the losses",
              xscale="log")  # fmt: skip
     axes.xaxis.set_major_formatter("{x:g}")
