@@ -135,18 +135,22 @@ void RoundEngine::refuse_failed(Round& round, Arrival& arrival, const Push& push
   close_if_over(round);
 }
 
-void RoundEngine::disagree(Round& round, const WorkerSession& session) {
+void RoundEngine::disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session) {
   std::string others;
   for (const Arrival& arrival : round.arrivals) {
     if (arrival.session == nullptr || arrival.session == &session) continue;
     others = "rank " + std::to_string(arrival.session->worker_rank()) + " and ";
     break;
   }
+  const bool by_settings = ((round.first.flags ^ header.flags) & tensor::kTwoPhase) != 0;
   const RoundFailure why{ErrorCode::kMismatch,
                          "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
                              std::to_string(session.worker_rank()) +
-                             " called different operations, or with different dtype, size or reduction",
-                         "call the same operation with the same arguments for a name on every rank of the group"};
+                             (by_settings ? " have different settings of BPS_SERVER_FAILOVER or BPS_MIN_WORKERS"
+                                          : " called different operations, or with different dtype, size or reduction"),
+                         by_settings
+                             ? "set both alike in all processes of the job"
+                             : "call the same operation with the same arguments for a name on every rank of the group"};
   if (round.is_contribution()) tell_network(round, why);
   fail(round, why);
 }

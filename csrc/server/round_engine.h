@@ -166,7 +166,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void refuse_round(const Push& push, RoundTable::Found found);
   bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
-  void disagree(Round& round, const WorkerSession& session);
+  void disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session);
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
   void tell_network(const Round& round, const RoundFailure& why);
   void tell_relays(const Round& round);

@@ -131,7 +131,7 @@ Round* RoundEngine::admit(Push& push) {
       return nullptr;
     }
     if (agree(round.first, header)) return opened;
-    disagree(round, push.session);
+    disagree(round, header, push.session);
   }
   refuse_failed(round, arrival, push);
   return nullptr;

@@ -264,3 +264,19 @@ def test_a_round_that_was_given_up_meets_no_other(transport: str) -> None:
         job.set_mark("lost")
         for outcome in job.outcomes():
             assert outcome.value == [21, 21], outcome.error + outcome.output
+
+
+def disagrees(bps: Any) -> str:
+    with pytest.raises(bps.MismatchError) as raised:
+        bps.push_pull(np.zeros(8, np.float32), name="x")
+    return str(raised.value)
+
+
+def test_ranks_with_other_settings_are_told_so():
+    with cluster.Job(disagrees, workers=2, servers=1, env=FAST, rank_env=[{}, {"BPS_SERVER_FAILOVER": "0"}]) as job:
+        for text in job.results():
+            assert (
+                "rank 0 and rank 1 have different settings of BPS_SERVER_FAILOVER" in text
+                or "rank 1 and rank 0" in text
+            )
+            assert "set both alike" in text
