@@ -9,6 +9,9 @@ member, drawn by the seed, gets SIGKILL, or SIGSTOP; with --losses others follow
 gathers or has just begun. Every sum of every rank is verified. Prints the distribution; with --json, all values.
 
 With --failover the ranks must not notice the loss of a server: an exception ends the measurement.
+
+With --victim scheduler the ranks go on: the time is that from the signal to the end of the first step that began after
+it on every rank, and --steps-after more steps are verified without the scheduler.
 """
 
 from __future__ import annotations
@@ -37,16 +40,17 @@ COUNT = 1 << 18  # 1 MiB
 TENSORS = 4
 
 
-def rank(folder: Path, left: int, failover: bool) -> None:
+def rank(folder: Path, left: int, failover: bool, alone: int) -> None:
     """A rank: sums until the driver has seen enough; writes down when its first sum of the last view was right.
 
-    `left` is how many ranks that view has, or, where the ranks must not notice, how many servers.
+    `left` is how many ranks that view has, or, where the ranks must not notice, how many servers. With `alone` the
+    scheduler is lost, and so many steps follow without it.
     """
     import bps_rdma as bps
     from bps_rdma import job
 
     bps.init()
-    me, step, told = bps.rank(), 0, False
+    me, step, told, after = bps.rank(), 0, False, 0
     votes = np.zeros(1, np.float32)
     arrays = [np.empty(COUNT, np.float32) for _ in range(TENSORS)]
     while True:
@@ -61,7 +65,7 @@ def rank(folder: Path, left: int, failover: bool) -> None:
             for handle in handles:
                 handle.wait()
             present = job.current().process.servers if failover else size
-            votes[0] = (told or failover) and present <= left and (folder / "all-lost").exists()
+            votes[0] = (told or failover or alone > 0) and present <= left and (folder / "all-lost").exists()
             bps.push_pull_inplace(votes, name="end", average=False)  # all in the same step, or one would wait for ever
         except bps.RoundAbortedError as error:
             if failover:
@@ -74,11 +78,16 @@ def rank(folder: Path, left: int, failover: bool) -> None:
                 sys.exit(f"rank {me}: wrong sum {array[0]} of {expected} with {size} ranks")
         step += 1
         if votes[0] == size:
-            break
+            if after == 0:
+                (folder / f"first-{me}").write_text(repr(time.monotonic()))
+            if after == alone:
+                break
+            after += 1
         if step == STEPS_BEFORE:
             (folder / f"running-{me}").touch()
-    (folder / f"again-{me}").write_text(repr(time.monotonic()))
-    bps.barrier()
+    (folder / f"first-{me}").rename(folder / f"again-{me}")
+    if alone == 0:
+        bps.barrier()
     bps.shutdown()
 
 
@@ -89,14 +98,17 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
         folder = Path(name)
         spawn_helpers(children, job)
         left = options.ranks - (options.losses if options.victim == "worker" else 0)
+        alone = options.steps_after if options.victim == "scheduler" else 0
         extra = {}
         if options.failover:
             left, extra = options.servers - options.losses, {"BPS_SERVER_FAILOVER": "1"}
-        words = [sys.executable, __file__, "--rank", name, "--left", str(left), *["--failover"] * options.failover]
+        words = [sys.executable, __file__, "--rank", name, "--left", str(left), "--alone", str(alone)]
+        words += ["--failover"] * options.failover
         ranks = [children.spawn(job.label(i), words, job.worker(i) | extra) for i in range(options.ranks)]
         await_files(folder, "running", range(options.ranks), children, options.patience)
         time.sleep(draw.uniform(0, 0.05))  # any instant of a step
-        victims = draw.sample(ranks if options.victim == "worker" else members(children, "server"), options.losses)
+        candidates = ranks if options.victim == "worker" else members(children, options.victim)
+        victims = draw.sample(candidates, options.losses)
         for number, victim in enumerate(victims):
             time.sleep(draw.uniform(0, 0.2) if number else 0)
             begin = time.monotonic()
@@ -151,7 +163,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--servers", type=int, help="dedicated servers (default: inside the ranks)")
-    parser.add_argument("--victim", choices=("worker", "server"), default="worker")
+    parser.add_argument("--victim", choices=("worker", "server", "scheduler"), default="worker")
+    parser.add_argument("--steps-after", type=int, default=50, help="with --victim scheduler")
     parser.add_argument("--signal", choices=("kill", "stop"), default="kill")
     parser.add_argument("--losses", type=int, default=1, help="members lost in each trial")
     parser.add_argument("--failover", action="store_true", help="BPS_SERVER_FAILOVER: no rank may notice the loss")
@@ -163,16 +176,17 @@ def main() -> None:
     parser.add_argument("--draw", type=Path, nargs="+", metavar="JSON", help="measure nothing; --plot these results")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--left", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank, options.left, options.failover)
+        rank(options.rank, options.left, options.failover, options.alone)
         return
     if options.draw:
         plot([json.loads(path.read_text()) for path in options.draw], options.plot)
         return
     if options.victim == "server" and not options.servers:
         parser.error("--victim server needs --servers")
-    if options.losses >= (options.ranks if options.victim == "worker" else options.servers):
+    if options.losses >= {"worker": options.ranks, "server": options.servers, "scheduler": 2}[options.victim]:
         parser.error("--losses leaves nobody")
     draw = random.Random(options.seed)  # noqa: S311  # not a secret
     shown = track(range(options.trials), description="losses", disable=not sys.stderr.isatty() or options.json)

@@ -69,14 +69,16 @@ def signals_pass_on() -> Iterator[PassOn]:
             signal.signal(signum, handler)
 
 
-def spawn_helpers(children: Children, job: LocalJob) -> None:
+def spawn_helpers(children: Children, job: LocalJob) -> list[Child]:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
     if job.servers is None and job.least is None:
-        return
+        return []
     labels = ["scheduler"] + [f"server {index}" for index in range(job.servers or 0)]
-    for label in labels:
-        role = label.split()[0]
-        children.spawn(label, job.placed(label, [find_binary(f"bps-{role}")]), job.role(label))
+    binaries = [find_binary(f"bps-{label.split()[0]}") for label in labels]
+    return [
+        children.spawn(label, job.placed(label, [binary]), job.role(label))
+        for label, binary in zip(labels, binaries, strict=True)
+    ]
 
 
 def run_job(
@@ -87,12 +89,13 @@ def run_job(
     The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others.
     Otherwise it is that of the first process that failed; the other processes then have `grace` seconds to end by
     themselves (they learn of the loss within 2 seconds), and as many again after SIGTERM, before SIGKILL. In a job that
-    goes on without lost ranks they are started again, `restarts` times altogether.
+    goes on without lost ranks they are started again, `restarts` times altogether. Such a job also goes on without its
+    scheduler, as long as no rank fails: the ranks decide what they still need it for.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     with signals_raise(), signals_pass_on() as pass_on, Children(prefixed=prefixed) as children:
         try:
-            spawn_helpers(children, job)
+            helpers = spawn_helpers(children, job)
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
 
@@ -106,8 +109,10 @@ def run_job(
                 return True
 
             failed = _first_failure(children, ranks, job.least, start_again)
+            alone = job.least is not None and bool(helpers[0].status)
             failed_late = _let_end(children, grace)
-            failed = failed or failed_late
+            if not alone:  # without the scheduler servers cannot know that the job has ended well
+                failed = failed or failed_late
         except Interrupted as interrupted:
             children.stop(interrupted.signum, grace)
             return 128 + interrupted.signum
@@ -122,10 +127,21 @@ def _first_failure(
 ) -> Child | None:
     """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it).
 
-    The failure of a rank does not count while `least` others are left; then it is started again, if that may be.
+    The failure of a rank does not count while `least` others are left; then it is started again, if that may be. The
+    loss of the scheduler does not count then either; but from there on that of a rank does, because no other view can
+    follow, and servers end with the ranks.
     """
+    alone = False
     while any(rank.status is None for rank in ranks):
         for child in children.wait():
+            if child.status and least and child.label == "scheduler":
+                alone = True
+                print(f"{child.describe_end()}; the ranks go on without it", file=sys.stderr, flush=True)
+                continue
+            if alone and child not in ranks:
+                continue
+            if alone and child.status:
+                return child
             left = sum(1 for rank in ranks if not rank.status)
             if child.status and (child not in ranks or left < (least or len(ranks))):
                 return child

@@ -106,6 +106,7 @@ int run(bps::SettingValues values, const std::string& address) {
   options.balanced = parsed.key_hash == bps::tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
   options.min_workers = settings.job.min_workers;
+  options.is_outlived = options.min_workers > 0;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::van::Scheduler scheduler(options, secret.credentials);
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n",

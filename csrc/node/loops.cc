@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/loops.h"
 
+#include <algorithm>
+
 #include "core/log.h"
 #include "node/local_address.h"
 #include "node/tcp_rails.h"
@@ -167,6 +169,10 @@ void Loops::leave_node(std::uint32_t node, const std::string& why) {
       if (loop.server_loop) loop.server_loop->leave_node(node, why);
     });
   }
+}
+
+bool Loops::serves() const {
+  return std::ranges::any_of(loops_, [](const auto& loop) { return loop->server_loop && loop->server_loop->serves(); });
 }
 
 std::string Loops::find_stuck() {

@@ -66,6 +66,8 @@ class Loops {
 
   // For one watchdog: the name of a loop that has made no progress since this answered "" last. Wakes it.
   std::string find_stuck();
+  // Whether a worker is connected to a server loop.
+  bool serves() const;
 
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;

@@ -160,6 +160,7 @@ void Process::make_van() {
   options.join_timeout_s = renews_ != 0 ? options_.settings.deadlines.operation : options_.settings.deadlines.join;
   options.renews = renews_;
   options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
+  options.outlives_scheduler = options_.settings.job.min_workers > 0 && !is_hosted_by_rank_0();
   van_ = std::make_unique<van::Van>(options, secret_.credentials, events());
 }
 
@@ -215,6 +216,11 @@ van::VanEvents Process::events() {
             const std::lock_guard lock(mutex_);
             return loops_ ? loops_->find_stuck() : "";
           },
+      .is_in_use =
+          [this] {
+            const std::lock_guard lock(mutex_);
+            return loops_ && loops_->serves();
+          },
   };
 }
 
@@ -225,6 +231,11 @@ void Process::use(const transport::View& view) {
   if (listeners_) listeners_->use(view_credentials_);
 }
 
+// The scheduler: where servers are counted it is a process of its own.
+bool Process::is_hosted_by_rank_0() const {
+  return options_.startup.joint && !options_.settings.job.servers;
+}
+
 void Process::lose_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (options_.startup.is_worker() && !worker_ && !leaving_) {
@@ -232,8 +243,7 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
     return;
   }
   if (worker_ && !leaving_) {
-    // Where servers are counted, the scheduler is a process of its own.
-    const bool host_lost = node == 0 && options_.startup.joint && !options_.settings.job.servers;
+    const bool host_lost = node == 0 && is_hosted_by_rank_0();
     worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
   }
   if (node != 0 && loops_) loops_->lose_node(node, why);

@@ -116,6 +116,7 @@ class Process {
   // From the van's thread and from the loops.
   van::VanEvents events();
   void use(const transport::View& view);
+  bool is_hosted_by_rank_0() const;
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
   void end_view(const std::string& why);

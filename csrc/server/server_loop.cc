@@ -50,6 +50,7 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
       return nullptr;
     }
     const SessionContext context{*this, rounds_, pool_, sends_due_, counters_, options_.epoch};
+    ++clients_;
     return sessions_.emplace_back(std::make_unique<WorkerSession>(context, *node, hello.client_loop, transport)).get();
   }
   if ((*found)->is_lost()) {
@@ -138,10 +139,16 @@ void ServerLoop::lose_node(std::uint32_t node, const std::string& why) {
   for (const auto& session : sessions_) {
     if (session->node() == node && !session->is_lost()) session->abandon(false);
   }
+  count_clients();
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
     rounds_.lose_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
   }
   losses_due_ = true;
+}
+
+void ServerLoop::count_clients() {
+  const auto lost = std::ranges::count_if(sessions_, [](const auto& session) { return session->is_lost(); });
+  clients_ = sessions_.size() - static_cast<std::size_t>(lost);
 }
 
 void ServerLoop::leave_node(std::uint32_t node, const std::string& why) {
@@ -155,6 +162,7 @@ void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
   if (session.is_lost()) return;
   log_info("connection to " + session.name() + " lost: " + why);
   session.abandon(false);
+  count_clients();
   const std::string text = session.name() + " is lost: " + why;
   if (!when_lost) return lose_node(session.node(), text);
   // Its rounds fail when the cause is known, which may be the loss of another member.

@@ -11,6 +11,7 @@
 // served is told so, and the others go on.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -64,6 +65,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   std::function<void(std::uint32_t node, const std::string& why)> when_lost;
 
   std::uint64_t slot_bytes() const { return pool_.bytes(); }
+  // From any thread: whether a worker is connected.
+  bool serves() const { return clients_ > 0; }
   std::size_t open_rounds() const { return rounds_.open_rounds(); }
 
  private:
@@ -74,6 +77,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void reject(WorkerSession& session, const Error& error);
   void settle(WorkerSession& session, const tensor::PathLost& lost);
   void check_paths();
+  void count_clients();
   void forget_lost();
   bool send_answers();
   void send_credits();
@@ -86,7 +90,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   SendsDue sends_due_;
   Sessions sessions_;
   RoundEngine rounds_;
-  std::optional<Timer> path_check_;  // while a session has several paths
+  std::atomic<std::size_t> clients_{0};  // sessions that are not lost
+  std::optional<Timer> path_check_;      // while a session has several paths
   bool losses_due_ = false;
   bool blocked_ = false;  // answers wait for a send window
 };

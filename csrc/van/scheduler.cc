@@ -22,6 +22,8 @@ namespace {
 
 // How long a connection stays open that has not asked to join or was refused: the reason must have time to arrive.
 constexpr auto kLinger = std::chrono::seconds(2);
+// Of the time-out, after which members go on without a silent scheduler: the rest is for messages on their way.
+constexpr double kMostSilence = 0.9;
 
 Fd listen_on_first_free(const SchedulerOptions& options) {
   for (std::size_t i = 0; i < options.ports.size(); ++i) {
@@ -153,11 +155,26 @@ class Scheduler::Impl {
   }
 
   void receive(Peer peer, Message&& message) {
+    if (step_down()) return;
     ++messages_;
     if (!job_.receive(peer, std::move(message))) cut_off(peer, "it sent an unexpected message");
   }
 
+  // Members that have gone on without this scheduler are not lost, and those that have not must hear nothing of the
+  // kind: once it has been silent for so long that some may have, it decides nothing any more. Checked before anything
+  // is decided, because connections that were closed meanwhile may be seen before the next sweep.
+  bool step_down() {
+    if (!options_.is_outlived || stopping_ || job_.phase() == Job::Phase::kGathering) return stopping_;
+    const std::chrono::duration<double> silence = Clock::now() - last_sweep_;  // each sweep sends heartbeats
+    if (silence.count() < kMostSilence * options_.heartbeat_timeout_s) return false;
+    log_warning("this scheduler was stopped for " + std::to_string(silence.count()).substr(0, 4) +
+                " s: members may have gone on without it, and it ends");
+    stopping_ = true;
+    return true;
+  }
+
   void cut_off(Peer peer, const std::string& why) {
+    if (step_down()) return;
     connections_.erase(peer);
     job_.closed(peer, why);
   }
@@ -169,6 +186,7 @@ class Scheduler::Impl {
 
   // Sends heartbeats and closes the connections of members that are silent.
   void sweep() {
+    if (step_down()) return;
     const auto now = Clock::now();
     const auto since_last = now - std::exchange(last_sweep_, now);
     const auto timeout = std::chrono::duration<double>(options_.heartbeat_timeout_s);

@@ -23,6 +23,7 @@ struct SchedulerOptions {
   double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
   double join_timeout_s = 60;        // from the first member that joins
   std::uint32_t min_workers = 0;     // see Job::Options
+  bool is_outlived = false;          // members go on without a scheduler that is silent: it then ends
   bool balanced = false;             // key hash `balanced`: answer declares with the bytes on each server
   tensor::CutRule cut{};             // for that; the server loops come from the members
   // For people: a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.

@@ -25,11 +25,8 @@ Error scheduler_lost(const std::string& why) {
 
 }  // namespace
 
-SchedulerSession::SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s)
-    : events_(std::move(events)),
-      heartbeat_interval_s_(heartbeat_interval_s),
-      heartbeat_timeout_s_(heartbeat_timeout_s),
-      thread_(start_thread([this] { run(); })) {}
+SchedulerSession::SchedulerSession(VanEvents events, Options options)
+    : events_(std::move(events)), options_(options), thread_(start_thread([this] { run(); })) {}
 
 SchedulerSession::~SchedulerSession() {
   stopping_ = true;
@@ -76,7 +73,7 @@ void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
     if (lost_.contains(node)) return;
     suspected_.emplace(node, why);
     if (connection_) return connection_->send(Suspect{node});
-    if (lost_.contains(0)) return lose(node, why_lost());
+    if (lost_.contains(0)) return lose(node, why_lost());  // this node is out itself
     answer_suspicion(node);
   });
 }
@@ -89,17 +86,18 @@ void SchedulerSession::answer_suspicion(std::uint32_t node) {
   }
   const Node* peer = membership_.by_id(node);
   const std::string name = peer == nullptr ? "a peer" : peer->describe();
-  lose(node, "the connection to " + name + " was lost: " + suspected->second);
+  const std::string text = "the connection to " + name + " was lost: " + suspected->second;
+  lose(node, alone_.empty() ? text : text + "; no other view can follow, because " + alone_);
 }
 
 void SchedulerSession::receive(Message&& message) {
   if (auto* first = std::get_if<Welcome>(&message); first != nullptr && !joined_) return welcome(std::move(*first));
   if (const auto* refused = std::get_if<Refused>(&message)) {
-    if (joined_) return lose_scheduler(refused->text);
+    if (joined_) return expel(refused->text);
     return calls_.answer(0, std::move(message));
   }
   if (std::holds_alternative<Heartbeat>(message)) return;
-  if (!joined_) return lose_scheduler("it sent an unexpected message");
+  if (!joined_) return expel("it sent an unexpected message");
   if (const auto* info = std::get_if<GroupInfo>(&message)) return learn(info->group);
   if (const auto* lost = std::get_if<PeerLost>(&message)) return lose(lost->node, lost->text);
   if (const auto* left = std::get_if<MemberLeft>(&message)) {
@@ -119,7 +117,7 @@ void SchedulerSession::receive(Message&& message) {
   if (const auto* missing = std::get_if<Missing>(&message)) call = missing->call;
   if (const auto* declared = std::get_if<Declared>(&message)) call = declared->call;
   if (const auto* ready = std::get_if<GroupReady>(&message)) call = ready->call;
-  if (call == 0) return lose_scheduler("it sent an unexpected message");
+  if (call == 0) return expel("it sent an unexpected message");
   calls_.answer(call, std::move(message));
 }
 
@@ -128,7 +126,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   self_ = membership_.by_id(welcome.you);
   // A scheduler with a longer time-out sends heartbeats less often: a shorter one here would find it lost too early.
   const double its_silence_s = welcome.silence_ms / 1e3;
-  silence_ = to_duration(std::max(heartbeat_timeout_s_, its_silence_s));
+  silence_ = to_duration(std::max(options_.heartbeat_timeout_s, its_silence_s));
   joined_ = true;
   if (self_->sums() && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership_.workers)};
@@ -137,14 +135,13 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   }
   // Three heartbeats in the time after which the scheduler finds us lost, whatever was configured here.
   last_beat_ = last_proof_ = Clock::now();
-  beat_s_ = std::min(heartbeat_interval_s_, its_silence_s / 3);
+  beat_s_ = std::min(options_.heartbeat_interval_s, its_silence_s / 3);
   heartbeat_ = loop_.every(beat_s_, [this] { beat(); });
   calls_.answer(0, Welcome{});
 }
 
 void SchedulerSession::learn(const Group& group) {
-  if (group.ranks.back() >= membership_.workers)
-    return lose_scheduler("it announced a group of ranks that do not exist");
+  if (group.ranks.back() >= membership_.workers) return expel("it announced a group of ranks that do not exist");
   if (events_.on_group) events_.on_group(group);
   if (connection_) connection_->send(GroupAck{group.id});
 }
@@ -166,7 +163,33 @@ void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
   if (events_.on_lost) events_.on_lost(node, why);
 }
 
+// The connection to the scheduler has ended, or is silent.
 void SchedulerSession::lose_scheduler(const std::string& why) {
+  // In a view that has ended there is nothing to go on with.
+  if (options_.outlives_scheduler && joined_ && end_so_far() == End::kNotYet) return go_on_alone(why);
+  expel(why);
+}
+
+// The members are known to each other, and what they have declared and grouped is known to them: sums go on. A
+// connection to a member that breaks from here on, or broke before the scheduler said why, is the loss of that member.
+void SchedulerSession::go_on_alone(const std::string& why) {
+  connection_.reset();
+  alone_ = "the scheduler at " + where_ + " was lost: " + why;
+  const std::string effect = alone_ + "; sums of declared names go on, but barriers, commits, new names, new groups " +
+                             "and the loss of a member need the scheduler";
+  log_warning(effect);
+  calls_.break_all(Error(ErrorCode::kPeerLost, effect, "save a checkpoint and start the job again"));
+  while (!suspected_.empty()) answer_suspicion(suspected_.begin()->first);
+}
+
+// Without a scheduler nobody else tells a server that the last worker has left.
+void SchedulerSession::end_if_unused() {
+  if (alone_.empty() || self_->worker_rank != kNoRank || !events_.is_in_use || events_.is_in_use()) return;
+  end(End::kSchedulerLost, alone_);
+}
+
+// The job goes on without this node, if at all.
+void SchedulerSession::expel(const std::string& why) {
   std::string text = "the scheduler at " + where_ + " was lost: " + why;
   // The process that hosts it may have left because of an earlier loss.
   if (const std::string first = first_loss().second; !first.empty()) text = first + "; after that, " + text;
@@ -213,7 +236,7 @@ std::string SchedulerSession::why_lost() {
 void SchedulerSession::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
-  if (!connection_) return;
+  if (!connection_) return end_if_unused();
   send_heartbeat();
   // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
   if (since_last > silence_ / 2) connection_->forgive_silence();

@@ -25,8 +25,13 @@ namespace bps::van {
 class SchedulerSession {
  public:
   enum class End : std::uint8_t { kNotYet, kWell, kBadly, kSchedulerLost, kViewEnded };
+  struct Options {
+    double heartbeat_interval_s;
+    double heartbeat_timeout_s;
+    bool outlives_scheduler;  // see VanOptions
+  };
 
-  SchedulerSession(VanEvents events, double heartbeat_interval_s, double heartbeat_timeout_s);
+  SchedulerSession(VanEvents events, Options options);
   ~SchedulerSession();
   SchedulerSession(const SchedulerSession&) = delete;
   SchedulerSession& operator=(const SchedulerSession&) = delete;
@@ -60,14 +65,16 @@ class SchedulerSession {
   void end_view(const std::string& why);
   void lose(std::uint32_t node, const std::string& why);
   void lose_scheduler(const std::string& why);
+  void expel(const std::string& why);
+  void go_on_alone(const std::string& why);
+  void end_if_unused();
   void answer_suspicion(std::uint32_t node);
   void end(End how, const std::string& why);
   void beat();
   void send_heartbeat();
 
   const VanEvents events_;
-  const double heartbeat_interval_s_;
-  const double heartbeat_timeout_s_;
+  const Options options_;
   EventLoop loop_;
   PendingCalls calls_;
   std::unique_ptr<Connection> connection_;
@@ -82,6 +89,7 @@ class SchedulerSession {
   Clock::time_point last_proof_;
   bool warned_ = false;  // of the heartbeats that are held back now
   std::set<std::uint32_t> lost_;
+  std::string alone_;  // how the scheduler was lost that this node has outlived; or nothing
   std::map<std::uint32_t, std::string> suspected_;  // why, until the scheduler has told what it knows
 
   std::atomic<bool> joined_{false};

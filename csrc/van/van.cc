@@ -38,7 +38,8 @@ class Van::Impl {
   Impl(VanOptions options, transport::Credentials credentials, VanEvents events)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
-        session_(std::move(events), options_.heartbeat_interval_s, options_.heartbeat_timeout_s) {}
+        session_(std::move(events),
+                 {options_.heartbeat_interval_s, options_.heartbeat_timeout_s, options_.outlives_scheduler}) {}
 
   void join(Node self, std::uint32_t workers, std::uint32_t servers) {
     if (session_.joined()) {

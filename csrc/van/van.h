@@ -6,7 +6,8 @@
 // Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
 // block up to their time-out without spinning, can be interrupted (core/interrupt.h), and throw Error. Callbacks run on
 // the van's thread and must not block.
-// Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it.
+// Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it. With
+// VanOptions::outlives_scheduler the loss of the scheduler concerns these calls only.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,9 @@ struct VanOptions {
   double heartbeat_timeout_s = 1.5;  // silence after which the scheduler counts as lost; its own, if that is longer
   double call_timeout_s = 60;        // declare, new_group
   std::uint32_t renews = 0;          // the id of this node in the view that has ended; 0: it is new
+  // Members go on without a scheduler that is dead or silent: it is not told to on_lost. They do not outlive one that
+  // has said that this node is out, or has ended the view.
+  bool outlives_scheduler = false;
 };
 
 struct VanEvents {
@@ -54,6 +58,8 @@ struct VanEvents {
   // progress since this answered "" last. Without an answer of "" no heartbeat is sent, and the node is lost in the
   // end.
   std::function<std::string()> find_stuck = nullptr;
+  // Asked of a server once the scheduler is lost: whether a worker is still connected to it. The last one ends it.
+  std::function<bool()> is_in_use = nullptr;
 };
 
 // What to do about kRoundAborted.
