@@ -417,6 +417,10 @@ class Process:
         A name that is used once, in the partitions of a tensor of an earlier view.
         """
     def describe(self) -> list[str]: ...
+    def dump(self) -> str:
+        """
+        JSON: the operations that are not finished, and the rounds that servers of this process have open.
+        """
     def end_step(
         self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
     ) -> None:

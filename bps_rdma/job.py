@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import math
 import os
 import sys
@@ -619,6 +620,19 @@ def metrics() -> dict[str, Any]:
     """
     process = current().process
     return {"total": dict(process.metrics()), "transports": list(process.routes)}
+
+
+def dump() -> dict[str, Any]:
+    """What this process is waiting for: {"loops", "operations", "rounds"}.
+
+    "operations" has an entry for each partition that is not finished on this rank: the "operation" with its name and
+    round, "server", "waits_for" ("answer", or "credit" where it was not sent yet), and "left_ms" until its deadline.
+    "rounds" has one for each round that a server of this process has open: "group", "tensor" (the id that operations
+    have, too), "partition", "round", "waits_for", and "missing": the ranks that have not pushed. Each loop lists 256 of
+    either at most. A loop that does not reply within two seconds has "answered" false. Any thread may ask.
+    """
+    found: dict[str, Any] = json.loads(current().process.dump())
+    return found
 
 
 def get_pushpull_speed() -> tuple[int, float]:

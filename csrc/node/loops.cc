@@ -2,6 +2,7 @@
 #include "node/loops.h"
 
 #include <algorithm>
+#include <future>
 
 #include "core/log.h"
 #include "node/local_address.h"
@@ -186,6 +187,28 @@ std::string Loops::find_stuck() {
   if (!stuck.empty()) return stuck;
   for (const auto& loop : loops_) loop->seen_turns = loop->reactor->turns();
   return "";
+}
+
+std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline& deadline) const {
+  std::vector<std::future<OpenState>> answers;
+  for (const auto& loop : loops_) {
+    auto ask = std::make_shared<std::packaged_task<OpenState()>>([&loop = *loop, most] {
+      OpenState state{.loop = loop.reactor->name(), .answered = true};
+      if (loop.worker_loop) state.partitions = loop.worker_loop->list_open(most);
+      if (!loop.server_loop) return state;
+      state.rounds = loop.server_loop->open_rounds();
+      state.listed = loop.server_loop->list_open(most);
+      return state;
+    });
+    answers.push_back(ask->get_future());
+    loop->reactor->loop().post([ask] { (*ask)(); });
+  }
+  std::vector<OpenState> states;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const bool ready = answers[i].wait_until(deadline.at()) == std::future_status::ready;
+    states.push_back(ready ? answers[i].get() : OpenState{.loop = loops_[i]->reactor->name()});
+  }
+  return states;
 }
 
 std::vector<std::pair<std::string, std::uint64_t>> Loops::metrics() const {

@@ -69,6 +69,17 @@ class Loops {
   // Whether a worker is connected to a server loop.
   bool serves() const;
 
+  // What each loop is working on. A loop that has not answered by the deadline says nothing. At most `most` partitions
+  // and rounds of each.
+  struct OpenState {
+    std::string loop;
+    bool answered = false;
+    std::size_t rounds = 0;  // all of them
+    std::vector<worker::OpenPartition> partitions{};
+    std::vector<server::OpenRound> listed{};
+  };
+  std::vector<OpenState> open_state(std::size_t most, const Deadline& deadline) const;
+
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
 

@@ -90,6 +90,9 @@ class Process {
   bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
+  // JSON: the operations of this process that are not finished, and the rounds that its servers have open, with whom
+  // they wait for. Answers within two seconds, and names the loops that have not answered by then.
+  std::string dump() const;
   // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> routes() const;
 

@@ -214,6 +214,8 @@ void bind_process(py::module_& module) {
            "Tells all members that this process ends with an exception, before its shutdown.")
       .def("wait_for_end", as_call(+[](Process& p) { return p.wait_for_end(); }), MayWait())
       .def("metrics", as_call(+[](Process& p) { return p.metrics(); }), MayWait())
+      .def("dump", as_call(+[](Process& p) { return p.dump(); }), MayWait(),
+           "JSON: the operations that are not finished, and the rounds that servers of this process have open.")
       .def_property_readonly("routes", as_call(+[](Process& p) { return p.routes(); }))
       .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))
       .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))

@@ -4,6 +4,7 @@
 #include "server/round_engine.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace bps::server {
@@ -252,6 +253,27 @@ std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, s
   }
   std::ranges::sort(ranks);
   return ranks;
+}
+
+std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
+  using Waits = OpenRound::Waits;
+  constexpr std::uint32_t kNobody = ~std::uint32_t{0};
+  std::vector<OpenRound> list;
+  for (const Round* round : table_.open() | std::views::take(static_cast<std::ptrdiff_t>(most))) {
+    OpenRound one;
+    one.key = round->key;
+    one.number = round->number;
+    one.missing = ranks_without_push(*round, kNobody);
+    if (round->failure) {
+      one.waits = Waits::kForMembers;
+    } else if (round->awaits_network) {
+      one.waits = Waits::kForNetwork;
+    } else if (round->has_all_pushes()) {
+      one.waits = Waits::kForAnswers;
+    }
+    list.push_back(std::move(one));
+  }
+  return list;
 }
 
 // What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come;

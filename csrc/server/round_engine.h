@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/metrics.h"
+#include "server/open_round.h"
 #include "server/round_table.h"
 #include "server/sum.h"
 #include "server/sum_plan.h"
@@ -99,6 +100,8 @@ class RoundEngine final : public tensor::ContributionSource {
   // answers that the reply names.
   tensor::Cancelled cancel(WorkerSession& session, const tensor::Cancel& cancel);
   std::size_t open_rounds() const { return table_.open().size(); }
+  // The first `most` of them.
+  std::vector<OpenRound> list_open(std::size_t most) const;
 
   // From the network, for a relay.
   Status read(std::uint32_t contribution, std::byte* into) override;

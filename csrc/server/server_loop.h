@@ -68,6 +68,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   // From any thread: whether a worker is connected.
   bool serves() const { return clients_ > 0; }
   std::size_t open_rounds() const { return rounds_.open_rounds(); }
+  // The first `most` of them, on the reactor's thread.
+  std::vector<OpenRound> list_open(std::size_t most) const { return rounds_.list_open(most); }
 
  private:
   void on_message(WorkerSession& from, std::span<const std::byte> message) override;

@@ -29,6 +29,8 @@ class SendQueue {
   void remove(const Transfer* transfer) {
     if (std::erase(heap_, transfer) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
   }
+  // In no order.
+  const std::vector<Transfer*>& all() const { return heap_; }
   // Takes out everything, for a server that is gone.
   std::vector<Transfer*> take_all() { return std::exchange(heap_, {}); }
 

@@ -44,6 +44,36 @@ bool WorkerLoop::is_idle() const {
   return submissions_.empty() && std::ranges::all_of(watched_, [](const auto& operation) { return operation->over(); });
 }
 
+std::vector<OpenPartition> WorkerLoop::list_open(std::size_t most) const {
+  std::vector<OpenPartition> list;
+  const auto add = [&](const Transfer& transfer, const Part& part, const ServerConnection& server, bool is_sent) {
+    OpenPartition one;
+    one.group = transfer.header->group;
+    one.tensor = transfer.header->tensor;
+    one.round = transfer.header->round;
+    one.partition = part.partition;
+    one.server = server.name;
+    one.is_sent = is_sent;
+    if (transfer.operation != nullptr) {
+      one.operation = transfer.operation->describe();
+      one.left_ms = transfer.operation->deadline.left_ms();
+    }
+    list.push_back(std::move(one));
+  };
+  for (std::uint32_t i = 0; i < in_flight_.size() && list.size() < most; ++i) {
+    const InFlight& entry = in_flight_[i];
+    if (entry.transfer != nullptr) add(*entry.transfer, entry.part, *entry.server, true);
+  }
+  for (const auto& server : servers_) {
+    if (!server) continue;
+    for (const Transfer* transfer : server->queue.all()) {
+      const auto unsent = transfer->parts.subspan(transfer->next);
+      for (std::size_t i = 0; i < unsent.size() && list.size() < most; ++i) add(*transfer, unsent[i], *server, false);
+    }
+  }
+  return list;
+}
+
 // ---- Set-up
 
 ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t node, std::string name,

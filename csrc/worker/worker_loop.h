@@ -28,6 +28,7 @@
 #include "transport/reactor.h"
 #include "worker/host_contribution.h"
 #include "worker/in_flight.h"
+#include "worker/open_partition.h"
 #include "worker/operation.h"
 #include "worker/sender.h"
 #include "worker/server_connection.h"
@@ -83,6 +84,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void forget_memory(std::uint64_t identity);
   // No operation is on its way, waits to be sent, or has just been submitted.
   bool is_idle() const;
+  // What is not finished, at most so many partitions: first those that were sent.
+  std::vector<OpenPartition> list_open(std::size_t most) const;
 
   // From the rounds of this host.
   std::uint64_t largest() const override { return options_.largest_partition; }
