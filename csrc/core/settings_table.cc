@@ -101,8 +101,10 @@ constexpr Setting kTable[] = {
      transport<&TransportSettings::allowed>,
      "shm, tcp, rdma or several of them, best first; auto: shm on one host, else rdma, else tcp"},
     {"BPS_INTERFACE", "DMLC_INTERFACE NCCL_SOCKET_IFNAME", "", kText, transport<&TransportSettings::interface>,
-     "network interfaces to use, as in eth0,eth1: data goes over all of them, in proportion to their speeds; empty: "
-     "that of the route to the scheduler"},
+     "network interfaces to use, as in eth0,eth1: data goes over all of them, in proportion to their speeds; the "
+     "beginning of a name means all such, '=' in front: exact names, '^': any but these; empty: that of the route to "
+     "the "
+     "scheduler"},
     {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
      "address at which peers reach this process"},
     {"BPS_HOST_ID", "", "", kText, transport<&TransportSettings::host_id>,

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -31,6 +32,21 @@ Interfaces list_interfaces() {
   ifaddrs* raw = nullptr;
   if (::getifaddrs(&raw) != 0) throw_errno("cannot list the network interfaces");
   return {raw, ::freeifaddrs};
+}
+
+bool has_address(const ifaddrs& one) {
+  return one.ifa_addr != nullptr && (one.ifa_addr->sa_family == AF_INET || one.ifa_addr->sa_family == AF_INET6);
+}
+
+// Of an interface that is up, leads to other hosts, and is not excluded.
+std::string address_of_another(const std::string& excluded) {
+  const Interfaces all = list_interfaces();
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+    const bool serves = has_address(*one) && (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
+    if (serves && !excludes(excluded, one->ifa_name)) return address_of_interface(one->ifa_name);
+  }
+  throw Error(ErrorCode::kInvalidArgument, "no network interface is left by BPS_INTERFACE='" + excluded + "'",
+              "exclude fewer, or name one; NCCL_SOCKET_IFNAME is read, too");
 }
 
 // Connecting a datagram socket sends nothing; it only asks the kernel for the route.
@@ -69,17 +85,45 @@ std::string address_of_interface(const std::string& interface) {
 }
 
 std::vector<std::string> interface_names(const std::string& list) {
+  std::vector<std::string> all;
+  if (!list.empty()) {
+    const Interfaces found = list_interfaces();
+    for (const ifaddrs* one = found.get(); one != nullptr; one = one->ifa_next) {
+      if (has_address(*one) && std::ranges::find(all, one->ifa_name) == all.end()) all.emplace_back(one->ifa_name);
+    }
+  }
+  return interface_names(list, all);
+}
+
+std::vector<std::string> interface_names(const std::string& list, const std::vector<std::string>& all) {
   std::vector<std::string> names;
-  for_each_word(list, ',', [&](std::string_view name) { names.emplace_back(name); });
+  if (list.starts_with('^')) return names;
+  const bool exact = list.starts_with('=');
+  for_each_word(std::string_view(list).substr(exact ? 1 : 0), ',', [&](std::string_view word) {
+    const std::size_t before = names.size();
+    if (!exact && std::ranges::find(all, word) == all.end()) {
+      for (const std::string& name : all) {
+        if (name.starts_with(word) && std::ranges::find(names, name) == names.end()) names.push_back(name);
+      }
+    }
+    if (names.size() == before) names.emplace_back(word);
+  });
   return names;
+}
+
+bool excludes(const std::string& list, const std::string& interface) {
+  if (!list.starts_with('^')) return false;
+  const bool exact = list.starts_with("^=");
+  bool excluded = false;
+  for_each_word(std::string_view(list).substr(exact ? 2 : 1), ',',
+                [&](std::string_view word) { excluded |= exact ? interface == word : interface.starts_with(word); });
+  return excluded;
 }
 
 std::string interface_with(const std::string& address) {
   const Interfaces all = list_interfaces();
   for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr) continue;
-    const bool has_address = one->ifa_addr->sa_family == AF_INET || one->ifa_addr->sa_family == AF_INET6;
-    if (has_address && numeric(one->ifa_addr) == address) return one->ifa_name;
+    if (has_address(*one) && numeric(one->ifa_addr) == address) return one->ifa_name;
   }
   return "";
 }
@@ -88,7 +132,9 @@ std::string local_address(const std::string& wanted, const std::string& interfac
   if (!wanted.empty()) return wanted;
   const std::vector<std::string> names = interface_names(interfaces);
   if (!names.empty()) return address_of_interface(names.front());
-  return address_of_route(scheduler_host);
+  std::string address = address_of_route(scheduler_host);
+  if (excludes(interfaces, interface_with(address))) return address_of_another(interfaces);
+  return address;
 }
 
 std::string numeric_address(const std::string& host) {

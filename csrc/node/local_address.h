@@ -7,14 +7,19 @@
 
 namespace bps::node {
 
-// `wanted` if given; else the first address of the first of `interfaces`, separated by commas; else the source address
-// of the route to the scheduler. Throws kInvalidArgument when the interface does not exist or has no address.
+// `wanted` if given; else the first address of the first of `interfaces`; else the source address of the route to the
+// scheduler, or, where `interfaces` excludes that, of the first interface that it leaves. Throws kInvalidArgument when
+// there is none, or it has no address.
 std::string local_address(const std::string& wanted, const std::string& interfaces, const std::string& scheduler_host);
 
 // Throws kInvalidArgument when it does not exist or has no address.
 std::string address_of_interface(const std::string& interface);
-// The interfaces in a list with commas.
+// What a list of interfaces means, as NCCL reads NCCL_SOCKET_IFNAME: names, or beginnings of names, with commas; '=' in
+// front: names only; '^' in front: all but these, which names none. A word that is no beginning is kept as it is.
 std::vector<std::string> interface_names(const std::string& list);
+std::vector<std::string> interface_names(const std::string& list, const std::vector<std::string>& all);
+// Whether a list with '^' in front leaves out this interface.
+bool excludes(const std::string& list, const std::string& interface);
 // The interface that has this numeric address, or "".
 std::string interface_with(const std::string& address);
 
