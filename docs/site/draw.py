@@ -95,8 +95,8 @@ def links(n: int = 4) -> None:
         picture.line([(x + ux * half, y + uy * half), (to[0] - ux * (half + 2), to[1] - uy * (half + 2))])
     for i, (x, y) in enumerate(places):
         picture.box(x - half, y - 22, 2 * half, 44, "rank", f"host {i}")
-    picture.text(205, 360, f"each link: 2 (n - 1) / n = {ring:g} times the tensor,", "small")
-    picture.text(205, 380, f"in 2 (n - 1) = {2 * (n - 1)} steps", "small")
+    picture.text(205, 360, f"each link: 2(n-1)/n = {ring:g} times the tensor,", "small")
+    picture.text(205, 380, f"in 2(n-1) = {2 * (n - 1)} steps", "small")
     picture.text(630, 32, f"{n} workers, {n} servers", "strong")
     for i in range(n):
         for j in range(n):
