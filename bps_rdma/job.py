@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -221,8 +223,15 @@ def init(**settings: object) -> None:
         _job = Job(process, config, Group(0, tuple(range(process.workers))))
         atexit.register(shutdown)
         _report_exceptions()
+        _tell_on_signal()
     finally:
         _end_change(change)
+
+
+def _tell_on_signal() -> None:
+    """SIGUSR1 shows the stacks of all threads, and then, by the native module's handler, what this rank waits for."""
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of Python; the native module looks at the system's
+        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
 
 
 def shutdown() -> None:

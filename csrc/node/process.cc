@@ -111,6 +111,7 @@ void Process::bring_up() {
   hosts_ = van::Hosts(van_->membership());
   start_servers();
   if (options_.startup.is_worker()) make_worker();
+  dump_on_signal_.emplace([this] { return dump(); });
 }
 
 // Servers are reached by everybody, the relays of a host by its ranks.
@@ -335,6 +336,7 @@ void Process::retire() {
 }
 
 void Process::take_down_loops() {
+  dump_on_signal_.reset();
   leaving_ = true;
   if (connector_) connector_->stop();
   if (loops_) loops_->stop();

@@ -17,11 +17,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "node/call_gate.h"
+#include "node/dump_signal.h"
 #include "node/job_secret.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
@@ -151,6 +153,7 @@ class Process {
   };
   std::vector<EarlyEvent> early_events_;
   std::vector<std::shared_ptr<worker::Operation>> suspended_;
+  std::optional<DumpOnSignal> dump_on_signal_;
 };
 
 }  // namespace bps::node

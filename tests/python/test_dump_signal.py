@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGUSR1 to a rank or a server shows what it waits for, and where its threads are; and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import cluster
+import numpy as np
+from rank_main import await_mark, mark
+from test_dump import until
+
+
+def hangs_in_python(bps: Any) -> float:
+    """Rank 0 waits for rank 1, whose main thread waits for something else."""
+    mark("running")
+    if bps.rank() == 1:
+        this_is_where_rank_1_hangs()
+    return float(bps.push_pull(np.ones(8, np.float32), average=False, name="late")[0])
+
+
+def this_is_where_rank_1_hangs() -> None:
+    await_mark("go on")
+
+
+def dumps(job: cluster.Job, member: str) -> list[dict[str, Any]]:
+    lines = [line for line in job.log(member).splitlines() if line.startswith("bps DUMP ")]
+    return [json.loads(line.removeprefix("bps DUMP ")) for line in lines]
+
+
+def test_ranks_and_servers_tell_what_they_wait_for(transport):
+    with cluster.Job(hangs_in_python, workers=2, servers=1, env=cluster.over(transport)) as job:
+        job.await_marks("running")
+
+        def waits() -> bool:
+            job.kill("rank 0", signal.SIGUSR1)
+            time.sleep(0.1)
+            return any(dump["operations"] for dump in dumps(job, "rank 0"))
+
+        until(waits)
+        for member in ("rank 1", "server 0"):
+            job.kill(member, signal.SIGUSR1)
+            until(lambda member=member: dumps(job, member))
+        job.set_mark("go on")
+        assert job.results() == [2, 2]
+        assert "hangs_in_python" in job.log("rank 0")
+        assert "this_is_where_rank_1_hangs" in job.log("rank 1")
+        (operation,) = next(dump for dump in dumps(job, "rank 0") if dump["operations"])["operations"]
+        assert operation["operation"] == "push_pull of 'late', round 0"
+        (open_round,) = dumps(job, "server 0")[0]["rounds"]
+        assert (open_round["waits_for"], open_round["missing"]) == ("pushes", [1])
+
+
+def handles_it_itself(bps: Any) -> list[int]:
+    taken: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda signum, _: taken.append(signum))
+    bps.init()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    bps.barrier()
+    bps.shutdown()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return taken
+
+
+def test_a_handler_of_the_program_stays():
+    with cluster.Job(handles_it_itself, workers=2, init=False) as job:
+        assert job.results() == [[signal.SIGUSR1] * 2] * 2
+        assert "bps DUMP" not in job.log("rank 0")
+
+
+def lives_and_forks(bps: Any) -> int:
+    for _ in range(2):
+        bps.init()
+        bps.push_pull(np.ones(8, np.float32), name="x")
+        bps.shutdown()
+    os.kill(os.getpid(), signal.SIGUSR1)  # without a job: nothing to tell
+    bps.init()
+    bps.push_pull(np.ones(8, np.float32), name="x")
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os._exit(7)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    bps.barrier()
+    bps.shutdown()
+    return status
+
+
+def test_lives_of_one_process_and_a_forked_child():
+    with cluster.Job(lives_and_forks, workers=2, init=False) as job:
+        assert job.results() == [7, 7]
+        assert not dumps(job, "rank 0")
