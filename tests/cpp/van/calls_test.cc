@@ -122,7 +122,7 @@ TEST(Declare, AWholeModelTakesOneRoundTrip) {
   const auto ids = declare(job[0], model);
   const auto took = static_cast<double>(now_ns() - start) / 1e6;
   std::printf("declaring 4000 tensors: %.2f ms\n", took);
-  EXPECT_LT(took, 2000);  // about 3 ms; the sanitizers on a busy machine are far from it
+  EXPECT_LT(took, 10000);  // about 3 ms; the sanitizers on a busy machine are far from it
   EXPECT_LT(job.scheduler->counters().messages - before, 10U) << "one question; the others are heartbeats";
   EXPECT_EQ(declare(job[1], model), ids);
 }
