@@ -4,7 +4,7 @@
 #include "server/round_engine.h"
 
 #include <algorithm>
-#include <ranges>
+#include <span>
 #include <utility>
 
 namespace bps::server {
@@ -259,7 +259,8 @@ std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
   using Waits = OpenRound::Waits;
   constexpr std::uint32_t kNobody = ~std::uint32_t{0};
   std::vector<OpenRound> list;
-  for (const Round* round : table_.open() | std::views::take(static_cast<std::ptrdiff_t>(most))) {
+  const std::span open(table_.open());
+  for (const Round* round : open.first(std::min(most, open.size()))) {
     OpenRound one;
     one.key = round->key;
     one.number = round->number;
