@@ -15,6 +15,7 @@ __all__: list[str] = [
     "Dtype",
     "Handle",
     "Kind",
+    "MOST_STACK_BYTES",
     "Memory",
     "PreparedOperation",
     "Process",
@@ -24,10 +25,12 @@ __all__: list[str] = [
     "Stop",
     "Suspended",
     "Tensor",
+    "ask_job",
     "check_environment",
     "copy_bytes",
     "describe_array",
     "djb2",
+    "hide_stacks",
     "knows_block",
     "local_address",
     "locked_memory_limit",
@@ -41,6 +44,7 @@ __all__: list[str] = [
     "renew_block",
     "sdbm",
     "server_of",
+    "show_stacks_by",
 ]
 
 class Config:
@@ -427,6 +431,10 @@ class Process:
         """
         As barrier, where processes that wait to enter the job may do so.
         """
+    def metric_families(self) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:
+        """
+        (name, type, help, [(suffix, labels, value)]) of each family that Prometheus is told.
+        """
     def metrics(self) -> list[tuple[str, int]]: ...
     def new_group(
         self,
@@ -545,6 +553,17 @@ class PreparedOperation:
         Whether there is nothing to wait for.
         """
 
+def ask_job(
+    config: Config,
+    host: str,
+    port: typing.SupportsInt | typing.SupportsIndex,
+    stacks: bool,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+) -> tuple[str, list[str]]:
+    """
+    JSON: what the scheduler at this address knows, and the reports of the members that reply in time.
+    """
+
 def check_environment() -> list[tuple[str, str, bool]]:
     """
     (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
@@ -561,6 +580,11 @@ def describe_array(array: typing.Any, writable: bool) -> Memory | None:
     """
 
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def hide_stacks() -> None:
+    """
+    The end of show_stacks_by().
+    """
+
 def knows_block(identity: typing.SupportsInt | typing.SupportsIndex) -> bool:
     """
     Whether a block has been used, and neither freed nor renewed since.
@@ -635,5 +659,14 @@ def server_of(
     tensor: typing.SupportsInt | typing.SupportsIndex,
     partition: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
+def show_stacks_by(
+    text: collections.abc.Callable[[], str],
+    signal: typing.SupportsInt | typing.SupportsIndex,
+    file: typing.SupportsInt | typing.SupportsIndex,
+) -> None:
+    """
+    How `bps why` gets the stacks of all threads: by `text`, or by this signal, whose handler writes to `file`.
+    """
 
+MOST_STACK_BYTES: int = 65536
 __version__: str = "0.1.0"

@@ -19,6 +19,7 @@
 #include "core/unknown_settings.h"
 #include "core/words.h"
 #include "node/job_secret.h"
+#include "node/scheduler_metrics.h"
 #include "node/startup.h"
 #include "transport/listener.h"
 #include "van/scheduler.h"
@@ -112,6 +113,7 @@ int run(bps::SettingValues values, const std::string& address) {
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n",
                bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str(),
                scheduler.port());
+  const auto metrics = bps::node::serve_scheduler(settings.metrics, scheduler);
   signals.stop_on_signal(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {

@@ -20,8 +20,9 @@ inline Duration to_duration(double seconds) {
 class Deadline {
  public:
   // An infinite time, or one of more than thirty years, is no deadline.
-  static Deadline after(double seconds) {
-    return seconds < kForever_s ? Deadline(Clock::now() + to_duration(seconds)) : never();
+  static Deadline after(double seconds) { return after(seconds, Clock::now()); }
+  static Deadline after(double seconds, Clock::time_point now) {
+    return seconds < kForever_s ? Deadline(now + to_duration(seconds)) : never();
   }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
   bool passed() const { return Clock::now() >= at_; }

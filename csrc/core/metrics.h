@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the data path did, counted where it happens. One Counters per loop, written by that loop's thread alone and read
-// by anybody: relaxed atomics without read-modify-write, so that counting costs a plain add.
+// What the data path did, counted where it happens. One Counters per loop.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/counter.h"
+#include "core/histogram.h"
+#include "core/trace.h"
+
 namespace bps {
-
-class Counter {
- public:
-  void add(std::uint64_t n = 1) { value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed); }
-  std::uint64_t get() const { return value_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::uint64_t> value_{0};
-};
 
 struct Counters {
   // Transport
@@ -48,6 +41,11 @@ struct Counters {
   Counter repeated;    // pushes and answers that a lost path had not delivered
   // Loop
   Counter wakeups;  // returns from sleep
+
+  // From the start to the end of complete operations; nothing unless somebody wants it (Tensor::is_timed).
+  DurationHistogram operation_times;
+  // Where the loop notes what happens; null unless it is traced. Set before it starts.
+  TraceRing* trace = nullptr;
 
   std::vector<std::pair<std::string, std::uint64_t>> list() const {
     return {{"data_writes", data_writes.get()},

@@ -90,6 +90,21 @@ struct Deadlines {  // seconds
   double heartbeat = 0;
 };
 
+struct MetricsSettings {
+  std::optional<std::uint16_t> port;  // nothing: not served
+  std::string host;
+};
+
+struct TraceSettings {
+  std::string folder;
+  bool as_byteps = false;  // BytePS's variables: on, and where
+  std::string byteps_folder;
+  std::optional<std::uint32_t> first_round;
+  std::optional<std::uint32_t> last_round;
+
+  bool is_on() const { return !folder.empty() || as_byteps; }
+};
+
 struct Settings {
   JobSettings job;
   TransportSettings transport;
@@ -97,7 +112,10 @@ struct Settings {
   WorkerSettings worker;
   ServerSettings server;
   Deadlines deadlines;
+  MetricsSettings metrics;
+  TraceSettings trace;
   LogLevel log_level = LogLevel::kWarning;
+  std::string dump_dir;
 };
 
 // What a setting may be.

@@ -33,6 +33,10 @@ bool into_log_level(Settings& settings, const Range& range, std::string_view tex
   return read_value(range, text, settings.log_level);
 }
 
+bool into_dump_dir(Settings& settings, const Range& range, std::string_view text) {
+  return read_value(range, text, settings.dump_dir);
+}
+
 template <auto Member>
 constexpr auto job = into<&Settings::job, Member>;
 template <auto Member>
@@ -43,6 +47,10 @@ template <auto Member>
 constexpr auto worker = into<&Settings::worker, Member>;
 template <auto Member>
 constexpr auto server = into<&Settings::server, Member>;
+template <auto Member>
+constexpr auto trace = into<&Settings::trace, Member>;
+template <auto Member>
+constexpr auto metrics = into<&Settings::metrics, Member>;
 template <auto Member>
 constexpr auto deadline = into<&Settings::deadlines, Member>;
 
@@ -188,6 +196,25 @@ constexpr Setting kTable[] = {
     // Diagnosis
     {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING INFO DEBUG FATAL TRACE"), into_log_level,
      "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG"},
+    {"BPS_DUMP_DIR", "", "", kText, into_dump_dir,
+     "folder where a rank writes what it was doing when an operation failed, at most once in 10 s: `bps why DIR` reads "
+     "it"},
+    {"BPS_METRICS_PORT", "", "", whole(1, 65535), metrics<&MetricsSettings::port>,
+     "serves metrics for Prometheus at http://host:port/metrics: each worker at this port plus its local rank, servers "
+     "and scheduler at this one; empty: not served"},
+    {"BPS_METRICS_HOST", "", "127.0.0.1", kText, metrics<&MetricsSettings::host>,
+     "address at which metrics are served to everybody who reaches it; * : all addresses of this host"},
+    {"BPS_TRACE", "", "", kText, trace<&TraceSettings::folder>,
+     "folder for a trace of every partition: each process writes worker-RANK/comm.json or server-RANK/comm.json there, "
+     "see docs/observability.md; empty: no trace"},
+    {"BPS_TRACE_ON", "BYTEPS_TRACE_ON", "0", kFlag, trace<&TraceSettings::as_byteps>,
+     "1: a trace as in BytePS: workers write LOCAL_RANK/comm.json in the folder BPS_TRACE_DIR and, unless it is said "
+     "otherwise, only rounds 10 to 20"},
+    {"BPS_TRACE_DIR", "BYTEPS_TRACE_DIR", ".", kText, trace<&TraceSettings::byteps_folder>, "see BPS_TRACE_ON"},
+    {"BPS_TRACE_START_STEP", "BYTEPS_TRACE_START_STEP", "", whole(0, UINT32_MAX), trace<&TraceSettings::first_round>,
+     "first round of each name that is traced, from 0"},
+    {"BPS_TRACE_END_STEP", "BYTEPS_TRACE_END_STEP", "", whole(0, UINT32_MAX), trace<&TraceSettings::last_round>,
+     "last round of each name that is traced; empty: no last one"},
     {"BPS_SPIN_US", "", "-1", whole(-1, 1'000'000), transport<&TransportSettings::spin_us>,
      "longest spin before a loop or a waiting caller sleeps, microseconds; -1: 0 where cores are scarce, else 20 for "
      "loops and 50 for callers"},

@@ -33,8 +33,6 @@ struct Ignored {
 };
 constexpr Ignored kIgnored[] = {
     {"BYTEPS_ENABLE_ASYNC", "asynchronous training is not supported, gradients are summed synchronously", true},
-    {"BYTEPS_TRACE_ON BYTEPS_TRACE_START_STEP BYTEPS_TRACE_END_STEP BYTEPS_TRACE_DIR",
-     "timelines are not supported, no trace is written", true},
     {"BYTEPS_ENABLE_MIXED_MODE", "set BPS_KEY_HASH_FN=mixed instead", true},
     {"DMLC_ENABLE_UCX", "there is no UCX transport; set BPS_TRANSPORT=rdma for RDMA", true},
     {"BYTEPS_MIN_COMPRESS_BYTES", "gradient compression is not supported on the wire", true},

@@ -16,13 +16,16 @@ namespace bps::node {
 using transport::Kind;
 
 Loops::Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
-             const transport::Credentials& credentials)
+             const transport::Credentials& credentials, TraceWriter* trace)
     : options_(options), credentials_(credentials), tcp_rails_(std::move(tcp_rails)) {
   for (const transport::tcp::TcpRail& rail : tcp_rails_) log_info("TCP uses " + describe(rail));
   find_rails();
   for (std::size_t i = 0; i < options_.loops(); ++i) make_loop(i);
   make_rdma_transports();
-  for (const auto& loop : loops_) loop->reactor->start();
+  for (const auto& loop : loops_) {
+    if (trace != nullptr) loop->reactor->counters().trace = &trace->add_ring();
+    loop->reactor->start();
+  }
 }
 
 void Loops::stop() {
@@ -211,22 +214,50 @@ std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline
   return states;
 }
 
-std::vector<std::pair<std::string, std::uint64_t>> Loops::metrics() const {
+std::vector<std::pair<std::string, std::uint64_t>> Loops::counters() const {
   std::vector<std::pair<std::string, std::uint64_t>> sum = Counters().list();
-  std::uint64_t slot_bytes = 0;
-  std::uint64_t open_rounds = 0;
   for (const auto& loop : loops_) {
     const auto one = loop->reactor->counters().list();
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i].second += one[i].second;
-    loop->reactor->call([&] {
-      if (!loop->server_loop) return;
-      slot_bytes += loop->server_loop->slot_bytes();
-      open_rounds += loop->server_loop->open_rounds();
-    });
   }
-  sum.emplace_back("slot_bytes", slot_bytes);
-  sum.emplace_back("open_rounds", open_rounds);
   return sum;
+}
+
+MetricFamily Loops::operation_times() const {
+  MetricFamily family{MetricFamily::Type::kHistogram, "bps_operation_duration_seconds",
+                      "From the start to the end of complete operations; counted where BPS_METRICS_PORT is set."};
+  std::uint64_t count = 0;
+  std::uint64_t sum_ns = 0;
+  for (std::size_t i = 0; i <= DurationHistogram::kBounds; ++i) {
+    for (const auto& loop : loops_) count += loop->reactor->counters().operation_times.count(i);
+    const bool last = i == DurationHistogram::kBounds;
+    family.samples.push_back(
+        {"_bucket", {{"le", last ? "+Inf" : to_text(DurationHistogram::bound_s(i))}}, static_cast<double>(count)});
+  }
+  for (const auto& loop : loops_) sum_ns += loop->reactor->counters().operation_times.sum_ns();
+  family.samples.push_back({"_sum", {}, static_cast<double>(sum_ns) * 1e-9});
+  family.samples.push_back({"_count", {}, static_cast<double>(count)});
+  return family;
+}
+
+std::vector<Loops::Usage> Loops::usage(const Deadline& deadline) const {
+  std::vector<std::future<Usage>> answers;
+  for (const auto& loop : loops_) {
+    answers.push_back(loop->reactor->ask([&loop = *loop] {
+      Usage usage{.loop = loop.reactor->name(), .answered = true};
+      if (loop.worker_loop) usage.worker = loop.worker_loop->usage();
+      if (!loop.server_loop) return usage;
+      usage.slot_bytes = loop.server_loop->slot_bytes();
+      usage.open_rounds = loop.server_loop->open_rounds();
+      return usage;
+    }));
+  }
+  std::vector<Usage> all;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const bool ready = answers[i].wait_until(deadline.at()) == std::future_status::ready;
+    all.push_back(ready ? answers[i].get() : Usage{.loop = loops_[i]->reactor->name()});
+  }
+  return all;
 }
 
 }  // namespace bps::node

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/exposition.h"
+#include "core/trace_writer.h"
 #include "node/startup.h"
 #include "server/server_loop.h"
 #include "transport/rdma/rdma.h"
@@ -37,9 +39,9 @@ struct Loop {
 class Loops {
  public:
   // Makes the loops with their transports and starts their threads. Throws kUnreachable when BPS_TRANSPORT leaves only
-  // RDMA and RDMA cannot be used.
+  // RDMA and RDMA cannot be used. `trace`: which the loops tell what they do; outlives them.
   Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
-        const transport::Credentials& credentials);
+        const transport::Credentials& credentials, TraceWriter* trace = nullptr);
   Loops(const Loops&) = delete;
   Loops& operator=(const Loops&) = delete;
 
@@ -80,8 +82,19 @@ class Loops {
   };
   std::vector<OpenState> open_state(std::size_t most, const Deadline& deadline) const;
 
-  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
-  std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
+  // Summed over the loops.
+  std::vector<std::pair<std::string, std::uint64_t>> counters() const;
+  // From the start to the end of complete operations.
+  MetricFamily operation_times() const;
+  // What each loop uses. One that has not answered by the deadline says nothing.
+  struct Usage {
+    std::string loop;
+    bool answered = false;
+    std::uint64_t slot_bytes = 0;
+    std::uint64_t open_rounds = 0;
+    worker::WorkerUsage worker{};
+  };
+  std::vector<Usage> usage(const Deadline& deadline) const;
 
  private:
   void find_rails();

@@ -15,6 +15,7 @@
 #include "node/local_address.h"
 #include "node/loops.h"
 #include "node/tcp_rails.h"
+#include "node/trace.h"
 #include "van/scheduler.h"
 #include "van/select.h"
 #include "van/van.h"
@@ -104,14 +105,28 @@ void Process::bring_up() {
   }
   if (options_.startup.hosts_scheduler && !scheduler_) make_scheduler();
   make_van();
-  loops_ = std::make_unique<Loops>(options_, tcp_rails(), view_credentials_);
+  trace_ = make_trace(options_.settings.trace);
+  loops_ = std::make_unique<Loops>(options_, tcp_rails(), view_credentials_, trace_.get());
   listen();
+  inspect();
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   set_log(options_.settings.log_level, van_->self().describe());
   hosts_ = van::Hosts(van_->membership());
   start_servers();
   if (options_.startup.is_worker()) make_worker();
-  dump_on_signal_.emplace([this] { return dump(); });
+  serve_metrics();
+  if (trace_) start_trace();
+}
+
+// From before it joins: whom a start waits for is worth knowing, too.
+void Process::inspect() {
+  auto inspection =
+      std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return dump(with_stacks); },
+                                                      .job = [this](bool with_stacks) { return dump_job(with_stacks); },
+                                                      .reply = [this](const van::Reply& reply) { van_->reply(reply); },
+                                                      .write_file = [this] { write_dump(); }});
+  const std::lock_guard lock(inspection_mutex_);
+  inspection_ = std::move(inspection);
 }
 
 // Servers are reached by everybody, the relays of a host by its ranks.
@@ -201,6 +216,11 @@ van::VanEvents Process::events() {
             if (worker_) worker_->on_reachable(node);
           },
       .on_view_ended = [this](const std::string& why) { end_view(why); },
+      .on_question =
+          [this](const van::Question& question) {
+            const std::lock_guard lock(inspection_mutex_);
+            if (inspection_) inspection_->ask(question);
+          },
       // Waits until each loop knows it: the scheduler tells the workers only after this returns.
       .on_group =
           [this](const van::Group& group) {
@@ -229,6 +249,7 @@ van::VanEvents Process::events() {
 void Process::use(const transport::View& view) {
   const std::lock_guard lock(mutex_);
   view_credentials_ = secret_.credentials.of(view);
+  incarnation_ = view.incarnation;
   if (listeners_) listeners_->use(view_credentials_);
 }
 
@@ -336,11 +357,18 @@ void Process::retire() {
 }
 
 void Process::take_down_loops() {
-  dump_on_signal_.reset();
+  std::unique_ptr<Inspection> inspection;  // destroyed without the lock
+  {
+    const std::lock_guard lock(inspection_mutex_);
+    inspection.swap(inspection_);
+  }
+  inspection.reset();
+  metrics_server_.reset();
   leaving_ = true;
   if (connector_) connector_->stop();
   if (loops_) loops_->stop();
-  std::unique_ptr<Loops> loops;  // its connections are closed without the lock
+  const std::unique_ptr<TraceWriter> trace = std::move(trace_);  // ends after the loops
+  std::unique_ptr<Loops> loops;                                  // its connections are closed without the lock
   {
     const std::lock_guard lock(mutex_);
     listeners_.reset();
@@ -375,10 +403,6 @@ bool Process::view_ended() {
 
 bool Process::wait_for_end() {
   return van_->wait_for_end();
-}
-
-std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
-  return loops_->metrics();
 }
 
 std::vector<std::string> Process::routes() const {

@@ -22,9 +22,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
+#include "core/exposition.h"
+#include "core/trace_writer.h"
 #include "node/call_gate.h"
-#include "node/dump_signal.h"
+#include "node/inspection.h"
 #include "node/job_secret.h"
+#include "node/metrics_server.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
 #include "transport/tcp/tcp_rails.h"
@@ -90,11 +94,17 @@ class Process {
   bool two_phase() const { return options_.two_phase(); }
   // Whether only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
-  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds".
+  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and "silent_loops", those
+  // that have not answered within two seconds and are not part of the former.
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
-  // JSON: the operations of this process that are not finished, and the rounds that its servers have open, with whom
-  // they wait for. Answers within two seconds, and names the loops that have not answered by then.
-  std::string dump() const;
+  // The same and more for Prometheus: node/process_metrics.cc. Takes two seconds at most.
+  MetricFamilies metric_families() const;
+  // JSON: what this process waits for, whom the rounds of its servers wait for, its last operations and its counters.
+  // Answers within a second or so, and names the loops that have not answered by then. See docs/troubleshooting.md.
+  std::string dump(bool with_stacks) const;
+  // JSON: what the scheduler knows, and what all members of the job say of themselves. Throws what ask_scheduler()
+  // throws.
+  std::string dump_job(bool with_stacks) const;
   // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> routes() const;
 
@@ -128,15 +138,26 @@ class Process {
   void lose_connection(std::uint32_t node, const std::string& why);
   void end_operations();
 
+  void serve_metrics();
+  void start_trace();
+
   std::vector<transport::tcp::TcpRail> tcp_rails() const;
+
+  std::string describe_job() const;
+  std::string describe_members() const;
+  void inspect();
+  void note_failure();
+  void write_dump();
 
   CallGate calls_;
   const ProcessOptions options_;
   const JobSecret secret_;
-  const std::uint32_t renews_ = 0;           // the node that it was in the view before
-  transport::Credentials view_credentials_;  // for connections between members; set before this process joins
+  const std::uint32_t renews_ = 0;             // the node that it was in the view before
+  std::atomic<std::uint64_t> incarnation_{0};  // of the scheduler; 0: not found yet
+  transport::Credentials view_credentials_;    // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
+  std::unique_ptr<TraceWriter> trace_;  // outlives the loops
   std::unique_ptr<Loops> loops_;
   std::unique_ptr<Listeners> listeners_;
   van::Hosts hosts_;
@@ -144,7 +165,7 @@ class Process {
   std::atomic<bool> leaving_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> down_{false};
-  std::mutex mutex_;  // the van may report losses before the worker is made, and when the loops are gone
+  mutable std::mutex mutex_;  // the van may report losses before the worker is made, and when the loops are gone
   std::unique_ptr<worker::Worker> worker_;
   struct EarlyEvent {
     std::uint32_t node;
@@ -153,7 +174,10 @@ class Process {
   };
   std::vector<EarlyEvent> early_events_;
   std::vector<std::shared_ptr<worker::Operation>> suspended_;
-  std::optional<DumpOnSignal> dump_on_signal_;
+  std::mutex inspection_mutex_;
+  std::unique_ptr<Inspection> inspection_;  // guarded by inspection_mutex_
+  Clock::time_point next_file_;             // of the thread of inspection_
+  std::unique_ptr<MetricsServer> metrics_server_;
 };
 
 }  // namespace bps::node

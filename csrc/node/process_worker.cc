@@ -45,6 +45,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
   worker::WorkerOptions made;
   made.hosts = hosts;
   made.two_phase = options.two_phase();
+  made.times_operations = options.settings.metrics.port.has_value() || options.settings.trace.is_on();
   made.key_map.hash = options.key_hash;
   made.key_map.servers = members.servers;
   made.key_map.workers = members.workers;
@@ -137,7 +138,9 @@ std::uint64_t Process::wished_partition() const {
 }
 
 std::unique_ptr<worker::Worker> Process::connect_worker() {
-  auto worker = std::make_unique<worker::Worker>(worker_options(options_, van_->membership(), hosts_), *van_);
+  worker::WorkerOptions options = worker_options(options_, van_->membership(), hosts_);
+  options.trace = trace_.get();
+  auto worker = std::make_unique<worker::Worker>(std::move(options), *van_);
   connector_ = std::make_unique<Connector>(options_, van_->membership(), van_->self(), hosts_, *loops_);
   const double patience_s = options_.settings.deadlines.join;
   const Deadline deadline = Deadline::after(patience_s);
@@ -160,8 +163,16 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
   return worker;
 }
 
+// From any thread, and perhaps with mutex_ held: by one that tells the worker of a loss.
+void Process::note_failure() {
+  if (options_.settings.dump_dir.empty()) return;
+  const std::lock_guard lock(inspection_mutex_);
+  if (inspection_) inspection_->note_failure();
+}
+
 void Process::make_worker() {
   auto worker = connect_worker();
+  worker->on_failure = [this] { note_failure(); };
   std::vector<EarlyEvent> early;
   {
     const std::lock_guard lock(mutex_);

@@ -8,6 +8,7 @@ namespace bps::python {
 void bind_errors(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_doctor(pybind11::module_& module);
+void bind_inspection(pybind11::module_& module);
 void bind_handle(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_prepared(pybind11::module_& module);

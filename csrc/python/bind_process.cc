@@ -214,7 +214,21 @@ void bind_process(py::module_& module) {
            "Tells all members that this process ends with an exception, before its shutdown.")
       .def("wait_for_end", as_call(+[](Process& p) { return p.wait_for_end(); }), MayWait())
       .def("metrics", as_call(+[](Process& p) { return p.metrics(); }), MayWait())
-      .def("dump", as_call(+[](Process& p) { return p.dump(); }), MayWait(),
+      .def("metric_families", as_call(+[](Process& p) {
+             using Sample = std::tuple<std::string, std::map<std::string, std::string>, double>;
+             std::vector<std::tuple<std::string, std::string, std::string, std::vector<Sample>>> families;
+             for (const MetricFamily& family : p.metric_families()) {
+               std::vector<Sample> samples;
+               for (const MetricFamily::Sample& one : family.samples) {
+                 samples.emplace_back(
+                     one.suffix, std::map<std::string, std::string>(one.labels.begin(), one.labels.end()), one.value);
+               }
+               families.emplace_back(family.name, std::string(name_of(family.type)), family.help, std::move(samples));
+             }
+             return families;
+           }),
+           MayWait(), "(name, type, help, [(suffix, labels, value)]) of each family that Prometheus is told.")
+      .def("dump", as_call(+[](Process& p) { return p.dump(false); }), MayWait(),
            "JSON: the operations that are not finished, and the rounds that servers of this process have open.")
       .def_property_readonly("routes", as_call(+[](Process& p) { return p.routes(); }))
       .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))

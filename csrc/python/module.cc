@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   bps::python::bind_errors(module);
   bps::python::bind_config(module);
   bps::python::bind_doctor(module);
+  bps::python::bind_inspection(module);
   bps::python::bind_tensor(module);
   bps::python::bind_memory(module);
   bps::python::bind_handle(module);

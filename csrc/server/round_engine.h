@@ -141,6 +141,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void commit(Round& round);
   void close_if_over(Round& round);
   void release(Slot*& slot);
+  void trace(TraceStage stage, const Round& round, std::uint32_t rank);
 
   // round_engine.cc
   struct Gone {

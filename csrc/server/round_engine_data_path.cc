@@ -62,6 +62,7 @@ void RoundEngine::take(Push& push) {
   Arrival& arrival = round.arrivals[push.contributor];
   counters_.pushes.add();
   record(round, arrival, push);
+  if (counters_.trace != nullptr) trace(TraceStage::kPushed, round, push.session.worker_rank());
   const bool pulls = (push.header.flags & tensor::kIsPull) != 0;
   if (!pulls) {
     // A push on its own: its memory is the worker's again once we hold the bytes.
@@ -206,14 +207,22 @@ void RoundEngine::answer_all(Round& round, const std::byte* result) {
   round.summed = true;
   counters_.rounds.add();
   counters_.summed_bytes.add(round.first.length);
+  if (counters_.trace != nullptr) trace(TraceStage::kSummed, round, 0);
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
     if (!arrival.pull_waiting) continue;
     is_two_phase ? propose(round, arrival, result) : answer(round, arrival, result);
   }
+  if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
   if (is_two_phase && round.landing == 0) return commit(round);
   close_if_over(round);
+}
+
+void RoundEngine::trace(TraceStage stage, const Round& round, std::uint32_t rank) {
+  const RoundKey& key = round.key;
+  counters_.trace->record(stage, {key.group, key.tensor, round.number, key.partition, key.for_host}, rank,
+                          round.first.length);
 }
 
 // The slot of the first payload becomes the result: it is read before it is written, block by block. False: no payload

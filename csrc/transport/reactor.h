@@ -77,15 +77,24 @@ class Reactor {
     Reactor* reactor_;  // none in some tests
   };
 
-  // Runs `task` under the progress lock and waits for it; exceptions come back to the caller.
+  // Runs `task` under the progress lock. A loop that hangs answers late, or never: what the task refers to must live as
+  // long as the loop.
   template <typename F>
-  auto call(F task) -> decltype(task()) {
-    const auto self = std::this_thread::get_id();
-    if (self == thread_.get_id() || self == caller_.load() || !thread_.joinable()) return task();
+  auto ask(F task) -> std::future<decltype(task())> {
     auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
     auto result = packaged->get_future();
-    loop_.post([packaged] { (*packaged)(); });
-    return result.get();
+    const auto self = std::this_thread::get_id();
+    if (self == thread_.get_id() || self == caller_.load() || !thread_.joinable()) {
+      (*packaged)();
+    } else {
+      loop_.post([packaged] { (*packaged)(); });
+    }
+    return result;
+  }
+  // The same, and waits for it; exceptions come back to the caller.
+  template <typename F>
+  auto call(F task) -> decltype(task()) {
+    return ask(std::move(task)).get();
   }
 
  private:

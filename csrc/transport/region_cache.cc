@@ -26,6 +26,12 @@ void RegionCache::forget(std::uint64_t identity) {
   regions_.erase(found);
 }
 
+std::uint64_t RegionCache::bytes() const {
+  std::uint64_t sum = 0;
+  for (const Entry& entry : by_use_) sum += entry.region->bytes().size();
+  return sum;
+}
+
 void RegionCache::evict() {
   for (auto it = by_use_.end(); it != by_use_.begin() && regions_.size() > limit_;) {
     if ((--it)->region.use_count() > 1) continue;

@@ -30,6 +30,8 @@ class RegionCache {
   void forget(std::uint64_t identity);
 
   std::size_t size() const { return regions_.size(); }
+  // Of all regions. Walks through them.
+  std::uint64_t bytes() const;
   std::uint64_t hits() const { return hits_; }
   std::uint64_t misses() const { return misses_; }
 

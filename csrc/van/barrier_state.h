@@ -29,6 +29,7 @@ class BarrierState {
   // Cancels every call and returns the callers.
   std::vector<Caller> cancel_all();
   bool empty() const;
+  bool waits(std::uint32_t rank) const;
   const std::vector<std::uint32_t>& ranks() const { return ranks_; }
 
  private:

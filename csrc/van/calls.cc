@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/json.h"
+
 namespace bps::van {
 namespace {
 
@@ -31,6 +33,29 @@ bool Calls::fail_if_gone(const Member& caller, std::uint32_t call, std::span<con
     return true;
   }
   return false;
+}
+
+std::string Calls::waiting() const {
+  JsonList list;
+  const auto add = [&](const std::string& what, const BarrierState& state) {
+    if (state.empty()) return;
+    JsonList here;
+    JsonList missing;
+    for (const std::uint32_t rank : state.ranks()) (state.waits(rank) ? here : missing).add(rank);
+    list.add_raw(JsonObject().add("what", what).add_raw("ranks", here.end()).add_raw("missing", missing.end()).end());
+  };
+  for (const auto& [group, state] : barriers_by_group_) add("barrier of " + name_group(group), state);
+  for (const auto& [key, state] : new_groups_) add("new_group('" + key.second + "')", state);
+  for (const auto& [group, forming] : forming_) {
+    JsonList unaware;
+    for (const Member& member : members_.members()) {
+      if (std::ranges::count(forming.unaware, member.peer) > 0) unaware.add(member.node->describe());
+    }
+    JsonObject one;
+    one.add("what", "new_group() of " + name_group(group)).add_raw("ranks", "[]").add_raw("missing", "[]");
+    list.add_raw(one.add_raw("servers", unaware.end()).end());
+  }
+  return list.end();
 }
 
 void Calls::declare(const Member& caller, const Declare& call) {

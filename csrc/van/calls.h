@@ -33,6 +33,8 @@ class Calls {
   void cancel(const Member& caller, const Cancel& call);
   // This member has left or is lost.
   void gone(const Member& member);
+  // As JSON: which ranks wait in barriers, or to form a group, and for whom.
+  std::string waiting() const;
 
   std::uint64_t declared() const { return declared_; }
   std::uint64_t barriers() const { return barriers_; }

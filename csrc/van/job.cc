@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/json.h"
+
 namespace bps::van {
 namespace {
 
@@ -23,7 +25,8 @@ bool is_awaited(const Member& member) {
 Job::Job(Options options, Events events)
     : options_(std::move(options)),
       events_(std::move(events)),
-      rendezvous_(options_.registry.workers, options_.registry.servers) {}
+      rendezvous_(options_.registry.workers, options_.registry.servers),
+      inquiries_(events_.send) {}
 
 bool Job::knows(Peer peer) const {
   return patience_.contains(peer) || (members_ && members_->find(peer) != nullptr);
@@ -31,11 +34,14 @@ bool Job::knows(Peer peer) const {
 
 bool Job::receive(Peer peer, Message&& message) {
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
+  if (const auto* asked = std::get_if<Ask>(&message))
+    return inquiries_.ask(peer, *asked, members_.get(), state()), true;
   Member* const member = members_ ? members_->find(peer) : nullptr;
   // A sign of life; a Leave says itself what to tell those who suspect this member.
   if (!suspicions_.empty() && member != nullptr && !std::holds_alternative<Leave>(message)) answer_suspicions(*member);
   if (std::holds_alternative<Heartbeat>(message)) return true;
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
+  if (const auto* reply = std::get_if<Reply>(&message)) return inquiries_.reply(*member, *reply), true;
   if (phase_ == Phase::kRenewing && !std::holds_alternative<Leave>(message) &&
       !std::holds_alternative<Suspect>(message)) {
     return true;  // a call of the view that has ended: it has failed where it came from
@@ -56,6 +62,24 @@ bool Job::receive(Peer peer, Message&& message) {
                         [](const auto&) { return false; },
                     },
                     message);
+}
+
+// As JSON: which processes it waits for, and which calls wait for which ranks.
+std::string Job::state() const {
+  constexpr const char* kPhases[] = {"gathering", "running", "renewing", "over"};
+  JsonObject state;
+  state.add("phase", std::string(kPhases[static_cast<std::size_t>(phase_)])).add("epoch", epoch_);
+  state.add("missing", phase_ == Phase::kGathering ? rendezvous_.missing() : "");
+  if (phase_ == Phase::kRenewing) {
+    JsonList awaited;
+    for (const Member& member : members_->members()) {
+      if (is_awaited(member)) awaited.add(member.node->id);
+    }
+    state.add("why_renewed", why_renewed_).add_raw("awaited", awaited.end());
+  }
+  if (calls_) state.add_raw("calls", calls_->waiting());
+  state.add_raw("members", members_ ? describe_members(*members_, events_.silence_ms) : "[]");
+  return state.end();
 }
 
 bool Job::join(Peer peer, const Join& join) {
@@ -297,6 +321,7 @@ void Job::answer_suspicions(const Member& about) {
 }
 
 void Job::closed(Peer peer, const std::string& why) {
+  inquiries_.closed(peer);
   std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
   if (patience_.erase(peer) != 0) {
     rendezvous_.remove(peer);

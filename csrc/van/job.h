@@ -19,6 +19,7 @@
 
 #include "core/clock.h"
 #include "van/calls.h"
+#include "van/inquiries.h"
 #include "van/member_table.h"
 #include "van/rendezvous.h"
 
@@ -36,9 +37,10 @@ class Job {
 
   struct Events {
     Calls::Send send;
-    std::function<void(const std::string& why)> on_lost;  // a member
-    std::function<void()> on_over;                        // before the members learn of it
-    std::function<void(std::uint32_t epoch)> on_epoch;    // of the view that who connects from here on will be in
+    std::function<void(const std::string& why)> on_lost;     // a member
+    std::function<void()> on_over;                           // before the members learn of it
+    std::function<void(std::uint32_t epoch)> on_epoch;       // of the view that who connects from here on will be in
+    std::function<std::int64_t(Peer)> silence_ms = nullptr;  // since this peer was heard of last
   };
 
   Job(Options options, Events events);
@@ -57,12 +59,14 @@ class Job {
   // Whether this peer waits for the others, or is a member.
   bool knows(Peer peer) const;
   bool waits(Peer peer) const { return patience_.contains(peer); }
+  std::uint32_t epoch() const { return epoch_; }
   std::uint64_t lost() const { return lost_; }
   std::uint64_t refused() const { return refused_; }
   std::uint64_t declared() const { return calls_ ? calls_->declared() : 0; }
   std::uint64_t barriers() const { return calls_ ? calls_->barriers() : 0; }
 
  private:
+  std::string state() const;
   bool join(Peer peer, const Join& join);
   void start(Rendezvous::Seating seating);
   bool goes_on() const;
@@ -91,6 +95,7 @@ class Job {
   std::unordered_map<Peer, Clock::time_point> patience_;  // of members that wait for the others
   std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;
+  Inquiries inquiries_;
   // Members whose connection to another one broke, while it is not known whether that one is lost.
   struct Suspicion {
     Peer from;

@@ -28,6 +28,13 @@ const Node* Membership::by_id(std::uint32_t id) const {
   return id == 0 || id > nodes.size() ? nullptr : &nodes[id - 1];
 }
 
+std::string Membership::name_of(std::uint32_t id) const {
+  const Node* node = by_id(id);
+  if (node == nullptr) return "?";
+  if (node->server_rank >= 0) return "server " + std::to_string(node->server_rank);
+  return "worker " + std::to_string(node->worker_rank);
+}
+
 std::uint32_t Membership::all_server_loops() const {
   std::uint32_t loops = 0;
   for (const Node& node : nodes) loops += node.server_rank == kNoRank ? 0U : node.server_loops;

@@ -78,6 +78,8 @@ struct Membership {
   const Node* worker(std::uint32_t rank) const;
   const Node* server(std::uint32_t rank) const;
   const Node* by_id(std::uint32_t id) const;
+  // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
+  std::string name_of(std::uint32_t id) const;
   // Loops of all servers together.
   std::uint32_t all_server_loops() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.

@@ -22,6 +22,7 @@ namespace bps::van {
 
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;  // a Declare of 10,000 tensors takes about 1 MB
 inline constexpr std::size_t kMostTextBytes = 16384;         // an error text quotes a name and two shapes
+inline constexpr std::size_t kMostReportBytes = 1U << 20;    // of one member, see Ask
 
 struct Join {  // node -> scheduler: the ranks are requests
   Node node;
@@ -203,10 +204,54 @@ struct ViewEnded {
   bool operator==(const ViewEnded&) const = default;
 };
 
+// What the members of a job are doing, for people. Somebody asks the scheduler, which asks each member and passes on
+// what they reply. Who asks need not be a member, but has to know the job's secret.
+struct Ask {  // -> scheduler; the reply is Asked, and then a Told of each member that replies
+  std::uint32_t call = 0;
+  bool stacks = false;  // also where the threads of Python programs are
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.stacks); }
+  bool operator==(const Ask&) const = default;
+};
+struct Asked {
+  std::uint32_t call = 0;
+  std::uint32_t members = 0;  // so many have been asked
+  std::string state;          // of the scheduler, as JSON
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.members);
+    io.bounded(m.state, kMostReportBytes);
+  }
+  bool operator==(const Asked&) const = default;
+};
+struct Question {  // scheduler -> member; the reply is Reply
+  std::uint64_t number = 0;
+  bool stacks = false;
+  static constexpr void fields(auto& io, auto& m) { io(m.number, m.stacks); }
+  bool operator==(const Question&) const = default;
+};
+struct Reply {
+  std::uint64_t number = 0;
+  std::string report;  // as JSON
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.number);
+    io.bounded(m.report, kMostReportBytes);
+  }
+  bool operator==(const Reply&) const = default;
+};
+struct Told {  // scheduler -> who asked
+  std::uint32_t call = 0;
+  std::uint32_t node = 0;
+  std::string report;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.node);
+    io.bounded(m.report, kMostReportBytes);
+  }
+  bool operator==(const Told&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
 using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
                              Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
-                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded>;
+                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded, Ask, Asked, Question, Reply, Told>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "van/pending_calls.h"
 
+#include <utility>
+
 #include "core/interrupt.h"
 
 namespace bps::van {
@@ -13,7 +15,7 @@ const Failed kClosed{.call = 0,
 
 }  // namespace
 
-PendingCalls::Call::Call(PendingCalls& calls) : calls_(calls), number_(0) {
+PendingCalls::Call::Call(PendingCalls& calls, std::string what) : calls_(calls), what_(std::move(what)), number_(0) {
   const std::lock_guard lock(calls_.mutex_);
   if (calls_.closed_) throw Error(kClosed.code, kClosed.text, kClosed.hint);
   do {
@@ -21,7 +23,8 @@ PendingCalls::Call::Call(PendingCalls& calls) : calls_(calls), number_(0) {
   } while (number_ == 0 || !calls_.waiting_.try_emplace(number_, this).second);
 }
 
-PendingCalls::Call::Call(PendingCalls& calls, std::uint32_t number) : calls_(calls), number_(number) {
+PendingCalls::Call::Call(PendingCalls& calls, std::string what, std::uint32_t number)
+    : calls_(calls), what_(std::move(what)), number_(number) {
   const std::lock_guard lock(calls_.mutex_);
   calls_.waiting_[number_] = this;
 }
@@ -64,6 +67,17 @@ void PendingCalls::close() {
     if (!call->answer_) call->answer_ = kClosed;
     call->answered_.notify_one();
   }
+}
+
+std::vector<WaitingCall> PendingCalls::list() {
+  const auto now = Clock::now();
+  std::vector<WaitingCall> found;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, call] : waiting_) {
+    const auto since = std::chrono::duration_cast<std::chrono::milliseconds>(now - call->since_).count();
+    found.push_back({call->what_, since});
+  }
+  return found;
 }
 
 void PendingCalls::reset() {

@@ -10,9 +10,11 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "core/clock.h"
 #include "van/messages.h"
+#include "van/van.h"
 
 namespace bps::van {
 
@@ -21,13 +23,15 @@ class PendingCalls {
   // One call; removes itself when destroyed. Lives on the caller's stack.
   class Call {
    public:
-    explicit Call(PendingCalls& calls);               // with the next free number; throws kNotInitialized after close()
-    Call(PendingCalls& calls, std::uint32_t number);  // with this number; also after close()
+    // `what`, for people: "the barrier of group 0".
+    Call(PendingCalls& calls, std::string what);  // with the next free number; throws kNotInitialized after close()
+    Call(PendingCalls& calls, std::string what, std::uint32_t number);  // with this number; also after close()
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
     std::uint32_t number() const { return number_; }
+    const std::string& what() const { return what_; }
     // The answer; nothing when the deadline passed first. Throws the error of break_all() if that comes or came first,
     // and what a Failed or Refused says.
     std::optional<Message> wait(const Deadline& deadline);
@@ -35,6 +39,8 @@ class PendingCalls {
    private:
     friend class PendingCalls;
     PendingCalls& calls_;
+    const std::string what_;
+    const Clock::time_point since_ = Clock::now();
     std::uint32_t number_;
     std::condition_variable answered_;
     std::optional<Message> answer_;
@@ -47,6 +53,7 @@ class PendingCalls {
   void close();
   // For a new connection.
   void reset();
+  std::vector<WaitingCall> list();
 
  private:
   std::mutex mutex_;

@@ -69,7 +69,8 @@ class Scheduler::Impl {
                                      .on_lost = options_.on_lost,
                                      // Members that learn of the end may start the next job on this port at once.
                                      .on_over = [this] { close_listener(); },
-                                     .on_epoch = [this](std::uint32_t epoch) { begin(epoch); }}) {
+                                     .on_epoch = [this](std::uint32_t epoch) { begin(epoch); },
+                                     .silence_ms = [this](Peer peer) { return silence_ms(peer); }}) {
     Fd listener = listen_on_first_free(options_);
     port_ = transport::Listener::port_of(listener.get());
     listener_loop_.call([&] {
@@ -100,7 +101,9 @@ class Scheduler::Impl {
     loop_.wake();
   }
 
-  Counters counters() const { return {messages_, declared_, barriers_, lost_, refused_ + listener_->refused()}; }
+  Counters counters() const {
+    return {messages_, declared_, barriers_, lost_, refused_ + listener_->refused(), members_, epoch_, silence_ms_};
+  }
 
  private:
   double period_s() const { return options_.heartbeat_timeout_s / 4; }
@@ -137,6 +140,12 @@ class Scheduler::Impl {
 
   void close_listener() {
     listener_loop_.call([this] { listener_->close(); });
+  }
+
+  std::int64_t silence_ms(Peer peer) const {
+    const auto found = connections_.find(peer);
+    if (found == connections_.end()) return 0;
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - found->second->heard()).count();
   }
 
   // On the listener's thread: unauthenticated peers never reach the loop that sends heartbeats.
@@ -194,6 +203,7 @@ class Scheduler::Impl {
     const bool was_stopped = since_last > timeout / 2;
     std::vector<std::pair<Peer, double>> silent;
     std::size_t members = 0;
+    double longest_s = 0;
     std::size_t heard = 0;  // members that have sent a heartbeat when it was due
     for (const auto& [peer, connection] : connections_) {
       // Members need not send heartbeats before all have joined, however long that takes.
@@ -202,12 +212,15 @@ class Scheduler::Impl {
       if (job_.knows(peer)) {
         connection->send(Heartbeat{});
         ++members;
+        longest_s = std::max(longest_s, silence.count());
         if (silence < timeout / 2) ++heard;
         if (silence > timeout) silent.emplace_back(peer, silence.count());
       } else if (silence > kLinger) {
         silent.emplace_back(peer, silence.count());
       }
     }
+    members_ = members;
+    silence_ms_ = static_cast<std::uint64_t>(longest_s * 1e3);
     // A network that is cut in one direction: the others are in good health, and hear what is said here of them.
     const bool hears_nobody = members > 1 && heard == 0;
     for (const auto& [peer, seconds] : silent) {
@@ -224,6 +237,7 @@ class Scheduler::Impl {
     barriers_ = job_.barriers();
     lost_ = job_.lost();
     refused_ = job_.refused();
+    epoch_ = job_.epoch();
   }
 
   const SchedulerOptions options_;
@@ -239,6 +253,7 @@ class Scheduler::Impl {
   std::uint16_t port_ = 0;
 
   std::atomic<std::uint64_t> messages_{0}, declared_{0}, barriers_{0}, lost_{0}, refused_{0};
+  std::atomic<std::uint64_t> members_{0}, epoch_{1}, silence_ms_{0};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::condition_variable changed_;

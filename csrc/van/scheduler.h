@@ -43,9 +43,12 @@ class Scheduler {
   bool wait();
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
-  // What the scheduler counted, for tests: declares, barriers, lost nodes, refused callers.
+  // What the scheduler counted: declares, barriers, lost nodes, refused callers; and what is not a counter: members,
+  // the number of the view, and for how long the most silent member has said nothing, as of the last look (four in the
+  // time-out of heartbeats).
   struct Counters {
     std::uint64_t messages, declared, barriers, lost, refused;
+    std::uint64_t members, epoch, silence_ms;
   };
   Counters counters() const;
 

@@ -91,6 +91,7 @@ void SchedulerSession::answer_suspicion(std::uint32_t node) {
 }
 
 void SchedulerSession::receive(Message&& message) {
+  heard_ns_ = Clock::now().time_since_epoch().count();
   if (auto* first = std::get_if<Welcome>(&message); first != nullptr && !joined_) return welcome(std::move(*first));
   if (const auto* refused = std::get_if<Refused>(&message)) {
     if (joined_) return expel(refused->text);
@@ -105,6 +106,10 @@ void SchedulerSession::receive(Message&& message) {
     return;
   }
   if (const auto* ended = std::get_if<ViewEnded>(&message)) return end_view(ended->text);
+  if (const auto* question = std::get_if<Question>(&message)) {
+    if (events_.on_question) events_.on_question(*question);
+    return;
+  }
   if (const auto* reachable = std::get_if<Reachable>(&message)) return answer_suspicion(reachable->node);
   if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, "");
   if (const auto* failed = std::get_if<TensorFailed>(&message)) {
@@ -175,6 +180,10 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
 void SchedulerSession::go_on_alone(const std::string& why) {
   connection_.reset();
   alone_ = "the scheduler at " + where_ + " was lost: " + why;
+  {
+    const std::lock_guard lock(mutex_);
+    why_alone_ = alone_;
+  }
   const std::string effect = alone_ + "; sums of declared names go on, but barriers, commits, new names, new groups " +
                              "and the loss of a member need the scheduler";
   log_warning(effect);
@@ -231,6 +240,12 @@ SchedulerSession::End SchedulerSession::wait_for_end(const Deadline& deadline) {
 std::string SchedulerSession::why_lost() {
   const std::lock_guard lock(mutex_);
   return why_lost_;
+}
+
+std::string SchedulerSession::why_scheduler_lost() {
+  const std::lock_guard lock(mutex_);
+  if (!why_alone_.empty()) return why_alone_;
+  return end_ == End::kSchedulerLost ? why_lost_ : "";
 }
 
 void SchedulerSession::beat() {

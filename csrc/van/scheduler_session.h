@@ -45,6 +45,7 @@ class SchedulerSession {
   void post(const Message& message);
   void suspect(std::uint32_t node, const std::string& why);
   bool joined() const { return joined_; }
+  Clock::time_point heard() const { return Clock::time_point(Duration(heard_ns_)); }
   const Membership& membership() const { return membership_; }  // once joined
   const Node& self() const { return *self_; }                   // once joined
   // Lets wait_for_end() return kBadly.
@@ -54,6 +55,8 @@ class SchedulerSession {
   // kNotYet when the deadline passed first.
   End wait_for_end(const Deadline& deadline);
   std::string why_lost();
+  // How the scheduler was lost, also where this node goes on; or nothing.
+  std::string why_scheduler_lost();
   // Node and text of the first loss; an empty text: none so far.
   std::pair<std::uint32_t, std::string> first_loss();
 
@@ -93,12 +96,14 @@ class SchedulerSession {
   std::map<std::uint32_t, std::string> suspected_;  // why, until the scheduler has told what it knows
 
   std::atomic<bool> joined_{false};
+  std::atomic<Duration::rep> heard_ns_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> view_ended_{false};
   std::mutex mutex_;
   std::condition_variable ended_;
   End end_ = End::kNotYet;                            // guarded by mutex_
   std::string why_lost_;                              // guarded by mutex_
+  std::string why_alone_;                             // guarded by mutex_: alone_, for other threads
   std::pair<std::uint32_t, std::string> first_loss_;  // guarded by mutex_
   std::thread thread_;
 };

@@ -51,9 +51,9 @@ class Van::Impl {
 
   std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step) {
     require_worker("barrier");
-    PendingCalls::Call call(session_.calls());
+    PendingCalls::Call call(session_.calls(), "the barrier of group " + std::to_string(group.id));
     session_.post(Barrier{call.number(), group.id, partition_bytes, ends_step});
-    return await<Done>(call, timeout_s, "the barrier of group " + std::to_string(group.id)).partition_bytes;
+    return await<Done>(call, timeout_s).partition_bytes;
   }
 
   std::vector<TensorId> declare(std::span<const TensorSpec> tensors) {
@@ -61,7 +61,7 @@ class Van::Impl {
     for (const TensorSpec& tensor : tensors) check_spec(tensor);
     std::list<PendingCalls::Call> calls;
     for (std::size_t next = 0; next < tensors.size();) {
-      Declare batch{.call = calls.emplace_back(session_.calls()).number(), .tensors = {}};
+      Declare batch{.call = calls.emplace_back(session_.calls(), "declaring tensors").number(), .tensors = {}};
       for (std::size_t bytes = 0; next < tensors.size() && bytes < kMostBatchBytes; ++next) {
         bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * session_.membership().servers;
         batch.tensors.push_back(tensors[next]);
@@ -71,7 +71,7 @@ class Van::Impl {
     std::vector<TensorId> ids;
     const Deadline deadline = Deadline::after(options_.call_timeout_s);
     for (PendingCalls::Call& call : calls) {
-      auto answer = await<Declared>(call, deadline.left_ms() / 1e3, "declaring tensors");
+      auto answer = await<Declared>(call, deadline.left_ms() / 1e3);
       std::ranges::move(answer.tensors, std::back_inserter(ids));
     }
     if (ids.size() != tensors.size()) unexpected();
@@ -83,9 +83,9 @@ class Van::Impl {
     if (name.size() > kMostNameBytes) {
       throw Error(ErrorCode::kInvalidArgument, "the name of the group is too long", "use at most 4096 bytes");
     }
-    PendingCalls::Call call(session_.calls());
+    PendingCalls::Call call(session_.calls(), "making the group '" + name + "'");
     session_.post(NewGroup{call.number(), ranks, name});
-    return {await<GroupReady>(call, timeout_s, "making the group '" + name + "'").group, std::move(ranks)};
+    return {await<GroupReady>(call, timeout_s).group, std::move(ranks)};
   }
 
   bool leave(double timeout_s, std::string failure) {
@@ -139,7 +139,7 @@ class Van::Impl {
     if (left_.exchange(true)) return;
     session_.calls().close();
     auto [lost_node, reason] = session_.first_loss();
-    PendingCalls::Call call(session_.calls(), kLeaveCall);
+    PendingCalls::Call call(session_.calls(), "leaving the job", kLeaveCall);
     session_.post(
         Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason), std::move(failure)});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
@@ -151,7 +151,7 @@ class Van::Impl {
     FoundScheduler found = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
     const std::string where = found.where;
     session_.calls().reset();
-    PendingCalls::Call call(session_.calls(), kJoinCall);
+    PendingCalls::Call call(session_.calls(), "joining the job", kJoinCall);
     session_.open(std::move(found),
                   {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms()), options_.renews});
     try {
@@ -175,7 +175,7 @@ class Van::Impl {
   }
 
   template <typename Answer>
-  Answer await(PendingCalls::Call& call, double timeout_s, const std::string& what) {
+  Answer await(PendingCalls::Call& call, double timeout_s) {
     std::optional<Message> answer;
     try {
       answer = call.wait(Deadline::after(timeout_s));
@@ -193,7 +193,7 @@ class Van::Impl {
     const auto* missing = answer ? std::get_if<Missing>(&*answer) : nullptr;
     if (answer && missing == nullptr) unexpected();
     const std::string reason = missing == nullptr || missing->text.empty() ? "no answer" : missing->text;
-    throw Error(ErrorCode::kTimeout, what + " took longer than " + seconds_text(timeout_s) + ": " + reason,
+    throw Error(ErrorCode::kTimeout, call.what() + " took longer than " + seconds_text(timeout_s) + ": " + reason,
                 "look into the logs of the ranks that are missing, or raise BPS_TIMEOUT");
   }
 
@@ -244,6 +244,21 @@ void Van::suspect(std::uint32_t node, const std::string& why) {
 void Van::abort(const std::string& exception) {
   impl_->abort(exception);
 }
+void Van::reply(const Reply& reply) {
+  impl_->session_.post(reply);
+}
+const std::string& Van::scheduler_host() const {
+  return impl_->options_.scheduler_host;
+}
+const std::vector<std::uint16_t>& Van::scheduler_ports() const {
+  return impl_->options_.scheduler_ports;
+}
+std::string Van::why_lost() const {
+  return impl_->session_.why_scheduler_lost();
+}
+std::vector<WaitingCall> Van::waiting_calls() const {
+  return impl_->session_.calls().list();
+}
 void Van::inquire(std::uint32_t node) {
   impl_->inquire(node);
 }
@@ -252,6 +267,9 @@ bool Van::wait_for_end() {
 }
 bool Van::joined() const {
   return impl_->session_.joined();
+}
+Clock::time_point Van::heard() const {
+  return impl_->session_.heard();
 }
 bool Van::view_ended() const {
   return impl_->session_.view_ended();

@@ -20,6 +20,7 @@
 #include "core/event_loop.h"
 #include "transport/handshake.h"
 #include "van/membership.h"
+#include "van/messages.h"
 
 namespace bps::van {
 
@@ -50,6 +51,8 @@ struct VanEvents {
   // The job goes on as another view, which this node has to join by another van: everything that is under way fails
   // with kRoundAborted, and so does every further call.
   std::function<void(const std::string& why)> on_view_ended = nullptr;
+  // Somebody wants to know what this process does; answer with Van::reply().
+  std::function<void(const Question&)> on_question = nullptr;
   // Servers: a group exists. Called before any worker may use it.
   std::function<void(const Group&)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
@@ -60,6 +63,12 @@ struct VanEvents {
   std::function<std::string()> find_stuck = nullptr;
   // Asked of a server once the scheduler is lost: whether a worker is still connected to it. The last one ends it.
   std::function<bool()> is_in_use = nullptr;
+};
+
+// A call of this process that the scheduler has not answered.
+struct WaitingCall {
+  std::string what;
+  std::int64_t since_ms = 0;
 };
 
 // What to do about kRoundAborted.
@@ -102,6 +111,9 @@ class Van {
   // follows as always; if the scheduler hears it, on_reachable.
   void inquire(std::uint32_t node);
 
+  // From any thread.
+  void reply(const Reply& reply);
+
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
   // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without
   // leaving counts as lost. Calls that other threads wait in, and later ones, fail with kNotInitialized.
@@ -116,6 +128,15 @@ class Van {
   // Of a van whose view has ended: throws kPeerLost when there will be no next one.
   void require_next_view() const;
   bool joined() const;
+  // Where it looks for the scheduler.
+  const std::string& scheduler_host() const;
+  const std::vector<std::uint16_t>& scheduler_ports() const;
+  // How the scheduler was lost, or nothing.
+  std::string why_lost() const;
+  // The calls that wait for the scheduler.
+  std::vector<WaitingCall> waiting_calls() const;
+  // When the scheduler was heard last; of a node that has not joined, long ago.
+  Clock::time_point heard() const;
   // Lets wait_for_end() return.
   void give_up();
 

@@ -9,14 +9,16 @@ namespace bps::worker {
 
 struct OpenPartition {
   std::string
-      operation;  // "push_pull of 'name', round 3"; empty: the contribution of this host, of which it is a relay
+      operation;     // "push_pull of 'name', round 3"; empty: the contribution of this host, of which it is a relay
+  std::string name;  // of the tensor; empty likewise
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t round = 0;
   std::uint32_t partition = 0;
   std::string server;
-  bool is_sent = false;  // waits for the answer of the server; or else for a credit of it, or for its turn
-  int left_ms = 0;       // until the deadline of the operation; 0 of a contribution
+  bool is_sent = false;       // waits for the answer of the server; or else for a credit of it, or for its turn
+  int left_ms = 0;            // until the deadline of the operation; 0 of a contribution
+  std::int64_t since_ms = 0;  // it began
 };
 
 }  // namespace bps::worker

@@ -35,15 +35,17 @@ const char* name_of(tensor::OperationKind kind) {
 }
 
 Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
-                     std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only)
+                     std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only,
+                     Clock::time_point now)
     : tensor(std::move(of)),
       request(what),
       round(of_round),
       sequence(order),
-      deadline(Deadline::after(what.timeout_s)),
+      deadline(Deadline::after(what.timeout_s, now)),
       placed{what.kind, what.pushes, tensor->member, what.root},
       cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole),
-      header_(make_header()) {
+      header_(make_header()),
+      special_(tensor->is_timed ? kTimed : std::uint8_t{0}) {
   const auto& all = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
   if (!only.empty()) suspension().plan = select(all, only);
   const Plan& plan = only.empty() ? all : suspension_->plan;
@@ -63,6 +65,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
   // Each worker loop finishes one more when it has taken the operation in: so it cannot complete while a worker loop
   // still looks.
   remaining.store(partitions + worker_loops, std::memory_order_relaxed);
+  record(now);
 }
 
 // Answers how many partitions it has.
@@ -82,7 +85,8 @@ bool Operation::rearm(std::uint32_t new_round, std::uint64_t order) {
   }
   round = new_round;
   sequence = order;
-  deadline = Deadline::after(request.timeout_s);
+  const auto now = Clock::now();
+  deadline = Deadline::after(request.timeout_s, now);
   header_.round = new_round;
   std::uint64_t partitions = 0;
   for (Portion& portion : portions) {
@@ -91,6 +95,7 @@ bool Operation::rearm(std::uint32_t new_round, std::uint64_t order) {
     partitions += start(portion);
   }
   remaining.store(partitions + 1, std::memory_order_relaxed);
+  record(now);
   state_.store(kPending, std::memory_order_release);
   over_.store(false, std::memory_order_release);
   return true;
@@ -126,7 +131,21 @@ bool Operation::wait_briefly(int milliseconds) const {
   return done();
 }
 
+std::int64_t Operation::age_ms() const {
+  if (recorded_ == nullptr) return 0;
+  const Clock::time_point began{Clock::duration(recorded_->began.load(std::memory_order_relaxed))};
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began).count();
+}
+
+void Operation::record(Clock::time_point now) {
+  if (tensor->recorder) recorded_ = &tensor->recorder->begin(sequence, *tensor, request.kind, round, now);
+}
+
 void Operation::settle(State state) {
+  if (recorded_ != nullptr) {
+    using End = FlightRecorder::End;
+    FlightRecorder::end(*recorded_, sequence, state == kDone ? End::kDone : End::kFailed);
+  }
   std::uint32_t expected = kPending;
   if (!state_.compare_exchange_strong(expected, state)) return;
   if (sleepers_.load() > 0) futex(&state_, FUTEX_WAKE, INT_MAX, nullptr);
@@ -227,11 +246,26 @@ void finish(Operation& operation, std::uint64_t count, Counters& counters) {
   // Counted before anybody can see that it is over: a caller that has waited for it finds it in the counters.
   if (operation.is_incomplete()) {
     counters.failed.add();
-  } else {
-    counters.operations.add();
-    counters.operation_bytes.add(operation.bytes());
+    return operation.end();
+  }
+  counters.operations.add();
+  counters.operation_bytes.add(operation.bytes());
+  if (operation.is_timed()) {
+    if (const auto age = operation.age(Clock::now())) operation.note_time(*age, counters);
   }
   operation.end();
+}
+
+void Operation::note_time(Duration age, Counters& counters) const {
+  counters.operation_times.observe(age);
+  if (counters.trace == nullptr) return;
+  const TraceKey key{.group = tensor->group->id, .tensor = tensor->id, .round = round};
+  counters.trace->record(TraceStage::kOperation, key, 0, static_cast<std::uint64_t>(age.count()));
+}
+
+std::optional<Duration> Operation::age(Clock::time_point now) const {
+  if (deadline.at() == Clock::time_point::max()) return std::nullopt;
+  return std::max(Duration::zero(), to_duration(request.timeout_s) - Duration(deadline.at() - now));
 }
 
 std::string Operation::describe() const {

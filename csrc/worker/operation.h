@@ -81,7 +81,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // `only`: these partitions, in order; empty: all of them.
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
-            std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only = {});
+            std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only = {},
+            Clock::time_point now = Clock::now());
 
   ~Operation();
 
@@ -113,8 +114,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // The reason so far, or nothing.
   std::optional<Error> failure() const;
   // A partition has ended without its answer. An operation whose answers all came is complete even if it was failing.
-  void mark_incomplete() { incomplete_.store(true, std::memory_order_relaxed); }
-  bool is_incomplete() const { return incomplete_.load(std::memory_order_relaxed); }
+  void mark_incomplete() { special_.fetch_or(kIncomplete, std::memory_order_relaxed); }
+  bool is_incomplete() const { return (special_.load(std::memory_order_relaxed) & kIncomplete) != 0; }
+  bool is_timed() const { return (special_.load(std::memory_order_relaxed) & kTimed) != 0; }
+  // Since it was started; nothing of one without a deadline.
+  std::optional<Duration> age(Clock::time_point now) const;
+  // Of one that is complete and timed.
+  void note_time(Duration age, Counters& counters) const;
   // `count` partitions are over; true with the last of them, after which the caller must end() it.
   bool finish(std::uint64_t count) { return remaining.fetch_sub(count, std::memory_order_acq_rel) == count; }
   // Lets waiters see that it is over. After this the operation may vanish at any moment.
@@ -138,6 +144,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void resolve(Resumption how, std::shared_ptr<Operation> by = nullptr);
   Resumption resumption(std::shared_ptr<Operation>* by = nullptr) const;
 
+  std::int64_t age_ms() const;   // since it began, as far as that is recorded
   std::string describe() const;  // "push_pull of 'name', round 3"
 
   const std::shared_ptr<Tensor> tensor;
@@ -155,17 +162,22 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::uint64_t bytes() const { return tensor->bytes; }
 
  private:
+  void record(Clock::time_point now);
   void settle(State state);
   std::uint64_t start(Portion& portion) const;
   tensor::PushHeader make_header() const;
 
   const tensor::Partitioning* cut_;
   tensor::PushHeader header_;  // of all its pushes
+  FlightRecorder::Entry* recorded_ = nullptr;
 
   std::atomic<std::uint32_t> state_{kPending};
   std::atomic<bool> failing_{false};
   std::atomic<bool> given_up_{false};
-  std::atomic<bool> incomplete_{false};
+  // One byte, so that one branch finds all of it absent.
+  static constexpr std::uint8_t kIncomplete = 1;
+  static constexpr std::uint8_t kTimed = 2;
+  std::atomic<std::uint8_t> special_;
   std::atomic<bool> over_{false};  // the last thing that a loop writes here
   mutable std::atomic<std::uint32_t> sleepers_{0};
   mutable std::mutex error_mutex_;  // failures only

@@ -12,6 +12,7 @@ bool Sender::push(ServerConnection& server) {
   for (;;) {
     const bool room = fill(server);
     if (batch_.size == 0) break;
+    if (counters_.trace != nullptr) trace_sending(server);
     const std::size_t accepted = post(server);
     if (accepted > 0) sent = true;
     if (accepted < batch_.size) {
@@ -22,8 +23,30 @@ bool Sender::push(ServerConnection& server) {
     refused = 0;
     if (!room) break;
   }
-  if (!server.queue.empty()) counters_.credit_stalls.add();
+  if (!server.queue.empty()) {
+    counters_.credit_stalls.add();
+    if (counters_.trace != nullptr) trace_stall(server);
+  }
   return sent;
+}
+
+// Before the call that sends, so that no server has a push before: clocks are compared by these times. What is taken
+// back is noted again.
+void Sender::trace_sending(const ServerConnection& server) {
+  for (std::size_t i = 0; i < batch_.size; ++i) {
+    const tensor::PushHeader& header = batch_.headers[i];
+    const bool for_host = (header.flags & tensor::kForHost) != 0;
+    counters_.trace->record(TraceStage::kSent, {header.group, header.tensor, header.round, header.partition, for_host},
+                            server.node, header.length);
+  }
+}
+
+// Once for each partition: a loop that is held up looks again and again.
+void Sender::trace_stall(ServerConnection& server) {
+  const Transfer& transfer = *server.queue.top();
+  const TraceKey key = trace_key(transfer, transfer.parts[transfer.next]);
+  if (std::exchange(stalled_, key) == key) return;
+  counters_.trace->record(TraceStage::kStalled, key, server.node, 0);
 }
 
 // Fills a batch, most urgent partitions first; false when a limit says "not now".

@@ -52,13 +52,16 @@ class Sender {
   void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail);
   std::size_t post(ServerConnection& server);
   void take_back(ServerConnection& server, std::size_t from);
+  void trace_sending(const ServerConnection& server);
+  void trace_stall(ServerConnection& server);
 
   InFlightTable& in_flight_;
   Counters& counters_;
   const std::uint32_t epoch_;
   std::uint64_t credit_ = 0;
   Transfer* broken_ = nullptr;
-  Batch batch_;  // a member, because emptying 4 KiB for each call would cost as much as a push
+  TraceKey stalled_;  // noted last
+  Batch batch_;       // a member, because emptying 4 KiB for each call would cost as much as a push
 };
 
 }  // namespace bps::worker

@@ -107,8 +107,12 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // The slot's key on a connection to that rail of the server.
   std::uint64_t slot_key(const tensor::SlotCredit& slot, std::size_t rail) const;
 
+  std::size_t small_slots() const { return small_slots_.size(); }
+  std::size_t large_slots() const { return large_slots_.size(); }
+
   // Partitions under way to the server, and their bytes. One that is cancelled before it was sent counts with no bytes.
   std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
+  std::size_t partitions_in_flight() const { return in_flight_; }
   void count_sent(std::uint64_t bytes) {
     bytes_in_flight_ += bytes;
     ++in_flight_;

@@ -12,6 +12,7 @@
 #include "tensor/key_map.h"
 #include "tensor/partition.h"
 #include "van/membership.h"
+#include "worker/flight_recorder.h"
 #include "worker/transfer.h"
 
 namespace bps::worker {
@@ -39,6 +40,8 @@ struct Tensor {
   // Of the job: an operation has failed because the view has ended. It may have been told so by another member, before
   // this one has heard it from the scheduler.
   std::shared_ptr<std::atomic<bool>> view_ended;
+  std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
+  bool is_timed = false;                     // its operations are: Counters::operation_times
 
   Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
 };

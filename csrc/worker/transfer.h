@@ -77,4 +77,9 @@ class Transfer {
   virtual void finish(std::uint32_t count, bool answered, Counters& counters) = 0;
 };
 
+inline TraceKey trace_key(const Transfer& transfer, const Part& part) {
+  const tensor::PushHeader& header = *transfer.header;
+  return {header.group, header.tensor, header.round, part.partition, part.for_host()};
+}
+
 }  // namespace bps::worker

@@ -58,6 +58,9 @@ class TransportMemory {
   }
   void give_back(StagingBuffer* buffer) { free_.push_back(buffer); }
 
+  // Of callers' blocks and staging buffers. Walks through the blocks.
+  std::uint64_t registered_bytes() const { return regions.bytes() + buffers_.size() * buffer_bytes_; }
+
   transport::RegionCache regions;
 
  private:

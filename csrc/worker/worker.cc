@@ -65,12 +65,18 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
 }
 
 void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal) {
-  const std::lock_guard lock(mutex_);
-  last_failed_ = operation;
-  last_refusal_ = refusal;
-  failed_at_ = sequence_.load();
-  if (operation == nullptr || !operation->request.two_phase) return;
-  if (operation->failure()->code() == ErrorCode::kRoundAborted) aborted_.push_back(operation);
+  const bool is_end = operation && (operation->failure()->code() == ErrorCode::kNotInitialized ||
+                                    operation->failure()->code() == ErrorCode::kRoundAborted);
+  {
+    const std::lock_guard lock(mutex_);
+    last_failed_ = operation;
+    last_refusal_ = refusal;
+    failed_at_ = sequence_.load();
+    if (operation && operation->request.two_phase && operation->failure()->code() == ErrorCode::kRoundAborted) {
+      aborted_.push_back(operation);
+    }
+  }
+  if (on_failure && !is_end) on_failure();
 }
 
 std::vector<std::shared_ptr<Operation>> Worker::take_aborted() {
@@ -81,7 +87,9 @@ std::vector<std::shared_ptr<Operation>> Worker::take_aborted() {
 std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {
   const van::TensorSpec spec{group, name, static_cast<std::uint8_t>(like.dtype), like.bytes / size_of(like.dtype),
                              like.shape};
-  return make_tensor(spec, van_.declare(std::span(&spec, 1)).front(), &like);
+  auto tensor = make_tensor(spec, van_.declare(std::span(&spec, 1)).front(), &like);
+  const std::lock_guard lock(mutex_);
+  return more_tensors_.emplace_back(std::move(tensor));
 }
 
 std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
@@ -184,6 +192,9 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
       std::make_shared<Tensor>(like != nullptr ? like->whole : options_.cut.cut(bytes, element),
                                like != nullptr ? like->sharded : options_.cut.cut(bytes, element, members->size()));
   tensor->view_ended = view_ended_;
+  tensor->recorder = recorder_;
+  tensor->is_timed = options_.times_operations;
+  if (options_.trace != nullptr) options_.trace->name_tensor(id.id, spec.name);
   tensor->name = spec.name;
   tensor->id = id.id;
   tensor->group = members;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/trace_writer.h"
 #include "transport/reactor.h"
 #include "van/hosts.h"
 #include "van/van.h"
@@ -31,7 +32,9 @@ struct WorkerOptions {
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
   van::Hosts hosts;
-  bool two_phase = false;  // operations survive the loss of servers: see tensor::kTwoPhase
+  bool times_operations = false;
+  TraceWriter* trace = nullptr;  // is told the names of tensors
+  bool two_phase = false;        // operations survive the loss of servers: see tensor::kTwoPhase
 };
 
 class Worker {
@@ -80,6 +83,11 @@ class Worker {
   std::shared_ptr<Operation> resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
                                     std::uint32_t round, std::span<const std::uint32_t> only);
 
+  // The last operations, for people, at most `most`.
+  std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
+  // Called, from any thread, when an operation has failed, except by the end of the job or of its view. Set it before
+  // the first one.
+  std::function<void()> on_failure;
   // How an operation has failed, or why it could not be started, if none was started since.
   std::string last_failure() const;
 
@@ -135,6 +143,8 @@ class Worker {
   std::vector<bool> connected_;  // by [loop * places + place]; guarded by connecting_
   mutable std::mutex mutex_;     // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
+  std::vector<std::shared_ptr<Tensor>> more_tensors_;  // which the recorder may name
+  const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
   std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should

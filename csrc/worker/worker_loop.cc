@@ -56,7 +56,9 @@ std::vector<OpenPartition> WorkerLoop::list_open(std::size_t most) const {
     one.is_sent = is_sent;
     if (transfer.operation != nullptr) {
       one.operation = transfer.operation->describe();
+      one.name = transfer.operation->tensor->name;
       one.left_ms = transfer.operation->deadline.left_ms();
+      one.since_ms = transfer.operation->age_ms();
     }
     list.push_back(std::move(one));
   };
@@ -150,6 +152,13 @@ void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
   }
   server.queue.add(&portion);
   has_work_ = true;
+  if (counters_.trace != nullptr) trace_queued(portion, server);
+}
+
+void WorkerLoop::trace_queued(const Transfer& transfer, const ServerConnection& server) {
+  for (const Part& part : transfer.parts) {
+    counters_.trace->record(TraceStage::kQueued, trace_key(transfer, part), server.node, 0);
+  }
 }
 
 void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
@@ -202,8 +211,10 @@ void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& head
   if (!server->why_lost().empty()) {
     return fail(loss(server->why_lost()));
   }
-  server->queue.add(&contributions_.make(number, header, priority, *server));
+  Transfer& transfer = contributions_.make(number, header, priority, *server);
+  server->queue.add(&transfer);
   has_work_ = true;
+  if (counters_.trace != nullptr) trace_queued(transfer, *server);
 }
 
 // A server's queue waits for a staging buffer.
@@ -314,6 +325,10 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight& entry = in_flight_[index];
   entry.server->count_answered(entry.length);
   Transfer* transfer = entry.transfer;
+  if (counters_.trace != nullptr) {
+    counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
+                            entry.server->node, entry.length);
+  }
   // What has landed and is perhaps committed elsewhere stays where it is.
   const bool is_kept = !answered && transfer->two_phase &&
                        transfer->suspend(entry.part.partition, entry.landed ? entry.staged->memory : nullptr);

@@ -33,6 +33,7 @@
 #include "worker/sender.h"
 #include "worker/server_connection.h"
 #include "worker/watched_operations.h"
+#include "worker/worker_usage.h"
 
 namespace bps::worker {
 
@@ -86,6 +87,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool is_idle() const;
   // What is not finished, at most so many partitions: first those that were sent.
   std::vector<OpenPartition> list_open(std::size_t most) const;
+  WorkerUsage usage() const;
 
   // From the rounds of this host.
   std::uint64_t largest() const override { return options_.largest_partition; }
@@ -138,6 +140,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
   void complete(std::uint32_t index, bool answered);
+  void trace_queued(const Transfer& transfer, const ServerConnection& server);
   void end_unanswered(std::uint32_t index);
   void end_when_unread(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);

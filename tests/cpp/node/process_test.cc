@@ -3,22 +3,31 @@
 #include "node/process.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/interrupt.h"
+#include "transport/listener.h"
 #include "van/van.h"
 #include "worker/worker.h"
 
 namespace bps::node {
 namespace {
 
-// A job of one worker that is a server, and hosts the scheduler.
-std::unique_ptr<Process> start_alone(std::uint32_t workers = 1) {
+// A job of one worker that is a server, and hosts the scheduler. `trace`: a folder for a trace, beside which it serves
+// metrics; empty: neither.
+std::unique_ptr<Process> start_alone(std::uint32_t workers = 1, const std::string& trace = "") {
   SettingValues values;
+  if (!trace.empty()) {
+    const Fd free = transport::Listener::listen_tcp("127.0.0.1", 0);
+    values.set("BPS_METRICS_PORT", std::to_string(transport::Listener::port_of(free.get())), "argument");
+    values.set("BPS_TRACE", trace, "argument");
+  }
   values.set("BPS_TIMEOUT", "60", "argument");
   values.set("BPS_JOIN_TIMEOUT", "60", "argument");
   values.set("BPS_TRANSPORT", "shm,tcp", "argument");
@@ -57,6 +66,7 @@ class Caller {
   void metrics() {
     const Process::Call call(process_);
     (void)process_.metrics();
+    (void)process_.metric_families();
     (void)process_.routes();
   }
 
@@ -84,8 +94,9 @@ class Caller {
 TEST(Process, AShutdownMeetsCallsOfOtherThreads) {
   constexpr void (Caller::* kCalls[])() = {&Caller::push_pull, &Caller::declare, &Caller::barrier, &Caller::new_group,
                                            &Caller::metrics};
-  for (int round = 0; round < 3; ++round) {
-    const auto process = start_alone();
+  const auto folder = std::filesystem::temp_directory_path() / ("bps-process-" + std::to_string(::getpid()));
+  for (int round = 0; round < 4; ++round) {
+    const auto process = start_alone(1, round % 2 == 0 ? "" : folder.string());
     std::atomic<std::size_t> working{0};
     std::vector<std::unique_ptr<Caller>> callers;
     std::vector<std::thread> threads;
@@ -107,6 +118,8 @@ TEST(Process, AShutdownMeetsCallsOfOtherThreads) {
     EXPECT_TRUE(process->is_down());
     for (auto& thread : threads) thread.join();
   }
+  EXPECT_TRUE(std::filesystem::exists(folder / "worker-0" / "comm.json"));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Process, AShutdownWithinACallOfTheSameThread) {

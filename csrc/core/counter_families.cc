@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/counter_families.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace bps {
+namespace {
+
+struct Row {
+  std::string_view counter;
+  std::string_view name;
+  std::string_view label;  // and its value, where several counters are one family
+  std::string_view value;
+  std::string_view help;
+};
+
+constexpr Row kRows[] = {
+    {"data_writes", "bps_messages_sent_total", "plane", "data",
+     "Writes with immediate on the data plane, and messages on the control plane."},
+    {"control_messages", "bps_messages_sent_total", "plane", "control", ""},
+    {"data_bytes", "bps_sent_bytes_total", "plane", "data",
+     "Bytes written into peers' memory, or posted to peers that read them in place; and those of control messages."},
+    {"control_bytes", "bps_sent_bytes_total", "plane", "control", ""},
+    {"forged", "bps_forged_messages_total", "", "",
+     "Control messages with a wrong authentication code; each ended its connection."},
+    {"copies", "bps_copies_total", "", "", "Extra copies of payload: staging, and copies between processes."},
+    {"copied_bytes", "bps_copied_bytes_total", "", "", "Bytes of these copies."},
+    {"partitions", "bps_partitions_total", "", "", "Partitions finished on this worker."},
+    {"operations", "bps_operations_total", "result", "complete", "Operations of this worker that are over."},
+    {"failed", "bps_operations_total", "result", "failed", ""},
+    {"operation_bytes", "bps_operation_bytes_total", "", "", "Bytes of the tensors of complete operations."},
+    {"credit_stalls", "bps_credit_stalls_total", "", "", "Times a loop had something to push and no landing slot."},
+    {"pushes", "bps_pushes_total", "", "", "Contributions that this server has accepted."},
+    {"rounds", "bps_rounds_total", "", "", "Rounds summed and answered."},
+    {"host_sums", "bps_host_sums_total", "", "", "Rounds of this host whose sum went on to a server."},
+    {"summed_bytes", "bps_summed_bytes_total", "", "", "Bytes of results."},
+    {"stale", "bps_stale_arrivals_total", "", "", "Arrivals refused: late, duplicate or malformed."},
+    {"excess", "bps_excess_workers_total", "", "",
+     "Workers lost because they kept more open than a worker can wait for."},
+    {"overflow_slots", "bps_overflow_slots_total", "", "", "Slots granted beyond the window to break a deadlock."},
+    {"paths_lost", "bps_paths_lost_total", "", "", "Paths lost of connections that have others."},
+    {"repeated", "bps_repeated_writes_total", "", "", "Pushes and answers that a lost path had not delivered."},
+    {"wakeups", "bps_loop_wakeups_total", "", "", "Returns of a loop from sleep."},
+};
+
+}  // namespace
+
+MetricFamilies counter_families(const std::vector<std::pair<std::string, std::uint64_t>>& counters) {
+  MetricFamilies families;
+  for (const Row& row : kRows) {
+    const auto found = std::ranges::find_if(counters, [&](const auto& one) { return one.first == row.counter; });
+    if (found == counters.end()) continue;
+    if (families.empty() || families.back().name != row.name) {
+      families.push_back({MetricFamily::Type::kCounter, std::string(row.name), std::string(row.help)});
+    }
+    Labels labels;
+    if (!row.label.empty()) labels.emplace_back(row.label, row.value);
+    families.back().add(static_cast<double>(found->second), std::move(labels));
+  }
+  return families;
+}
+
+}  // namespace bps

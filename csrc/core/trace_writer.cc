@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/trace_writer.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "core/threads.h"
+
+namespace bps {
+namespace {
+
+constexpr auto kPeriod = std::chrono::milliseconds(100);
+constexpr int kNiceness = 10;  // it gives way to what it traces; the rings hold what comes meanwhile
+// Partitions under way that are remembered, far more than a job has; what fails at other places leaves entries behind.
+constexpr std::size_t kMostOpen = 1 << 17;
+
+std::string microseconds(std::uint64_t ns) {
+  std::array<char, 40> text{};
+  std::snprintf(text.data(), text.size(), "%llu.%03llu", static_cast<unsigned long long>(ns / 1000),
+                static_cast<unsigned long long>(ns % 1000));
+  return text.data();
+}
+
+std::string field(const char* name, const std::string& json, bool first = false) {
+  std::string text(first ? "" : ",");
+  text += '"';
+  text += name;
+  text += "\":";
+  text += json;
+  return text;
+}
+
+std::string read_line(const char* file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// Processes with the same text have the same monotonic clock: one start of one kernel, and one time namespace.
+std::string clock_identity() {
+  std::array<char, 64> space{};
+  const ssize_t size = ::readlink("/proc/self/ns/time", space.data(), space.size() - 1);
+  std::string identity = read_line("/proc/sys/kernel/random/boot_id");
+  identity += ' ';
+  identity += size > 0 ? space.data() : "";
+  return identity;
+}
+
+template <typename Map>
+void bound(Map& open) {
+  if (open.size() > kMostOpen) open.erase(open.begin());
+}
+
+}  // namespace
+
+TraceWriter::~TraceWriter() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void TraceWriter::name_tensor(std::uint32_t tensor, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  names_[tensor] = name;
+}
+
+void TraceWriter::start(Process process) {
+  process_ = std::move(process);
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(process_.file).parent_path(), error);
+  file_.open(process_.file, std::ios::trunc);
+  if (!file_) {
+    log_warning("nothing is traced: cannot write " + process_.file);
+    return;
+  }
+  const std::string pid = std::to_string(::getpid());
+  file_ << "{\"traceEvents\":[\n";
+  event(R"({"ph":"M","name":"process_name","pid":)" + pid + R"(,"tid":0,"args":{"name":)" + json_string(process_.name) +
+        "}}");
+  for (std::size_t i = 0; i < rings_.size(); ++i) {
+    std::string text = R"({"ph":"M","name":"thread_name","pid":)" + pid;
+    text += field("tid", std::to_string(i));
+    text += R"(,"args":{"name":"bps-loop-)" + std::to_string(i) + "\"}}";
+    event(text);
+  }
+  write_batch();
+  thread_ = start_thread([this] { run(); });
+}
+
+void TraceWriter::run() {
+  name_thread("bps-trace");
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNiceness);
+  for (bool stops = false; !stops;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, kPeriod, [this] { return stops_; });
+      stops = stops_;
+    }
+    try {
+      if (drain() || stops) write_batch();
+    } catch (const std::exception& error) {
+      log_warning(std::string("the trace ends: ") + error.what());
+      return;
+    }
+  }
+}
+
+bool TraceWriter::drain() {
+  bool any = false;
+  for (std::size_t i = 0; i < rings_.size(); ++i) {
+    for (TraceEvent event; rings_[i].pop(event); any = true) take(i, event);
+  }
+  return any;
+}
+
+void TraceWriter::take(std::size_t ring, const TraceEvent& event) {
+  const TraceKey& key = event.key;
+  if (event.stage == TraceStage::kOperation) return write_operation(ring, event);
+  if (event.stage >= TraceStage::kPushed) return take_on_server(ring, event);
+  const OpenKey open{key.group, key.tensor, key.round, key.partition, key.for_host, event.peer};
+  if (event.stage == TraceStage::kQueued) {
+    bound(on_worker_);
+    on_worker_[open] = {.queued = event.time};
+    return;
+  }
+  const auto found = on_worker_.find(open);
+  if (found == on_worker_.end()) return;  // its beginning was dropped
+  OnWorker& times = found->second;
+  switch (event.stage) {
+    case TraceStage::kStalled:
+      if (times.stalled == 0) times.stalled = event.time;
+      return;
+    case TraceStage::kSent:
+      times.sent = event.time;
+      times.bytes = event.value;
+      return;
+    case TraceStage::kLanded:
+      if (times.sent != 0) write_worker(ring, event, times);
+      break;
+    default: break;
+  }
+  on_worker_.erase(found);
+}
+
+void TraceWriter::take_on_server(std::size_t ring, const TraceEvent& event) {
+  const TraceKey& key = event.key;
+  const OpenKey open{key.group, key.tensor, key.round, key.partition, key.for_host, 0};
+  if (event.stage == TraceStage::kPushed) {
+    bound(on_server_);
+    const auto [found, is_first] = on_server_.try_emplace(open);
+    OnServer& times = found->second;
+    if (is_first) {
+      times.first = event.time;
+      times.first_rank = event.peer;
+    }
+    times.last = event.time;
+    times.last_rank = event.peer;
+    times.bytes = event.value;
+    return;
+  }
+  const auto found = on_server_.find(open);
+  if (found == on_server_.end()) return;
+  if (event.stage == TraceStage::kSummed) {
+    found->second.summed = event.time;
+    return;
+  }
+  if (found->second.summed != 0) write_server(ring, event, found->second);
+  on_server_.erase(found);
+}
+
+void TraceWriter::write_worker(std::size_t ring, const TraceEvent& landed, const OnWorker& times) {
+  const TraceKey& key = landed.key;
+  const std::string name = tensor_name(key.tensor) + " [" + std::to_string(key.partition) + "]";
+  std::string args = field("tensor", std::to_string(key.tensor), true);
+  args += field("group", std::to_string(key.group));
+  args += field("round", std::to_string(key.round));
+  args += field("partition", std::to_string(key.partition));
+  args += field("for_host", key.for_host ? "true" : "false");
+  args += field("server", json_string(process_.name_of_node ? process_.name_of_node(landed.peer) : ""));
+  args += field("bytes", std::to_string(times.bytes));
+  begin(ring, "partition", name, times.queued, args);
+  const std::uint64_t waits = times.stalled == 0 ? times.sent : std::min(times.stalled, times.sent);
+  stage(ring, "partition", "queued", times.queued, waits);
+  if (times.stalled != 0) stage(ring, "partition", "credit wait", waits, times.sent);
+  stage(ring, "partition", "sent", times.sent, landed.time);
+  end(ring, "partition", name, landed.time);
+}
+
+void TraceWriter::write_server(std::size_t ring, const TraceEvent& replied, const OnServer& times) {
+  const TraceKey& key = replied.key;
+  const std::string name = tensor_name(key.tensor) + " [" + std::to_string(key.partition) + "]";
+  std::string args = field("tensor", std::to_string(key.tensor), true);
+  args += field("group", std::to_string(key.group));
+  args += field("round", std::to_string(key.round));
+  args += field("partition", std::to_string(key.partition));
+  args += field("for_host", key.for_host ? "true" : "false");
+  args += field("first_rank", std::to_string(times.first_rank));
+  args += field("last_rank", std::to_string(times.last_rank));
+  args += field("bytes", std::to_string(times.bytes));
+  begin(ring, "round", name, times.first, args);
+  stage(ring, "round", "waits for ranks", times.first, times.last);
+  stage(ring, "round", "sum", times.last, times.summed);
+  stage(ring, "round", "answer", times.summed, replied.time);
+  end(ring, "round", name, replied.time);
+}
+
+void TraceWriter::write_operation(std::size_t ring, const TraceEvent& done) {
+  const std::string name = tensor_name(done.key.tensor);
+  std::string args = field("tensor", std::to_string(done.key.tensor), true);
+  args += field("group", std::to_string(done.key.group));
+  args += field("round", std::to_string(done.key.round));
+  begin(ring, "operation", name, done.time - std::min(done.time, done.value), args);
+  end(ring, "operation", name, done.time);
+}
+
+// Servers do not know names.
+std::string TraceWriter::tensor_name(std::uint32_t tensor) {
+  const std::lock_guard lock(mutex_);
+  const auto found = names_.find(tensor);
+  return found == names_.end() ? "tensor " + std::to_string(tensor) : found->second;
+}
+
+void TraceWriter::begin(std::size_t ring, const char* category, const std::string& name, std::uint64_t time,
+                        const std::string& args) {
+  ++next_;
+  std::string text = R"({"ph":"b","cat":")";
+  text += category;
+  text += '"';
+  text += field("name", json_string(name));
+  text += field("id2", "{\"local\":\"" + std::to_string(next_) + "\"}");
+  text += field("pid", std::to_string(::getpid()));
+  text += field("tid", std::to_string(ring));
+  text += field("ts", microseconds(time));
+  text += field("args", "{" + args + "}");
+  text += '}';
+  event(text);
+}
+
+void TraceWriter::end(std::size_t ring, const char* category, const std::string& name, std::uint64_t time) {
+  std::string text = R"({"ph":"e","cat":")";
+  text += category;
+  text += '"';
+  text += field("name", json_string(name));
+  text += field("id2", "{\"local\":\"" + std::to_string(next_) + "\"}");
+  text += field("pid", std::to_string(::getpid()));
+  text += field("tid", std::to_string(ring));
+  text += field("ts", microseconds(time));
+  text += '}';
+  event(text);
+}
+
+void TraceWriter::stage(std::size_t ring, const char* category, const char* name, std::uint64_t from,
+                        std::uint64_t to) {
+  --next_;  // it belongs to the event around it
+  begin(ring, category, name, from, "");
+  end(ring, category, name, std::max(from, to));
+}
+
+void TraceWriter::event(const std::string& text) {
+  if (any_) batch_ += ",\n";
+  any_ = true;
+  batch_ += text;
+}
+
+// What ends the file, and the next batch goes over.
+std::string TraceWriter::trailer() const {
+  std::uint64_t dropped = 0;
+  for (const TraceRing& ring : rings_) dropped += ring.dropped();
+  std::string text = "\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":{";
+  text += field("version", json_string(BPS_VERSION), true);
+  text += field("process", json_string(process_.name));
+  text += field("host", json_string(process_.host));
+  text += field("worker_rank", std::to_string(process_.worker_rank));
+  text += field("server_rank", std::to_string(process_.server_rank));
+  text += field("clock", json_string(clock_identity()));
+  text += field("dropped", std::to_string(dropped));
+  text += "}}\n";
+  return text;
+}
+
+void TraceWriter::write_batch() {
+  file_ << std::exchange(batch_, "");
+  const auto here = file_.tellp();
+  file_ << trailer() << std::flush;
+  if (!file_) throw Error(ErrorCode::kTransport, "cannot write " + process_.file, "look at the space on that disk");
+  file_.seekp(here);
+}
+
+}  // namespace bps

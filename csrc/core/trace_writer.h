@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trace of one process: a ring for each loop, and a thread that writes what they hold to a file in the Trace Event
+// Format, which chrome://tracing and Perfetto open.
+//
+// Each partition is one nestable asynchronous event with its stages inside. The file is complete after each batch of
+// events, however the process ends. Times are those of the monotonic clock, in microseconds.
+//
+// Threading: add_ring() before the loops start, start() once, name_tensor() from any thread. The destructor writes what
+// is left; no loop may use its ring any more by then. Errors: a file that cannot be written ends the trace, with a line
+// in the log.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "core/trace.h"
+
+namespace bps {
+
+class TraceWriter {
+ public:
+  explicit TraceWriter(TracedRounds rounds) : rounds_(rounds) {}
+  ~TraceWriter();
+  TraceWriter(const TraceWriter&) = delete;
+  TraceWriter& operator=(const TraceWriter&) = delete;
+
+  TraceRing& add_ring() { return rings_.emplace_back(rounds_); }
+  void name_tensor(std::uint32_t tensor, const std::string& name);
+
+  struct Process {
+    std::string file;  // its folder is made
+    std::string name;  // "worker 0 and server 0"
+    std::string host;
+    std::int32_t worker_rank = -1;
+    std::int32_t server_rank = -1;
+    std::function<std::string(std::uint32_t node)> name_of_node = nullptr;
+  };
+  void start(Process process);
+
+ private:
+  using OpenKey = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint32_t>;
+  struct OnWorker {
+    std::uint64_t queued = 0;
+    std::uint64_t stalled = 0;
+    std::uint64_t sent = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct OnServer {
+    std::uint64_t first = 0;
+    std::uint64_t last = 0;
+    std::uint64_t summed = 0;
+    std::uint32_t first_rank = 0;
+    std::uint32_t last_rank = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  void run();
+  bool drain();
+  void take(std::size_t ring, const TraceEvent& event);
+  void take_on_server(std::size_t ring, const TraceEvent& event);
+  void write_worker(std::size_t ring, const TraceEvent& landed, const OnWorker& times);
+  void write_server(std::size_t ring, const TraceEvent& replied, const OnServer& times);
+  void write_operation(std::size_t ring, const TraceEvent& done);
+  std::string tensor_name(std::uint32_t tensor);
+  void begin(std::size_t ring, const char* category, const std::string& name, std::uint64_t time,
+             const std::string& args);
+  void end(std::size_t ring, const char* category, const std::string& name, std::uint64_t time);
+  void stage(std::size_t ring, const char* category, const char* name, std::uint64_t from, std::uint64_t to);
+  void event(const std::string& text);
+  void write_batch();
+  std::string trailer() const;
+
+  const TracedRounds rounds_;
+  std::deque<TraceRing> rings_;  // a deque: addresses stay
+  Process process_;
+  std::ofstream file_;
+  std::string batch_;
+  bool any_ = false;        // events are in the file
+  std::uint64_t next_ = 0;  // identity of an asynchronous event within this process
+  std::map<OpenKey, OnWorker> on_worker_;
+  std::map<OpenKey, OnServer> on_server_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint32_t, std::string> names_;  // guarded by mutex_
+  bool stops_ = false;                          // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace bps

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers people who want to know what this process is doing, whatever its other threads do: on a thread of its own.
+//
+// Three ways to ask: SIGUSR1, which shows the report on standard error; a local socket, for programs of the same user
+// on this machine (`bps why`, `bps top`); and a Question of the scheduler. The socket has an abstract name,
+// "bps_rdma-UID-PID-NUMBER", and lets in this user and root only. A client sends a line, and reads the reply until the
+// end of the stream:
+//
+//   report          what this process does, as JSON
+//   report stacks   the same, with where its threads are
+//   job, job stacks what all members of the job do, which the scheduler asks: {"scheduler": ..., "members": [...]}
+//
+// The handler of SIGUSR1 is installed once, unless the program handles the signal already, and stays, without effect
+// while no such object lives; a handler that the program sets later replaces it. In a forked child it has no effect.
+//
+// Threading: any thread. Errors: without threads or descriptors nobody is answered, and a line in the log says so.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/fd.h"
+#include "van/messages.h"
+
+namespace bps::node {
+
+class Inspection {
+ public:
+  // Called on threads of the object.
+  struct Source {
+    std::function<std::string(bool stacks)> report;
+    std::function<std::string(bool stacks)> job;  // throws Error
+    std::function<void(const van::Reply&)> reply;
+    std::function<void()> write_file;  // an operation has failed: see BPS_DUMP_DIR
+  };
+
+  // Of several objects the newest one gets the signal.
+  explicit Inspection(Source source);
+  // Waits for a reply that is under way.
+  ~Inspection();
+  Inspection(const Inspection&) = delete;
+  Inspection& operator=(const Inspection&) = delete;
+
+  // From any thread; returns at once.
+  void ask(const van::Question& question);
+  void note_failure();
+
+ private:
+  void listen();
+  void run();
+  void answer_client();
+  void answer_questions();
+  void answer_about_job(Fd client, bool stacks);
+  void end_relays(bool all);
+
+  const Source source_;
+  Fd signalled_;  // counts signals
+  Fd woken_;      // counts questions, and the end
+  Fd listener_;
+  std::atomic<bool> ends_{false};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  std::vector<van::Question> questions_;  // guarded by mutex_
+  // Asks the scheduler, which asks all members: so this process must be able to answer meanwhile.
+  struct Relay {
+    std::atomic<bool> over{false};
+    std::thread thread;
+  };
+  std::list<Relay> relays_;  // of thread_
+  std::thread thread_;
+};
+
+}  // namespace bps::node

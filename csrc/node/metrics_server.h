@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers GET /metrics over HTTP, for Prometheus.
+//
+// It runs on a thread of its own, on which neither heartbeats nor data depend. It reads and never changes anything, and
+// costs little whoever connects: a few connections at a time, the oldest of which makes room for the next, a request
+// of a few kilobytes, and a few seconds for each.
+//
+// Threading: `text` runs on that thread. The destructor waits for it. Errors: the constructor throws kPortTaken, or
+// kInvalidArgument when the address is not one of this machine's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <string>
+#include <thread>
+
+#include "core/event_loop.h"
+#include "core/fd.h"
+
+namespace bps::node {
+
+class MetricsServer {
+ public:
+  static constexpr std::size_t kMostConnections = 16;
+  static constexpr std::size_t kMostRequest = 8192;
+  static constexpr double kPatience_s = 5;
+
+  // port 0: any.
+  MetricsServer(const std::string& address, std::uint16_t port, std::function<std::string()> text);
+  ~MetricsServer();
+  MetricsServer(const MetricsServer&) = delete;
+  MetricsServer& operator=(const MetricsServer&) = delete;
+
+  std::uint16_t port() const { return port_; }
+
+ private:
+  struct Connection {
+    Fd socket;
+    std::string request{};
+    std::string answer{};  // what is left to be sent, once there is one
+    bool answers = false;
+    Timer expiry{};
+  };
+  using Connections = std::list<Connection>;
+
+  void run();
+  void accept_some();
+  void advance(Connections::iterator connection);
+  bool receive(Connection& connection);  // false: close it
+  bool send(Connection& connection);
+  std::string answer_to(const std::string& request) const;
+  void close(Connections::iterator connection);
+
+  const std::function<std::string()> text_;
+  EventLoop loop_;
+  Fd listener_;
+  std::uint16_t port_ = 0;
+  Connections connections_;  // the oldest first
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace bps::node

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Process::metrics() and what Prometheus is told. Everything is read when somebody asks: between two questions, metrics
+// cost nothing but the counters.
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <map>
+
+#include "core/counter_families.h"
+#include "core/log.h"
+#include "node/connector.h"
+#include "node/loops.h"
+#include "node/process.h"
+#include "node/scheduler_metrics.h"
+#include "node/system_metrics.h"
+#include "van/scheduler.h"
+#include "van/van.h"
+
+namespace bps::node {
+namespace {
+
+using Type = MetricFamily::Type;
+
+constexpr double kPatience_s = 2;
+
+// Of all loops that have answered.
+struct Sum {
+  double slot_bytes = 0;
+  double open_rounds = 0;
+  double registered_bytes = 0;
+  double open_operations = 0;
+  double oldest_s = 0;
+  double silent_loops = 0;
+  std::map<std::uint32_t, worker::WorkerUsage::Server> servers;  // by node
+};
+
+Sum sum_of(const std::vector<Loops::Usage>& loops) {
+  Sum sum;
+  for (const Loops::Usage& loop : loops) {
+    if (!loop.answered) ++sum.silent_loops;
+    sum.slot_bytes += static_cast<double>(loop.slot_bytes);
+    sum.open_rounds += static_cast<double>(loop.open_rounds);
+    sum.registered_bytes += static_cast<double>(loop.worker.registered_bytes);
+    sum.open_operations += static_cast<double>(loop.worker.open_operations);
+    sum.oldest_s = std::max(sum.oldest_s, loop.worker.oldest_s);
+    for (const worker::WorkerUsage::Server& one : loop.worker.servers) {
+      worker::WorkerUsage::Server& all = sum.servers[one.node];
+      all.needs_slots |= one.needs_slots;
+      all.small_slots += one.small_slots;
+      all.large_slots += one.large_slots;
+      all.partitions_in_flight += one.partitions_in_flight;
+      all.bytes_in_flight += one.bytes_in_flight;
+    }
+  }
+  return sum;
+}
+
+MetricFamily gauge(const char* name, const char* help) {
+  return {Type::kGauge, name, help};
+}
+MetricFamily gauge(const char* name, const char* help, double value) {
+  return gauge(name, help).add(value);
+}
+
+void append(MetricFamilies& to, MetricFamilies from) {
+  std::ranges::move(from, std::back_inserter(to));
+}
+
+MetricFamilies peer_families(const Sum& sum, const van::Membership& members) {
+  MetricFamily credits = gauge("bps_credits", "Landing slots of a server that this worker may fill now.");
+  MetricFamily partitions = gauge("bps_partitions_in_flight", "Partitions sent, or about to be, and not answered.");
+  MetricFamily bytes = gauge("bps_in_flight_bytes", "Bytes of these partitions.");
+  for (const auto& [node, server] : sum.servers) {
+    const std::string peer = members.name_of(node);
+    if (server.needs_slots) {
+      credits.add(static_cast<double>(server.small_slots), {{"peer", peer}, {"size", "small"}});
+      credits.add(static_cast<double>(server.large_slots), {{"peer", peer}, {"size", "large"}});
+    }
+    partitions.add(static_cast<double>(server.partitions_in_flight), {{"peer", peer}});
+    bytes.add(static_cast<double>(server.bytes_in_flight), {{"peer", peer}});
+  }
+  return {credits, partitions, bytes};
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
+  auto all = loops_->counters();
+  const Sum sum = sum_of(loops_->usage(Deadline::after(kPatience_s)));
+  all.emplace_back("slot_bytes", static_cast<std::uint64_t>(sum.slot_bytes));
+  all.emplace_back("open_rounds", static_cast<std::uint64_t>(sum.open_rounds));
+  all.emplace_back("silent_loops", static_cast<std::uint64_t>(sum.silent_loops));
+  return all;
+}
+
+MetricFamilies Process::metric_families() const {
+  const van::Node& self = van_->self();
+  const van::Membership& members = van_->membership();
+  const std::vector<Loops::Usage> loops = loops_->usage(Deadline::after(kPatience_s));
+  const Sum sum = sum_of(loops);
+  MetricFamilies families;
+  families.push_back(
+      gauge("bps_info", "Version and host of this process.").add(1, {{"version", BPS_VERSION}, {"host", self.host}}));
+  families.push_back(gauge("bps_epoch", "Number of the view of the job that this process is in.", members.epoch));
+  families.push_back(gauge("bps_workers", "Workers of this view.", members.workers));
+  families.push_back(gauge("bps_servers", "Servers of this view.", members.servers));
+  const std::chrono::duration<double> silence = Clock::now() - van_->heard();
+  families.push_back(gauge("bps_heartbeat_age_seconds", "Since the scheduler was heard last.", silence.count()));
+  append(families, counter_families(loops_->counters()));
+  MetricFamily up = gauge("bps_loop_up", "1: the loop answers within two seconds. 0: what it uses is missing below.");
+  for (const Loops::Usage& loop : loops) up.add(loop.answered ? 1 : 0, {{"loop", loop.loop}});
+  families.push_back(std::move(up));
+  if (self.worker_rank >= 0) {
+    families.push_back(gauge("bps_open_operations", "Operations that are not over.", sum.open_operations));
+    families.push_back(
+        gauge("bps_oldest_operation_age_seconds", "Since the start of the oldest open operation.", sum.oldest_s));
+    families.push_back(gauge("bps_registered_memory_bytes", "Memory that the loops have registered with transports.",
+                             sum.registered_bytes));
+    append(families, peer_families(sum, members));
+    families.push_back(loops_->operation_times());
+    MetricFamily connections = gauge("bps_connections", "Connections of loops to loops of servers.");
+    std::map<std::string, double> routes;
+    for (const std::string& route : this->routes()) ++routes[route];
+    for (const auto& [route, count] : routes) connections.add(count, {{"transport", route}});
+    families.push_back(std::move(connections));
+  }
+  families.push_back(gauge("bps_open_rounds", "Rounds that server loops of this process have open.", sum.open_rounds));
+  families.push_back(gauge("bps_slot_memory_bytes", "Landing slots and room for results.", sum.slot_bytes));
+  std::vector<RdmaPort> ports;
+  for (const transport::rdma::Rail& rail : loops_->rails()) {
+    const RdmaPort port{rail.device, rail.port};
+    if (std::ranges::find(ports, port) == ports.end()) ports.push_back(port);
+  }
+  append(families, rdma_port_families(ports));
+  const bool joint = self.worker_rank >= 0 && self.server_rank >= 0;
+  const std::int32_t rank = self.worker_rank >= 0 ? self.worker_rank : self.server_rank;
+  label_all(families, {{"role", joint                   ? "joint"
+                                : self.worker_rank >= 0 ? "worker"
+                                                        : "server"},
+                       {"rank", std::to_string(rank)}});
+  if (scheduler_) append(families, scheduler_families(*scheduler_));
+  return families;
+}
+
+// A job does not fail because nobody can watch it.
+void Process::serve_metrics() {
+  const MetricsSettings& settings = options_.settings.metrics;
+  if (!settings.port) return;
+  const std::uint32_t port =
+      *settings.port + (options_.startup.is_worker() ? options_.settings.job.local_rank.value_or(0) : 0);
+  metrics_server_ = serve(settings, port, [this] {
+    MetricFamilies families = metric_families();
+    append(families, process_families());
+    return to_text(families);
+  });
+}
+
+}  // namespace bps::node

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process tells of itself, as JSON. Everything is read from where it is anyway: the data path does nothing for
+// it.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/json.h"
+#include "core/log.h"
+#include "node/local_address.h"
+#include "node/loops.h"
+#include "node/process.h"
+#include "node/stacks.h"
+#include "van/ask_scheduler.h"
+#include "van/van.h"
+#include "worker/worker.h"
+
+namespace bps::node {
+namespace {
+
+constexpr double kPatience_s = 0.5;
+constexpr double kPatienceForJob_s = 1.2;
+constexpr std::size_t kMostPerLoop = 256;
+constexpr std::size_t kMostRecent = 64;
+constexpr auto kBetweenFiles = std::chrono::seconds(10);
+
+std::string to_json(const worker::OpenPartition& one) {
+  JsonObject object;
+  object.add("operation", one.operation).add("name", one.name).add("group", one.group).add("tensor", one.tensor);
+  object.add("round", one.round).add("partition", one.partition).add("server", one.server);
+  object.add("waits_for", std::string(one.is_sent ? "answer" : "credit"));
+  return object.add("since_ms", one.since_ms).add("left_ms", one.left_ms).end();
+}
+
+std::string name_of(server::OpenRound::Waits waits) {
+  using Waits = server::OpenRound::Waits;
+  switch (waits) {
+    case Waits::kForPushes: return "pushes";
+    case Waits::kForNetwork: return "network";
+    case Waits::kForAnswers: return "answers";
+    case Waits::kForMembers: return "members";
+  }
+  return "";
+}
+
+std::string to_json(const server::OpenRound& one) {
+  JsonList missing;
+  for (const std::uint32_t rank : one.missing) missing.add(rank);
+  JsonObject object;
+  object.add("group", one.key.group).add("tensor", one.key.tensor).add("partition", one.key.partition);
+  object.add("round", one.number).add("for_host", one.key.for_host).add("waits_for", name_of(one.waits));
+  return object.add_raw("missing", missing.end()).end();
+}
+
+std::string to_json(const worker::FlightRecorder::Record& one) {
+  using End = worker::FlightRecorder::End;
+  JsonObject object;
+  object.add("kind", std::string(worker::name_of(one.kind))).add("name", one.tensor->name);
+  object.add("bytes", one.tensor->bytes).add("round", one.round).add("age_ms", one.age_ms);
+  const char* state = one.end == End::kNone ? "open" : one.end == End::kDone ? "done" : "failed";
+  return object.add("state", std::string(state)).add("duration_us", one.duration_us).end();
+}
+
+std::string usage() {
+  rusage used{};
+  (void)::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) { return time.tv_sec * 1000 + time.tv_usec / 1000; };
+  long pages = 0;
+  if (std::FILE* const file = std::fopen("/proc/self/statm", "re")) {
+    if (std::fscanf(file, "%*d %ld", &pages) != 1) pages = 0;
+    (void)std::fclose(file);
+  }
+  JsonObject object;
+  object.add("cpu_ms", seconds(used.ru_utime) + seconds(used.ru_stime));
+  return object.add("memory_bytes", pages * ::sysconf(_SC_PAGESIZE)).end();
+}
+
+std::string describe_loops(const std::vector<Loops::OpenState>& states, JsonObject& into) {
+  JsonList loops;
+  JsonList operations;
+  JsonList rounds;
+  for (const Loops::OpenState& state : states) {
+    JsonObject loop;
+    loop.add("name", state.loop).add("answered", state.answered).add("open_rounds", state.rounds);
+    loops.add_raw(loop.end());
+    for (const worker::OpenPartition& one : state.partitions) operations.add_raw(to_json(one));
+    for (const server::OpenRound& one : state.listed) rounds.add_raw(to_json(one));
+  }
+  into.add_raw("operations", operations.end()).add_raw("rounds", rounds.end());
+  return loops.end();
+}
+
+void write_whole(const std::string& path, const std::string& text) {
+  const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const bool done = file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (!done) log_warning("cannot write " + path + ": " + std::strerror(errno) + "; check BPS_DUMP_DIR");
+}
+
+}  // namespace
+
+std::string Process::describe_job() const {
+  JsonObject job;
+  char incarnation[17];
+  (void)std::snprintf(incarnation, sizeof incarnation, "%016llx", static_cast<unsigned long long>(incarnation_.load()));
+  job.add("id", options_.startup.job).add("incarnation", std::string(incarnation));
+  job.add("scheduler", options_.startup.scheduler_host).add("why_scheduler_lost", van_->why_lost());
+  if (!van_->joined()) return job.add("joined", false).end();
+  const van::Membership& members = van_->membership();
+  job.add("joined", true).add("epoch", members.epoch).add("workers", members.workers).add("servers", members.servers);
+  return job.end();
+}
+
+std::string Process::describe_members() const {
+  JsonList list;
+  for (const van::Node& node : van_->membership().nodes) {
+    JsonObject one;
+    one.add("node", node.id).add("rank", node.worker_rank).add("server_rank", node.server_rank);
+    list.add_raw(one.add("host", node.host).add("pid", node.pid).end());
+  }
+  return list.end();
+}
+
+std::string Process::dump(bool with_stacks) const {
+  JsonObject object;
+  object.add("version", std::string(BPS_VERSION)).add("pid", ::getpid()).add("host", host_name());
+  object.add_raw("job", describe_job());
+  if (van_->joined()) {
+    const van::Node& self = van_->self();
+    object.add("node", self.id).add("rank", self.worker_rank).add("server_rank", self.server_rank);
+    object.add_raw("members", describe_members());
+  }
+  JsonList calls;
+  for (const van::WaitingCall& call : van_->waiting_calls()) {
+    calls.add_raw(JsonObject().add("what", call.what).add("since_ms", call.since_ms).end());
+  }
+  object.add_raw("calls", calls.end());
+  object.add_raw("loops", describe_loops(loops_->open_state(kMostPerLoop, Deadline::after(kPatience_s)), object));
+  JsonList recent;
+  std::string last_failure;
+  {
+    const std::lock_guard lock(mutex_);
+    if (worker_) {
+      for (const auto& one : worker_->recent(kMostRecent)) recent.add_raw(to_json(one));
+      last_failure = worker_->last_failure();
+    }
+  }
+  JsonObject counters;
+  for (const auto& [name, count] : loops_->counters()) counters.add(name, count);
+  object.add("last_failure", last_failure)
+      .add_raw("recent", recent.end())
+      .add_raw("counters", counters.end())
+      .add_raw("usage", usage());
+  if (with_stacks) object.add("stacks", stacks());
+  return object.end();
+}
+
+std::string Process::dump_job(bool with_stacks) const {
+  const van::JobState state = van::ask_scheduler(van_->scheduler_host(), van_->scheduler_ports(), secret_.credentials,
+                                                 with_stacks, Deadline::after(kPatienceForJob_s));
+  JsonList members;
+  for (const auto& [node, report] : state.told) members.add_raw(report);
+  return JsonObject().add_raw("scheduler", state.scheduler).add_raw("members", members.end()).end();
+}
+
+// One file for each process. Many operations may fail for one cause.
+void Process::write_dump() {
+  const auto now = Clock::now();
+  if (options_.settings.dump_dir.empty() || now < next_file_) return;
+  next_file_ = now + kBetweenFiles;
+  write_whole(options_.settings.dump_dir + "/bps-" + host_name() + "-" + std::to_string(::getpid()) + ".json",
+              dump(true) + "\n");
+}
+
+}  // namespace bps::node

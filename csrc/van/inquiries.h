@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions about what the members are doing: the scheduler passes each on to all of them, and their replies back.
+//
+// Nothing waits here: who has asked decides how long it listens. Belongs to the scheduler's thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+
+#include "van/member_table.h"
+#include "van/messages.h"
+
+namespace bps::van {
+
+class Inquiries {
+ public:
+  explicit Inquiries(std::function<void(Peer, const Message&)> send) : send_(std::move(send)) {}
+
+  // `members`: null before all have joined. `state`: of the scheduler, as JSON.
+  void ask(Peer from, const Ask& ask, MemberTable* members, std::string state);
+  void reply(const Member& from, const Reply& reply);
+  void closed(Peer from);
+
+ private:
+  struct Inquiry {
+    std::uint64_t number;
+    Peer from;
+    std::uint32_t call;
+    std::size_t left;  // members that have not replied
+  };
+
+  const std::function<void(Peer, const Message&)> send_;
+  std::deque<Inquiry> open_;
+  std::uint64_t last_number_ = 0;
+};
+
+// What the scheduler knows of its members, as JSON; `silence_ms`: since it heard of a peer last.
+std::string describe_members(MemberTable& members, const std::function<std::int64_t(Peer)>& silence_ms);
+
+}  // namespace bps::van

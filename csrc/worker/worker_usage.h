@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker loop uses at this moment, for gauges.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace bps::worker {
+
+struct WorkerUsage {
+  struct Server {
+    std::uint32_t node = 0;
+    bool needs_slots = false;       // or it reads memory in place
+    std::uint64_t small_slots = 0;  // landing slots that may be filled now: the credits
+    std::uint64_t large_slots = 0;
+    std::uint64_t partitions_in_flight = 0;
+    std::uint64_t bytes_in_flight = 0;
+  };
+  std::vector<Server> servers;
+  std::uint64_t registered_bytes = 0;
+  // Of the operations whose deadline this loop watches: each has one such loop.
+  std::uint64_t open_operations = 0;
+  double oldest_s = 0;  // since the start of the oldest of them
+};
+
+}  // namespace bps::worker
