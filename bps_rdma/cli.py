@@ -23,11 +23,15 @@ from bps_rdma.bench.cli import CLOSING as BENCH_CLOSING
 from bps_rdma.bench.cli import pushpull_bench
 from bps_rdma.bench.ddp import main as compare_training
 from bps_rdma.doctor import doctor as examine_machine
+from bps_rdma.inspection.commands import dump, why
+from bps_rdma.inspection.top import top
 from bps_rdma.launch.bpslaunch import main as bpslaunch
 from bps_rdma.launch.hosts import job_on
 from bps_rdma.launch.run import run_job
 from bps_rdma.launch.slurm_components import component_variables
 from bps_rdma.terminal import closing, run_app, wide_console
+from bps_rdma.trace.cli import app as trace_app
+from bps_rdma.tune.command import tune
 
 app = typer.Typer(
     help="Gradient push/pull for PyTorch and Megatron.",
@@ -135,6 +139,20 @@ app.command("doctor", short_help="Check this machine, and transfers on it.", epi
     "bps doctor", "BPS_TRANSPORT=rdma bps doctor --json", "bps doctor --serve",
     status="the settings ask for something that does not work here.",
 ))(examine_machine)  # fmt: skip
+app.command("why", short_help="Say whom a running or stuck job waits for.", epilog=closing(
+    "bps why", "bps why 10.0.0.1:9010", "bps why --json", "bps why dumps/",
+    status="no job was found, or its scheduler does not answer.",
+))(why)  # fmt: skip
+app.command("top", short_help="Show the members of a running job.", epilog=closing(
+    "bps top", "bps top 10.0.0.1:9010 --once", "bps top --json", status="the scheduler does not answer.",
+))(top)  # fmt: skip
+app.command("dump", short_help="Print what every process of a job does.", epilog=closing(
+    "bps dump -o job.json", "bps dump --stacks", status="no job was found.",
+))(dump)  # fmt: skip
+app.command("tune", short_help="Find the sizes of partitions and buckets that suit.", epilog=closing(
+    "bps tune --gradients 100M", "bps tune --transport tcp --plot tune.png", "bps run -np 4 bps tune --json",
+    "bps tune --hosts 16 --ranks 8 --gbit 200", status="a result was wrong, or a rank failed.",
+))(tune)  # fmt: skip
 app.command("bench", short_help="Measure push_pull (pushpull_bench).", epilog=BENCH_CLOSING)(pushpull_bench)
 app.command("allreduce", short_help="Measure over numbers of ranks (allreduce_bench).", epilog=ALLREDUCE_CLOSING)(
     allreduce_bench
@@ -145,6 +163,9 @@ app.command("allreduce", short_help="Measure over numbers of ranks (allreduce_be
 def ddp_bench(context: typer.Context) -> None:
     """Compare strategies of data-parallel training with torch's DDP."""
     compare_training("bps ddp-bench", context.args)
+
+
+app.add_typer(trace_app, name="trace", short_help="Read traces: merge, summary.")
 
 
 @app.command("launch", context_settings=_PASS_ON, short_help="Start what DMLC_ROLE says (bpslaunch).")

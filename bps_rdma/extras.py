@@ -13,6 +13,7 @@ PACKAGES = {
     "megatron.core": "megatron-core>=0.14",
     "ray": "ray>=2.60",
     "matplotlib": "matplotlib>=3.8",
+    "prometheus_client": "prometheus-client>=0.20",
 }
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from bps_rdma import _core, argument_types, arrays, failover, startup
 from bps_rdma.errors import BpsError, InvalidArgumentError, NotInitializedError, RoundAbortedError, TransportError
 from bps_rdma.group import Group
+from bps_rdma.inspection import stacks
 from bps_rdma.launch import cluster
 
 T = TypeVar("T")
@@ -197,7 +198,7 @@ def init(**settings: object) -> None:
     """Joins the job; starts the members that are not running yet. Further calls have no effect while the job runs.
 
     Args:
-        settings: values that override the environment, named without BPS_ and in lower case, for example
+        settings: values that override the environment, named without `BPS_` and in lower case, for example
             `init(transport="tcp", partition_bytes=1 << 20)`. `config()` lists them.
 
     Raises:
@@ -232,6 +233,7 @@ def _tell_on_signal() -> None:
     """SIGUSR1 shows the stacks of all threads, and then, by the native module's handler, what this rank waits for."""
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of Python; the native module looks at the system's
         faulthandler.register(signal.SIGUSR1, file=2, chain=True)
+    stacks.show()
 
 
 def shutdown() -> None:
@@ -252,6 +254,7 @@ def shutdown() -> None:
             job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
         finally:
             job.close()
+            stacks.hide()
             # When it is down no peer can write into them any more.
             _core.release_orphans(all=job.process.is_down)
     finally:
@@ -625,20 +628,26 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
 def metrics() -> dict[str, Any]:
     """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
 
-    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h explains each one.
+    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h explains each one. "slot_bytes"
+    and "open_rounds" are of this moment, and lack the loops that do not reply within two seconds ("silent_loops").
     """
     process = current().process
     return {"total": dict(process.metrics()), "transports": list(process.routes)}
 
 
 def dump() -> dict[str, Any]:
-    """What this process is waiting for: {"loops", "operations", "rounds"}.
+    """What this process is doing, and what it waits for. `bps dump` collects this of all processes of a job.
 
-    "operations" has an entry for each partition that is not finished on this rank: the "operation" with its name and
-    round, "server", "waits_for" ("answer", or "credit" where it was not sent yet), and "left_ms" until its deadline.
-    "rounds" has one for each round that a server of this process has open: "group", "tensor" (the id that operations
-    have, too), "partition", "round", "waits_for", and "missing": the ranks that have not pushed. Each loop lists 256 of
-    either at most. A loop that does not reply within two seconds has "answered" false. Any thread may ask.
+    Returns:
+        A dictionary. "operations" has an entry for each partition that is not finished on this rank: the "operation"
+        with its name and round, "server", "waits_for" ("answer", or "credit" where it was not sent yet), "since_ms",
+        and "left_ms" until its deadline. "rounds" has one for each round that a server of this process has open:
+        "group", "tensor" (the id that operations have, too), "partition", "round", "waits_for", and "missing": the
+        ranks that have not pushed. "calls" are those that wait for the scheduler, such as barriers. "loops" lists the
+        loops; one that does not reply within half a second has "answered" false. Each lists 256 partitions and rounds
+        at most. "recent" are the last operations, oldest first: "kind", "name", "bytes", "round", "state" ("open",
+        "done" or "failed"), "age_ms" since it began, and "duration_us", which is -1 while it is open. "counters" are
+        those of metrics(). Any thread may ask.
     """
     found: dict[str, Any] = json.loads(current().process.dump())
     return found

@@ -78,6 +78,12 @@ def find_binary(name: str) -> str:
     )
 
 
+def _metrics_port(offset: int) -> dict[str, str]:
+    """Where a member that is no worker serves its metrics: after the workers, which add their local ranks."""
+    port = os.environ.get("BPS_METRICS_PORT", "")
+    return {"BPS_METRICS_PORT": str(int(port) + offset)} if port.isdecimal() else {}
+
+
 @dataclass(frozen=True)
 class LocalJob:
     """A job on this machine: `workers` processes, and `servers` dedicated ones (None: servers inside the workers).
@@ -110,7 +116,9 @@ class LocalJob:
 
     def role(self, label: str) -> dict[str, str]:
         """The complete environment of the dedicated member `label`, such as "server 0" or "scheduler"."""
-        return self._common() | {"BPS_ROLE": label.split(maxsplit=1)[0]}
+        kind, _, index = label.partition(" ")
+        place = int(index) if index else self.servers or 0
+        return self._common() | {"BPS_ROLE": kind} | _metrics_port(self.workers + place)
 
     def _common(self) -> dict[str, str]:
         env = outer_environment()

@@ -16,6 +16,8 @@ from bps_rdma.torch import start
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """Divides each epoch's samples among the ranks, and what is left of them again when the ranks have changed.
 
+    Example::
+
         sampler = bps.ElasticSampler(dataset)
         loader = DataLoader(dataset, batch_size=32, sampler=sampler)
         state = bps.TrainingState(model, optimizer, sampler=sampler, epoch=0)

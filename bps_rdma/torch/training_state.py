@@ -17,6 +17,8 @@ from bps_rdma.torch.names import unique
 class TrainingState:
     """A model, its optimizer, and values such as the number of the step, for a job whose members may change.
 
+    Example::
+
         state = bps.TrainingState(model, optimizer, step=0)
         while state.step < steps:
             try:

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `bps top`: the members of a running job, again and again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.inspection.commands import _Json, _Name, jobs
+from bps_rdma.inspection.diagnosis import SILENT_MS, diagnose, waits_of
+from bps_rdma.inspection.job_state import JobState, Member
+from bps_rdma.terminal import wide_console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_FIRST_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A member of a job: what it did per second since the last look, and what it waits for."""
+
+    name: str
+    host: str
+    pid: int
+    state: str  # "running", "waiting", "silent", "left" or "lost"
+    cpu_percent: float | None  # of one core
+    memory_bytes: int | None
+    operations_per_s: float | None
+    tensor_bytes_per_s: float | None  # of operations that have ended here
+    sent_bytes_per_s: float | None  # on data connections
+    stalls_per_s: float | None  # waits for credits
+    open_operations: int
+    oldest_ms: int
+    awaited_by: int  # operations and calls of other ranks
+
+
+def top(
+    where: Annotated[
+        str, typer.Argument(metavar="[HOST:PORT]", help="Of a job's scheduler. Default: the job on this machine.")
+    ] = "",
+    name: _Name = "",
+    once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
+    as_json: _Json = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 1.0,
+) -> int:
+    """Show the ranks and servers of a running job, and whom it waits for.
+
+    The secret of a job elsewhere is read from BPS_SECRET or BPS_SECRET_FILE.
+    """
+    before, began = _the_job(where, name), time.monotonic()
+    if once or as_json or not sys.stdout.isatty():
+        time.sleep(min(interval, _FIRST_INTERVAL_S))
+        now = _the_job(where, name)
+        rows = rows_of(before, now, time.monotonic() - began)
+        if as_json:
+            print(json.dumps({"job": now.name, "why": diagnose(now).text, "members": [asdict(row) for row in rows]}))
+        else:
+            wide_console().print(_table(now, rows))
+        return 0
+    from rich.live import Live
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                now, ended = _the_job(where, name), time.monotonic()
+            except InvalidArgumentError:  # the job is over
+                return 0
+            live.update(_table(now, rows_of(before, now, ended - began)), refresh=True)
+            before, began = now, ended
+
+
+def _the_job(where: str, name: str) -> JobState:
+    found = jobs(where, name)
+    if not found:
+        raise InvalidArgumentError(
+            "none of your processes on this machine takes part in a job",
+            "run it on a machine of the job, or name the scheduler: bps top HOST:PORT",
+        )
+    if len(found) > 1:
+        names = ", ".join(state.name for state in found)
+        print(f"several jobs run here: {names}; this is the largest one, --job chooses another", file=sys.stderr)
+    return max(found, key=lambda state: len(state.members))
+
+
+def rows_of(before: JobState, now: JobState, seconds: float) -> list[Row]:
+    """What the members did between two looks at a job, which were so many seconds apart."""
+    awaited: dict[int, int] = {}
+    oldest: dict[int, int] = {}
+    for wait in waits_of(now):
+        oldest[wait.rank] = max(oldest.get(wait.rank, 0), wait.since_ms)
+        for rank in wait.missing:
+            awaited[rank] = awaited.get(rank, 0) + 1
+    rows = []
+    for node, member in sorted(now.members.items()):
+        earlier = before.members.get(node)
+        rows.append(_row(member, earlier, seconds, oldest.get(member.rank, 0), awaited.get(member.rank, 0)))
+    return rows
+
+
+def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, awaited_by: int) -> Row:
+    report = member.report
+    earlier = before.report if before is not None and before.pid == member.pid else None
+    state = member.fate if member.fate != "here" else "running"
+    if state == "running" and (report is None or member.silent_ms > SILENT_MS):
+        state = "silent"
+
+    def rate(part: str, name: str) -> float | None:
+        if report is None or earlier is None or seconds <= 0:
+            return None
+        return max(float(report[part][name] - earlier[part][name]) / seconds, 0.0)
+
+    cpu = rate("usage", "cpu_ms")
+    operations = {one["operation"] for one in report["operations"] if one["operation"]} if report else set()
+    if state == "running" and (operations or (report or {}).get("calls")):
+        state = "waiting"
+    return Row(
+        name=member.name + (f" + server {member.server_rank}" if member.rank >= 0 and member.server_rank >= 0 else ""),
+        host=member.host,
+        pid=member.pid,
+        state=state,
+        cpu_percent=None if cpu is None else cpu / 10,
+        memory_bytes=report["usage"]["memory_bytes"] if report else None,
+        operations_per_s=rate("counters", "operations"),
+        tensor_bytes_per_s=rate("counters", "operation_bytes"),
+        sent_bytes_per_s=rate("counters", "data_bytes"),
+        stalls_per_s=rate("counters", "credit_stalls"),
+        open_operations=len(operations),
+        oldest_ms=oldest_ms,
+        awaited_by=awaited_by,
+    )
+
+
+def _table(state: JobState, rows: list[Row]) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("member", "host", "pid", "state"):
+        table.add_column(title)
+    for title in ("CPU %", "memory", "ops/s", "tensors/s", "sent/s", "stalls/s", "open", "oldest", "awaited by"):
+        table.add_column(title, justify="right")
+    colours = {"silent": "red", "lost": "red", "waiting": "yellow"}
+    for row in rows:
+        style = colours.get(row.state, "")
+        table.add_row(
+            row.name, row.host, str(row.pid), Text(row.state, style=style), _number(row.cpu_percent),
+            _bytes(row.memory_bytes), _number(row.operations_per_s), _bytes(row.tensor_bytes_per_s),
+            _bytes(row.sent_bytes_per_s), _number(row.stalls_per_s), str(row.open_operations or "-"),
+            f"{row.oldest_ms / 1e3:.1f} s" if row.oldest_ms else "-", str(row.awaited_by or "-"),
+        )  # fmt: skip
+    workers = sum(1 for member in state.members.values() if member.rank >= 0)
+    servers = sum(1 for member in state.members.values() if member.server_rank >= 0)
+    phase = (state.scheduler or {}).get("phase", "without its scheduler")
+    title = f"{state.name or 'job'}: {workers} workers, {servers} servers, {phase}"
+    return Group(Text(title, style="bold"), table, Text(diagnose(state).text))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bps trace`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bps_rdma import extras
+from bps_rdma.bench.outputs import check_outputs, wrote
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.terminal import closing, wide_console
+from bps_rdma.trace.files import find
+from bps_rdma.trace.merge import merge as merged
+from bps_rdma.trace.summary import summarize
+
+app = typer.Typer(
+    help="Read the traces that BPS_TRACE has written.",
+    epilog=closing("BPS_TRACE=/tmp/trace bps run -np 2 train.py", "bps trace summary /tmp/trace"),
+    pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True, subcommand_metavar="COMMAND",
+)  # fmt: skip
+
+Folder = Annotated[Path, typer.Argument(help="The folder that BPS_TRACE named.")]
+
+
+@app.command(
+    short_help="One file for all processes.", epilog=closing("bps trace merge /tmp/trace --out /tmp/trace.json")
+)
+def merge(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("trace.json"),
+) -> None:
+    """Write one trace of all processes, for chrome://tracing or Perfetto.
+
+    Clocks of several hosts are brought together by the messages between them; it prints how well.
+    """
+    trace = merged(find(folder))
+    out.write_text(json.dumps(trace))
+    for clock in trace["otherData"]["clocks"]:
+        error = "not aligned" if clock["error_us"] is None else f"within {clock['error_us']:.1f} us"
+        print(f"{clock['process']} ({clock['host']}): {error}")
+    print(f"{len(trace['traceEvents'])} events in {out}")
+
+
+@app.command(
+    short_help="Where the time went.",
+    epilog=closing(
+        "bps trace summary /tmp/trace",
+        "bps trace summary --json /tmp/trace",
+        "bps trace summary --plot t.png /tmp/trace",
+    ),
+)
+def summary(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    longest: Annotated[int, typer.Option(min=0, help="How many of the longest waits to list.")] = 10,
+    plot: Annotated[Path | None, typer.Option(help="Plot stages and steps into this file (png, svg, pdf).")] = None,
+) -> None:
+    """Show how long each stage took, each step, and which rank the others waited for."""
+    check_outputs(None, plot)
+    if plot is not None and not extras.is_installed("matplotlib"):
+        raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
+    found = summarize(find(folder), longest)
+    if plot is not None:
+        from bps_rdma.trace.plot import save_plot
+
+        save_plot(found, plot)
+        wrote(plot)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    stages = [{name: value for name, value in row.items() if name != "meaning"} for row in found["stages"]]
+    _print("Stages, milliseconds", stages)
+    _print("Steps, milliseconds", found["steps"][-20:])
+    _print("Whose contribution was the last", found["last_ranks"][:20])
+    _print("Longest waits", found["longest_waits"])
+    if found["dropped"]:
+        print(f"{found['dropped']} events were dropped: trace fewer rounds, with BPS_TRACE_START_STEP and _END_STEP")
+
+
+def _print(title: str, rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name, value in rows[0].items():
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    wide_console().print(table)

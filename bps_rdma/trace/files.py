@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trace of one process, as csrc/core/trace_writer.cc writes it. Times are microseconds of that process's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bps_rdma.errors import InvalidArgumentError
+
+Key = tuple[int, int, int, int]  # group, tensor, round, partition
+
+
+@dataclass
+class Span:
+    """An operation, a partition on a worker, or a round on a server, with its stages in order."""
+
+    name: str
+    args: dict[str, Any]
+    begin: float
+    end: float = 0
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """What it has in common with the same partition in the trace of another process."""
+        return (self.args["group"], self.args["tensor"], self.args["round"], self.args.get("partition", 0))
+
+    @property
+    def tensor(self) -> str:
+        """The name of the tensor."""
+        return self.name.rpartition(" [")[0] if "partition" in self.args else self.name
+
+
+@dataclass
+class Trace:
+    """One file."""
+
+    path: Path
+    events: list[dict[str, Any]]
+    about: dict[str, Any]  # process, host, worker_rank, server_rank, clock, dropped
+    operations: list[Span] = field(default_factory=list)
+    partitions: list[Span] = field(default_factory=list)
+    rounds: list[Span] = field(default_factory=list)
+
+
+def find(folder: Path) -> list[Trace]:
+    """The traces of all processes in a folder.
+
+    Raises:
+        InvalidArgumentError: there is none, or a file is not one.
+    """
+    paths = sorted(folder.glob("*/comm*.json"))
+    if not paths:
+        raise InvalidArgumentError(f"{folder} has no traces", "name the folder that BPS_TRACE named")
+    return [read(path) for path in paths]
+
+
+def read(path: Path) -> Trace:
+    """The trace in one file. Raises InvalidArgumentError for any other file."""
+    try:
+        content = json.loads(path.read_text())
+        trace = Trace(path, content["traceEvents"], content["otherData"])
+        lists = {"operation": trace.operations, "partition": trace.partitions, "round": trace.rounds}
+        for category, span in _spans(trace.events):
+            lists[category].append(span)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(f"{path} is no trace of bps_rdma: {error}", "leave it out") from error
+    return trace
+
+
+def _spans(events: list[dict[str, Any]]) -> Iterator[tuple[str, Span]]:
+    open_: dict[str, Span] = {}
+    for event in events:
+        if event["ph"] not in ("b", "e"):
+            continue
+        identity = event["id2"]["local"]
+        span = open_.get(identity)
+        if span is None:
+            open_[identity] = Span(event["name"], event["args"], event["ts"])
+        elif event["name"] != span.name:
+            begin, _ = span.stages.get(event["name"], (event["ts"], 0))
+            span.stages[event["name"]] = (begin, event["ts"])
+        else:
+            span.end = event["ts"]
+            yield event["cat"], open_.pop(identity)

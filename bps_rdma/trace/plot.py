@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plot of `bps trace summary`: stages, steps, and the ranks that were last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_DARK, _LIGHT, _OTHER = "#0b5394", "#9fc5e8", "#e69138"
+
+
+def save_plot(found: dict[str, Any], path: Path) -> None:
+    """Draw what summarize() has found into `path`; the suffix chooses the format (png, svg, pdf)."""
+    mpl.use("Agg")
+    figure = Figure(figsize=(15, 4.6), layout="constrained")
+    stages, steps, ranks = figure.subplots(1, 3)
+    _draw_stages(stages, [row for row in found["stages"] if row["count"]])
+    numbers = [row["step"] for row in found["steps"]]
+    steps.plot(numbers, [row["took_ms"] for row in found["steps"]], color=_DARK, label="the step took")
+    under_way = [row["under_way_ms"] for row in found["steps"]]
+    steps.plot(numbers, under_way, color=_OTHER, label="some partition was under way")
+    steps.set(title="steps, on the slowest worker", xlabel="step", ylabel="ms")
+    steps.set_ylim(bottom=0)
+    steps.grid(visible=True, alpha=0.3)
+    steps.legend(frameon=False, fontsize=9)
+    last = found["last_ranks"][:20]
+    ranks.bar([str(row["rank"]) for row in last], [row["waited_ms"] for row in last], color=_DARK)
+    ranks.set(title="the first contribution waited for this rank", xlabel="rank", ylabel="ms, all rounds")
+    ranks.grid(visible=True, axis="y", alpha=0.3)
+    figure.suptitle(f"trace of {', '.join(found['processes'][:8])}", fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_stages(axis: Axes, rows: list[dict[str, Any]]) -> None:
+    names = [row["stage"] for row in rows]
+    axis.barh(names, [row["p99_ms"] for row in rows], color=_LIGHT, label="99 % of them are shorter")
+    axis.barh(names, [row["median_ms"] for row in rows], color=_DARK, label="median")
+    axis.invert_yaxis()
+    axis.set(title="stages of a partition", xlabel="ms")
+    axis.grid(visible=True, axis="x", alpha=0.3)
+    axis.legend(frameon=False, fontsize=9)
