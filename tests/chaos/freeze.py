@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
 _WALL = 0x40000000
@@ -13,6 +15,13 @@ _WALL = 0x40000000
 
 def freeze(thread: int, seconds: float) -> None:
     """Returns when the thread runs again. OSError: it cannot be traced, or is gone."""
+    with frozen(thread):
+        time.sleep(seconds)
+
+
+@contextmanager
+def frozen(thread: int) -> Iterator[None]:
+    """Stops it until the block ends. Only for a block that stays on this thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
@@ -26,6 +35,6 @@ def freeze(thread: int, seconds: float) -> None:
     ptrace(_PTRACE_INTERRUPT)
     os.waitpid(thread, _WALL)
     try:
-        time.sleep(seconds)
+        yield
     finally:
         ptrace(_PTRACE_DETACH)

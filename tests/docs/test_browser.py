@@ -118,7 +118,10 @@ def test_the_search_finds(tab, address):
     def results(tab) -> None:
         tab.wait_for_selector("#search-results li a")
 
-    assert not problems_of(tab, f"{address}/search.html?q=RoundAbortedError", results)
+    problems = problems_of(tab, f"{address}/search.html?q=RoundAbortedError", results)
+    # Sphinx looks for the entry of bps_rdma.RoundAbortedError by "#" and its id as a CSS selector, in which a dot means
+    # something else. It then shows the beginning of the page instead, and says so.
+    assert not [problem for problem in problems if "Anchored content block not found" not in problem]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ import bps_rdma
 from bps_rdma import errors
 
 COMMANDS = ("pushpull_bench", "allreduce_bench", "ddp_bench", "bps-server", "bps-scheduler", "bps run", "bps bench",
-  "bps allreduce", "bps ddp-bench", "bps doctor", "bps config", "bps version", "bps env")  # fmt: skip
+  "bps allreduce", "bps ddp-bench", "bps doctor", "bps config", "bps version", "bps env", "bps trace merge",
+  "bps trace summary")  # fmt: skip
 # Not settings, and true all the same: of tests and tools of this repository, and of BytePS where a page says that
 # there is nothing of the kind here.
 OTHER = re.compile(r"BPS_(TEST|VM)_\w+|BPS_(SANITIZE|TESTS|BENCH|PYTHON|VM)")
@@ -66,6 +67,14 @@ def test_settings_exist(page):
     known = {setting.name for setting in bps_rdma.config()}
     for name in set(re.findall(r"\bBPS_[A-Z][A-Z_]*[A-Z]\b", page.read_text())):
         assert name in known or OTHER.fullmatch(name), f"{page.name}: {name} is no setting"
+
+
+def test_the_table_of_metrics_is_complete():
+    paths = [path for path in (ROOT / "csrc").rglob("*.cc") if path.name != "trace_writer.cc"]  # names of events
+    sources = "".join(path.read_text() for path in paths)
+    served = set(re.findall(r'"((?:bps|process)_[a-z0-9_]+)"', sources))
+    rows = re.findall(r"^\| (`(?:bps|process)_[^|]*)\|", (ROOT / "docs/observability.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == served
 
 
 def test_the_table_of_exceptions_is_complete():

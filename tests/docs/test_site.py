@@ -7,7 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+import typer
 from pages import ROOT
+
+import bps_rdma
+from bps_rdma import cli
 
 SITE = ROOT / "build/docs/html"
 HTML = sorted(page for page in SITE.rglob("*.html"))
@@ -56,3 +61,28 @@ def test_nothing_is_loaded_from_elsewhere():
         for link in Page(file).links:
             target = urlsplit(link)
             assert not (target.netloc and target.path.endswith((".js", ".css", ".woff2"))), f"{file.name}: {link}"
+
+
+@pytest.mark.parametrize(
+    "module", ["bps_rdma", "bps_rdma.torch", "bps_rdma.megatron", "bps_rdma.ray", "bps_rdma.prometheus"]
+)
+def test_the_reference_has_every_public_name(module):
+    """Or another name of the same: bps_rdma.torch.rank is bps_rdma.rank."""
+    found = pytest.importorskip(module)
+    anchors = set().union(*(Page(file).anchors for file in HTML))
+    missing = [
+        name
+        for name in found.__all__
+        if name != "__version__" and f"{module}.{name}" not in anchors and not is_of_core(found, name)
+    ]
+    assert not missing
+
+
+def is_of_core(module: object, name: str) -> bool:
+    return getattr(bps_rdma, name, None) is getattr(module, name) and module is not bps_rdma
+
+
+def test_every_command_shows_its_help():
+    anchors = Page(SITE / "commands.html").anchors
+    for command in typer.main.get_command(cli.app).commands:
+        assert any(anchor.startswith(f"bps-{command}") for anchor in anchors), command

@@ -97,7 +97,7 @@ def test_a_slow_interface_gets_what_it_can_carry(networks):
     shape(networks, FIRST, 80)
     shape(networks, SECOND, 240)
     for (first, second), _ in run(networks, f"{FIRST},{SECOND}"):
-        assert 0.65 < second / (first + second) < 0.85
+        assert 0.58 < second / (first + second) < 0.85  # .75 on an idle machine; .5 if both got the same
 
 
 @pytest.mark.parametrize("only", [FIRST, SECOND])
