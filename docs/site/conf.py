@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ci/docs makes the documentation site: Sphinx, from the pages of docs/."""
+"""How ci/docs makes the documentation site: Sphinx, from the pages of docs/ and the docstrings."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import bps_rdma
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
 
 project = "bps_rdma"
 author = "The bps_rdma contributors"
@@ -19,7 +21,10 @@ release = version = bps_rdma.__version__
 
 extensions = [
     "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "generated",
 ]
 exclude_patterns = ["site"]
 
@@ -27,6 +32,11 @@ exclude_patterns = ["site"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
+default_role = "code"  # docstrings write `name` for code
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
