@@ -48,9 +48,10 @@ class Job:
         process: this process in the core.
         config: the settings that init() used.
         world: the group of all workers.
+        follows: this process was in the view before.
     """
 
-    def __init__(self, process: _core.Process, config: _core.Config, world: Group) -> None:
+    def __init__(self, process: _core.Process, config: _core.Config, world: Group, *, follows: bool = False) -> None:
         self.process = process
         self.config = config
         self.world = world
@@ -58,7 +59,8 @@ class Job:
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.epoch = process.epoch  # of the first view with these workers
         # It has entered a job that was running, whose state it has to get from the others.
-        self.is_late = self.epoch > 1 and process.ranks_before[process.rank] < 0
+        self.is_late = self.epoch > 1 and not follows
+        self.identities: list[int] = process.identities
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.goes_on = False  # with everything that was under way in the view before
         self.numbering = failover.Numbering()
@@ -316,7 +318,11 @@ def _next_view(before: Job, change: _Change) -> Job:
     try:
         process = _core.Process.renew(before.process, change.stop)
         interrupted = before.take_interrupted()
-        ranks = {old: new for new, old in enumerate(process.ranks_before) if old >= 0}
+        # Other views may have begun and ended meanwhile, of which this process has noticed nothing here.
+        old_ranks = {identity: rank for rank, identity in enumerate(before.identities)}
+        ranks = {
+            old_ranks[identity]: new for new, identity in enumerate(process.identities) if identity in old_ranks
+        }
         has_same_workers = process.workers == len(ranks) == before.world.size
         goes_on = has_same_workers and process.survives_servers
         if goes_on:
@@ -325,7 +331,7 @@ def _next_view(before: Job, change: _Change) -> Job:
     finally:
         before.close()
         _core.release_orphans(all=before.process.is_down and not goes_on)
-    job = Job(process, before.config, Group(0, tuple(range(process.workers))))
+    job = Job(process, before.config, Group(0, tuple(range(process.workers))), follows=True)
     job._parts.update(kept)
     for key, group, members in before.all_groups():
         job.lost_groups.append((key, group, tuple(ranks[rank] for rank in members if rank in ranks)))

@@ -22,7 +22,7 @@ LOCALHOST = "127.0.0.1"
 IDENTITY = (
     "BPS_ROLE", "BPS_NUM_WORKERS", "BPS_NUM_SERVERS", "BPS_WORKER_ID", "BPS_LOCAL_RANK", "BPS_LOCAL_SIZE", "BPS_RANK",
     "BPS_WORLD_SIZE", "BPS_MIN_WORKERS", "BPS_ROOT_URI", "BPS_ROOT_PORT", "BPS_JOB_ID", "BPS_SECRET",
-    "BPS_SECRET_FILE",
+    "BPS_SECRET_FILE", "BPS_SCHEDULER_STATE",
     "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_WORKER_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
     "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE",
@@ -139,6 +139,7 @@ class LocalJob:
             env |= {"BPS_ROLE": "joint", "BPS_NUM_SERVERS": str(self.workers)}
         if self.least is not None:
             env["BPS_MIN_WORKERS"] = str(self.least)
+            env.setdefault("BPS_SCHEDULER_PATIENCE", "30")
         if self.transport is not None:
             env["BPS_TRANSPORT"] = self.transport
         return env

@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from bps_rdma.launch.environment import LocalJob, find_binary
@@ -69,16 +71,58 @@ def signals_pass_on() -> Iterator[PassOn]:
             signal.signal(signum, handler)
 
 
-def spawn_helpers(children: Children, job: LocalJob) -> list[Child]:
+# A scheduler that is lost so often does not fail by accident.
+_MOST_SCHEDULERS = 10
+_SCHEDULERS_WITHIN = 60.0  # seconds
+_STEPPED_DOWN = 75  # the status of bps-scheduler: it was stopped for too long, and the job may have gone on without it
+
+
+@dataclass
+class Scheduler:
+    """The scheduler of a job that has one of its own. When it is lost, and ranks can be, another one takes its place.
+
+    Attributes:
+        children: the launcher's.
+        job: what it is the scheduler of.
+        state: the file by which the next one knows the job; None: there is none.
+    """
+
+    children: Children
+    job: LocalJob
+    state: Path | None = None
+    child: Child = field(init=False)
+    _starts: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._starts.append(time.monotonic())
+        environment = self.job.role("scheduler")
+        if self.state is not None:
+            environment["BPS_SCHEDULER_STATE"] = str(self.state)
+        command = self.job.placed("scheduler", [find_binary("bps-scheduler")])
+        self.child = self.children.spawn("scheduler", command, environment)
+
+    def start_again(self) -> bool:
+        """Whether it has been, after it was lost."""
+        status = self.child.status or 0
+        recent = [start for start in self._starts if start > time.monotonic() - _SCHEDULERS_WITHIN]
+        if (status > 0 and status != _STEPPED_DOWN) or len(recent) >= _MOST_SCHEDULERS:
+            return False
+        self._start()
+        return True
+
+
+def spawn_helpers(children: Children, job: LocalJob, state: Path | None = None) -> Scheduler | None:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
     if job.servers is None and job.least is None:
-        return []
-    labels = ["scheduler"] + [f"server {index}" for index in range(job.servers or 0)]
-    binaries = [find_binary(f"bps-{label.split()[0]}") for label in labels]
-    return [
-        children.spawn(label, job.placed(label, [binary]), job.role(label))
-        for label, binary in zip(labels, binaries, strict=True)
-    ]
+        return None
+    scheduler = Scheduler(children, job, state)
+    for index in range(job.servers or 0):
+        label = f"server {index}"
+        children.spawn(label, job.placed(label, [find_binary("bps-server")]), job.role(label))
+    return scheduler
 
 
 def run_job(
@@ -89,13 +133,19 @@ def run_job(
     The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others.
     Otherwise it is that of the first process that failed; the other processes then have `grace` seconds to end by
     themselves (they learn of the loss within 2 seconds), and as many again after SIGTERM, before SIGKILL. In a job that
-    goes on without lost ranks they are started again, `restarts` times altogether. Such a job also goes on without its
-    scheduler, as long as no rank fails: the ranks decide what they still need it for.
+    goes on without lost ranks they are started again, `restarts` times altogether. In such a job another scheduler
+    takes the place of one that is lost. If there are too many of that, the job goes on without one, as long as no rank
+    fails: the ranks decide what they still need it for.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
-    with signals_raise(), signals_pass_on() as pass_on, Children(prefixed=prefixed) as children:
+    with (
+        signals_raise(),
+        signals_pass_on() as pass_on,
+        tempfile.TemporaryDirectory(prefix="bps-run-") as folder,
+        Children(prefixed=prefixed) as children,
+    ):
         try:
-            helpers = spawn_helpers(children, job)
+            scheduler = spawn_helpers(children, job, Path(folder, "scheduler") if job.least else None)
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
 
@@ -108,8 +158,8 @@ def run_job(
                 ranks[number] = children.spawn(rank.label, words, job.worker(number))
                 return True
 
-            failed = _first_failure(children, ranks, job.least, start_again)
-            alone = job.least is not None and bool(helpers[0].status)
+            failed = _first_failure(children, ranks, job.least, start_again, scheduler)
+            alone = job.least is not None and scheduler is not None and bool(scheduler.child.status)
             failed_late = _let_end(children, grace)
             if not alone:  # without the scheduler servers cannot know that the job has ended well
                 failed = failed or failed_late
@@ -123,20 +173,25 @@ def run_job(
 
 
 def _first_failure(
-    children: Children, ranks: list[Child], least: int | None, start_again: Callable[[Child], bool]
+    children: Children,
+    ranks: list[Child],
+    least: int | None,
+    start_again: Callable[[Child], bool],
+    scheduler: Scheduler | None,
 ) -> Child | None:
     """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it).
 
     The failure of a rank does not count while `least` others are left; then it is started again, if that may be. The
-    loss of the scheduler does not count then either; but from there on that of a rank does, because no other view can
-    follow, and servers end with the ranks.
+    loss of the scheduler does not count then either. If there is no other one, that of a rank does from there on,
+    because no other view can follow, and servers end with the ranks.
     """
     alone = False
     while any(rank.status is None for rank in ranks):
         for child in children.wait():
-            if child.status and least and child.label == "scheduler":
-                alone = True
-                print(f"{child.describe_end()}; the ranks go on without it", file=sys.stderr, flush=True)
+            if child.status and least and scheduler is not None and child is scheduler.child:
+                alone = not scheduler.start_again()
+                effect = "the ranks go on without it" if alone else "it is started again"
+                print(f"{child.describe_end()}; {effect}", file=sys.stderr, flush=True)
                 continue
             if alone and child not in ranks:
                 continue

@@ -23,13 +23,18 @@
 #include "node/startup.h"
 #include "transport/listener.h"
 #include "van/scheduler.h"
+#include "van/scheduler_state.h"
 
 namespace {
+
+// It was stopped for so long that members may have gone on without it: another one may be started in its place.
+constexpr int kSteppedDown = 75;  // EX_TEMPFAIL of sysexits.h
 
 void usage() {
   std::puts(
       "usage: bps-scheduler [--workers N] [--servers N] [--address A] [--port P]\n"
-      "  Serves one job and ends with it; status 0 when every worker has left and nobody was lost. Reads\n"
+      "  Serves one job and ends with it; status 0 when every worker has left and nobody was lost, 75 when it was\n"
+      "  stopped for so long that a job with BPS_MIN_WORKERS may have gone on without it. Reads\n"
       "  DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and the BPS_* settings (`bps config`\n"
       "  lists them all).\n"
       "  --workers N  worker processes (instead of DMLC_NUM_WORKER)\n"
@@ -108,6 +113,8 @@ int run(bps::SettingValues values, const std::string& address) {
   options.cut = parsed.cut;
   options.min_workers = settings.job.min_workers;
   options.is_outlived = options.min_workers > 0;
+  const std::string& state = settings.job.scheduler_state;
+  if (!state.empty()) options.run = bps::van::run_from_state(state);
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::van::Scheduler scheduler(options, secret.credentials);
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n",
@@ -121,6 +128,8 @@ int run(bps::SettingValues values, const std::string& address) {
     case SIGINT: return 128 + SIGINT;
     default: break;
   }
+  if (scheduler.stepped_down()) return kSteppedDown;
+  if (well && !state.empty()) bps::van::forget_state(state);
   if (!well) std::fputs("bps-scheduler: the job ended early: members are missing or lost\n", stderr);
   return well ? 0 : 1;
 }

@@ -36,6 +36,7 @@ struct JobSettings {
   bool insecure = false;
   std::uint32_t min_workers = 0;
   bool server_failover = false;
+  std::string scheduler_state;
 };
 
 struct TransportSettings {
@@ -88,6 +89,7 @@ struct Deadlines {  // seconds
   double join = 0;
   double shutdown = 0;
   double heartbeat = 0;
+  std::uint32_t scheduler = 0;  // for another one, in the place of a lost one
 };
 
 struct MetricsSettings {

@@ -193,6 +193,11 @@ constexpr Setting kTable[] = {
      "seconds of silence after which a member counts as lost; a process that ends, or a network that is cut, is "
      "noticed "
      "sooner, so this is only for hosts and processes that hang: longer than a process may be swapped out or stopped"},
+    {"BPS_SCHEDULER_PATIENCE", "", "0", whole(0, kMany), deadline<&Deadlines::scheduler>,
+     "seconds that a job with BPS_MIN_WORKERS waits for a lost scheduler to be started again, which `bps run` does (it "
+     "sets 30); 0: not at all"},
+    {"BPS_SCHEDULER_STATE", "", "", kText, job<&JobSettings::scheduler_state>,
+     "file of bps-scheduler, by which it knows the job when it is started again; each job needs one of its own"},
     // Diagnosis
     {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING INFO DEBUG FATAL TRACE"), into_log_level,
      "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG"},

@@ -37,6 +37,12 @@ Startup startup_after(const Startup& before, const van::Node& self) {
   return startup;
 }
 
+std::uint64_t new_identity() {
+  std::uint64_t identity = 0;
+  random_bytes(std::as_writable_bytes(std::span(&identity, 1)));
+  return identity;
+}
+
 }  // namespace
 
 std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
@@ -56,7 +62,7 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
   for (;;) {
     try {
       const InterruptScope scope([&] { process->check_view(before); });
-      process->bring_up();
+      process->bring_up(before);
       return process;
     } catch (const Error&) {
       if (!process->awaits_next_view()) throw;
@@ -72,7 +78,7 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
 bool Process::awaits_next_view() const {
   if (!van_ || !van_->joined() || options_.settings.job.min_workers == 0) return false;
   const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
-  while (!van_->view_ended() && !verdict.passed()) sleep_until(Deadline::after(kLook_s));
+  while (!van_->view_ended() && (!verdict.passed() || van_->awaits_scheduler())) sleep_until(Deadline::after(kLook_s));
   return van_->view_ended();
 }
 
@@ -85,19 +91,20 @@ void Process::check_view(const Process* before) const {
 }
 
 Process::Process(const Settings& settings, const Startup& startup)
-    : options_(settings, startup), secret_(job_secret(options_.settings.job, startup)) {}
+    : options_(settings, startup), secret_(job_secret(options_.settings.job, startup)), identity_(new_identity()) {}
 
 Process::Process(Process& ended)
     : options_(ended.options_.settings, startup_after(ended.options_.startup, ended.van_->self())),
       secret_(ended.secret_),
       renews_(ended.van_->self().id),
+      identity_(ended.identity_),
       scheduler_(std::move(ended.scheduler_)) {}
 
 Process::~Process() {
   take_down();
 }
 
-void Process::bring_up() {
+void Process::bring_up(const Process* before) {
   set_log(options_.settings.log_level, "pid " + std::to_string(::getpid()));
   if (options_.settings.job.local_rank.value_or(0) == 0) {
     log_unknown_settings();
@@ -110,6 +117,7 @@ void Process::bring_up() {
   listen();
   inspect();
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
+  if (before != nullptr) before->van_->retire();
   set_log(options_.settings.log_level, van_->self().describe());
   hosts_ = van::Hosts(van_->membership());
   start_servers();
@@ -177,6 +185,7 @@ void Process::make_van() {
   options.renews = renews_;
   options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
   options.outlives_scheduler = options_.settings.job.min_workers > 0 && !is_hosted_by_rank_0();
+  options.scheduler_patience_s = options_.settings.deadlines.scheduler;
   van_ = std::make_unique<van::Van>(options, secret_.credentials, events());
 }
 
@@ -194,6 +203,7 @@ van::Node Process::describe_self() const {
   self.worker_loops = static_cast<std::uint16_t>(options_.worker_loops);
   self.server_loops = static_cast<std::uint16_t>(options_.server_loops);
   self.pid = static_cast<std::uint32_t>(::getpid());
+  self.identity = identity_;
   self.host = host_name();
   self.host_key = van::host_key(options_.settings.transport.host_id);
   self.sums_on_host = options_.sums_on_host();

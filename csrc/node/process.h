@@ -112,7 +112,7 @@ class Process {
   Process(const Settings& settings, const Startup& startup);
   explicit Process(Process& ended);
   static std::unique_ptr<Process> bring_up(std::unique_ptr<Process> process, const Process* before);
-  void bring_up();
+  void bring_up(const Process* before);
   void check_view(const Process* before) const;
   bool awaits_next_view() const;
   void take_down();
@@ -153,6 +153,7 @@ class Process {
   const ProcessOptions options_;
   const JobSecret secret_;
   const std::uint32_t renews_ = 0;             // the node that it was in the view before
+  const std::uint64_t identity_;               // the same in all views
   std::atomic<std::uint64_t> incarnation_{0};  // of the scheduler; 0: not found yet
   transport::Credentials view_credentials_;    // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;

@@ -199,14 +199,14 @@ void bind_process(py::module_& module) {
            py::arg("tensor"), py::arg("suspended"), py::arg("round"), py::arg("only"), MayWait(),
            "Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.")
       .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
-      .def_property_readonly("ranks_before", as_call(+[](Process& p) {
-                               std::vector<std::int32_t> ranks;
+      .def_property_readonly("identities", as_call(+[](Process& p) {
+                               std::vector<std::uint64_t> identities;
                                for (std::uint32_t rank = 0; rank < p.membership().workers; ++rank) {
-                                 ranks.push_back(p.membership().worker(rank)->rank_before);
+                                 identities.push_back(p.membership().worker(rank)->identity);
                                }
-                               return ranks;
+                               return identities;
                              }),
-                             "By rank: which rank it had in the view before, or -1.")
+                             "By rank: a number of its process that is the same in all views.")
       .def("shutdown", &shutdown, py::arg("timeout_s"), MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")

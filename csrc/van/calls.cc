@@ -89,7 +89,7 @@ void Calls::barrier(const Member& caller, const Barrier& call) {
   const auto released = waiting.arrive({rank, call.call});
   if (!released.empty()) ++barriers_;
   for (const auto& [other, number] : released) {
-    send_(members_.worker(other).peer, Done{number, registry_.partition_limit()});
+    send_(members_.worker(other).peer, Done{number, registry_.partition_limit(), call.group});
   }
   if (!released.empty() && call.ends_step && call.group == 0 && on_step_) on_step_();
 }

@@ -26,16 +26,22 @@ Job::Job(Options options, Events events)
     : options_(std::move(options)),
       events_(std::move(events)),
       rendezvous_(options_.registry.workers, options_.registry.servers),
+      reunion_(options_.run),
       inquiries_(events_.send) {}
 
 bool Job::knows(Peer peer) const {
-  return patience_.contains(peer) || (members_ && members_->find(peer) != nullptr);
+  return patience_.contains(peer) || reunion_.knows(peer) || (members_ && members_->find(peer) != nullptr);
 }
 
 bool Job::receive(Peer peer, Message&& message) {
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
   if (const auto* asked = std::get_if<Ask>(&message))
     return inquiries_.ask(peer, *asked, members_.get(), state()), true;
+  if (const auto* report = std::get_if<Rejoin>(&message)) return rejoin(peer, *report);
+  if (phase_ == Phase::kReuniting && reunion_.knows(peer)) {  // calls have to be made again in the next view
+    if (const auto* leave = std::get_if<Leave>(&message)) reunion_.add_leave(peer, *leave);
+    return true;
+  }
   Member* const member = members_ ? members_->find(peer) : nullptr;
   // A sign of life; a Leave says itself what to tell those who suspect this member.
   if (!suspicions_.empty() && member != nullptr && !std::holds_alternative<Leave>(message)) answer_suspicions(*member);
@@ -66,10 +72,12 @@ bool Job::receive(Peer peer, Message&& message) {
 
 // As JSON: which processes it waits for, and which calls wait for which ranks.
 std::string Job::state() const {
-  constexpr const char* kPhases[] = {"gathering", "running", "renewing", "over"};
+  constexpr const char* kPhases[] = {"gathering", "reuniting", "running", "renewing", "over"};
   JsonObject state;
   state.add("phase", std::string(kPhases[static_cast<std::size_t>(phase_)])).add("epoch", epoch_);
-  state.add("missing", phase_ == Phase::kGathering ? rendezvous_.missing() : "");
+  state.add("missing", phase_ == Phase::kGathering   ? rendezvous_.missing()
+                       : phase_ == Phase::kReuniting ? reunion_.progress()
+                                                     : "");
   if (phase_ == Phase::kRenewing) {
     JsonList awaited;
     for (const Member& member : members_->members()) {
@@ -84,6 +92,10 @@ std::string Job::state() const {
 
 bool Job::join(Peer peer, const Join& join) {
   if (knows(peer) || phase_ == Phase::kOver) return false;  // cut off by a job that is over, a caller tries again
+  // The job is running, and will be known here soon.
+  if (phase_ == Phase::kReuniting || (phase_ == Phase::kGathering && join.renews != 0)) return false;
+  // It has found this scheduler before that knew of the view to come.
+  if (options_.min_workers != 0 && join.epoch != epoch_ + (phase_ == Phase::kRunning ? 1 : 0)) return false;
   if (join.renews != 0 && phase_ != Phase::kGathering) return join_again(peer, join), true;
   if (options_.min_workers != 0 && phase_ != Phase::kGathering && !give_up_) return enter(peer, join), true;
   std::optional<Refused> refused;
@@ -120,7 +132,7 @@ void Job::start(Rendezvous::Seating seating) {
   registry.servers = members_->membership().servers;
   registry.cut.server_loops = members_->membership().all_server_loops();
   calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] { let_in(); });
-  Welcome welcome{.silence_ms = options_.silence_ms, .membership = members_->membership()};
+  Welcome welcome{.silence_ms = options_.silence_ms, .run = options_.run, .membership = members_->membership()};
   for (const Member& member : members_->members()) {
     welcome.you = member.node->id;
     events_.send(member.peer, welcome);
@@ -160,6 +172,79 @@ void Job::end_view(const std::string& why) {
                                   name_ranks(left)});
 }
 
+// ---- In the place of a lost scheduler
+
+bool Job::rejoin(Peer peer, const Rejoin& report) {
+  if (phase_ == Phase::kOver || knows(peer)) return false;
+  const bool has_come = phase_ == Phase::kRunning || phase_ == Phase::kRenewing;
+  if (has_come || options_.min_workers == 0) {
+    // What a process was in an earlier view, while it is in this one, needs no answer.
+    const Member* known = members_ ? members_->by_identity(report.self().identity) : nullptr;
+    if (known != nullptr && known->connected && members_->membership().epoch > report.membership.epoch) return true;
+    return refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it came back too late"}), true;
+  }
+  if (auto refused = reunion_.add(peer, report)) return refuse(peer, *refused), true;
+  if (phase_ == Phase::kGathering) begin_reunion();
+  if (reunion_.complete()) reunite();
+  return true;
+}
+
+// New processes that have come already do not know of which view they will be; they try again.
+void Job::begin_reunion() {
+  phase_ = Phase::kReuniting;
+  reunion_deadline_ = Clock::now() + options_.reunion_patience;
+  rendezvous_ = Rendezvous(0, 0);
+  for (const auto& [peer, until] : std::exchange(patience_, {})) {
+    if (events_.close) events_.close(peer);
+  }
+}
+
+// The view that was lost with its scheduler is known, as far as it can be; it ends.
+void Job::reunite() {
+  reunion_deadline_.reset();
+  if (reunion_.empty()) {  // all are gone again
+    phase_ = Phase::kGathering;
+    rendezvous_ = Rendezvous(options_.registry.workers, options_.registry.servers);
+    return;
+  }
+  const Reunion reunion = std::exchange(reunion_, Reunion(options_.run));
+  members_ = std::make_unique<MemberTable>(reunion.seating());
+  epoch_ = members_->membership().epoch;
+  std::vector<Member*> lost;
+  for (Member& member : members_->members()) {
+    if (member.peer != 0) continue;
+    member.connected = false;
+    if (reunion.has_left(member.node->id)) {
+      member.fate = Member::Fate::kLeft;
+      member.farewell = member.node->describe() + " has left the job";
+      continue;
+    }
+    member.fate = Member::Fate::kLost;
+    member.farewell = member.cause =
+        member.node->describe() + " was lost: it did not come back to the scheduler that was started again";
+    ++lost_;
+    ++lost_in_view_;
+    lost.push_back(&member);
+  }
+  for (const auto& [peer, message] : reunion.owed()) events_.send(peer, message);
+  if (events_.on_epoch) events_.on_epoch(epoch_ + 1);  // before anybody is told to join
+  end_view(lost.empty() ? "the scheduler was lost and started again" : lost.front()->cause);
+  for (const Member* member : lost) {
+    tell_all(PeerLost{member->node->id, member->cause});
+    if (events_.on_lost) events_.on_lost(member->farewell);
+  }
+  for (const Peer peer : reunion.strangers()) {
+    refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it was lost before the scheduler"});
+  }
+  for (const auto& [peer, message] : reunion.leaves()) {
+    if (Member* const member = members_->find(peer)) leave(*member, message);
+  }
+  if (phase_ == Phase::kRenewing) begin_when_all_are_back();
+  if (phase_ != Phase::kOver) end_if_all_left();
+}
+
+// ---- Those who enter
+
 void Job::enter(Peer peer, const Join& join) {
   if (!join.node.has_loops() || (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank)) {
     return refuse(peer, {ErrorCode::kInvalidArgument, "this process is neither worker nor server",
@@ -181,9 +266,9 @@ void Job::let_in() {
 }
 
 void Job::join_again(Peer peer, const Join& join) {
-  Member* const member = members_->by_node(join.renews);
+  Member* const member = members_->by_identity(join.node.identity);
   if (phase_ != Phase::kRenewing || member == nullptr || member->fate != Member::Fate::kHere ||
-      member->renewed_as != 0 || member->node->pid != join.node.pid) {
+      member->renewed_as != 0) {
     return refuse(peer, give_up_.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
                                                   "it was lost, or took too long to join the next view"}));
   }
@@ -219,7 +304,7 @@ void Job::begin_when_all_are_back() {
 }
 
 std::optional<Clock::time_point> Job::join_deadline() const {
-  std::optional<Clock::time_point> first;
+  std::optional<Clock::time_point> first = reunion_deadline_;
   for (const auto& [peer, until] : patience_) first = std::min(first.value_or(until), until);
   return first;
 }
@@ -230,6 +315,7 @@ void Job::finish() {
 }
 
 void Job::give_up() {
+  if (phase_ == Phase::kReuniting) return reunite();
   if (phase_ == Phase::kRunning) return refuse_late();
   if (phase_ == Phase::kRenewing) {
     std::string awaited;
@@ -322,6 +408,11 @@ void Job::answer_suspicions(const Member& about) {
 
 void Job::closed(Peer peer, const std::string& why) {
   inquiries_.closed(peer);
+  if (reunion_.knows(peer)) {
+    reunion_.remove(peer);
+    if (reunion_.empty()) reunite();
+    return;
+  }
   std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
   if (patience_.erase(peer) != 0) {
     rendezvous_.remove(peer);

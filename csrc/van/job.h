@@ -7,6 +7,9 @@
 // have come to the end of a step, or a member is lost, and is part of the view that begins then. Rounds, barriers and
 // groups of the view that has ended are over.
 //
+// A scheduler that was started in the place of a lost one finds the job running: its members rejoin. When all have
+// come, or have had their time, that view ends as if one of them had been lost, and the next one begins.
+//
 // Belongs to the scheduler's thread; its callbacks must not call back into it.
 #pragma once
 
@@ -22,23 +25,27 @@
 #include "van/inquiries.h"
 #include "van/member_table.h"
 #include "van/rendezvous.h"
+#include "van/reunion.h"
 
 namespace bps::van {
 
 class Job {
  public:
-  enum class Phase : std::uint8_t { kGathering, kRunning, kRenewing, kOver };
+  enum class Phase : std::uint8_t { kGathering, kReuniting, kRunning, kRenewing, kOver };
   struct Options {
     Registry::Options registry;       // with the numbers of workers and servers
     std::uint32_t silence_ms = 1500;  // told to the members
     std::chrono::milliseconds join_timeout{60000};
     std::uint32_t min_workers = 0;  // the job goes on while there are so many; 0: only as it has begun
+    std::uint64_t run = 0;          // of the job; members of another one cannot rejoin
+    std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one
   };
 
   struct Events {
     Calls::Send send;
     std::function<void(const std::string& why)> on_lost;     // a member
     std::function<void()> on_over;                           // before the members learn of it
+    std::function<void(Peer)> close = nullptr;               // ends the connection of another peer than the caller
     std::function<void(std::uint32_t epoch)> on_epoch;       // of the view that who connects from here on will be in
     std::function<std::int64_t(Peer)> silence_ms = nullptr;  // since this peer was heard of last
   };
@@ -68,6 +75,9 @@ class Job {
  private:
   std::string state() const;
   bool join(Peer peer, const Join& join);
+  bool rejoin(Peer peer, const Rejoin& report);
+  void begin_reunion();
+  void reunite();
   void start(Rendezvous::Seating seating);
   bool goes_on() const;
   void end_view(const std::string& why);
@@ -92,6 +102,8 @@ class Job {
   Phase phase_ = Phase::kGathering;
   bool ended_well_ = false;
   Rendezvous rendezvous_;
+  Reunion reunion_;
+  std::optional<Clock::time_point> reunion_deadline_;
   std::unordered_map<Peer, Clock::time_point> patience_;  // of members that wait for the others
   std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;

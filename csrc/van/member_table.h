@@ -39,6 +39,12 @@ class MemberTable {
   std::vector<Member>& members() { return members_; }
   Member& worker(std::uint32_t rank) { return members_[rank]; }  // workers come first
   Member* by_node(std::uint32_t id) { return id == 0 || id > members_.size() ? nullptr : &members_[id - 1]; }
+  Member* by_identity(std::uint64_t identity) {
+    for (Member& member : members_) {
+      if (member.node->identity == identity) return &member;
+    }
+    return nullptr;
+  }
   Member* find(Peer peer) {
     for (Member& member : members_) {
       if (member.peer == peer) return &member;

@@ -44,10 +44,10 @@ struct Node {
   std::uint16_t worker_loops = 0;
   std::uint16_t server_loops = 0;
   std::uint32_t pid = 0;
-  std::string host;                    // for people
-  std::string host_key;                // equal for processes that can share memory
-  std::int32_t rank_before = kNoRank;  // of the worker, in the view before
-  bool sums_on_host = false;           // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
+  std::string host;            // for people
+  std::string host_key;        // equal for processes that can share memory
+  std::uint64_t identity = 0;  // random, of this process alone: the same in all views
+  bool sums_on_host = false;   // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
   std::vector<TransportAddress> addresses;
 
   // Whether it may run server loops: to sum for all, or for its host.
@@ -62,7 +62,7 @@ struct Node {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
     io.bounded(m.host, kMostHostBytes);
     io.bounded(m.host_key, kMostHostBytes);
-    io(m.rank_before, m.sums_on_host, m.addresses);
+    io(m.identity, m.sums_on_host, m.addresses);
     io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
   }
   bool operator==(const Node&) const = default;

@@ -22,6 +22,8 @@ namespace bps::van {
 
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;  // a Declare of 10,000 tensors takes about 1 MB
 inline constexpr std::size_t kMostTextBytes = 16384;         // an error text quotes a name and two shapes
+inline constexpr std::uint32_t kNoGroup = ~0U;
+inline constexpr std::uint32_t kMostEpochs = 1U << 31;  // of a view that is reported: there are numbers after it
 inline constexpr std::size_t kMostReportBytes = 1U << 20;    // of one member, see Ask
 
 struct Join {  // node -> scheduler: the ranks are requests
@@ -30,15 +32,17 @@ struct Join {  // node -> scheduler: the ranks are requests
   std::uint32_t servers = 0;
   std::uint32_t patience_ms = 0;  // how long the node is going to wait
   std::uint32_t renews = 0;       // its id in the view that has ended; 0: it is new
-  static constexpr void fields(auto& io, auto& m) { io(m.node, m.workers, m.servers, m.patience_ms, m.renews); }
+  std::uint32_t epoch = 1;        // of the view that the handshake has told: the node's listeners expect it
+  static constexpr void fields(auto& io, auto& m) { io(m.node, m.workers, m.servers, m.patience_ms, m.renews, m.epoch); }
   bool operator==(const Join&) const = default;
 };
 struct Welcome {  // scheduler -> node: all have joined
   std::uint32_t you = 0;
   std::uint32_t silence_ms = 0;  // a side that has sent nothing for so long counts as lost
+  std::uint64_t run = 0;         // of the job, see Rejoin
   Membership membership;
   static constexpr void fields(auto& io, auto& m) {
-    io(m.you, m.silence_ms, m.membership);
+    io(m.you, m.silence_ms, m.run, m.membership);
     io.require([&] { return m.membership.by_id(m.you) != nullptr && m.silence_ms > 0; });
   }
   bool operator==(const Welcome&) const = default;
@@ -69,7 +73,8 @@ struct Barrier {  // the reply is Done or Failed
 struct Done {
   std::uint32_t call = 0;
   std::uint64_t partition_bytes = 0;  // of a barrier: the smallest of all wishes so far; 0: none
-  static constexpr void fields(auto& io, auto& m) { io(m.call, m.partition_bytes); }
+  std::uint32_t group = kNoGroup;     // of a barrier
+  static constexpr void fields(auto& io, auto& m) { io(m.call, m.partition_bytes, m.group); }
   bool operator==(const Done&) const = default;
 };
 struct Failed {
@@ -248,10 +253,46 @@ struct Told {  // scheduler -> who asked
   bool operator==(const Told&) const = default;
 };
 
+// Node -> a scheduler that was started in the place of one that was lost: what the node knows of the job. The reply is
+// ViewEnded, once all members have come, or as many as there are; before it, the answers that the lost scheduler has
+// given to other members, and not to this one.
+struct Rejoin {
+  struct Barriers {  // of a group: how many have ended here
+    std::uint32_t group = 0;
+    std::uint64_t ended = 0;
+    static constexpr void fields(auto& io, auto& m) { io(m.group, m.ended); }
+    bool operator==(const Barriers&) const = default;
+  };
+  struct Made {  // a group that new_group() has returned here
+    Group group;
+    std::string name;
+    static constexpr void fields(auto& io, auto& m) {
+      io(m.group);
+      io.bounded(m.name, kMostNameBytes);
+    }
+    bool operator==(const Made&) const = default;
+  };
+
+  std::uint64_t run = 0;  // of the job; of another one, the node is refused
+  std::uint32_t you = 0;  // its id in this view
+  Membership membership;
+  std::vector<Barriers> barriers;
+  std::vector<Made> groups;
+  std::vector<Barrier> waiting_barriers;  // calls without an answer, in their order
+  std::vector<NewGroup> waiting_groups;
+  std::vector<std::uint32_t> left;  // nodes that have left the job
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.run, m.you, m.membership, m.barriers, m.groups, m.waiting_barriers, m.waiting_groups, m.left);
+    io.require([&] { return m.membership.by_id(m.you) != nullptr && m.membership.epoch < kMostEpochs; });
+  }
+  const Node& self() const { return *membership.by_id(you); }
+  bool operator==(const Rejoin&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
 using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
                              Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
-                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded, Ask, Asked, Question, Reply, Told>;
+                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded, Ask, Asked, Question, Reply, Told, Rejoin>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

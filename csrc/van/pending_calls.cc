@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "van/pending_calls.h"
 
+#include <map>
 #include <utility>
 
 #include "core/interrupt.h"
@@ -78,6 +79,27 @@ std::vector<WaitingCall> PendingCalls::list() {
     found.push_back({call->what_, since});
   }
   return found;
+}
+
+void PendingCalls::Call::note(const Message& request) {
+  const std::lock_guard lock(calls_.mutex_);
+  request_ = request;
+}
+
+std::vector<Message> PendingCalls::requests() {
+  const std::lock_guard lock(mutex_);
+  std::map<std::uint32_t, const Call*> sorted(waiting_.begin(), waiting_.end());
+  std::vector<Message> found;
+  for (const auto& [number, call] : sorted) {
+    if (call->request_ && !call->answer_) found.push_back(*call->request_);
+  }
+  return found;
+}
+
+std::optional<Message> PendingCalls::request(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = waiting_.find(number);
+  return found == waiting_.end() ? std::nullopt : found->second->request_;
 }
 
 void PendingCalls::reset() {

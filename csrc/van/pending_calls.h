@@ -32,6 +32,8 @@ class PendingCalls {
 
     std::uint32_t number() const { return number_; }
     const std::string& what() const { return what_; }
+    // Notes what has been asked, for requests().
+    void note(const Message& request);
     // The answer; nothing when the deadline passed first. Throws the error of break_all() if that comes or came first,
     // and what a Failed or Refused says.
     std::optional<Message> wait(const Deadline& deadline);
@@ -43,6 +45,7 @@ class PendingCalls {
     const Clock::time_point since_ = Clock::now();
     std::uint32_t number_;
     std::condition_variable answered_;
+    std::optional<Message> request_;
     std::optional<Message> answer_;
   };
 
@@ -54,6 +57,10 @@ class PendingCalls {
   // For a new connection.
   void reset();
   std::vector<WaitingCall> list();
+  // What the calls without an answer have asked, in the order of their numbers.
+  std::vector<Message> requests();
+  // What the call of this number has asked, if it still waits.
+  std::optional<Message> request(std::uint32_t number);
 
  private:
   std::mutex mutex_;

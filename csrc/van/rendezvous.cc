@@ -131,7 +131,6 @@ std::uint32_t Rendezvous::close_up(Rank rank) {
 }
 
 Rendezvous::Seating Rendezvous::seat_again() {
-  for (Joined& joined : joined_) joined.node.rank_before = std::max(joined.node.worker_rank, kNoRank);
   servers_ = close_up(&Node::server_rank);
   workers_ = close_up(&Node::worker_rank);
   return seat();

@@ -24,6 +24,8 @@ namespace {
 constexpr auto kLinger = std::chrono::seconds(2);
 // Of the time-out, after which members go on without a silent scheduler: the rest is for messages on their way.
 constexpr double kMostSilence = 0.9;
+// Members notice within the time-out that a scheduler is lost, and then look for the next one several times a second.
+constexpr double kReunionGraceSeconds = 2;
 
 Fd listen_on_first_free(const SchedulerOptions& options) {
   for (std::size_t i = 0; i < options.ports.size(); ++i) {
@@ -53,9 +55,17 @@ Job::Options job_options(const SchedulerOptions& options) {
   job.registry.balanced = options.balanced;
   job.registry.cut = options.cut;
   job.min_workers = options.min_workers;
+  job.run = options.run;
+  job.reunion_patience = std::chrono::duration_cast<std::chrono::milliseconds>(
+      to_duration(options.heartbeat_timeout_s + kReunionGraceSeconds));
   job.silence_ms = static_cast<std::uint32_t>(std::clamp(options.heartbeat_timeout_s * 1e3, 1.0, 1e9));
   job.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(to_duration(options.join_timeout_s));
   return job;
+}
+
+SchedulerOptions with_run(SchedulerOptions options) {
+  while (options.run == 0) random_bytes(std::as_writable_bytes(std::span(&options.run, 1)));
+  return options;
 }
 
 }  // namespace
@@ -63,12 +73,13 @@ Job::Options job_options(const SchedulerOptions& options) {
 class Scheduler::Impl {
  public:
   Impl(SchedulerOptions options, const transport::Credentials& credentials)
-      : options_(std::move(options)),
+      : options_(with_run(std::move(options))),
         credentials_(with_view(credentials)),
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
                                      // Members that learn of the end may start the next job on this port at once.
                                      .on_over = [this] { close_listener(); },
+                                     .close = [this](Peer peer) { connections_.erase(peer); },
                                      .on_epoch = [this](std::uint32_t epoch) { begin(epoch); },
                                      .silence_ms = [this](Peer peer) { return silence_ms(peer); }}) {
     Fd listener = listen_on_first_free(options_);
@@ -95,6 +106,8 @@ class Scheduler::Impl {
     changed_.wait(lock, [this] { return done_; });
     return ended_well_;
   }
+
+  bool stepped_down() const { return stepped_down_; }
 
   void stop() {
     stopping_ = true;
@@ -178,7 +191,7 @@ class Scheduler::Impl {
     if (silence.count() < kMostSilence * options_.heartbeat_timeout_s) return false;
     log_warning("this scheduler was stopped for " + std::to_string(silence.count()).substr(0, 4) +
                 " s: members may have gone on without it, and it ends");
-    stopping_ = true;
+    stepped_down_ = stopping_ = true;
     return true;
   }
 
@@ -254,7 +267,7 @@ class Scheduler::Impl {
 
   std::atomic<std::uint64_t> messages_{0}, declared_{0}, barriers_{0}, lost_{0}, refused_{0};
   std::atomic<std::uint64_t> members_{0}, epoch_{1}, silence_ms_{0};
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, stepped_down_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;        // guarded by mutex_
@@ -270,6 +283,9 @@ std::uint16_t Scheduler::port() const {
 }
 bool Scheduler::wait() {
   return impl_->wait();
+}
+bool Scheduler::stepped_down() const {
+  return impl_->stepped_down();
 }
 void Scheduler::stop() {
   impl_->stop();

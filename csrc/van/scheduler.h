@@ -24,6 +24,7 @@ struct SchedulerOptions {
   double join_timeout_s = 60;        // from the first member that joins
   std::uint32_t min_workers = 0;     // see Job::Options
   bool is_outlived = false;          // members go on without a scheduler that is silent: it then ends
+  std::uint64_t run = 0;             // of the job, as the scheduler had it in whose place this one is; 0: a new run
   bool balanced = false;             // key hash `balanced`: answer declares with the bytes on each server
   tensor::CutRule cut{};             // for that; the server loops come from the members
   // For people: a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
@@ -41,6 +42,9 @@ class Scheduler {
   std::uint16_t port() const;
   // Blocks until every node has left or the job failed; true when it ended well.
   bool wait();
+  // Whether it has ended because it was silent for so long that members may have gone on without it. The job may be
+  // running, so another scheduler may be started in its place.
+  bool stepped_down() const;
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
   // What the scheduler counted: declares, barriers, lost nodes, refused callers; and what is not a counter: members,

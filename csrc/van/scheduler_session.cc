@@ -26,7 +26,7 @@ Error scheduler_lost(const std::string& why) {
 }  // namespace
 
 SchedulerSession::SchedulerSession(VanEvents events, Options options)
-    : events_(std::move(events)), options_(options), thread_(start_thread([this] { run(); })) {}
+    : events_(std::move(events)), options_(std::move(options)), thread_(start_thread([this] { run(); })) {}
 
 SchedulerSession::~SchedulerSession() {
   stopping_ = true;
@@ -43,18 +43,32 @@ void SchedulerSession::run() {
     end(End::kSchedulerLost, std::string("the connection to the scheduler failed: ") + error.what());
   }
   connection_.reset();
+  search_.reset();
 }
 
-void SchedulerSession::open(FoundScheduler scheduler, const Join& join) {
+void SchedulerSession::open(FoundScheduler scheduler, Join join) {
+  join.epoch = scheduler.session.view.epoch;
   const auto shared = std::make_shared<FoundScheduler>(std::move(scheduler));  // a posted function must be copyable
   loop_.post([this, shared, join] {
-    where_ = shared->where;
     if (events_.on_view) events_.on_view(shared->session.view);  // before anybody can learn where this node listens
-    connection_ = std::make_unique<Connection>(
-        loop_, std::move(shared->socket), transport::MessageKeys::of_client(shared->session.key),
-        [this](Message&& message) { receive(std::move(message)); },
-        [this](const std::string& why) { lose_scheduler(why); });
+    connect(std::move(*shared));
     connection_->send(join);
+  });
+}
+
+void SchedulerSession::connect(FoundScheduler&& scheduler) {
+  where_ = scheduler.where;
+  connection_ = std::make_unique<Connection>(
+      loop_, std::move(scheduler.socket), transport::MessageKeys::of_client(scheduler.session.key),
+      [this](Message&& message) { receive(std::move(message)); },
+      [this](const std::string& why) { lose_scheduler(why); });
+}
+
+void SchedulerSession::retire() {
+  loop_.post([this] {
+    retired_ = true;
+    search_.reset();
+    connection_.reset();
   });
 }
 
@@ -68,12 +82,25 @@ void SchedulerSession::post(const Message& message) {
   });
 }
 
+void SchedulerSession::ask(PendingCalls::Call& call, const Message& message) {
+  call.note(message);
+  post(message);
+}
+
+void SchedulerSession::leave(const Leave& message) {
+  loop_.post([this, message] {
+    leave_ = message;
+    if (connection_) connection_->send(message);
+  });
+}
+
 void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
   loop_.post([this, node, why] {
     if (lost_.contains(node)) return;
     suspected_.emplace(node, why);
     if (connection_) return connection_->send(Suspect{node});
     if (lost_.contains(0)) return lose(node, why_lost());  // this node is out itself
+    if (is_away_) return;                                  // the next scheduler will find out
     answer_suspicion(node);
   });
 }
@@ -102,6 +129,7 @@ void SchedulerSession::receive(Message&& message) {
   if (const auto* info = std::get_if<GroupInfo>(&message)) return learn(info->group);
   if (const auto* lost = std::get_if<PeerLost>(&message)) return lose(lost->node, lost->text);
   if (const auto* left = std::get_if<MemberLeft>(&message)) {
+    left_.push_back(left->node);
     if (events_.on_left && !lost_.contains(left->node)) events_.on_left(left->node, left->text);
     return;
   }
@@ -117,13 +145,27 @@ void SchedulerSession::receive(Message&& message) {
     return;
   }
   std::uint32_t call = 0;
-  if (const auto* done = std::get_if<Done>(&message)) call = done->call;
+  if (const auto* done = std::get_if<Done>(&message)) {
+    call = done->call;
+    if (done->group != kNoGroup) ++barriers_[done->group];
+  }
   if (const auto* failed = std::get_if<Failed>(&message)) call = failed->call;
   if (const auto* missing = std::get_if<Missing>(&message)) call = missing->call;
   if (const auto* declared = std::get_if<Declared>(&message)) call = declared->call;
-  if (const auto* ready = std::get_if<GroupReady>(&message)) call = ready->call;
+  if (const auto* ready = std::get_if<GroupReady>(&message)) {
+    call = ready->call;
+    note_group(*ready);
+  }
   if (call == 0) return expel("it sent an unexpected message");
   calls_.answer(call, std::move(message));
+}
+
+void SchedulerSession::note_group(const GroupReady& ready) {
+  const auto request = calls_.request(ready.call);
+  const auto* asked = request ? std::get_if<NewGroup>(&*request) : nullptr;
+  const auto is_it = [&](const Rejoin::Made& made) { return made.group.id == ready.group; };
+  if (asked == nullptr || std::ranges::any_of(groups_, is_it)) return;
+  groups_.push_back({{ready.group, asked->ranks}, asked->name});
 }
 
 void SchedulerSession::welcome(Welcome&& welcome) {
@@ -132,6 +174,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   // A scheduler with a longer time-out sends heartbeats less often: a shorter one here would find it lost too early.
   const double its_silence_s = welcome.silence_ms / 1e3;
   silence_ = to_duration(std::max(options_.heartbeat_timeout_s, its_silence_s));
+  run_ = welcome.run;
   joined_ = true;
   if (self_->sums() && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership_.workers)};
@@ -152,6 +195,7 @@ void SchedulerSession::learn(const Group& group) {
 }
 
 void SchedulerSession::end_view(const std::string& why) {
+  if (view_ended_) return;  // the scheduler before this one has told it, too
   view_ended_ = true;
   end(End::kViewEnded, why);
   calls_.break_all(Error(ErrorCode::kRoundAborted, why, kRepeat));
@@ -170,8 +214,68 @@ void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
 
 // The connection to the scheduler has ended, or is silent.
 void SchedulerSession::lose_scheduler(const std::string& why) {
+  if (retired_) return connection_.reset();
+  const End end = end_so_far();
+  const bool may_follow = end == End::kNotYet || end == End::kViewEnded;
+  if (options_.outlives_scheduler && options_.scheduler_patience_s > 0 && joined_ && may_follow) return search(why);
   // In a view that has ended there is nothing to go on with.
-  if (options_.outlives_scheduler && joined_ && end_so_far() == End::kNotYet) return go_on_alone(why);
+  if (options_.outlives_scheduler && joined_ && end == End::kNotYet) return go_on_alone(why);
+  expel(why);
+}
+
+// Calls of the scheduler wait, and so do those who suspect a peer.
+void SchedulerSession::search(const std::string& why) {
+  connection_.reset();
+  why_away_ = why;
+  is_away_ = true;
+  const std::string text = "the scheduler at " + where_ + " was lost: " + why;
+  {
+    const std::lock_guard lock(mutex_);
+    why_alone_ = text;
+  }
+  log_warning(text + "; sums of declared names go on, and everything else waits for a scheduler in its place, for " +
+              seconds_text(to_duration(options_.scheduler_patience_s)) + " at most");
+  search_ = std::make_unique<SchedulerSearch>(
+      loop_, options_.scheduler_patience_s, options_.find,
+      SchedulerSearch::Events{.on_found = [this](FoundScheduler&& found) { come_back(std::move(found)); },
+                              .on_given_up = [this](const std::string&) { give_up_search(); }});
+}
+
+// The next view begins with other credentials; this one keeps its own.
+void SchedulerSession::come_back(FoundScheduler&& scheduler) {
+  search_.reset();
+  is_away_ = false;
+  {
+    const std::lock_guard lock(mutex_);
+    why_alone_.clear();
+  }
+  connect(std::move(scheduler));
+  connection_->send(what_is_known());
+  if (leave_) connection_->send(*leave_);
+  log_warning("found a scheduler at " + where_ + " in the place of the lost one");
+}
+
+Rejoin SchedulerSession::what_is_known() {
+  Rejoin known;
+  known.run = run_;
+  known.you = self_->id;
+  known.membership = membership_;
+  known.groups = groups_;
+  known.left = left_;
+  for (const auto& [group, ended] : barriers_) known.barriers.push_back({group, ended});
+  for (const Message& request : calls_.requests()) {
+    if (const auto* barrier = std::get_if<Barrier>(&request)) known.waiting_barriers.push_back(*barrier);
+    if (const auto* group = std::get_if<NewGroup>(&request)) known.waiting_groups.push_back(*group);
+  }
+  return known;
+}
+
+void SchedulerSession::give_up_search() {
+  search_.reset();
+  is_away_ = false;
+  const std::string why = why_away_ + ", and there was no other one for " +
+                          seconds_text(to_duration(options_.scheduler_patience_s));
+  if (end_so_far() == End::kNotYet) return go_on_alone(why);
   expel(why);
 }
 

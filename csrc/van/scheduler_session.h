@@ -18,6 +18,7 @@
 #include "van/connection.h"
 #include "van/find_scheduler.h"
 #include "van/pending_calls.h"
+#include "van/scheduler_search.h"
 #include "van/van.h"
 
 namespace bps::van {
@@ -29,6 +30,8 @@ class SchedulerSession {
     double heartbeat_interval_s;
     double heartbeat_timeout_s;
     bool outlives_scheduler;  // see VanOptions
+    double scheduler_patience_s;
+    SchedulerSearch::Find find;
   };
 
   SchedulerSession(VanEvents events, Options options);
@@ -40,9 +43,15 @@ class SchedulerSession {
   PendingCalls& calls() { return calls_; }
 
   // From any thread.
-  void open(FoundScheduler scheduler, const Join& join);
+  void open(FoundScheduler scheduler, Join join);
   void hang_up();
+  // The process has joined the view that follows the one that has ended, by another session.
+  void retire();
   void post(const Message& message);
+  // A call, which another scheduler has to know of if it has not been answered by then.
+  void ask(PendingCalls::Call& call, const Message& message);
+  // This node leaves the job: the scheduler is told, now or as soon as there is one.
+  void leave(const Leave& message);
   void suspect(std::uint32_t node, const std::string& why);
   bool joined() const { return joined_; }
   Clock::time_point heard() const { return Clock::time_point(Duration(heard_ns_)); }
@@ -55,8 +64,10 @@ class SchedulerSession {
   // kNotYet when the deadline passed first.
   End wait_for_end(const Deadline& deadline);
   std::string why_lost();
-  // How the scheduler was lost, also where this node goes on; or nothing.
+  // How the scheduler was lost, also where this node goes on, or looks for another one; or nothing.
   std::string why_scheduler_lost();
+  // Whether it looks for another scheduler.
+  bool is_away() const { return is_away_; }
   // Node and text of the first loss; an empty text: none so far.
   std::pair<std::uint32_t, std::string> first_loss();
 
@@ -65,10 +76,16 @@ class SchedulerSession {
   void receive(Message&& message);
   void welcome(Welcome&& welcome);
   void learn(const Group& group);
+  void note_group(const GroupReady& ready);
   void end_view(const std::string& why);
   void lose(std::uint32_t node, const std::string& why);
   void lose_scheduler(const std::string& why);
   void expel(const std::string& why);
+  void connect(FoundScheduler&& scheduler);
+  void search(const std::string& why);
+  void come_back(FoundScheduler&& scheduler);
+  Rejoin what_is_known();
+  void give_up_search();
   void go_on_alone(const std::string& why);
   void end_if_unused();
   void answer_suspicion(std::uint32_t node);
@@ -93,17 +110,27 @@ class SchedulerSession {
   bool warned_ = false;  // of the heartbeats that are held back now
   std::set<std::uint32_t> lost_;
   std::string alone_;  // how the scheduler was lost that this node has outlived; or nothing
+  // For a scheduler in the place of this one:
+  std::unique_ptr<SchedulerSearch> search_;  // while there is none
+  bool retired_ = false;
+  std::string why_away_;                     // how the last one was lost
+  std::uint64_t run_ = 0;                    // of the job
+  std::map<std::uint32_t, std::uint64_t> barriers_;  // that have ended, by group
+  std::vector<Rejoin::Made> groups_;
+  std::vector<std::uint32_t> left_;  // nodes that have left the job
+  std::optional<Leave> leave_;
   std::map<std::uint32_t, std::string> suspected_;  // why, until the scheduler has told what it knows
 
   std::atomic<bool> joined_{false};
   std::atomic<Duration::rep> heard_ns_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> view_ended_{false};
+  std::atomic<bool> is_away_{false};
   std::mutex mutex_;
   std::condition_variable ended_;
   End end_ = End::kNotYet;                            // guarded by mutex_
   std::string why_lost_;                              // guarded by mutex_
-  std::string why_alone_;                             // guarded by mutex_: alone_, for other threads
+  std::string why_alone_;                             // guarded by mutex_: alone_ or why_away_, for other threads
   std::pair<std::uint32_t, std::string> first_loss_;  // guarded by mutex_
   std::thread thread_;
 };

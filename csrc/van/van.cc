@@ -39,7 +39,15 @@ class Van::Impl {
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
         session_(std::move(events),
-                 {options_.heartbeat_interval_s, options_.heartbeat_timeout_s, options_.outlives_scheduler}) {}
+                 {.heartbeat_interval_s = options_.heartbeat_interval_s,
+                  .heartbeat_timeout_s = options_.heartbeat_timeout_s,
+                  .outlives_scheduler = options_.outlives_scheduler,
+                  .scheduler_patience_s = options_.scheduler_patience_s,
+                  .find =
+                      [this](const Deadline& deadline) {
+                        return find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_,
+                                              deadline);
+                      }}) {}
 
   void join(Node self, std::uint32_t workers, std::uint32_t servers) {
     if (session_.joined()) {
@@ -52,7 +60,7 @@ class Van::Impl {
   std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step) {
     require_worker("barrier");
     PendingCalls::Call call(session_.calls(), "the barrier of group " + std::to_string(group.id));
-    session_.post(Barrier{call.number(), group.id, partition_bytes, ends_step});
+    session_.ask(call, Barrier{call.number(), group.id, partition_bytes, ends_step});
     return await<Done>(call, timeout_s).partition_bytes;
   }
 
@@ -84,7 +92,7 @@ class Van::Impl {
       throw Error(ErrorCode::kInvalidArgument, "the name of the group is too long", "use at most 4096 bytes");
     }
     PendingCalls::Call call(session_.calls(), "making the group '" + name + "'");
-    session_.post(NewGroup{call.number(), ranks, name});
+    session_.ask(call, NewGroup{call.number(), ranks, name});
     return {await<GroupReady>(call, timeout_s).group, std::move(ranks)};
   }
 
@@ -140,7 +148,7 @@ class Van::Impl {
     session_.calls().close();
     auto [lost_node, reason] = session_.first_loss();
     PendingCalls::Call call(session_.calls(), "leaving the job", kLeaveCall);
-    session_.post(
+    session_.leave(
         Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason), std::move(failure)});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
     if (session_.end_so_far() == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
@@ -192,7 +200,8 @@ class Van::Impl {
     if (answer && std::holds_alternative<Answer>(*answer)) return std::move(std::get<Answer>(*answer));
     const auto* missing = answer ? std::get_if<Missing>(&*answer) : nullptr;
     if (answer && missing == nullptr) unexpected();
-    const std::string reason = missing == nullptr || missing->text.empty() ? "no answer" : missing->text;
+    std::string reason = missing == nullptr ? session_.why_scheduler_lost() : missing->text;
+    if (reason.empty()) reason = "no answer";
     throw Error(ErrorCode::kTimeout, call.what() + " took longer than " + seconds_text(timeout_s) + ": " + reason,
                 "look into the logs of the ranks that are missing, or raise BPS_TIMEOUT");
   }
@@ -256,8 +265,14 @@ const std::vector<std::uint16_t>& Van::scheduler_ports() const {
 std::string Van::why_lost() const {
   return impl_->session_.why_scheduler_lost();
 }
+bool Van::awaits_scheduler() const {
+  return impl_->session_.is_away();
+}
 std::vector<WaitingCall> Van::waiting_calls() const {
   return impl_->session_.calls().list();
+}
+void Van::retire() {
+  impl_->session_.retire();
 }
 void Van::inquire(std::uint32_t node) {
   impl_->inquire(node);

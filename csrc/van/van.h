@@ -35,6 +35,9 @@ struct VanOptions {
   // Members go on without a scheduler that is dead or silent: it is not told to on_lost. They do not outlive one that
   // has said that this node is out, or has ended the view.
   bool outlives_scheduler = false;
+  // So long they wait for a scheduler to be started in its place, at the same address, before that; 0: not at all. It
+  // ends the view, and the next one begins with it.
+  double scheduler_patience_s = 0;
 };
 
 struct VanEvents {
@@ -128,11 +131,15 @@ class Van {
   // Of a van whose view has ended: throws kPeerLost when there will be no next one.
   void require_next_view() const;
   bool joined() const;
+  // The process has joined the next view by another van: this one needs the scheduler no more.
+  void retire();
   // Where it looks for the scheduler.
   const std::string& scheduler_host() const;
   const std::vector<std::uint16_t>& scheduler_ports() const;
   // How the scheduler was lost, or nothing.
   std::string why_lost() const;
+  // Whether the scheduler is lost, and this node waits for one in its place.
+  bool awaits_scheduler() const;
   // The calls that wait for the scheduler.
   std::vector<WaitingCall> waiting_calls() const;
   // When the scheduler was heard last; of a node that has not joined, long ago.

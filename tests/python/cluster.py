@@ -216,7 +216,7 @@ class Job:
         self.helpers[f"server {index}"] = process
 
     def _start_binary(self, label: str, name: str) -> None:
-        with self._log(label).open("wb") as log:
+        with self._log(label).open("ab") as log:
             self.helpers[label] = subprocess.Popen(
                 [binary(name)], env=self._helper_env(name.removeprefix("bps-")), stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True,
@@ -233,6 +233,11 @@ class Job:
         """Sends a signal; returns the moment, on the clock that time.monotonic() of every process reads."""
         os.kill(self.pid(member), signum)
         return time.monotonic()
+
+    def start_again(self, member: str) -> None:
+        """Starts "scheduler" or "server 0" once more, after it has ended. Its log goes on."""
+        assert _status(self.helpers[member]) is not None, f"{member} still runs"
+        self._start_binary(member, "bps-" + member.split()[0])
 
     def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Waits until those ranks (default: all) have called `mark(mark)`."""

@@ -96,7 +96,7 @@ TEST(Messages, WhatNoMemberMaySayIsRefused) {
 
 TEST(Messages, InconsistentMembershipsAreRefused) {
   const auto refused = [](auto change) {
-    Welcome welcome{1, 1500, {{sample_node(1, 0, 0), sample_node(2, 1, 1), sample_node(3, kNoRank, 2)}, 2, 3}};
+    Welcome welcome{1, 1500, 77, {{sample_node(1, 0, 0), sample_node(2, 1, 1), sample_node(3, kNoRank, 2)}, 2, 3}};
     change(welcome);
     return !decode(encode(welcome));
   };

@@ -54,7 +54,8 @@ class Simulation {
       join.node.worker_rank = member.dedicated ? kNoRank : static_cast<std::int32_t>(i);
       join.node.server_rank = member.dedicated || dedicated == 0 ? kAnyRank : kNoRank;
       connect(member);
-      EXPECT_TRUE(job_.receive(member.next, join));
+      join.epoch = member.expects;
+    EXPECT_TRUE(job_.receive(member.next, join));
     }
     deliver();
   }
@@ -93,6 +94,7 @@ class Simulation {
     Join join{.node = node_of(member), .patience_ms = 1000, .renews = member.node.id};
     join.node.worker_rank = member.node.worker_rank;
     join.node.server_rank = member.node.server_rank;
+    join.epoch = member.expects;
     EXPECT_TRUE(job_.receive(member.next, join));
     deliver();
   }
@@ -110,6 +112,7 @@ class Simulation {
     join.node.worker_rank = dedicated ? kNoRank : 0;
     join.node.server_rank = dedicated || servers_inside_ ? 0 : kNoRank;
     connect(member);
+    join.epoch = member.expects;
     (void)job_.receive(member.next, join);
     deliver();
     return member;
@@ -149,6 +152,7 @@ class Simulation {
   static Node node_of(const Member& member) {
     Node node;
     node.pid = member.pid;
+    node.identity = member.pid;
     node.host = "host";
     node.worker_loops = member.dedicated ? 0 : 1;
     node.server_loops = 1;
@@ -226,7 +230,7 @@ TEST(Views, SurvivorsCloseUpAndKeepTheirOrder) {
   }
   expect_one_view(job);
   EXPECT_EQ(job.members()[2].node.worker_rank, 1);
-  EXPECT_EQ(job.members()[2].node.rank_before, 2);
+  EXPECT_EQ(job.members()[2].node.identity, 102);
   EXPECT_EQ(job.members()[2].epoch, 2);
 }
 
@@ -283,9 +287,8 @@ TEST(Views, ANewProcessEntersAtTheEndOfAStep) {
   }
   expect_one_view(job);
   EXPECT_EQ(entering.node.worker_rank, 2) << "after the others";
-  EXPECT_EQ(entering.node.rank_before, kNoRank);
   EXPECT_EQ(entering.epoch, 2);
-  EXPECT_EQ(job.members()[1].node.rank_before, 1);
+  EXPECT_EQ(job.members()[1].node.worker_rank, 1);
 }
 
 TEST(Views, ANewProcessTakesThePlaceOfALostOne) {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The members of a job whose scheduler was lost, as they come to the scheduler that was started in its place. A pure
+// state machine of that scheduler: no sockets, no clock.
+//
+// The job itself is known to its members alone: each one reports the view that it is in. Of two views that are reported
+// the later one counts, because some member has been welcomed to it. Members of the earlier one that are not in it had
+// been lost already.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "van/rendezvous.h"
+
+namespace bps::van {
+
+class Reunion {
+ public:
+  explicit Reunion(std::uint64_t run) : run_(run) {}
+
+  // Why this process cannot come back, or nothing.
+  std::optional<Refused> add(Peer peer, const Rejoin& report);
+  // It has come back, and leaves.
+  void add_leave(Peer peer, const Leave& leave) { leaves_[peer] = leave; }
+  void remove(Peer peer);
+  bool knows(Peer peer) const { return reports_.contains(peer); }
+  bool empty() const { return reports_.empty(); }
+  // Whether every process of the view has come back or had left.
+  bool complete() const;
+  // "2 of 3 processes came back".
+  std::string progress() const;
+
+  // Of the view that counts; peers[i] is 0 for a node that has not come back. Not to be called while empty().
+  Rendezvous::Seating seating() const;
+  // Whether this node had left the job before.
+  bool has_left(std::uint32_t node) const;
+  // Processes that came back and are not in the view that counts.
+  std::vector<Peer> strangers() const;
+  const std::unordered_map<Peer, Leave>& leaves() const { return leaves_; }
+  // What the lost scheduler has answered to some members, and has not, or not heard to have, answered to others: the
+  // barriers that have ended, and the groups that have been made.
+  std::vector<std::pair<Peer, Message>> owed() const;
+
+ private:
+  const Membership& view() const;
+  // The connection by which this process is in the view, or else came back from an earlier one; 0: none.
+  Peer peer_of(std::uint64_t identity) const;
+  bool is_of_view(const Rejoin& report) const { return report.membership.epoch == view().epoch; }
+
+  std::uint64_t run_;
+  std::unordered_map<Peer, Rejoin> reports_;
+  std::unordered_map<Peer, Leave> leaves_;
+};
+
+}  // namespace bps::van
