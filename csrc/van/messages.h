@@ -23,8 +23,8 @@ namespace bps::van {
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;  // a Declare of 10,000 tensors takes about 1 MB
 inline constexpr std::size_t kMostTextBytes = 16384;         // an error text quotes a name and two shapes
 inline constexpr std::uint32_t kNoGroup = ~0U;
-inline constexpr std::uint32_t kMostEpochs = 1U << 31;  // of a view that is reported: there are numbers after it
-inline constexpr std::size_t kMostReportBytes = 1U << 20;    // of one member, see Ask
+inline constexpr std::uint32_t kMostEpochs = 1U << 31;     // of a view that is reported: there are numbers after it
+inline constexpr std::size_t kMostReportBytes = 1U << 20;  // of one member, see Ask
 
 struct Join {  // node -> scheduler: the ranks are requests
   Node node;
@@ -33,7 +33,9 @@ struct Join {  // node -> scheduler: the ranks are requests
   std::uint32_t patience_ms = 0;  // how long the node is going to wait
   std::uint32_t renews = 0;       // its id in the view that has ended; 0: it is new
   std::uint32_t epoch = 1;        // of the view that the handshake has told: the node's listeners expect it
-  static constexpr void fields(auto& io, auto& m) { io(m.node, m.workers, m.servers, m.patience_ms, m.renews, m.epoch); }
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.node, m.workers, m.servers, m.patience_ms, m.renews, m.epoch);
+  }
   bool operator==(const Join&) const = default;
 };
 struct Welcome {  // scheduler -> node: all have joined
@@ -290,9 +292,10 @@ struct Rejoin {
 };
 
 // The position in this list is the type on the wire: append only.
-using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
-                             Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
-                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded, Ask, Asked, Question, Reply, Told, Rejoin>;
+using Message =
+    std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
+                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable,
+                 MemberLeft, ViewEnded, Ask, Asked, Question, Reply, Told, Rejoin>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

@@ -273,8 +273,8 @@ Rejoin SchedulerSession::what_is_known() {
 void SchedulerSession::give_up_search() {
   search_.reset();
   is_away_ = false;
-  const std::string why = why_away_ + ", and there was no other one for " +
-                          seconds_text(to_duration(options_.scheduler_patience_s));
+  const std::string why =
+      why_away_ + ", and there was no other one for " + seconds_text(to_duration(options_.scheduler_patience_s));
   if (end_so_far() == End::kNotYet) return go_on_alone(why);
   expel(why);
 }

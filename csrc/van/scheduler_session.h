@@ -113,8 +113,8 @@ class SchedulerSession {
   // For a scheduler in the place of this one:
   std::unique_ptr<SchedulerSearch> search_;  // while there is none
   bool retired_ = false;
-  std::string why_away_;                     // how the last one was lost
-  std::uint64_t run_ = 0;                    // of the job
+  std::string why_away_;                             // how the last one was lost
+  std::uint64_t run_ = 0;                            // of the job
   std::map<std::uint32_t, std::uint64_t> barriers_;  // that have ended, by group
   std::vector<Rejoin::Made> groups_;
   std::vector<std::uint32_t> left_;  // nodes that have left the job

@@ -38,16 +38,14 @@ class Van::Impl {
   Impl(VanOptions options, transport::Credentials credentials, VanEvents events)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
-        session_(std::move(events),
-                 {.heartbeat_interval_s = options_.heartbeat_interval_s,
-                  .heartbeat_timeout_s = options_.heartbeat_timeout_s,
-                  .outlives_scheduler = options_.outlives_scheduler,
-                  .scheduler_patience_s = options_.scheduler_patience_s,
-                  .find =
-                      [this](const Deadline& deadline) {
-                        return find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_,
-                                              deadline);
-                      }}) {}
+        session_(std::move(events), {.heartbeat_interval_s = options_.heartbeat_interval_s,
+                                     .heartbeat_timeout_s = options_.heartbeat_timeout_s,
+                                     .outlives_scheduler = options_.outlives_scheduler,
+                                     .scheduler_patience_s = options_.scheduler_patience_s,
+                                     .find = [this](const Deadline& deadline) {
+                                       return find_scheduler(options_.scheduler_host, options_.scheduler_ports,
+                                                             credentials_, deadline);
+                                     }}) {}
 
   void join(Node self, std::uint32_t workers, std::uint32_t servers) {
     if (session_.joined()) {
