@@ -11,7 +11,9 @@ gathers or has just begun. Every sum of every rank is verified. Prints the distr
 With --failover the ranks must not notice the loss of a server: an exception ends the measurement.
 
 With --victim scheduler the ranks go on: the time is that from the signal to the end of the first step that began after
-it on every rank, and --steps-after more steps are verified without the scheduler.
+it on every rank, and --steps-after more steps are verified without the scheduler. With --replace another scheduler is
+started as soon as the launcher sees the end of the last one, as `bps run` does; the time is then that to the end of the
+first step that every rank has committed with it.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ COUNT = 1 << 18  # 1 MiB
 TENSORS = 4
 
 
-def rank(folder: Path, left: int, failover: bool, alone: int) -> None:
+def rank(folder: Path, left: int, failover: bool, alone: int, commits: bool) -> None:
     """A rank: sums until the driver has seen enough; writes down when its first sum of the last view was right.
 
     `left` is how many ranks that view has, or, where the ranks must not notice, how many servers. With `alone` the
-    scheduler is lost, and so many steps follow without it.
+    scheduler is lost, and so many steps follow without it. `commits`: each step ends with commit().
     """
     import bps_rdma as bps
     from bps_rdma import job
@@ -67,6 +69,8 @@ def rank(folder: Path, left: int, failover: bool, alone: int) -> None:
             present = job.current().process.servers if failover else size
             votes[0] = (told or failover or alone > 0) and present <= left and (folder / "all-lost").exists()
             bps.push_pull_inplace(votes, name="end", average=False)  # all in the same step, or one would wait for ever
+            if commits:
+                bps.commit()
         except bps.RoundAbortedError as error:
             if failover:
                 sys.exit(f"rank {me}: noticed the loss: {error}")
@@ -96,14 +100,15 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
     job = LocalJob(options.ranks, options.servers, options.transport, 1)
     with tempfile.TemporaryDirectory() as name, Children() as children:
         folder = Path(name)
-        spawn_helpers(children, job)
+        scheduler = spawn_helpers(children, job, folder / "state")
+        assert scheduler is not None
         left = options.ranks - (options.losses if options.victim == "worker" else 0)
-        alone = options.steps_after if options.victim == "scheduler" else 0
-        extra = {}
+        alone = options.steps_after if options.victim == "scheduler" and not options.replace else 0
+        extra = {} if options.replace else {"BPS_SCHEDULER_PATIENCE": "0"}
         if options.failover:
-            left, extra = options.servers - options.losses, {"BPS_SERVER_FAILOVER": "1"}
+            left, extra = options.servers - options.losses, extra | {"BPS_SERVER_FAILOVER": "1"}
         words = [sys.executable, __file__, "--rank", name, "--left", str(left), "--alone", str(alone)]
-        words += ["--failover"] * options.failover
+        words += ["--failover"] * options.failover + ["--commits"] * options.replace
         ranks = [children.spawn(job.label(i), words, job.worker(i) | extra) for i in range(options.ranks)]
         await_files(folder, "running", range(options.ranks), children, options.patience)
         time.sleep(draw.uniform(0, 0.05))  # any instant of a step
@@ -115,6 +120,10 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
             os.kill(victim.pid, signal.SIGKILL if options.signal == "kill" else signal.SIGSTOP)
         (folder / "all-lost").touch()
         survivors = [i for i, child in enumerate(ranks) if child not in victims]
+        if options.replace:
+            while scheduler.child.status is None:
+                children.wait(0.005)
+            scheduler.start_again()
         await_files(folder, "again", survivors, children, options.patience)
         return max(float((folder / f"again-{i}").read_text()) for i in survivors) - begin
 
@@ -176,10 +185,12 @@ def main() -> None:
     parser.add_argument("--draw", type=Path, nargs="+", metavar="JSON", help="measure nothing; --plot these results")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--left", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--replace", action="store_true", help="with --victim scheduler: another one is started")
+    parser.add_argument("--commits", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank, options.left, options.failover, options.alone)
+        rank(options.rank, options.left, options.failover, options.alone, options.commits)
         return
     if options.draw:
         plot([json.loads(path.read_text()) for path in options.draw], options.plot)

@@ -483,6 +483,11 @@ class Process:
     @property
     def epoch(self) -> int: ...
     @property
+    def identities(self) -> list[int]:
+        """
+        By rank: a number of its process that is the same in all views.
+        """
+    @property
     def is_authenticated(self) -> bool: ...
     @property
     def is_down(self) -> bool:
@@ -491,11 +496,6 @@ class Process:
         """
     @property
     def rank(self) -> int: ...
-    @property
-    def ranks_before(self) -> list[int]:
-        """
-        By rank: which rank it had in the view before, or -1.
-        """
     @property
     def routes(self) -> list[str]: ...
     @property

@@ -114,12 +114,14 @@ int run(bps::SettingValues values, const std::string& address) {
   options.min_workers = settings.job.min_workers;
   options.is_outlived = options.min_workers > 0;
   const std::string& state = settings.job.scheduler_state;
-  if (!state.empty()) options.run = bps::van::run_from_state(state);
+  bps::van::KnownRun known;
+  if (!state.empty()) known = bps::van::run_from_state(state);
+  options.run = known.run;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   bps::van::Scheduler scheduler(options, secret.credentials);
-  std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u\n",
+  std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u%s\n",
                bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str(),
-               scheduler.port());
+               scheduler.port(), known.has_begun ? ", in the place of a scheduler that was lost" : "");
   const auto metrics = bps::node::serve_scheduler(settings.metrics, scheduler);
   signals.stop_on_signal(scheduler);
   const bool well = scheduler.wait();

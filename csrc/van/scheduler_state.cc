@@ -56,8 +56,8 @@ void write_all(const Fd& file, const std::string& text, const std::string& path)
 
 }  // namespace
 
-std::uint64_t run_from_state(const std::string& path) {
-  if (const auto run = read_run(path)) return *run;
+KnownRun run_from_state(const std::string& path) {
+  if (const auto run = read_run(path)) return {*run, true};
   std::uint64_t run = 0;
   while (run == 0) random_bytes(std::as_writable_bytes(std::span(&run, 1)));
   std::array<char, 16> digits{};
@@ -70,9 +70,9 @@ std::uint64_t run_from_state(const std::string& path) {
   const int linked = ::link(draft.c_str(), path.c_str());
   const int error = errno;
   ::unlink(draft.c_str());
-  if (linked == 0) return run;
+  if (linked == 0) return {run, false};
   if (error != EEXIST) fail(path, std::strerror(error));
-  if (const auto other = read_run(path)) return *other;
+  if (const auto other = read_run(path)) return {*other, true};
   fail(path, "it was removed while it was read");
 }
 

@@ -10,9 +10,13 @@
 
 namespace bps::van {
 
+struct KnownRun {
+  std::uint64_t run = 0;
+  bool has_begun = false;  // under another scheduler
+};
 // The run of which the file tells; where there is none, a new run, of which it tells from now on. Of several callers at
 // once all get the same.
-std::uint64_t run_from_state(const std::string& path);
+KnownRun run_from_state(const std::string& path);
 // The job has ended: the next one is another run.
 void forget_state(const std::string& path);
 
