@@ -54,6 +54,7 @@ def rank(folder: Path, left: int, failover: bool, alone: int, commits: bool) -> 
     bps.init()
     me, step, told, after = bps.rank(), 0, False, 0
     votes = np.zeros(1, np.float32)
+    end_step = bps.commit if commits else (lambda: None)
     arrays = [np.empty(COUNT, np.float32) for _ in range(TENSORS)]
     while True:
         size = bps.size()
@@ -69,8 +70,7 @@ def rank(folder: Path, left: int, failover: bool, alone: int, commits: bool) -> 
             present = job.current().process.servers if failover else size
             votes[0] = (told or failover or alone > 0) and present <= left and (folder / "all-lost").exists()
             bps.push_pull_inplace(votes, name="end", average=False)  # all in the same step, or one would wait for ever
-            if commits:
-                bps.commit()
+            end_step()
         except bps.RoundAbortedError as error:
             if failover:
                 sys.exit(f"rank {me}: noticed the loss: {error}")

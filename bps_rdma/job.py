@@ -320,9 +320,7 @@ def _next_view(before: Job, change: _Change) -> Job:
         interrupted = before.take_interrupted()
         # Other views may have begun and ended meanwhile, of which this process has noticed nothing here.
         old_ranks = {identity: rank for rank, identity in enumerate(before.identities)}
-        ranks = {
-            old_ranks[identity]: new for new, identity in enumerate(process.identities) if identity in old_ranks
-        }
+        ranks = {old_ranks[identity]: new for new, identity in enumerate(process.identities) if identity in old_ranks}
         has_same_workers = process.workers == len(ranks) == before.world.size
         goes_on = has_same_workers and process.survives_servers
         if goes_on:

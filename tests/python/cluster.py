@@ -237,7 +237,7 @@ class Job:
     def start_again(self, member: str) -> None:
         """Starts "scheduler" or "server 0" once more, after it has ended. Its log goes on."""
         assert _status(self.helpers[member]) is not None, f"{member} still runs"
-        self._start_binary(member, "bps-" + member.split()[0])
+        self._start_binary(member, "bps-" + member.split(maxsplit=1)[0])
 
     def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Waits until those ranks (default: all) have called `mark(mark)`."""

@@ -135,7 +135,7 @@ def trains(bps: Any, seconds: float) -> list[tuple[int, int]]:
 def test_no_step_is_lost_or_counted_twice(tmp_path: Path, servers: int, failover: str) -> None:
     """Killed at any moment, also between the answers to a barrier."""
     kills = 40 if LONG else 8
-    generator = random.Random(1)  # noqa: S311
+    generator = random.Random(1)
     with start(tmp_path, trains, 0.3 * kills + 2, servers=servers, BPS_SERVER_FAILOVER=failover) as job:
         job.await_marks("running")
         for _ in range(kills):
@@ -189,9 +189,13 @@ def is_refused(bps: Any) -> str:
     mark("running")
     await_mark("lost")
     with pytest.raises(bps.PeerLostError) as lost:
-        while True:
-            bps.barrier()
+        wait_forever(bps)
     return str(lost.value)
+
+
+def wait_forever(bps: Any) -> None:
+    while True:
+        bps.barrier()
 
 
 def test_the_scheduler_of_another_run_takes_nobody_over(tmp_path: Path) -> None:
@@ -206,8 +210,6 @@ def test_the_scheduler_of_another_run_takes_nobody_over(tmp_path: Path) -> None:
         for value in [outcome.value for outcome in job.outcomes()]:
             assert "another run of the job has begun" in value
         job.kill("scheduler")  # it waits for its own job
-
-
 
 
 def test_a_stopped_scheduler_steps_down_and_is_replaced(tmp_path: Path, transport: str) -> None:
