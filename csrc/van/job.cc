@@ -15,6 +15,10 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
+// What a process has sent before it died may be read after somebody else has said that it did. The end of its
+// connection follows it closely.
+constexpr std::chrono::milliseconds kFreshAfter{100};
+
 // In the next view.
 bool is_awaited(const Member& member) {
   return member.fate == Member::Fate::kHere && member.renewed_as == 0;
@@ -388,22 +392,27 @@ void Job::gone(const Member& member) {
 bool Job::suspect(const Member& from, std::uint32_t node) {
   const Member* about = members_->by_node(node);
   if (about == nullptr) return false;
-  suspicions_.push_back({from.peer, node});
+  suspicions_.push_back({from.peer, node, Clock::now()});
   if (about->fate != Member::Fate::kHere) answer_suspicions(*about);
   return true;
 }
 
 void Job::answer_suspicions(const Member& about) {
   const std::uint32_t node = about.node->id;
+  const bool is_here = about.fate == Member::Fate::kHere;
+  const auto now = Clock::now();
+  const auto concerns = [&](const Suspicion& one) {
+    return one.node == node && (!is_here || now - one.since >= kFreshAfter);
+  };
   for (const Suspicion& suspicion : suspicions_) {
-    if (suspicion.node != node) continue;
-    if (about.fate == Member::Fate::kHere) {
+    if (!concerns(suspicion)) continue;
+    if (is_here) {
       events_.send(suspicion.from, Reachable{node});
     } else {
       events_.send(suspicion.from, PeerLost{node, about.cause.empty() ? about.farewell : about.cause});
     }
   }
-  std::erase_if(suspicions_, [node](const Suspicion& one) { return one.node == node; });
+  std::erase_if(suspicions_, concerns);
 }
 
 void Job::closed(Peer peer, const std::string& why) {

@@ -112,6 +112,7 @@ class Job {
   struct Suspicion {
     Peer from;
     std::uint32_t node;
+    Clock::time_point since;
   };
   std::vector<Suspicion> suspicions_;
   // Processes that wait for the end of a step, or of the view, to enter the job.
