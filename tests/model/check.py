@@ -111,11 +111,16 @@ def main() -> None:
         wrong += [] if is_right else [str(case)]
         total += 0 if case.defect else states
         verdict = "violated" if errors else "holds"
-        print(f"{case}: {verdict}{'' if is_right else ' (WRONG)'}, {states} states, {time.monotonic() - begin:.1f} s", flush=True)
+        print(
+            f"{case}: {verdict}{'' if is_right else ' (WRONG)'}, {states} states, {time.monotonic() - begin:.1f} s",
+            flush=True,
+        )
     if wrong or not chosen:
         sys.exit(f"error: not as expected: {', '.join(wrong) or 'no such case'}; --keep FOLDER keeps the trails")
     defects = sum(bool(case.defect) for case in chosen)
-    closing = f"model: {len(chosen) - defects} configurations hold in {total} states, {defects} planted defects were found"
+    closing = (
+        f"model: {len(chosen) - defects} configurations hold in {total} states, {defects} planted defects were found"
+    )
     print(closing)
     if options.closing:
         options.closing.write_text(closing + "\n")
