@@ -208,8 +208,8 @@ proctype Server(byte s) {
   mtype what = PUSH;
 end:
   do
-  :: d_step { alive[s] && nempty(up[LINE(0, s)]) -> up[LINE(0, s)] ? what, p, e; take(0) }
-  :: d_step { alive[s] && nempty(up[LINE(1, s)]) -> up[LINE(1, s)] ? what, p, e; take(1) }
+  :: d_step { alive[s] && len(up[LINE(0, s)]) > 0 -> up[LINE(0, s)] ? what, p, e; take(0) }
+  :: d_step { alive[s] && len(up[LINE(1, s)]) > 0 -> up[LINE(1, s)] ? what, p, e; take(1) }
   :: d_step { alive[s] && in_view[s] && server_epoch[s] < epoch ->
       server_epoch[s] = epoch;
       for (p : 0 .. PARTS - 1) { forget(p) }
