@@ -231,7 +231,7 @@ void SchedulerSession::search(const std::string& why) {
   const std::string text = "the scheduler at " + where_ + " was lost: " + why;
   {
     const std::lock_guard lock(mutex_);
-    why_alone_ = text;
+    why_alone_ = text + "; another one in its place is looked for";
   }
   log_warning(text + "; sums of declared names go on, and everything else waits for a scheduler in its place, for " +
               seconds_text(to_duration(options_.scheduler_patience_s)) + " at most");
