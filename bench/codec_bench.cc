@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// How fast the codecs are on one core beside memcpy: one JSON line per codec and partition size.
+//
+// All rates are GB of float32 elements per second (1e9 bytes), whatever their encoded size: encode_gbps, decode_gbps
+// (replacing), add_gbps (decoding into a sum), and memcpy_gbps, a copy of the same elements. They take turns and the
+// best of many rounds counts, because a shared machine only ever makes things slower. bytes_per_element: on the wire.
+//
+//   codec_bench [codec]      e.g. codec_bench int8
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "compress/codec.h"
+#include "core/clock.h"
+
+namespace {
+
+using bps::compress::Codec;
+using bps::compress::Decoded;
+using bps::compress::Into;
+
+constexpr std::size_t kSizes[] = {std::size_t{64} << 10, std::size_t{1} << 20};  // elements
+
+template <typename Function>
+double seconds(std::size_t repeats, Function&& function) {
+  function();  // not counted: it meets the caches as the other one's turn left them
+  const std::uint64_t start = bps::now_ns();
+  for (std::size_t i = 0; i < repeats; ++i) function();
+  return static_cast<double>(bps::now_ns() - start) * 1e-9 / static_cast<double>(repeats);
+}
+
+// False when a decoder refused what its encoder wrote.
+bool measure(const Codec& codec, std::size_t elements) {
+  std::mt19937 generator(1);
+  std::normal_distribution<float> distribution(0, 1e-3F);
+  std::vector<float> gradient(elements);
+  for (float& value : gradient) value = distribution(generator);
+  std::vector<float> values(elements);
+  std::vector<std::byte> wire(codec.encoded_size(elements));
+  const double bytes = static_cast<double>(elements * sizeof(float));
+  const std::size_t repeats = std::max<std::size_t>(1, (std::size_t{4} << 20) / elements);
+
+  bool accepted = true;
+  double encode_s = 1e9;
+  double decode_s = 1e9;
+  double add_s = 1e9;
+  double memcpy_s = 1e9;
+  for (int round = 0; round < 15; ++round) {
+    const auto decode = [&](Into into) { accepted &= codec.decode(wire, values, into) == Decoded::kOk; };
+    encode_s = std::min(encode_s, seconds(repeats, [&] { codec.encode(gradient, wire); }));
+    decode_s = std::min(decode_s, seconds(repeats, [&] { decode(Into::kReplace); }));
+    add_s = std::min(add_s, seconds(repeats, [&] { decode(Into::kAdd); }));
+    memcpy_s = std::min(
+        memcpy_s, seconds(repeats, [&] { std::memcpy(values.data(), gradient.data(), elements * sizeof(float)); }));
+  }
+  std::printf(
+      "{\"codec\": \"%.*s\", \"elements\": %zu, \"bytes_per_element\": %.4f, \"encode_gbps\": %.2f, \"decode_gbps\": "
+      "%.2f, "
+      "\"add_gbps\": %.2f, \"memcpy_gbps\": %.2f}\n",
+      static_cast<int>(codec.name().size()), codec.name().data(), elements,
+      static_cast<double>(wire.size()) / static_cast<double>(elements), bytes / encode_s * 1e-9,
+      bytes / decode_s * 1e-9, bytes / add_s * 1e-9, bytes / memcpy_s * 1e-9);
+  std::fflush(stdout);
+  return accepted;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool accepted = true;
+  for (const Codec* codec : bps::compress::codecs()) {
+    if (argc > 1 && codec->name() != argv[1]) continue;
+    for (const std::size_t elements : kSizes) accepted &= measure(*codec, elements);
+  }
+  return accepted ? 0 : 1;
+}

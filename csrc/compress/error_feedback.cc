@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/error_feedback.h"
+
+#include <bit>
+
+namespace bps::compress {
+namespace {
+
+bool finite(float value) {
+  return (std::bit_cast<std::uint32_t>(value) & 0x7f800000) != 0x7f800000;
+}
+
+}  // namespace
+
+void encode_with_feedback(const Codec& codec, std::span<const float> gradient, std::span<float> residual,
+                          std::span<std::byte> to) {
+  for (std::size_t i = 0; i < residual.size(); ++i) residual[i] += gradient[i];
+  codec.encode(residual, to);
+  // A codec accepts what it has just written.
+  static_cast<void>(codec.decode(to, residual, Into::kSubtract));
+  for (float& value : residual) value = finite(value) ? value : 0.0F;
+}
+
+}  // namespace bps::compress

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// "int8": blocks of 256 elements, the last one perhaps shorter, each as a float32 scale and then one signed byte per
+// element; 1.016 bytes per element.
+//
+// With m the largest magnitude of a block: scale = m / 127 and byte = x * (1 / scale), every operation in float32 and
+// the result rounded to nearest even; an element decodes to scale * byte, within half a scale of what it was. Three
+// blocks are special, so that nothing overflows on the way and no NaN or infinity is lost:
+// - m / 127 > kLargestScale: the scale is kLargestScale, at most one unit in the last place less;
+// - m / 127 < 2^-126: scale and bytes are zero;
+// - with a NaN or an infinity: the scale is the NaN 0x7fc00000 and the bytes are zero; all elements decode to NaN.
+// Any other scale that is negative, subnormal, infinite, NaN or above kLargestScale is malformed. An encoder never
+// writes the byte -128; a decoder takes it as a number like the others.
+#pragma once
+
+#include "compress/codec.h"
+
+namespace bps::compress {
+
+class Int8BlocksCodec final : public Codec {
+ public:
+  static constexpr std::size_t kBlock = 256;
+  static constexpr float kLargestScale = 0x1.020406p121F;  // the largest of which 127 times is finite
+
+  std::string_view name() const override { return "int8"; }
+  std::size_t encoded_size(std::size_t elements) const override {
+    return elements + (elements / kBlock + (elements % kBlock != 0)) * sizeof(float);
+  }
+  void encode(std::span<const float> from, std::span<std::byte> to) const override;
+  [[nodiscard]] Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const override;
+};
+
+}  // namespace bps::compress
