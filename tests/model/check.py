@@ -49,6 +49,11 @@ CASES = [
     Case("failover", "ROUNDS=2"),
     Case("failover", "PARTS=2 ROUNDS=2"),
     Case("failover", "SERVERS=3 CRASHES=2 ROUNDS=2"),
+    Case("fencing", "FAULTS=0 DEADLINES=0"),
+    Case("fencing", "FAULTS=1"),
+    Case("fencing", "FAULTS=0 MISTAKES=1"),
+    Case("fencing", "DIRECT=0 FAULTS=1"),
+    Case("fencing", "DIRECT=0 FAULTS=0 MISTAKES=1"),
     Case("scheduler", "DEATHS=0"),
     Case("scheduler", "DEATHS=1"),
     Case("scheduler", "DEATHS=2"),
@@ -61,6 +66,9 @@ CASES = [
     Case("failover", "PARTS=2", "BUG_ONE_CONTRIBUTION_LESS"),
     Case("failover", "PARTS=2", "BUG_COMMITS_EARLY"),
     Case("failover", "PARTS=2", "BUG_ONE_PHASE"),
+    Case("fencing", "FAULTS=1", "BUG_NO_FENCE"),
+    Case("fencing", "FAULTS=0", "BUG_RETURNS_BEFORE_ACKNOWLEDGED"),
+    Case("fencing", "DIRECT=0 FAULTS=1", "BUG_NOT_CLOSED"),
     Case("scheduler", "DEATHS=1", "BUG_OWES_NOTHING"),
     Case("scheduler", "DEATHS=1", "BUG_VIEW_ENDS_BEFORE_ANSWERS"),
 ]
@@ -84,6 +92,10 @@ def search(case: Case, folder: Path) -> tuple[int, int]:
     cut_short = re.search(r"out of memory|max search depth too small|Search not completed|interrupted", output)
     if errors is None or states is None or (cut_short and errors[1] == "0"):
         sys.exit(f"error: {case}: the search was not complete\n{output}")
+    # An error of another kind, such as a channel that is too short for a d_step, says that the model is wrong.
+    reason = re.search(r"^pan:1: (assertion violated|invalid end state)", output, re.MULTILINE)
+    if errors[1] != "0" and reason is None:
+        sys.exit(f"error: {case}: neither an assertion nor a deadlock\n{output}")
     return int(errors[1]), int(states[1])
 
 
