@@ -187,7 +187,8 @@ class Simulation {
   void deliver() {
     while (!sent_.empty()) {
       if (messages_left_ && (*messages_left_)-- == 0) return replace_scheduler();
-      const auto [peer, message] = sent_.front();
+      const Peer peer = sent_.front().first;
+      const Message message = std::move(sent_.front().second);
       sent_.erase(sent_.begin());
       const auto found = std::ranges::find_if(
           members_, [&](const SimulatedMember& one) { return one.peer == peer || one.next == peer; });
