@@ -32,6 +32,7 @@ def late_rank(bps: Any, late: int, folder: str) -> list[dict[str, Any]]:
     def waiting() -> dict[str, Any] | None:
         dump: dict[str, Any] = bps.dump()
         mine = len(dump["operations"]) == (0 if is_late else 2)
+        mine &= all(one["waits_for"] == "answer" for one in dump["operations"])  # at first it waits for a credit
         return dump if mine and len(dump["rounds"]) == 1 else None
 
     during = until(waiting)  # of the two partitions, each server has one
