@@ -340,7 +340,7 @@ class Suspended:
     @property
     def missing(self) -> list[int]:
         """
-        Partitions without a result; their input is as it was.
+        Partitions whose result is wanted here and lacks; their input is as it was.
         """
     @property
     def round(self) -> int: ...

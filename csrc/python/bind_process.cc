@@ -68,17 +68,8 @@ void bind_suspended(py::module_& module) {
   py::class_<Operation, std::shared_ptr<Operation>>(module, "Suspended", "An operation whose view has ended.")
       .def_property_readonly("tensor", [](const Operation& o) { return o.tensor; })
       .def_readonly("round", &Operation::round)
-      .def_property_readonly(
-          "missing",
-          [](const Operation& o) {
-            std::vector<std::uint32_t> partitions;
-            for (const auto& one : o.unfinished()) {
-              if (!one.landed) partitions.push_back(one.partition);
-            }
-            std::ranges::sort(partitions);
-            return partitions;
-          },
-          "Partitions without a result; their input is as it was.")
+      .def_property_readonly("missing", &Operation::missing,
+                             "Partitions whose result is wanted here and lacks; their input is as it was.")
       .def(
           "accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
           py::arg("except_"), "Takes the results that have landed, but for these partitions.")

@@ -198,6 +198,16 @@ std::vector<Operation::Unfinished> Operation::unfinished() const {
   return suspension_ ? suspension_->unfinished : std::vector<Unfinished>();
 }
 
+std::vector<std::uint32_t> Operation::missing() const {
+  std::vector<std::uint32_t> partitions;
+  for (const Unfinished& one : unfinished()) {
+    if (one.landed || !tensor::place(placed, cut(), one.partition).wants_data()) continue;
+    partitions.push_back(one.partition);
+  }
+  std::ranges::sort(partitions);
+  return partitions;
+}
+
 void Operation::accept(std::span<const std::uint32_t> except) {
   const std::lock_guard lock(error_mutex_);
   if (!suspension_) return;

@@ -131,6 +131,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // In two phases, once it has failed because its view has ended: what the next view makes of it.
   bool is_suspended() const;
   std::vector<Unfinished> unfinished() const;
+  // The partitions whose result this rank wants and lacks, in order. Of the others it hears only that they are over,
+  // perhaps never: those that want them decide.
+  std::vector<std::uint32_t> missing() const;
   // Takes the results that have landed over the input, except those that others lack, and that are summed again.
   void accept(std::span<const std::uint32_t> except);
 

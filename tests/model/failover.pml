@@ -20,6 +20,18 @@
 #define W 2
 #define ROOM (2 * PARTS + 2 * CRASHES)
 #define AT(w, p) ((w) * PARTS + (p))
+// Whether an operation's caller wants the result of a partition: push_pull's do; each rank of a reduce_scatter wants its
+// own share, and hears only of the end of the others (SHARDED).
+#ifdef SHARDED
+#define WANTS(w, p) ((w) == (p))
+#else
+#define WANTS(w, p) true
+#endif
+#ifdef BUG_MISSES_UNWANTED
+#define MISSES(w, p) true
+#else
+#define MISSES(w, p) WANTS(w, p)         // Operation::missing
+#endif
 #define LINE(w, s) ((w) * SERVERS + (s))
 
 mtype = { PUSH, LANDED, ANSWER, COMMITTED };
@@ -80,7 +92,7 @@ inline take_reply(s) {
      up[LINE(w, s)] ! LANDED, p, worker_epoch[w]
   :: what == COMMITTED && !suspended[w] && OF_THIS_VIEW(e, worker_epoch[w]) ->
 #ifndef BUG_ONE_PHASE
-     assert(state[AT(w, p)] == BUFFERED);
+     assert(state[AT(w, p)] == (WANTS(w, p) -> BUFFERED : SENT));
 #endif
      state[AT(w, p)] = DONE              // on_committed: over the input
   :: else                                // of an earlier view
@@ -96,7 +108,7 @@ inline end_view() {                      // Process::retire, Operation::suspend,
     :: state[AT(w, p)] == SENT -> state[AT(w, p)] = QUEUED
     :: else
     fi;
-    said_missing[AT(w, p)] = (state[AT(w, p)] == QUEUED)
+    said_missing[AT(w, p)] = (state[AT(w, p)] == QUEUED && MISSES(w, p))
   }
   said_begun[w] = begun[w];
   said_over[w] = IS_OVER(w);
@@ -173,8 +185,13 @@ inline take(v) {                         // RoundEngine::take, on_landed
      :: pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)] ->
 #endif
         assert(pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)]);
-        down[LINE(0, s)] ! ANSWER, p, server_epoch[s];  // propose()
-        down[LINE(1, s)] ! ANSWER, p, server_epoch[s]
+        for (i : 0 .. W - 1) {               // propose()
+          if
+          :: WANTS(i, p) -> down[LINE(i, s)] ! ANSWER, p, server_epoch[s]
+          :: else -> landed[ON(s, i, p)] = true
+          fi
+        }
+        i = 0
      :: else
      fi
   :: OF_THIS_VIEW(e, server_epoch[s]) && what == LANDED ->

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/operation.h"
+
+#include <gtest/gtest.h>
+
+namespace bps::worker {
+namespace {
+
+constexpr std::uint32_t kMembers = 3;
+constexpr std::uint64_t kShard = 2 * 4096;  // two partitions
+
+// What a member reports when the view ends, of an operation of which no partition has been committed.
+std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t member) {
+  const auto tensor = std::make_shared<Tensor>(tensor::Partitioning(kMembers * kShard, 1, 4096),
+                                               tensor::Partitioning(kMembers * kShard, 1, 4096, kMembers));
+  auto group = std::make_shared<van::Group>();
+  group->ranks = {0, 1, 2};
+  tensor->group = group;
+  tensor->name = "t";
+  tensor->member = member;
+  for (Plan* plan : {&tensor->whole_plan, &tensor->sharded_plan}) {
+    plan->resize(1);
+    for (std::uint32_t i = 0; i < 6; ++i) plan->front().push_back({.partition = i});
+  }
+  Request request;
+  request.kind = kind;
+  request.two_phase = true;
+  Operation operation(tensor, request, 0, 0, 1, 1);
+  operation.fail(ErrorCode::kRoundAborted, "a server was lost", "");
+  // In whatever order connections give them up.
+  for (const std::uint32_t partition : {5U, 0U, 3U, 1U, 4U, 2U}) {
+    EXPECT_TRUE(operation.portions.front().suspend(partition, nullptr));
+  }
+  return operation.missing();
+}
+
+TEST(Operation, WhatIsMissingIsInOrder) {
+  EXPECT_EQ(missing(tensor::OperationKind::kPushPull, 1), (std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5}));
+}
+
+// Each member of a reduce_scatter wants its own shard. Of the others' it hears only that they are over, perhaps never:
+// whether they must be summed again is not its to say, since their owner may have returned with them.
+TEST(Operation, APartitionThatIsNotWantedIsNotMissing) {
+  EXPECT_EQ(missing(tensor::OperationKind::kReduceScatter, 0), (std::vector<std::uint32_t>{0, 1}));
+  EXPECT_EQ(missing(tensor::OperationKind::kReduceScatter, 2), (std::vector<std::uint32_t>{4, 5}));
+  EXPECT_EQ(missing(tensor::OperationKind::kAllGather, 1), (std::vector<std::uint32_t>{0, 1, 4, 5}));
+}
+
+}  // namespace
+}  // namespace bps::worker
