@@ -5,7 +5,7 @@
 // (replacing), add_gbps (decoding into a sum), and memcpy_gbps, a copy of the same elements. They take turns and the
 // best of many rounds counts, because a shared machine only ever makes things slower. bytes_per_element: on the wire.
 //
-//   codec_bench [codec]      e.g. codec_bench int8
+//   codec_bench [COMPRESSION...]      e.g. codec_bench int8 topk:k=0.01
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compress/codec.h"
+#include "compress/compression.h"
 #include "core/clock.h"
 
 namespace {
@@ -33,7 +33,9 @@ double seconds(std::size_t repeats, Function&& function) {
 }
 
 // False when a decoder refused what its encoder wrote.
-bool measure(const Codec& codec, std::size_t elements) {
+bool measure(std::string_view text, std::size_t elements) {
+  const auto compression = bps::compress::parse_compression(text);
+  const Codec& codec = *compression->codec;
   std::mt19937 generator(1);
   std::normal_distribution<float> distribution(0, 1e-3F);
   std::vector<float> gradient(elements);
@@ -50,7 +52,7 @@ bool measure(const Codec& codec, std::size_t elements) {
   double memcpy_s = 1e9;
   for (int round = 0; round < 15; ++round) {
     const auto decode = [&](Into into) { accepted &= codec.decode(wire, values, into) == Decoded::kOk; };
-    encode_s = std::min(encode_s, seconds(repeats, [&] { codec.encode(gradient, wire); }));
+    encode_s = std::min(encode_s, seconds(repeats, [&] { codec.encode(gradient, wire, 1); }));
     decode_s = std::min(decode_s, seconds(repeats, [&] { decode(Into::kReplace); }));
     add_s = std::min(add_s, seconds(repeats, [&] { decode(Into::kAdd); }));
     memcpy_s = std::min(
@@ -60,7 +62,7 @@ bool measure(const Codec& codec, std::size_t elements) {
       "{\"codec\": \"%.*s\", \"elements\": %zu, \"bytes_per_element\": %.4f, \"encode_gbps\": %.2f, \"decode_gbps\": "
       "%.2f, "
       "\"add_gbps\": %.2f, \"memcpy_gbps\": %.2f}\n",
-      static_cast<int>(codec.name().size()), codec.name().data(), elements,
+      static_cast<int>(text.size()), text.data(), elements,
       static_cast<double>(wire.size()) / static_cast<double>(elements), bytes / encode_s * 1e-9,
       bytes / decode_s * 1e-9, bytes / add_s * 1e-9, bytes / memcpy_s * 1e-9);
   std::fflush(stdout);
@@ -71,9 +73,10 @@ bool measure(const Codec& codec, std::size_t elements) {
 
 int main(int argc, char** argv) {
   bool accepted = true;
-  for (const Codec* codec : bps::compress::codecs()) {
-    if (argc > 1 && codec->name() != argv[1]) continue;
-    for (const std::size_t elements : kSizes) accepted &= measure(*codec, elements);
+  const std::vector<std::string_view> texts =
+      argc > 1 ? std::vector<std::string_view>(argv + 1, argv + argc) : bps::compress::codec_names();
+  for (const std::string_view text : texts) {
+    for (const std::size_t elements : kSizes) accepted &= measure(text, elements);
   }
   return accepted ? 0 : 1;
 }

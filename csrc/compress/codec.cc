@@ -1,30 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/codec.h"
 
-#include <array>
+#include <string>
 
 #include "compress/half.h"
 #include "compress/int8_blocks.h"
+#include "core/error.h"
 
 namespace bps::compress {
 namespace {
 
-const Bfloat16Codec kBfloat16;
-const Float16Codec kFloat16;
-const Int8BlocksCodec kInt8Blocks;
-constexpr std::array<const Codec*, 3> kCodecs{&kBfloat16, &kFloat16, &kInt8Blocks};
+using Make = std::shared_ptr<const Codec> (*)(Parameters&);
+
+template <typename Method>
+std::shared_ptr<const Codec> make(Parameters&) {
+  return std::make_shared<const Method>();
+}
+
+struct Method {
+  std::string_view name;
+  Make make;
+};
+
+constexpr Method kMethods[] = {
+    {"bf16", make<Bfloat16Codec>},
+    {"fp16", make<Float16Codec>},
+    {"int8", make<Int8BlocksCodec>},
+};
 
 }  // namespace
 
-std::span<const Codec* const> codecs() {
-  return kCodecs;
+std::vector<std::string_view> codec_names() {
+  std::vector<std::string_view> names;
+  for (const Method& method : kMethods) names.push_back(method.name);
+  return names;
 }
 
-const Codec* find_codec(std::string_view name) {
-  for (const Codec* codec : kCodecs) {
-    if (codec->name() == name) return codec;
+std::shared_ptr<const Codec> make_codec(std::string_view name, Parameters& parameters) {
+  std::string known;
+  for (const Method& method : kMethods) {
+    if (method.name == name) return method.make(parameters);
+    known += (known.empty() ? "" : ", ") + std::string(method.name);
   }
-  return nullptr;
+  throw Error(ErrorCode::kInvalidArgument, "there is no compression method '" + std::string(name) + "'",
+              "use one of " + known);
 }
 
 }  // namespace bps::compress

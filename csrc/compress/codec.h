@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// A codec turns float32 elements into fewer bytes for the wire, and back. To add a method, derive from Codec and name
-// an instance in codec.cc.
+// A codec turns float32 elements into fewer bytes for the wire, and back. To add a method, derive from Codec and add a
+// line to the table in codec.cc.
 //
-// Codecs hold no state and are thread-safe; what a method remembers between rounds (error_feedback.h) lies with the
-// caller. The encoded size follows from the element count alone, so that buffers exist before the first round. Nothing
-// here allocates or throws. The bytes are little-endian and the same on every machine: no result depends on the
-// instruction set. Buffers need no alignment on the encoded side, and must not overlap.
+// Codecs are immutable and thread-safe; what is remembered between rounds (error_feedback.h) lies with the caller. The
+// encoded size follows from the element count alone, so that buffers exist before the first round. Nothing here
+// allocates or throws. The bytes are little-endian and the same on every machine: no result depends on the instruction
+// set. Buffers need no alignment on the encoded side, and must not overlap.
 //
 // A decoder never reads or writes out of bounds, whatever bytes it is given; it writes nothing unless it returns kOk.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
+
+#include "compress/parameters.h"
 
 namespace bps::compress {
 
@@ -30,16 +34,17 @@ class Codec {
  public:
   virtual ~Codec() = default;
 
-  // What users write, such as "int8".
-  virtual std::string_view name() const = 0;
   virtual std::size_t encoded_size(std::size_t elements) const = 0;
-  // `to` has encoded_size(from.size()) bytes: all of them are written.
-  virtual void encode(std::span<const float> from, std::span<std::byte> to) const = 0;
+  // `to` has encoded_size(from.size()) bytes: all of them are written. Methods that draw random numbers draw them from
+  // `seed`: equal seeds give equal bytes.
+  virtual void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const = 0;
   [[nodiscard]] virtual Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const = 0;
 };
 
-std::span<const Codec* const> codecs();
-// Null when there is none of that name.
-const Codec* find_codec(std::string_view name);
+// The names that make_codec() knows, such as "int8".
+std::vector<std::string_view> codec_names();
+// Takes the method's own parameters from `parameters`, and leaves the others there. Throws Error (kInvalidArgument)
+// when there is no such method, or a parameter's value makes no sense.
+std::shared_ptr<const Codec> make_codec(std::string_view name, Parameters& parameters);
 
 }  // namespace bps::compress

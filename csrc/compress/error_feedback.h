@@ -15,6 +15,6 @@ namespace bps::compress {
 
 // `residual` has gradient.size() elements and `to` has codec.encoded_size() of that; none of them overlap.
 void encode_with_feedback(const Codec& codec, std::span<const float> gradient, std::span<float> residual,
-                          std::span<std::byte> to);
+                          std::span<std::byte> to, std::uint64_t seed);
 
 }  // namespace bps::compress

@@ -60,7 +60,7 @@ Decoded decode_halves(std::span<const std::byte> from, std::span<float> to, Into
 
 }  // namespace
 
-void Bfloat16Codec::encode(std::span<const float> from, std::span<std::byte> to) const {
+void Bfloat16Codec::encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t) const {
   encode_halves<Bfloat16>(from, to.data());
 }
 
@@ -68,7 +68,7 @@ Decoded Bfloat16Codec::decode(std::span<const std::byte> from, std::span<float> 
   return decode_halves<Bfloat16>(from, to, into);
 }
 
-void Float16Codec::encode(std::span<const float> from, std::span<std::byte> to) const {
+void Float16Codec::encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t) const {
   encode_halves<Float16>(from, to.data());
 }
 

@@ -11,17 +11,15 @@ namespace bps::compress {
 
 class Bfloat16Codec final : public Codec {
  public:
-  std::string_view name() const override { return "bf16"; }
   std::size_t encoded_size(std::size_t elements) const override { return elements * 2; }
-  void encode(std::span<const float> from, std::span<std::byte> to) const override;
+  void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const override;
   [[nodiscard]] Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const override;
 };
 
 class Float16Codec final : public Codec {
  public:
-  std::string_view name() const override { return "fp16"; }
   std::size_t encoded_size(std::size_t elements) const override { return elements * 2; }
-  void encode(std::span<const float> from, std::span<std::byte> to) const override;
+  void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const override;
   [[nodiscard]] Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const override;
 };
 

@@ -53,7 +53,7 @@ void encode_block(std::span<const float> from, std::byte* to) {
 
 }  // namespace
 
-void Int8BlocksCodec::encode(std::span<const float> from, std::span<std::byte> to) const {
+void Int8BlocksCodec::encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t) const {
   for (std::size_t begin = 0; begin < from.size(); begin += kBlock) {
     const auto block = from.subspan(begin, std::min(kBlock, from.size() - begin));
     encode_block(block, to.data() + encoded_size(begin));

@@ -21,11 +21,10 @@ class Int8BlocksCodec final : public Codec {
   static constexpr std::size_t kBlock = 256;
   static constexpr float kLargestScale = 0x1.020406p121F;  // the largest of which 127 times is finite
 
-  std::string_view name() const override { return "int8"; }
   std::size_t encoded_size(std::size_t elements) const override {
     return elements + (elements / kBlock + (elements % kBlock != 0)) * sizeof(float);
   }
-  void encode(std::span<const float> from, std::span<std::byte> to) const override;
+  void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const override;
   [[nodiscard]] Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const override;
 };
 

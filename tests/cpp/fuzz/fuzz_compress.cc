@@ -13,9 +13,19 @@ using compress::Into;
 
 constexpr float kUntouched = 5.0F;
 
+static std::vector<std::shared_ptr<const compress::Codec>> make_all() {
+  std::vector<std::shared_ptr<const compress::Codec>> all;
+  for (const std::string_view name : compress::codec_names()) {
+    compress::Parameters parameters;
+    all.push_back(compress::make_codec(name, parameters));
+  }
+  return all;
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 3) return 0;
-  const compress::Codec& codec = *compress::codecs()[(data[0] & 0x7fU) % compress::codecs().size()];
+  static const std::vector<std::shared_ptr<const compress::Codec>> codecs = make_all();
+  const compress::Codec& codec = *codecs[(data[0] & 0x7fU) % codecs.size()];
   const std::size_t elements = (data[1] | data[2] << 8) % 1100;
   // Exactly as long as they are, so that the address checks see a byte too far.
   std::vector<std::uint8_t> wire(data + 3, data + size);
@@ -35,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<float> any(wire.size() / sizeof(float));
   if (!any.empty()) std::memcpy(any.data(), wire.data(), any.size() * sizeof(float));
   std::vector<std::byte> encoded(codec.encoded_size(any.size()));
-  codec.encode(any, encoded);
+  codec.encode(any, encoded, size);
   fuzz::expect(codec.decode(encoded, any, Into::kReplace) == Decoded::kOk);
   return 0;
 }

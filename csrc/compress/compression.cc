@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/compression.h"
+
+namespace bps::compress {
+
+std::shared_ptr<const Compression> parse_compression(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  const std::string_view method = text.substr(0, colon);
+  Parameters parameters(colon == std::string_view::npos ? std::string_view() : text.substr(colon + 1));
+  auto compression = std::make_shared<Compression>();
+  compression->text = text;
+  compression->codec = make_codec(method, parameters);
+  compression->feedback = parameters.take_flag("feedback", false);
+  compression->momentum = static_cast<float>(parameters.take_number("momentum", 0, 0, 1));
+  compression->everywhere = parameters.take_flag("everywhere", false);
+  parameters.end(method);
+  return compression;
+}
+
+}  // namespace bps::compress

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a tensor's bytes are compressed, as its declaration says: "METHOD[:KEY=VALUE[,KEY=VALUE]...]".
+//
+// Beside the method's own parameters (codec.h) there are, for all methods,
+//   feedback=1     what a round lost is added to the next one (error_feedback.h), on workers and servers
+//   momentum=MU    workers send gradient + MU * m where m = MU * m + gradient (Nesterov); 0: none
+//   everywhere=1   also within a host, where it costs time and saves nothing
+// All ranks of a group must give the same text. Immutable.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "compress/codec.h"
+
+namespace bps::compress {
+
+struct Compression {
+  std::string text;  // as it was given
+  std::shared_ptr<const Codec> codec;
+  bool feedback = false;
+  float momentum = 0;
+  bool everywhere = false;
+};
+
+// Throws Error (kInvalidArgument), which says what is wrong and what is possible.
+std::shared_ptr<const Compression> parse_compression(std::string_view text);
+
+}  // namespace bps::compress
