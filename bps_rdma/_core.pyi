@@ -296,6 +296,11 @@ class Tensor:
     @property
     def bytes(self) -> int: ...
     @property
+    def compression(self) -> str:
+        """
+        As it was declared; empty: none.
+        """
+    @property
     def dtype(self) -> Dtype: ...
     @property
     def elements(self) -> int: ...
@@ -410,11 +415,18 @@ class Process:
     def declare(
         self,
         tensors: collections.abc.Sequence[
-            tuple[typing.SupportsInt | typing.SupportsIndex, str, Dtype, typing.SupportsInt | typing.SupportsIndex, str]
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                str,
+                Dtype,
+                typing.SupportsInt | typing.SupportsIndex,
+                str,
+                str,
+            ]
         ],
     ) -> list[Tensor]:
         """
-        tensors: (group, name, dtype, count, shape) each.
+        tensors: (group, name, dtype, count, shape, compression or "") each.
         """
     def declare_like(self, like: Tensor, group: typing.SupportsInt | typing.SupportsIndex, name: str) -> Tensor:
         """

@@ -117,7 +117,7 @@ def exchange(process: _core.Process, mine: bytes) -> list[bytes]:
 def _gather(process: _core.Process, name: str, whole: np.ndarray[Any, Any]) -> None:
     target = arrays.describe(whole, True)
     part = arrays.describe(whole.reshape(process.workers, -1)[process.rank], False)
-    tensor = process.declare([(0, name, target.dtype, target.elements, str(whole.shape))])[0]
+    tensor = process.declare([(0, name, target.dtype, target.elements, str(whole.shape), "")])[0]
     kind = _core.Kind.all_gather
     sum_ = _core.ReduceOp.sum
     process.start_operation(

@@ -61,6 +61,8 @@ class Job:
         # It has entered a job that was running, whose state it has to get from the others.
         self.is_late = self.epoch > 1 and not follows
         self.identities: list[int] = process.identities
+        self._compression: str = config.text("BPS_COMPRESSION")
+        self._min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.goes_on = False  # with everything that was under way in the view before
         self.numbering = failover.Numbering()
@@ -68,6 +70,7 @@ class Job:
         self.repeats: list[failover.Interrupted] = []  # under a name of their own
         self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
         self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
+        self.compressed: dict[failover.Name, str] = {}  # names of earlier views, and how they travelled
         self.window_start = time.monotonic()
         self.window_bytes = 0
         self._parts: dict[type[Any], Any] = {}
@@ -90,8 +93,16 @@ class Job:
                     found = self._parts[kind] = kind()
         return found
 
-    def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str]]) -> list[_core.Tensor]:
-        """Announces names in this view: (group, name, dtype, elements, shape) each."""
+    def compression(self, dtype: _core.Dtype, elements: int, wanted: str | None) -> str:
+        """How a name is to be declared, "" for none, if its caller wants this; None: what the settings say."""
+        if wanted is not None:
+            return "" if wanted == "none" else wanted
+        if dtype != _core.Dtype.float32 or elements * 4 < self._min_compress_bytes:
+            return ""
+        return self._compression
+
+    def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str, str]]) -> list[_core.Tensor]:
+        """Announces names in this view: (group, name, dtype, elements, shape, compression) each."""
         declared: list[_core.Tensor] = self.process.declare(specs)
         for spec, tensor in zip(specs, declared, strict=True):
             key = spec[0], spec[1]
@@ -154,7 +165,7 @@ class Job:
         number = self.numbering.number_of(key)
         if (each.name, each.round) in plan.again and (number, name) not in self.tensors:
             old = each.operation.tensor
-            self.declare([(number, name, old.dtype, old.elements, old.shape)])
+            self.declare([(number, name, old.dtype, old.elements, old.shape, old.compression)])
         repeat = failover.resume(self.process, plan, each, number, self.tensors.get((number, name)))
         if repeat is not None:
             self.repeats.append(repeat)
@@ -331,6 +342,8 @@ def _next_view(before: Job, change: _Change) -> Job:
         _core.release_orphans(all=before.process.is_down and not goes_on)
     job = Job(process, before.config, Group(0, tuple(range(process.workers))), follows=True)
     job._parts.update(kept)
+    was_compressed = {before.numbering.name_of(one): one.compression for one in before.tensors.values()}
+    job.compressed = before.compressed | {name: text for name, text in was_compressed.items() if text}
     for key, group, members in before.all_groups():
         job.lost_groups.append((key, group, tuple(ranks[rank] for rank in members if rank in ranks)))
     if goes_on:
@@ -366,7 +379,8 @@ def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process
     number = job.numbering.number_of(keys[tensor.group])
     found = job.tensors.get((number, tensor.name))
     if found is None:
-        found = job.declare([(number, tensor.name, tensor.dtype, tensor.elements, tensor.shape)])[0]
+        declared = (number, tensor.name, tensor.dtype, tensor.elements, tensor.shape, tensor.compression)
+        found = job.declare([declared])[0]
     return job.process, found
 
 

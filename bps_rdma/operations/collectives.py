@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
+from bps_rdma.operations.compressed import text_of
 from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
 
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
@@ -22,6 +24,7 @@ def reduce_scatter(
     out: Any = None,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> Any:
     """Sums (or averages) `array` over the group and returns this rank's part.
 
@@ -31,13 +34,13 @@ def reduce_scatter(
         array: n elements on every rank, any shape; taken as flat.
         out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new
             flat array.
-        average, name, priority, group, op, timeout: as for push_pull_inplace().
+        average, name, priority, group, op, timeout, compression: as for push_pull_inplace().
 
     Raises:
         InvalidTensorError: `out` has another size or dtype. Otherwise as push_pull_inplace().
     """
     return start.reduce_scatter(
-        array, out, Options(reduction(average, op), name, priority, group, timeout, True)
+        array, out, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression))
     ).wait()
 
 
@@ -50,9 +53,12 @@ def reduce_scatter_async(
     out: Any = None,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> Handle:
     """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
-    return start.reduce_scatter(array, out, Options(reduction(average, op), name, priority, group, timeout))
+    return start.reduce_scatter(
+        array, out, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression))
+    )
 
 
 def all_gather(

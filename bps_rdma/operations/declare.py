@@ -11,33 +11,56 @@ from bps_rdma import _core, argument_types, arrays
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import Job, current, group_of, surviving
+from bps_rdma.operations.compressed import NONE, text_of
 
 
-def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: Group | None = None) -> None:
+def declare(
+    name: str,
+    like: Any = None,
+    *,
+    shape: Any = None,
+    dtype: Any = None,
+    group: Group | None = None,
+    compression: str | Mapping[str, Any] | None = None,
+) -> None:
     """Announces a name before its first use; see declare_many()."""
-    declare_many({name: like if like is not None else (shape, dtype)}, group=group)
+    declare_many({name: like if like is not None else (shape, dtype)}, group=group, compression=compression)
 
 
-def declare_many(tensors: Mapping[str, Any], group: Group | None = None) -> None:
+def declare_many(
+    tensors: Mapping[str, Any],
+    group: Group | None = None,
+    compression: str | Mapping[str, Any] | None = None,
+) -> None:
     """Announces any number of names in one round trip. Optional: the first use of a name declares it as well.
 
     Args:
         tensors: name -> an array of the shape and dtype that will be used, or (shape, dtype).
         group: default: all workers.
+        compression: how sums of these names travel between hosts, as in "int8:feedback=1" (see docs/compression.md),
+            or a dict of BytePS's parameters (byteps_compressor_type and so on); "none": as they are. Default: what
+            BPS_COMPRESSION says of float32 tensors of at least BPS_MIN_COMPRESS_BYTES.
 
     Raises:
-        MismatchError: a name is declared with another dtype or size here or on another rank; names both.
+        InvalidArgumentError: there is no such compression, or not for this dtype.
+        MismatchError: a name is declared with another dtype, size or compression here or on another rank; names both.
     """
     if not isinstance(tensors, Mapping):
         raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: array or (shape, dtype)}")
     for name in tensors:
         argument_types.explain(name=name)
     shapes = [(name, *_shape_of(name, like)) for name, like in tensors.items()]
+    wanted = text_of(compression)
 
     def announce() -> None:
         job = current()
         number = group_of(job, group).id
-        job.declare([(number, *shape) for shape in shapes])
+        job.declare(
+            [
+                (number, name, dtype, count, shape, job.compression(dtype, count, wanted))
+                for name, dtype, count, shape in shapes
+            ]
+        )
 
     surviving(announce)
 
@@ -54,13 +77,22 @@ def _shape_of(name: str, like: Any) -> tuple[_core.Dtype, int, str]:
     return arrays.core_dtype(dtype), math.prod(extent), str(extent)
 
 
-def declared(job: Job, members: Group, name: str, memory: arrays.Memory, count: int) -> _core.Tensor:
-    """The core's tensor of this name; declares it on its first use, and anew when dtype or size have changed."""
+def declared(
+    job: Job, members: Group, name: str, memory: arrays.Memory, count: int, compression: str | None = None
+) -> _core.Tensor:
+    """The core's tensor of this name; declares it on its first use, and anew when what it stands for has changed."""
     known = job.tensors.get((members.id, name))
-    if known is not None and known.fits(memory, count):
+    if known is not None and known.fits(memory, count) and compression is None:
         return known
+    if compression is None and known is not None:
+        compression = known.compression or NONE
+    elif compression is None and job.compressed:
+        compression = job.compressed.get((job.numbering.keys[members.id], name))
     shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
-    return job.declare([(members.id, name, memory.dtype, count, shape)])[0]
+    wanted = job.compression(memory.dtype, count, compression)
+    if known is not None and known.fits(memory, count) and known.compression == wanted:
+        return known
+    return job.declare([(members.id, name, memory.dtype, count, shape, wanted)])[0]
 
 
 def forget(array: Any) -> None:

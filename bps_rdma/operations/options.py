@@ -24,6 +24,7 @@ class Options(NamedTuple):  # immutable like a frozen dataclass, and made in a t
         group: the ranks that take part; None: all workers.
         timeout: seconds until the operation fails with DeadlineError; None: BPS_TIMEOUT.
         awaited: the caller waits for the operation next, so the calling thread may drive it.
+        compression: how the tensor travels between hosts; None: as the name was declared, or BPS_COMPRESSION says.
     """
 
     op: ReduceOp = SUM
@@ -32,6 +33,7 @@ class Options(NamedTuple):  # immutable like a frozen dataclass, and made in a t
     group: Group | None = None
     timeout: float | None = None
     awaited: bool = False
+    compression: str | None = None
 
 
 def reduction(average: bool, op: ReduceName | None) -> ReduceOp:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from bps_rdma import _core, argument_types, arrays
@@ -11,6 +12,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
 from bps_rdma.job import current
 from bps_rdma.operations import start
+from bps_rdma.operations.compressed import text_of
 from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
 from bps_rdma.operations.start import Described, Kind
 
@@ -28,6 +30,7 @@ def prepare(
     root: int = 0,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> PreparedOperation:
     """Describes an operation that is started many times on the same memory; nothing is sent yet.
 
@@ -38,8 +41,8 @@ def prepare(
     Args:
         kind: "push_pull", "reduce_scatter", "all_gather" or "broadcast".
         array: what the function of that name takes. Its memory must stay where it is.
-        average, name, priority, group, op, timeout: as for push_pull_inplace(); `timeout` is that of each start. Only
-            reductions use `average` and `op`.
+        average, name, priority, group, op, timeout, compression: as for push_pull_inplace(); `timeout` is that of each
+            start. Only reductions use `average`, `op` and `compression`.
         out: receives the result of a push_pull (default: in place), reduce_scatter or all_gather (default: a new
             array); as for the functions of these names.
         root: of a broadcast.
@@ -53,7 +56,7 @@ def prepare(
         InvalidArgumentError: `kind` is none of these. Otherwise as the function of that name, before anything is sent.
     """
     used = SUM if kind in ("all_gather", "broadcast") else reduction(average, op)
-    options = Options(used, name, priority, group, timeout)
+    options = Options(used, name, priority, group, timeout, False, text_of(compression))
     return _prepare(_described(kind, array, out, root, options), options)
 
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
+from bps_rdma.operations.compressed import text_of
 from bps_rdma.operations.options import Options, ReduceName, reduction
 
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
@@ -23,9 +25,10 @@ def push_pull(
     group: Group | None = None,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
-    options = Options(reduction(average, op), name, priority, group, timeout, True)
+    options = Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression))
     return start.reduce(array, arrays.empty_like(array), options).wait()
 
 
@@ -38,6 +41,7 @@ def push_pull_inplace(
     group: Group | None = None,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> A:
     """Replaces `array` by its sum (or mean) over the group's ranks, and returns it.
 
@@ -52,12 +56,16 @@ def push_pull_inplace(
         group: default: all workers.
         op: "sum", "average", "min", "max" or "product"; overrides `average`.
         timeout: seconds; default BPS_TIMEOUT.
+        compression: how the tensor travels between hosts, as in "int8:feedback=1"; see declare_many(). The result is
+            then what the code says of the sum, the same on all ranks. For float32 and sums or means only.
 
     Raises:
         InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
         PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
-    start.reduce(array, array, Options(reduction(average, op), name, priority, group, timeout, True)).wait()
+    start.reduce(
+        array, array, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression))
+    ).wait()
     return array
 
 
@@ -70,10 +78,13 @@ def push_pull_async(
     group: Group | None = None,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> Handle:
     """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
     return start.reduce(
-        array, arrays.empty_like(array), Options(reduction(average, op), name, priority, group, timeout)
+        array,
+        arrays.empty_like(array),
+        Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression)),
     )
 
 
@@ -86,9 +97,12 @@ def push_pull_async_inplace(
     group: Group | None = None,
     op: ReduceName | None = None,
     timeout: float | None = None,
+    compression: str | Mapping[str, Any] | None = None,
 ) -> Handle:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
-    return start.reduce(array, array, Options(reduction(average, op), name, priority, group, timeout))
+    return start.reduce(
+        array, array, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression))
+    )
 
 
 def push(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> None:

@@ -111,8 +111,12 @@ def broadcasting(array: Any, root: int, options: Options) -> Described:
 def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: Options) -> _core.Tensor:
     """The declared tensor that an operation with these options works on."""
     members = job.world if options.group is None else group_of(job, options.group)
-    name = f"~{kind.name}.{source.dtype.name}.{count}" if options.name is None else options.name
-    return declared(job, members, name, source, count)
+    name = options.name
+    if name is None:
+        name = f"~{kind.name}.{source.dtype.name}.{count}"
+        if options.compression is not None:  # calls that travel in different ways do not meet
+            name += f".{options.compression}"
+    return declared(job, members, name, source, count, options.compression)
 
 
 def _run(described: Described, options: Options) -> Handle:
@@ -131,7 +135,7 @@ def _start(
     pulls: bool = True,
     root: int = 0,
 ) -> Handle:
-    op, name, priority, _, timeout, awaited = options
+    op, name, priority, _, timeout, awaited, _ = options
     try:
         job = current()
         tensor = tensor_of(job, kind, source, count, options)

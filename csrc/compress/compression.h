@@ -5,6 +5,7 @@
 //   feedback=1     what a round lost is added to the next one (error_feedback.h), on workers and servers
 //   momentum=MU    workers send gradient + MU * m where m = MU * m + gradient (Nesterov); 0: none
 //   everywhere=1   also within a host, where it costs time and saves nothing
+//   seed=N         what random methods draw differs from job to job by this; 0 unless given
 // All ranks of a group must give the same text. Immutable.
 #pragma once
 
@@ -22,6 +23,7 @@ struct Compression {
   bool feedback = false;
   float momentum = 0;
   bool everywhere = false;
+  std::uint64_t seed = 0;
 };
 
 // Throws Error (kInvalidArgument), which says what is wrong and what is possible.

@@ -22,6 +22,8 @@ struct Counters {
   Counter forged;  // control messages whose authentication code was wrong; each ended its connection
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
+  Counter compressed_bytes;    // of payloads and results that this process sent or took compressed
+  Counter uncompressed_bytes;  // what the same would have been
   // Worker
   Counter partitions;       // partitions finished
   Counter operations;       // operations finished
@@ -55,6 +57,8 @@ struct Counters {
             {"forged", forged.get()},
             {"copies", copies.get()},
             {"copied_bytes", copied_bytes.get()},
+            {"compressed_bytes", compressed_bytes.get()},
+            {"uncompressed_bytes", uncompressed_bytes.get()},
             {"partitions", partitions.get()},
             {"operations", operations.get()},
             {"operation_bytes", operation_bytes.get()},

@@ -71,6 +71,8 @@ struct WorkerSettings {
   std::uint32_t loops = 0;
   std::string key_hash;  // see tensor::parse_key_hash()
   bool host_sum = false;
+  std::string compression;  // see compress/compression.h
+  std::uint64_t min_compress_bytes = 0;
   std::uint64_t built_in_coefficient = 0;
   std::uint64_t mixed_bound = 0;
   std::uint64_t staging_bytes = 0;

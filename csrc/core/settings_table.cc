@@ -165,6 +165,11 @@ constexpr Setting kTable[] = {
      "1: in a job on several hosts the ranks of a host sum in shared memory first, and one contribution per host "
      "crosses "
      "the network; 0 on any rank: every rank sends its own"},
+    {"BPS_COMPRESSION", "", "", kText, worker<&WorkerSettings::compression>,
+     "how sums of float32 travel between hosts unless their call says otherwise, as in int8:feedback=1; see "
+     "docs/compression.md; empty: as they are"},
+    {"BPS_MIN_COMPRESS_BYTES", "BYTEPS_MIN_COMPRESS_BYTES", "65536", whole(0),
+     worker<&WorkerSettings::min_compress_bytes>, "tensors smaller than this are not compressed by BPS_COMPRESSION"},
     {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),
      worker<&WorkerSettings::built_in_coefficient>, "coefficient of the key hash built_in"},
     {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", whole(1, 1 << 20), worker<&WorkerSettings::mixed_bound>,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 
+#include "compress/compression.h"
 #include "core/settings.h"
 #include "core/unknown_settings.h"
 #include "python/bind.h"
@@ -14,7 +15,11 @@ void bind_config(py::module_& module) {
       .def(py::init<>(), "Reads the environment of this process.")
       .def("set", &SettingValues::set, py::arg("name"), py::arg("value"), py::arg("source") = "argument")
       .def(
-          "check", [](const SettingValues& config) { (void)config.parse(); },
+          "check",
+          [](const SettingValues& config) {
+            const Settings settings = config.parse();
+            if (!settings.worker.compression.empty()) (void)compress::parse_compression(settings.worker.compression);
+          },
           "Raises InvalidArgumentError for the first value outside its range.")
       .def(
           "text", [](const SettingValues& config, const std::string& name) { return config.value(name).text; },

@@ -33,6 +33,10 @@ void bind_declared(py::module_& module) {
       .def_readonly("member", &worker::Tensor::member)
       .def_readonly("dtype", &worker::Tensor::dtype)
       .def_readonly("shape", &worker::Tensor::shape)
+      .def_property_readonly(
+          "compression",
+          [](const worker::Tensor& t) { return t.compressor ? t.compressor->compression().text : std::string(); },
+          "As it was declared; empty: none.")
       .def_property_readonly("elements", [](const worker::Tensor& t) { return t.bytes / size_of(t.dtype); })
       .def_property_readonly("group", [](const worker::Tensor& t) { return t.group->id; })
       .def_property(
@@ -168,7 +172,7 @@ void bind_process(py::module_& module) {
       .def(py::init<>())
       .def("request", &Stop::request);
 
-  using Specs = std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string>>;
+  using Specs = std::vector<std::tuple<std::uint32_t, std::string, Dtype, std::uint64_t, std::string, std::string>>;
   py::class_<Process, OwnedProcess>(module, "Process", "This process as a member of a job.")
       .def_static("start", &start, py::arg("config"), py::arg("startup"), py::arg("stop"), MayWait())
       .def_static("renew", &renew, py::arg("ended"), py::arg("stop"), MayWait(),
@@ -248,12 +252,12 @@ void bind_process(py::module_& module) {
            py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), MayWait())
       .def("declare", as_call(+[](Process& p, const Specs& specs) {
              std::vector<van::TensorSpec> tensors;
-             for (const auto& [group, name, dtype, count, shape] : specs) {
-               tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape});
+             for (const auto& [group, name, dtype, count, shape, compression] : specs) {
+               tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape, compression});
              }
              return p.worker().declare(tensors);
            }),
-           py::arg("tensors"), MayWait(), "tensors: (group, name, dtype, count, shape) each.")
+           py::arg("tensors"), MayWait(), "tensors: (group, name, dtype, count, shape, compression or \"\") each.")
       .def(
           "start_operation",
           [](Process& p, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,

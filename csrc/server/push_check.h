@@ -16,8 +16,9 @@ struct PushLimits {
   bool direct = false;  // the sender is on this host, and its memory can be reached
   std::uint32_t sender_rank = 0;
   std::uint64_t largest_partition = 0;
-  std::uint64_t room = 0;  // bytes for a payload where the push has landed, or the length of what was posted
-  bool landed = false;     // in a slot, which may be longer than the payload; what is posted may not
+  std::uint64_t payload = 0;  // bytes that the header says there are, if there are any
+  std::uint64_t room = 0;     // bytes for a payload where the push has landed, or the length of what was posted
+  bool landed = false;        // in a slot, which may be longer than the payload; what is posted may not
 };
 
 // Of a group in which hosts contribute, or of a round of a host.
@@ -40,7 +41,8 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
     return "its group is unknown or does not contain the sender";
   }
   const bool has_payload = (header.flags & tensor::kHasPayload) != 0;
-  if (has_payload && (limits.landed ? limits.room < header.length : limits.room != header.length)) {
+  if (limits.payload == 0) return "its compression is not known here";
+  if (has_payload && (limits.landed ? limits.room < limits.payload : limits.room != limits.payload)) {
     return "its payload is not as long as its header says";
   }
   return nullptr;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/compression.h"
 #include "core/error.h"
 #include "server/round_group.h"
 #include "server/slot_pool.h"
@@ -29,6 +30,7 @@ struct Arrival {
   std::uint32_t push_immediate = 0;  // acknowledges a push without a pull
   bool wants_data = false;
   bool has_payload = false;
+  bool is_compressed = false;  // its payload, and so what it is answered
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;
@@ -54,6 +56,13 @@ struct RoundKey {
   std::uint32_t partition = 0;
   bool for_host = false;  // summed for the ranks of this host, as their relay
   bool operator==(const RoundKey&) const = default;
+};
+
+struct RoundKeyHash {
+  std::size_t operator()(const RoundKey& key) const noexcept {
+    return ((std::uint64_t{key.tensor} << 32) | key.partition) ^ (std::uint64_t{key.group} << 48) ^
+           (std::uint64_t{key.for_host} << 63);
+  }
 };
 
 // What one worker session makes the table keep. The table bounds it, so that a member that opens what it never ends
@@ -82,6 +91,7 @@ struct Round {
   bool awaits_network = false;         // for_host: the host has contributed, and the server has not answered
   bool summed = false;                 // the result is known
   bool waits = false;                  // for memory, or for workers that are out of slots: see RoundEngine::resume()
+  const compress::Compression* compression = nullptr;  // of the payloads that came compressed
   std::optional<RoundFailure> failure;
   Slot* result = nullptr;         // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;  // by contributor; keeps its capacity between uses
@@ -90,6 +100,10 @@ struct Round {
   std::size_t number_in_table = 0;  // never changes: names the round in tokens
   std::size_t open_index = 0;       // in the table's list of open rounds
 
+  // Those that compress do so in one way; others may be of this host.
+  bool agrees(const compress::Compression* other) const {
+    return compression == nullptr || other == nullptr || compression == other;
+  }
   bool is_two_phase() const { return (first.flags & tensor::kTwoPhase) != 0; }
   bool has_all_pushes() const { return pushed == contributors->size(); }
   // Whether the sum made here is a contribution, and not the result.

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/metrics.h"
+#include "server/compressed_sum.h"
 #include "server/open_round.h"
 #include "server/round_table.h"
 #include "server/sum.h"
@@ -115,9 +116,10 @@ class RoundEngine final : public tensor::ContributionSource {
     WorkerSession& session;
     transport::DataEndpoint& from;
     tensor::PushHeader header;
-    Slot* slot;                  // where it landed, or nullptr:
-    transport::RemoteSpan span;  // the payload is in the worker's memory
-    std::uint32_t contributor;   // to the round that it belongs to, once that is known
+    Slot* slot;                                          // where it landed, or nullptr:
+    transport::RemoteSpan span;                          // the payload is in the worker's memory
+    std::uint32_t contributor;                           // to the round that it belongs to, once that is known
+    const compress::Compression* compression = nullptr;  // of the payload
   };
 
   // round_engine_data_path.cc
@@ -133,8 +135,10 @@ class RoundEngine final : public tensor::ContributionSource {
   static void acknowledge(Arrival& arrival);
   void complete(Round& round);
   void sum(Round& round);
+  void sum_compressed(Round& round);
+  std::uint64_t payload_of(Push& push, std::uint64_t room);
   bool find_result_slot(Round& round);
-  void answer_all(Round& round, const std::byte* result);
+  void answer_all(Round& round, const std::byte* result, const std::byte* code = nullptr);
   void answer(Round& round, Arrival& arrival, const std::byte* result);
   void propose(Round& round, Arrival& arrival, const std::byte* result);
   void post(Round& round, Arrival& arrival, const std::byte* result);
@@ -191,6 +195,7 @@ class RoundEngine final : public tensor::ContributionSource {
   Counters& counters_;
   RoundTable table_;
   Summer summer_;
+  CompressedSummer compressed_summer_;
   SumPlan plan_;                                   // of the pass in progress; keeps its capacity
   tensor::ContributionSender* network_ = nullptr;  // of a relay
   std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;

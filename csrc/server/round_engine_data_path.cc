@@ -3,6 +3,7 @@
 // registers memory or takes a lock.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "server/push_check.h"
@@ -16,6 +17,11 @@ tensor::PushHeader header_at(const std::byte* bytes) {
   tensor::PushHeader header;
   std::memcpy(&header, bytes, sizeof header);
   return header;
+}
+
+std::uint64_t answer_bytes(const Round& round, const Arrival& arrival) {
+  if (!arrival.is_compressed) return round.first.length;
+  return round.compression->codec->encoded_size(round.first.length / sizeof(float));
 }
 
 }  // namespace
@@ -92,12 +98,14 @@ void RoundEngine::take(Push& push) {
 Round* RoundEngine::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
   const RoundGroup* const group = find_group(header.group);
+  const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
   const PushLimits limits{.group = group,
                           .hosts = &hosts_,
                           .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
                           .largest_partition = largest(header),
-                          .room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length,
+                          .payload = payload_of(push, room),
+                          .room = room,
                           .landed = push.slot != nullptr};
   if (const char* fault = find_fault(header, limits)) {
     refuse(push.session, header.immediate,
@@ -131,11 +139,27 @@ Round* RoundEngine::admit(Push& push) {
              {ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug"});
       return nullptr;
     }
-    if (agree(round.first, header)) return opened;
+    if (agree(round.first, header) && round.agrees(push.compression)) return opened;
     disagree(round, header, push.session);
   }
   refuse_failed(round, arrival, push);
   return nullptr;
+}
+
+// What the header says of the length of a payload; zero for one whose label cannot be read.
+std::uint64_t RoundEngine::payload_of(Push& push, std::uint64_t room) {
+  const tensor::PushHeader& header = push.header;
+  if ((header.flags & tensor::kCompressed) == 0) return header.length;
+  if (room < compress::kLabelBytes || header.length > limits_.largest_partition) return 0;
+  compress::Label label;
+  if (push.slot != nullptr) {
+    std::memcpy(label.data(), push.slot->payload(), label.size());
+  } else if (push.from.direct()->get({push.span.key, push.span.address, label.size()}, label.data()) != Status::kOk) {
+    return 0;
+  }
+  push.compression = compressed_summer_.find(label);
+  if (push.compression == nullptr) return 0;
+  return compress::kLabelBytes + push.compression->codec->encoded_size(header.length / sizeof(float));
 }
 
 void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
@@ -155,6 +179,10 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   arrival.pushed = true;
   ++round.pushed;
   arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
+  if (push.compression != nullptr) {
+    arrival.is_compressed = true;
+    round.compression = push.compression;
+  }
   if (arrival.has_payload) {
     arrival.slot = push.slot;
     arrival.span = push.span;
@@ -180,6 +208,8 @@ void RoundEngine::acknowledge(Arrival& arrival) {
 void RoundEngine::complete(Round& round) {
   if (round.is_contribution()) {
     contribute(round);
+  } else if (round.compression != nullptr) {
+    sum_compressed(round);
   } else {
     sum(round);
   }
@@ -201,8 +231,46 @@ void RoundEngine::sum(Round& round) {
   answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
 }
 
-// The result is known; where it is not written in place, it is copied or sent from `result`.
-void RoundEngine::answer_all(Round& round, const std::byte* result) {
+// The slot of the first compressed payload that travelled takes the code of the result. Nobody pulls later: who sends
+// compressed pushes and pulls at once.
+void RoundEngine::sum_compressed(Round& round) {
+  for (const Arrival& arrival : round.arrivals) {
+    if (arrival.is_compressed || arrival.data->direct() != nullptr) continue;
+    return fail(round, {ErrorCode::kMismatch, "some ranks compress their part of this round, and others do not",
+                        "install the same bps_rdma version everywhere and use the same settings on all ranks"});
+  }
+  // It is read before it is written.
+  for (Arrival& arrival : round.arrivals) {
+    if (arrival.is_compressed && arrival.slot != nullptr) {
+      round.result = arrival.slot;
+      break;
+    }
+  }
+  CompressedSummer::Result result;
+  WorkerSession* broken = nullptr;
+  Status status = Status::kOk;
+  try {
+    status = compressed_summer_.sum(round, summer_, plan_, round.result == nullptr ? nullptr : round.result->payload(),
+                                    result, broken);
+  } catch (const std::bad_alloc&) {
+    round.result = nullptr;
+    return fail(round, {ErrorCode::kInternal, "the server has no memory for the sum of compressed partitions",
+                        "use more servers, or compress without feedback"});
+  }
+  if (status != Status::kOk) {
+    round.result = nullptr;
+    return broken->lose(status == Status::kProtocol ? "it sent a payload that its compression cannot have written"
+                                                    : "its memory cannot be reached");
+  }
+  for (Arrival& arrival : round.arrivals) {
+    if (arrival.slot == round.result) arrival.slot = nullptr;
+  }
+  answer_all(round, result.values, result.code);
+}
+
+// The result is known; where it is not written in place, it is copied or sent from `result`, or from its code to those
+// that compress.
+void RoundEngine::answer_all(Round& round, const std::byte* result, const std::byte* code) {
   const bool is_two_phase = round.is_two_phase();
   round.summed = true;
   counters_.rounds.add();
@@ -212,7 +280,7 @@ void RoundEngine::answer_all(Round& round, const std::byte* result) {
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
     if (!arrival.pull_waiting) continue;
-    is_two_phase ? propose(round, arrival, result) : answer(round, arrival, result);
+    is_two_phase ? propose(round, arrival, result) : answer(round, arrival, arrival.is_compressed ? code : result);
   }
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
   if (is_two_phase && round.landing == 0) return commit(round);
@@ -258,7 +326,8 @@ void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result
 void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) {
   Answer answer{.op = {.immediate = arrival.immediate}, .data = arrival.data, .round = nullptr};
   if (arrival.wants_data && !arrival.in_place) {
-    const transport::RemoteSpan target{arrival.answer_key, arrival.answer_address, round.first.length};
+    const std::uint64_t length = answer_bytes(round, arrival);
+    const transport::RemoteSpan target{arrival.answer_key, arrival.answer_address, length};
     if (transport::DirectAccess* direct = arrival.data->direct()) {
       if (direct->put(target, result) != Status::kOk) {
         return arrival.session->lose("its memory cannot be written");
@@ -266,7 +335,7 @@ void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) 
     } else {
       answer.op.source = &pool_.region(*round.result, arrival.session->transport());
       answer.op.source_offset = round.result->offset + transport::kMaxHeader;
-      answer.op.length = round.first.length;
+      answer.op.length = length;
       answer.op.target = target;
       if (!arrival.session->fails_over()) answer.op.token = round.number_in_table;
       answer.round = &round;

@@ -55,17 +55,11 @@ class RoundTable {
   std::size_t keys() const { return keys_.size(); }
 
  private:
-  struct Hash {
-    std::size_t operator()(const RoundKey& key) const noexcept {
-      return ((std::uint64_t{key.tensor} << 32) | key.partition) ^ (std::uint64_t{key.group} << 48) ^
-             (std::uint64_t{key.for_host} << 63);
-    }
-  };
   // An entry of the hash table, with what the allocator and the table add to it.
   static constexpr std::uint64_t kWordsOfKey = 16;
 
   const Limits limits_;
-  std::unordered_map<RoundKey, KeyRounds, Hash> keys_;
+  std::unordered_map<RoundKey, KeyRounds, RoundKeyHash> keys_;
   std::deque<Round> rounds_;
   std::vector<Round*> free_;
   std::vector<Round*> open_;

@@ -24,7 +24,7 @@ Reduction reduction_of(const Round& round) {
 void SumPlan::read_from(const Round& round) {
   sources.clear();
   for (const Arrival& arrival : round.arrivals) {
-    if (!arrival.has_payload) continue;
+    if (!arrival.has_payload || arrival.is_compressed) continue;
     transport::DirectAccess* direct = arrival.data->direct();
     std::byte* bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
     sources.push_back({.bytes = bytes, .direct = direct, .span = arrival.span, .session = arrival.session});

@@ -26,7 +26,7 @@ struct SumPlan {
   std::vector<SumMemory> sources;  // in the order of ranks
   std::vector<SumMemory> targets;
 
-  // The payloads, where they are.
+  // The payloads, where they are, but for those that are compressed.
   void read_from(const Round& round);
   // The memory of the members that wait for the result and can be reached. Returns whether a slot must take the result
   // for others: because it has to travel, or because their pull comes later.

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "compress/label.h"
 #include "tensor/partition.h"
 #include "tensor/push_header.h"
 
@@ -26,9 +27,14 @@ struct Placement {
   std::uint64_t output_offset = 0;  // where the result belongs, if wants_data()
   std::uint64_t length = 0;         // bytes of the partition
   std::uint8_t flags = 0;           // PushFlags
+  std::uint64_t encoded = 0;        // kCompressed: bytes of the code that travels in its place
 
   bool has_payload() const { return (flags & kHasPayload) != 0; }
   bool wants_data() const { return (flags & kWantsData) != 0; }
+  bool is_compressed() const { return (flags & kCompressed) != 0; }
+  // What travels, if it does: out, and back.
+  std::uint64_t payload_bytes() const { return is_compressed() ? compress::kLabelBytes + encoded : length; }
+  std::uint64_t answer_bytes() const { return is_compressed() ? encoded : length; }
 };
 
 // Whether an operation of this kind is cut into one shard per member.
@@ -53,7 +59,7 @@ constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t s
 // `cut` has one shard per member where is_sharded(), and one shard otherwise; `partition` < cut.count().
 inline Placement place(const PlacementRequest& request, const Partitioning& cut, std::uint64_t partition) {
   const Partitioning::Piece piece = cut.piece(partition);
-  Placement placement{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard)};
+  Placement placement{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard), 0};
   // The caller's memory on one side is the own shard alone, whose bytes count from zero.
   if (request.kind == OperationKind::kAllGather) placement.input_offset -= cut.shard_offset(request.member);
   if (request.kind == OperationKind::kReduceScatter) placement.output_offset -= cut.shard_offset(request.member);

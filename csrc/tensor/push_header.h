@@ -30,6 +30,9 @@ enum PushFlags : std::uint8_t {
   // The answer lands beside the caller's memory, and counts once all members of the round have theirs: see Landed. So
   // the loss of the server leaves either every input as it was, or the result in every member's hands.
   kTwoPhase = 32,
+  // The payload is a label and a code (compress/), and so the answer is a code. Of float32 that is added, in one
+  // operation that pushes and pulls.
+  kCompressed = 64,
 };
 
 struct PushHeader {
@@ -57,12 +60,19 @@ struct PushHeader {
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
     io.require([&] { return (m.flags & kForHost) != 0 || (m.priority == 0 && m.place == 0); });
-    io.require([&] { return m.flags < 2 * kTwoPhase && (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] { return m.flags < 2 * kCompressed && (m.flags & (kIsPush | kIsPull)) != 0; });
     io.require([&] {
       constexpr std::uint8_t kBoth = kIsPush | kIsPull;
       return (m.flags & kTwoPhase) == 0 || (m.flags & (kBoth | kForHost)) == kBoth;
     });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
+    io.require([&] {
+      constexpr std::uint8_t kWhole = kHasPayload | kIsPush | kIsPull;
+      constexpr std::uint8_t kNever = kForHost | kTwoPhase;
+      const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;
+      return (m.flags & kCompressed) == 0 ||
+             ((m.flags & (kWhole | kNever)) == kWhole && adds && m.dtype == Dtype::kFloat32);
+    });
   }
 };
 static_assert(codec::Plain<PushHeader> && sizeof(PushHeader) == 64, "the data path sends the struct: one cache line");

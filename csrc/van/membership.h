@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/label.h"
 #include "core/bytes.h"
 #include "core/dtype.h"
 
@@ -113,11 +114,13 @@ struct TensorSpec {
   std::uint8_t dtype = 0;
   std::uint64_t count = 0;  // elements
   std::string shape;        // for people: "(3, 4)"
+  std::string compression{};  // as compress/compression.h says, or empty
   static constexpr void fields(auto& io, auto& m) {
     io(m.group);
     io.bounded(m.name, kMostNameBytes);
     io(m.dtype, m.count);
     io.bounded(m.shape, kMostShapeBytes);
+    io.bounded(m.compression, compress::kMostText);
     io.require([&] { return size_of(Dtype{m.dtype}) != 0 && m.count <= kMostElements; });
   }
   bool operator==(const TensorSpec&) const = default;

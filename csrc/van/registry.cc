@@ -15,7 +15,8 @@ constexpr std::uint32_t kIdMask = (1U << 30) - 1;
 
 std::string describe(const TensorSpec& spec, std::uint32_t rank) {
   const std::string shape = spec.shape.empty() ? "of " + std::to_string(spec.count) + " elements" : spec.shape;
-  return std::string(to_string(Dtype{spec.dtype})) + " " + shape + " on rank " + std::to_string(rank);
+  const std::string compressed = spec.compression.empty() ? "" : ", compressed by '" + spec.compression + "',";
+  return std::string(to_string(Dtype{spec.dtype})) + " " + shape + compressed + " on rank " + std::to_string(rank);
 }
 
 }  // namespace

@@ -3,20 +3,47 @@
 
 #include <utility>
 
+#include "compress/scratch.h"
+
 namespace bps::worker {
 
+void HostContribution::compress(const std::shared_ptr<const Tensor>& tensor) {
+  tensor_ = tensor;
+  is_compressed = true;
+}
+
 tensor::Placement HostContribution::place(const Part&) const {
-  return {.input_offset = 0, .output_offset = 0, .length = header_.length, .flags = header_.flags};
+  tensor::Placement placement{.length = header_.length, .flags = header_.flags};
+  if (tensor_) tensor_->compressor->apply(placement);
+  return placement;
 }
 
-Status HostContribution::fill(const tensor::Placement&, std::byte* into, Counters&) {
-  return pool_->source() == nullptr ? Status::kPeerLost : pool_->source()->read(number_, into);
+Status HostContribution::fill(const Part& part, const tensor::Placement& placement, std::byte* into,
+                              Counters& counters) {
+  if (pool_->source() == nullptr) return Status::kPeerLost;
+  if (!placement.is_compressed()) return pool_->source()->read(number_, into);
+  const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
+  if (const Status status = pool_->source()->read(number_, sum.data()); status != Status::kOk) return status;
+  const tensor::Partitioning& cut = tensor::is_sharded(header_.kind) ? tensor_->sharded : tensor_->whole;
+  const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.member);
+  tensor_->compressor->encode(part.partition, cut.piece(part.partition).offset, placement, sum.data(), into, seed,
+                              counters);
+  return Status::kOk;
 }
 
-void HostContribution::take_answer(const tensor::Placement&, const std::byte* from, Counters&) {
-  if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return;
-  pool_->source()->deliver(number_, from);
+bool HostContribution::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
+                                   Counters& counters) {
+  if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return true;
+  const std::byte* result = from;
+  if (placement.is_compressed()) {
+    const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
+    // Without an answer the buffer holds what was sent, and nobody looks at the result.
+    if (placement.wants_data() && !tensor_->compressor->decode(placement, from, sum.data(), counters)) return false;
+    result = sum.data();
+  }
+  pool_->source()->deliver(number_, result);
   delivered_ = true;
+  return true;
 }
 
 bool HostContribution::fail(ErrorCode code, const std::string& what, const std::string& hint) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/host_sum.h"
+#include "worker/tensor.h"
 #include "worker/transfer.h"
 
 namespace bps::worker {
@@ -20,9 +21,13 @@ class ServerConnection;
 
 class HostContribution final : public Transfer {
  public:
+  // It travels as the tensor was declared, in this process too.
+  void compress(const std::shared_ptr<const Tensor>& tensor);
+
   tensor::Placement place(const Part&) const override;
-  Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
-  void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
+  Status fill(const Part& part, const tensor::Placement& placement, std::byte* into, Counters& counters) override;
+  bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                   Counters& counters) override;
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;
@@ -37,6 +42,7 @@ class HostContribution final : public Transfer {
   std::uint32_t number_ = 0;  // as the source knows it, or kNobody
   tensor::PushHeader header_{};
   Part part_;
+  std::shared_ptr<const Tensor> tensor_;  // if it is compressed
   std::optional<Error> failure_;
   std::vector<std::uint32_t> missing_;
   bool delivered_ = false;

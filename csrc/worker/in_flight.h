@@ -39,7 +39,7 @@ inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Pl
   const bool staged = entry.staged != nullptr;
   const transport::Region& region = staged ? *entry.staged->region : *transfer.output;
   const std::byte* at = staged ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
-  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.length, rail);
+  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.answer_bytes(), rail);
 }
 
 class InFlightTable {

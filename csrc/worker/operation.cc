@@ -182,6 +182,7 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
   const std::lock_guard lock(error_mutex_);
   if (done() || error_) return false;
   error_.emplace(code, describe() + ": " + what, hint);
+  if (tensor->compressor) tensor->compressor->note_failure();
   if (code == ErrorCode::kRoundAborted && tensor->view_ended) *tensor->view_ended = true;
   failing_.store(true, std::memory_order_release);
   return true;
@@ -298,18 +299,30 @@ tensor::PushHeader Operation::make_header() const {
   return header;
 }
 
-Status Operation::Portion::fill(const tensor::Placement& placement, std::byte* into, Counters& counters) {
+Status Operation::Portion::fill(const Part& part, const tensor::Placement& placement, std::byte* into,
+                                Counters& counters) {
+  if (placement.is_compressed()) {
+    const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->member);
+    operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,
+                                          input_bytes + placement.input_offset, into, seed, counters);
+    return Status::kOk;
+  }
   std::memcpy(into, input_bytes + placement.input_offset, placement.length);
   counters.copies.add();
   counters.copied_bytes.add(placement.length);
   return Status::kOk;
 }
 
-void Operation::Portion::take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) {
-  if (!placement.wants_data()) return;
+bool Operation::Portion::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
+                                     Counters& counters) {
+  if (!placement.wants_data()) return true;
+  if (placement.is_compressed()) {
+    return operation->tensor->compressor->decode(placement, from, output_bytes + placement.output_offset, counters);
+  }
   std::memcpy(output_bytes + placement.output_offset, from, placement.length);
   counters.copies.add();
   counters.copied_bytes.add(placement.length);
+  return true;
 }
 
 void Operation::Portion::note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) {

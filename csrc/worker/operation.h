@@ -60,10 +60,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
   class Portion final : public Transfer {
    public:
     tensor::Placement place(const Part& part) const override {
-      return tensor::place(operation->placed, operation->cut(), part.partition);
+      tensor::Placement placement = tensor::place(operation->placed, operation->cut(), part.partition);
+      if (is_compressed && !part.for_host()) operation->tensor->compressor->apply(placement);
+      return placement;
     }
-    Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) override;
-    void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) override;
+    Status fill(const Part& part, const tensor::Placement& placement, std::byte* into, Counters& counters) override;
+    bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                     Counters& counters) override;
     bool fail(ErrorCode code, const std::string& what, const std::string& hint) override {
       return operation->fail(code, what, hint);
     }
@@ -113,6 +116,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void explain(const std::string& detail);
   // The reason so far, or nothing.
   std::optional<Error> failure() const;
+  // What adds float32 of a tensor that was declared so; to servers that compression pays with.
+  bool may_compress() const { return tensor->compressor && Compressor::applies(request.kind, request.op); }
   // A partition has ended without its answer. An operation whose answers all came is complete even if it was failing.
   void mark_incomplete() { special_.fetch_or(kIncomplete, std::memory_order_relaxed); }
   bool is_incomplete() const { return (special_.load(std::memory_order_relaxed) & kIncomplete) != 0; }

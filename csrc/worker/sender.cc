@@ -76,25 +76,16 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   const std::size_t n = batch_.size;
 
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
-  if (!is_within_credit(server, placement.length, yields)) return false;
+  const std::uint64_t travels = placement.payload_bytes();
+  if (!is_within_credit(server, travels, yields)) return false;
   if (server.needs_slots() &&
-      !server.take_slot(transport::kMaxHeader + (placement.has_payload() ? placement.length : 0), batch_.slots[n])) {
+      !server.take_slot(transport::kMaxHeader + (placement.has_payload() ? travels : 0), batch_.slots[n])) {
     return false;
   }
-  StagingBuffer* staged = nullptr;
-  // Last: there are no more buffers than partitions that can be sent.
-  if (transfer.staged && (!transfer.answers_aside || placement.wants_data())) {
-    staged = take_buffer(server, yields);
-    if (staged == nullptr) {
-      if (server.needs_slots()) server.add_slot(batch_.slots[n]);
-      return false;
-    }
-  }
-  if (staged != nullptr && placement.has_payload() && !transfer.answers_aside &&
-      transfer.fill(placement, staged->bytes(), counters_) != Status::kOk) {
-    server.memory.give_back(staged);
-    if (server.needs_slots()) server.add_slot(batch_.slots[n]);
-    broken_ = &transfer;
+  StagingBuffer* staged = transfer.encoded;
+  if (staged != nullptr) {
+    transfer.encoded = std::exchange(staged->next, nullptr);
+  } else if (!stage(server, transfer, part, placement, n, staged, yields)) {
     return false;
   }
   const std::uint32_t index = in_flight_.allocate();
@@ -102,10 +93,10 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   entry.transfer = &transfer;
   entry.server = &server;
   entry.part = part;
-  entry.length = placement.length;
+  entry.length = travels;
   entry.staged = staged;
-  server.count_sent(placement.length);
-  batch_.bytes += placement.length;
+  server.count_sent(travels);
+  batch_.bytes += travels;
   if (yields) server.restart_stuck_timer();
 
   describe(server, n, index, placement);
@@ -113,6 +104,23 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   ++batch_.size;
   ++transfer.next;
   return true;
+}
+
+// Finds the partition a buffer, if it needs one, and puts the payload into it. False when a limit says "not now", or
+// the payload cannot be read.
+bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part, const tensor::Placement& placement,
+                   std::size_t n, StagingBuffer*& staged, bool& yields) {
+  if (!transfer.staged || (transfer.answers_aside && !placement.wants_data())) return true;
+  // There are no more buffers than partitions that can be sent.
+  staged = take_buffer(server, yields);
+  if (staged != nullptr) {
+    if (!placement.has_payload() || transfer.answers_aside) return true;
+    if (transfer.fill(part, placement, staged->bytes(), counters_) == Status::kOk) return true;
+    server.memory.give_back(staged);
+    broken_ = &transfer;
+  }
+  if (server.needs_slots()) server.add_slot(batch_.slots[n]);
+  return false;
 }
 
 // What the transport needs to send entry `index` of the table as number n of the batch.
@@ -134,7 +142,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
           static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
     }
   }
-  const std::uint64_t length = placement.has_payload() ? placement.length : 0;
+  const std::uint64_t length = placement.has_payload() ? placement.payload_bytes() : 0;
   if (server.needs_slots()) {
     const tensor::SlotCredit& slot = batch_.slots[n];
     batch_.writes[n] = {.header = tensor::bytes_of(batch_.headers[n]),
@@ -222,7 +230,7 @@ bool Sender::repeat(ServerConnection& server) {
     batch_.endpoint = server.next_endpoint();
     batch_.slots[0] = push.slot;
     batch_.size = 1;
-    batch_.bytes = placement.length;
+    batch_.bytes = placement.payload_bytes();
     describe(server, 0, InFlightTable::index_of(push.immediate), placement);
     if (post(server) == 0) {
       entry->unsent_bytes = false;
@@ -246,7 +254,11 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
     --transfer->next;
     if (server.needs_slots()) server.add_slot(batch_.slots[i]);
     server.count_unsent(entry.length);
-    if (entry.staged != nullptr) server.memory.give_back(entry.staged);
+    if (entry.staged != nullptr && transfer->is_compressed) {
+      entry.staged->next = std::exchange(transfer->encoded, entry.staged);
+    } else if (entry.staged != nullptr) {
+      server.memory.give_back(entry.staged);
+    }
     in_flight_.free_unsent(batch_.entries[i]);
   }
 }

@@ -23,6 +23,7 @@
 namespace bps::worker {
 
 class Operation;
+struct StagingBuffer;
 
 // One partition, and whether it goes to the server itself or to the relay of this host.
 struct Part {
@@ -39,13 +40,17 @@ class Transfer {
 
   Operation* operation = nullptr;  // whose part it is; null for a contribution
   std::span<const Part> parts;
-  std::uint32_t next = 0;                      // the first one that was not sent
-  std::uint32_t unfinished = 0;                // were not sent, or not answered
-  std::int32_t priority = 0;                   // higher first
-  bool staged = false;                         // partitions travel through staging buffers
-  bool staged_by_choice = false;               // the server could reach them where they lie, but not as fast
-  bool two_phase = false;                      // see tensor::kTwoPhase
-  bool answers_aside = false;                  // staged: only answers; payloads are read where they lie
+  std::uint32_t next = 0;         // the first one that was not sent
+  std::uint32_t unfinished = 0;   // were not sent, or not answered
+  std::int32_t priority = 0;      // higher first
+  bool staged = false;            // partitions travel through staging buffers
+  bool staged_by_choice = false;  // the server could reach them where they lie, but not as fast
+  bool two_phase = false;         // see tensor::kTwoPhase
+  bool answers_aside = false;     // staged: only answers; payloads are read where they lie
+  // Its partitions are encoded when they are put into a buffer, which changes what is remembered of the tensor, and so
+  // is done once: those that could not be sent then wait here, the next one first.
+  bool is_compressed = false;
+  StagingBuffer* encoded = nullptr;
   bool cancelled = false;                      // nothing more is sent, and the server has been told
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
@@ -60,8 +65,10 @@ class Transfer {
 
   virtual tensor::Placement place(const Part& part) const = 0;
   // Staging: puts the payload into a buffer, and takes the answer out of it.
-  virtual Status fill(const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
-  virtual void take_answer(const tensor::Placement& placement, const std::byte* from, Counters& counters) = 0;
+  virtual Status fill(const Part& part, const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
+  // False: no server that keeps the protocol sends this.
+  [[nodiscard]] virtual bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                                         Counters& counters) = 0;
 
   // In two phases: this partition will have no answer in this view; `landed` is one that may be committed elsewhere.
   // Whether the next view has a use for it.

@@ -24,6 +24,7 @@ struct StagingBuffer {
   std::shared_ptr<transport::shm::SharedMemory> memory;
   transport::RegionPtr region;
   std::byte* bytes() const { return memory->bytes().data(); }
+  StagingBuffer* next = nullptr;  // of Transfer::encoded
 };
 
 class TransportMemory {

@@ -138,7 +138,15 @@ van::Group Worker::new_group(std::vector<std::uint32_t> ranks, const std::string
 
 void Worker::check_same(const Tensor& known, const van::TensorSpec& spec) const {
   const std::uint64_t bytes = spec.count * size_of(static_cast<Dtype>(spec.dtype));
-  if (known.dtype == static_cast<Dtype>(spec.dtype) && known.bytes == bytes) return;
+  const std::string compression = known.compressor ? known.compressor->compression().text : "";
+  if (known.dtype == static_cast<Dtype>(spec.dtype) && known.bytes == bytes) {
+    if (compression == spec.compression) return;
+    const auto in_words = [](const std::string& text) { return text.empty() ? "none" : "'" + text + "'"; };
+    throw Error(ErrorCode::kMismatch,
+                "the name '" + spec.name + "' was used with the compression " + in_words(compression) +
+                    " and is used again with " + in_words(spec.compression),
+                "use one compression per name, or another name");
+  }
   throw Error(ErrorCode::kMismatch,
               "the name '" + spec.name + "' stands for a tensor of " + std::string(to_string(known.dtype)) + " " +
                   known.shape + " and is used again with " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
@@ -158,6 +166,7 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
         check_same(*found->second, tensors[i]);
         result[i] = found->second;
       } else {
+        check_compression(tensors[i]);
         unknown.push_back(tensors[i]);
         places.push_back(i);
       }
@@ -176,6 +185,21 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
     result[places[i]] = place->second;
   }
   return result;
+}
+
+void Worker::check_compression(const van::TensorSpec& spec) const {
+  if (spec.compression.empty()) return;
+  (void)compress::parse_compression(spec.compression);
+  if (static_cast<Dtype>(spec.dtype) != Dtype::kFloat32) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + spec.name + "' is " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
+                    ", and only float32 can be compressed",
+                "send it without compression, or convert it");
+  }
+  if (options_.two_phase) {
+    throw Error(ErrorCode::kInvalidArgument, "'" + spec.name + "' cannot be compressed with BPS_SERVER_FAILOVER",
+                "do without the one or the other");
+  }
 }
 
 std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like) {
@@ -202,6 +226,13 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->dtype = dtype;
   tensor->bytes = bytes;
   tensor->shape = spec.shape;
+  if (!spec.compression.empty()) {
+    tensor->compressor = std::make_unique<Compressor>(compress::parse_compression(spec.compression), spec.count,
+                                                      std::max(tensor->whole.count(), tensor->sharded.count()));
+    for (const LoopOf& each : worker_loops_) {
+      each.reactor->call([&] { each.worker_loop->add_compressed(tensor); });
+    }
+  }
   tensor->whole_plan = plan(*tensor, tensor->whole, false, id.server_load);
   tensor->sharded_plan = plan(*tensor, tensor->sharded, true, id.server_load);
   connect(tensor->whole_plan);
@@ -349,6 +380,11 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, 
 }
 
 std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
+  if (tensor.compressor && Compressor::applies(request.kind, request.op) && !tensor.compressor->bind(request.kind)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + tensor.name + "' is compressed, and was used with another kind of operation before",
+                "use names of their own for push_pull and reduce_scatter");
+  }
   const bool split = request.kind == tensor::OperationKind::kSplit;
   if (split && request.pulls) return tensor.next_pull.fetch_add(1);
   const std::uint32_t round = tensor.next_round.fetch_add(1);

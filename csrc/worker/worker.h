@@ -121,6 +121,7 @@ class Worker {
   bool needs_relay(const van::Group& group, std::uint32_t server) const;
   void connect(const Plan& plan);
   bool concerns(const van::Node& gone, const van::Group& group) const;
+  void check_compression(const van::TensorSpec& spec) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure

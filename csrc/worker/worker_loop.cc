@@ -164,6 +164,12 @@ void WorkerLoop::trace_queued(const Transfer& transfer, const ServerConnection& 
 void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
   const Request& request = portion.operation->request;
+  portion.is_compressed = portion.operation->may_compress() && compresses_to(server, *portion.operation->tensor);
+  if (portion.is_compressed) {  // nothing travels from or to the caller's memory
+    portion.staged = true;
+    portion.answers_aside = false;
+    return server.memory.reserve(portion.parts.size());
+  }
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.
   if (!request.input_allocation.bytes.empty()) portion.input = server.memory.regions.find(request.input_allocation);
@@ -192,7 +198,16 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   server.memory.reserve(staged_by_choice_);
 }
 
+// Within a host compression would cost time and save nothing.
+bool WorkerLoop::compresses_to(const ServerConnection& server, const Tensor& tensor) {
+  return server.needs_slots() || tensor.compressor->compression().everywhere;
+}
+
 // ---- Contributions of this host come in
+
+void WorkerLoop::add_compressed(const std::shared_ptr<const Tensor>& tensor) {
+  compressed_[{tensor->group->id, tensor->id}] = tensor;
+}
 
 // A connection that can be used, or nullptr.
 ServerConnection* WorkerLoop::open_server(std::uint32_t place) {
@@ -211,7 +226,11 @@ void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& head
   if (!server->why_lost().empty()) {
     return fail(loss(server->why_lost()));
   }
-  Transfer& transfer = contributions_.make(number, header, priority, *server);
+  HostContribution& transfer = contributions_.make(number, header, priority, *server);
+  if (!compressed_.empty() && Compressor::applies(header.kind, header.op)) {
+    const auto found = compressed_.find({header.group, header.tensor});
+    if (found != compressed_.end() && compresses_to(*server, *found->second)) transfer.compress(found->second);
+  }
   server->queue.add(&transfer);
   has_work_ = true;
   if (counters_.trace != nullptr) trace_queued(transfer, *server);
@@ -284,7 +303,9 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
       landed_due_ = true;
       return;
     }
-    transfer.take_answer(transfer.place(entry->part), entry->staged->bytes(), counters_);
+    if (!transfer.take_answer(entry->part, transfer.place(entry->part), entry->staged->bytes(), counters_)) {
+      return on_lost(server, "it sent a result that the tensor's compression cannot have written");
+    }
   }
   counters_.partitions.add();
   complete(InFlightTable::index_of(immediate), true);
@@ -300,7 +321,7 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
     if (!transfer.two_phase || (placement.wants_data() && !entry->landed)) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
-    if (entry->landed) transfer.take_answer(placement, entry->staged->bytes(), counters_);
+    if (entry->landed) (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
     counters_.partitions.add();
     complete(InFlightTable::index_of(immediate), true);
   }

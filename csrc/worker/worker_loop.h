@@ -18,9 +18,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/metrics.h"
@@ -66,6 +68,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void add_path(ServerConnection& server, ServerPath path);
   // Makes this loop the way of its host's contributions.
   void relay_for(tensor::ContributionSource* source) { contributions_.set_source(source); }
+
+  // On the reactor's thread, before this rank's first operation on a tensor that was declared with a compression.
+  void add_compressed(const std::shared_ptr<const Tensor>& tensor);
 
   // From any thread; wake the reactor's progress, or drive it, next. Throws kTimeout when the loop does not keep up
   // with the submissions. One loop of each operation watches its deadline.
@@ -137,6 +142,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool take_submissions();
   void admit(Operation::Portion& portion, ServerConnection& server);
   void register_memory(Operation::Portion& portion, ServerConnection& server);
+  static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
   void complete(std::uint32_t index, bool answered);
@@ -174,6 +180,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   std::vector<std::unique_ptr<ServerConnection>> servers_;  // by place; null where this loop does not meet the server
   InFlightTable in_flight_;
   HostContributions contributions_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::shared_ptr<const Tensor>> compressed_;  // by group and id
   Sender sender_;
   std::optional<Error> view_ended_;
   WatchedOperations watched_;

@@ -61,6 +61,10 @@ void WorkerLoop::cancel(Operation& operation) {
 void WorkerLoop::cancel(Transfer& transfer, ServerConnection& server) {
   if (std::exchange(transfer.cancelled, true)) return;
   server.queue.remove(&transfer);
+  while (StagingBuffer* unsent = transfer.encoded) {
+    transfer.encoded = std::exchange(unsent->next, nullptr);
+    server.memory.give_back(unsent);
+  }
   const bool lost = server.is_lost();
   if (lost || !server.why_lost().empty()) {
     const bool all = transfer.unsent() == transfer.unfinished;

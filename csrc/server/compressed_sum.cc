@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/compressed_sum.h"
+
+#include <algorithm>
+
+#include "compress/error_feedback.h"
+#include "compress/scratch.h"
+#include "server/reduce.h"
+#include "server/worker_session.h"
+
+namespace bps::server {
+
+const compress::Compression* CompressedSummer::find(const compress::Label& label) {
+  const std::string_view text = compress::read_label(label);
+  if (latest_ != nullptr && latest_->text == text) return latest_;
+  try {
+    const std::string key(text);
+    const auto found = known_.find(key);
+    if (found != known_.end()) return latest_ = found->second.get();
+    if (known_.size() >= kMostTexts) return nullptr;
+    return latest_ = known_.emplace(key, compress::parse_compression(text)).first->second.get();
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+// Where the payload lies, or a copy of it.
+Status CompressedSummer::read(const Arrival& arrival, std::size_t bytes, std::span<const std::byte>& payload) {
+  const std::byte* at = nullptr;
+  if (arrival.slot != nullptr) {
+    at = arrival.slot->payload();
+  } else if (at = arrival.data->direct()->map(arrival.span); at == nullptr) {
+    const auto copy = std::as_writable_bytes(compress::scratch(compress::Scratch::kCode, bytes / sizeof(float) + 1));
+    const transport::RemoteSpan whole{arrival.span.key, arrival.span.address, bytes};
+    if (const Status status = arrival.data->direct()->get(whole, copy.data()); status != Status::kOk) return status;
+    at = copy.data();
+  }
+  payload = {at + compress::kLabelBytes, bytes - compress::kLabelBytes};
+  return Status::kOk;
+}
+
+Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
+                             WorkerSession*& broken) {
+  const compress::Compression& compression = *round.compression;
+  const std::uint64_t length = round.first.length;
+  const std::size_t count = length / sizeof(float);
+  const std::size_t encoded = compression.codec->encoded_size(count);
+  const std::span<float> sum = compress::scratch(compress::Scratch::kSum, count);
+  auto* const bytes = reinterpret_cast<std::byte*>(sum.data());
+  std::vector<float>* residual = nullptr;
+  if (compression.feedback) {
+    residual = &residuals_[round.key];
+    residual->resize(count);
+  }
+  // Before any payload is read, because that may use the same memory.
+  if (code == nullptr)
+    code = std::as_writable_bytes(compress::scratch(compress::Scratch::kValues, encoded / 4 + 1)).data();
+
+  Reduction what = reduction_of(round);
+  const bool divides = what.op == ReduceOp::kAverage;
+  what.op = ReduceOp::kSum;
+  plan.read_from(round);
+  bool is_first = plan.sources.empty();
+  if (!is_first) {
+    plan.targets.assign(1, {.bytes = bytes});
+    if (const Status status = summer.sum(what, length, plan, broken); status != Status::kOk) return status;
+  }
+  for (const Arrival& arrival : round.arrivals) {
+    if (!arrival.is_compressed) continue;
+    std::span<const std::byte> payload;
+    const Status status = read(arrival, compress::kLabelBytes + encoded, payload);
+    const auto into = is_first ? compress::Into::kReplace : compress::Into::kAdd;
+    if (status != Status::kOk || compression.codec->decode(payload, sum, into) != compress::Decoded::kOk) {
+      broken = arrival.session;
+      return status == Status::kOk ? Status::kProtocol : status;
+    }
+    is_first = false;
+  }
+  if (divides) {
+    const std::byte* const source = bytes;
+    what.op = ReduceOp::kAverage;
+    reduce(what, {&source, 1}, {&bytes, 1}, count);
+  }
+
+  constexpr std::uint32_t kServer = ~std::uint32_t{0};
+  const std::uint64_t seed =
+      compression.seed ^ compress::seed_of(round.key.tensor, round.key.partition, round.number, kServer);
+  const std::span<std::byte> to(code, encoded);
+  if (residual != nullptr) {
+    compress::encode_with_feedback(*compression.codec, sum, *residual, to, seed);
+  } else {
+    compression.codec->encode(sum, to, seed);
+  }
+  const bool as_it_is =
+      std::ranges::any_of(round.arrivals, [](const Arrival& one) { return one.wants_data && !one.is_compressed; });
+  // A codec accepts what it has just written.
+  if (as_it_is) static_cast<void>(compression.codec->decode(to, sum, compress::Into::kReplace));
+  result = {bytes, code};
+  return Status::kOk;
+}
+
+}  // namespace bps::server

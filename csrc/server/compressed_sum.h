@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums a round in which payloads came compressed: decodes them, adds in float32, and encodes the result once.
+//
+// Contributors on this host may have sent theirs as they are. Everybody gets the same numbers: what the code of the
+// result says, also those who get it decoded. The order is that of the ranks, first those that came as they are, then
+// those that came compressed. With error feedback this server remembers of each partition what its last result lost.
+//
+// Threading: one thread. Errors: find() answers nullptr for what no worker sends; sum() says who sent what cannot be
+// read. Memory: one residual per partition with feedback, made with its first round.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "compress/compression.h"
+#include "compress/label.h"
+#include "server/round_table.h"
+#include "server/sum.h"
+
+namespace bps::server {
+
+class CompressedSummer {
+ public:
+  // What a label means; nullptr when it means nothing here. The same object for the same label.
+  const compress::Compression* find(const compress::Label& label);
+
+  // Until the next call: the result for those who take it as it is, and its code.
+  struct Result {
+    const std::byte* values = nullptr;
+    const std::byte* code = nullptr;
+  };
+  // `code`: where the code of the result goes, for answers that travel from there; null for scratch memory. A worker
+  // whose payload cannot be read is named in `broken`. May throw std::bad_alloc, before anything has changed.
+  Status sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
+             WorkerSession*& broken);
+
+ private:
+  static Status read(const Arrival& arrival, std::size_t bytes, std::span<const std::byte>& payload);
+
+  static constexpr std::size_t kMostTexts = 4096;  // that members can make a server remember
+  std::unordered_map<std::string, std::shared_ptr<const compress::Compression>> known_;
+  const compress::Compression* latest_ = nullptr;  // most pushes name the same one as the push before
+  std::unordered_map<RoundKey, std::vector<float>, RoundKeyHash> residuals_;
+};
+
+}  // namespace bps::server

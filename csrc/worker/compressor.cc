@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/compressor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "compress/error_feedback.h"
+#include "compress/scratch.h"
+
+namespace bps::worker {
+
+Compressor::Memory Compressor::zeros(std::uint64_t elements) {
+  auto* memory = static_cast<float*>(std::calloc(std::max<std::uint64_t>(elements, 1), sizeof(float)));
+  if (memory == nullptr) throw std::bad_alloc();
+  return Memory(memory);
+}
+
+Compressor::Compressor(std::shared_ptr<const compress::Compression> compression, std::uint64_t elements,
+                       std::uint64_t partitions)
+    : compression_(std::move(compression)),
+      label_(compress::make_label(compression_->text)),
+      failures_seen_(partitions) {
+  if (compression_->feedback) residual_ = zeros(elements);
+  if (compression_->momentum != 0) momentum_ = zeros(elements);
+}
+
+bool Compressor::bind(tensor::OperationKind kind) {
+  std::uint8_t bound = kUnbound;
+  const auto wanted = static_cast<std::uint8_t>(kind);
+  return bound_.compare_exchange_strong(bound, wanted) || bound == wanted;
+}
+
+void Compressor::forget_failed(std::uint64_t partition, std::uint64_t first, std::size_t count) {
+  const std::uint32_t failures = failures_.load(std::memory_order_relaxed);
+  if (std::exchange(failures_seen_[partition], failures) == failures) return;
+  if (residual_) std::fill_n(residual_.get() + first, count, 0.0F);
+  if (momentum_) std::fill_n(momentum_.get() + first, count, 0.0F);
+}
+
+void Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
+                        const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters) {
+  const std::size_t count = placement.length / sizeof(float);
+  const std::uint64_t first = offset / sizeof(float);
+  std::memcpy(into, label_.data(), label_.size());
+  const std::span<std::byte> code(into + label_.size(), placement.encoded);
+  forget_failed(partition, first, count);
+
+  std::span<const float> values(reinterpret_cast<const float*>(from), count);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0;
+  if (!aligned || momentum_) {
+    const std::span<float> changed = compress::scratch(compress::Scratch::kValues, count);
+    std::memcpy(changed.data(), from, placement.length);
+    if (momentum_) {
+      float* momentum = momentum_.get() + first;
+      const float mu = compression_->momentum;
+      for (std::size_t i = 0; i < count; ++i) {
+        momentum[i] = mu * momentum[i] + changed[i];
+        changed[i] += mu * momentum[i];
+      }
+    }
+    values = changed;
+  }
+  if (residual_) {
+    compress::encode_with_feedback(*compression_->codec, values, {residual_.get() + first, count}, code, compression_->seed ^ seed);
+  } else {
+    compression_->codec->encode(values, code, compression_->seed ^ seed);
+  }
+  counters.compressed_bytes.add(placement.payload_bytes());
+  counters.uncompressed_bytes.add(placement.length);
+}
+
+bool Compressor::decode(const tensor::Placement& placement, const std::byte* from, std::byte* into,
+                        Counters& counters) const {
+  const std::size_t count = placement.length / sizeof(float);
+  const std::span<const std::byte> code(from, placement.encoded);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(into) % alignof(float) == 0;
+  const std::span<float> values =
+      aligned ? std::span(reinterpret_cast<float*>(into), count) : compress::scratch(compress::Scratch::kValues, count);
+  if (compression_->codec->decode(code, values, compress::Into::kReplace) != compress::Decoded::kOk) return false;
+  if (!aligned) std::memcpy(into, values.data(), placement.length);
+  counters.compressed_bytes.add(placement.encoded);
+  counters.uncompressed_bytes.add(placement.length);
+  return true;
+}
+
+}  // namespace bps::worker
