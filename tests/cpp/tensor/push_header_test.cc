@@ -67,5 +67,25 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   }));
 }
 
+// A compressed push is one of float32 that is added, with its payload, and that asks for the result at once.
+TEST(PushHeader, WhatMayBeCompressed) {
+  const auto refused = [](auto change) {
+    PushHeader header = valid();
+    header.dtype = Dtype::kFloat32;
+    header.flags |= kCompressed;
+    change(header);
+    return !codec::accepts(header);
+  };
+  EXPECT_FALSE(refused([](PushHeader&) {}));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.op = ReduceOp::kSum; }));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.flags &= static_cast<std::uint8_t>(~kWantsData); }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.op = ReduceOp::kMax; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.dtype = Dtype::kInt32; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kForHost; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags &= static_cast<std::uint8_t>(~kHasPayload); }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags &= static_cast<std::uint8_t>(~kIsPull); }));
+}
+
 }  // namespace
 }  // namespace bps::tensor

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds whose payloads come compressed.
+#include "server/round_engine_fixture.h"
+
+namespace bps::server {
+namespace {
+
+constexpr std::uint8_t kPlain = kPush | kPull;
+constexpr std::uint8_t kCompressed = kPlain | tensor::kCompressed;
+constexpr std::size_t kCount = kBytes / sizeof(float);
+
+class CompressedRoundsTest : public RoundEngineTest {
+ protected:
+  CompressedRoundsTest() { use_slots(2); }
+
+  // What a worker of this value sends: label and code.
+  std::vector<std::byte> payload(float value, const std::string& text) const {
+    const auto compression = compress::parse_compression(text);
+    const std::vector<float> values(kCount, value);
+    const compress::Label label = compress::make_label(text);
+    std::vector<std::byte> bytes(label.begin(), label.end());
+    bytes.resize(compress::kLabelBytes + compression->codec->encoded_size(kCount));
+    compression->codec->encode(values, std::span(bytes).subspan(compress::kLabelBytes), 0);
+    return bytes;
+  }
+  void land_bytes(std::uint32_t worker, const tensor::PushHeader& what, const std::vector<std::byte>& bytes) {
+    const std::uint32_t number = slots[worker].back();
+    slots[worker].pop_back();
+    Slot* slot = pool.by_number(number);
+    std::memcpy(slot->data, &what, sizeof what);
+    std::memcpy(slot->payload(), bytes.data(), bytes.size());
+    sessions[worker]->on_write(data(worker), number);
+  }
+  void land(std::uint32_t worker, const std::string& text = "int8", std::uint32_t round = 0) {
+    land_bytes(worker, header(worker, kCompressed, round), payload(memory[worker][0], text));
+  }
+  std::vector<float> decoded(const transport::WriteOp& answer, const std::string& text = "int8") const {
+    std::vector<float> values(kCount);
+    const auto code = answer.source->bytes().subspan(answer.source_offset, answer.length);
+    EXPECT_EQ(compress::parse_compression(text)->codec->decode(code, values, compress::Into::kReplace),
+              compress::Decoded::kOk);
+    return values;
+  }
+};
+
+TEST_F(CompressedRoundsTest, AnswersAreTheCodeOfTheSum) {
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    const transport::WriteOp& answer = data(i).writes.at(0);
+    EXPECT_EQ(answer.length, kCount + (kCount + 255) / 256 * 4);
+    EXPECT_EQ(answer.target.length, answer.length);
+    EXPECT_NEAR(decoded(answer)[kCount - 1], 6, 0.05);
+    engine.on_written(answer.token);
+  }
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  collect_credits(0);
+  EXPECT_EQ(slots[0].size(), 2U) << "the slot that held the result is free again";
+}
+
+TEST_F(CompressedRoundsTest, AMemberOfThisHostGetsWhatTheCodeSays) {
+  data(0).put_on_same_host();
+  for (float& value : memory[0]) value = 0.1F;
+  memory[0][0] = 0.37F;
+  post(0, header(0, kPlain));
+  land(1);
+  land(2);
+  const std::vector<float> result = decoded(data(1).writes.at(0));
+  EXPECT_NE(result[1], 0.1F + 2 + 3) << "the code rounds";
+  EXPECT_EQ(memory[0], result);
+  EXPECT_EQ(decoded(data(2).writes.at(0)), result);
+}
+
+TEST_F(CompressedRoundsTest, WhatTheLastResultLostComesWithTheNextOne) {
+  const std::string text = "int8:feedback=1";
+  memory[0].assign(kCount, 0.001F);
+  double total = 0;
+  for (std::uint32_t round = 0; round < 20; ++round) {
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      std::vector<std::byte> bytes = payload(0, text);
+      auto* block = reinterpret_cast<std::uint8_t*>(bytes.data() + compress::kLabelBytes);
+      const float scale = 0.01F;
+      std::memcpy(block, &scale, sizeof scale);
+      block[4] = i == 0 ? 1 : 0;    // 0.01 in all
+      block[5] = i == 0 ? 127 : 0;  // whose code is the unit of that of the sum
+      land_bytes(i, header(i, kCompressed, round), bytes);
+    }
+    total += decoded(data(1).writes.at(round), text)[0];
+    for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.at(round).token);
+    for (std::uint32_t i = 0; i < kWorkers; ++i) collect_credits(i);
+  }
+  EXPECT_NEAR(total, 20 * 0.01, 0.011) << "within one residual";
+}
+
+TEST_F(CompressedRoundsTest, MembersMustCompressAlike) {
+  land(0, "int8");
+  land(1, "bf16");
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kMismatch);
+  ASSERT_EQ(failures(0).size(), 1U);
+  EXPECT_EQ(failures(0)[0].code, ErrorCode::kMismatch);
+}
+
+TEST_F(CompressedRoundsTest, WhoSendsOverTheNetworkAsItIsDisagrees) {
+  land(0);
+  RoundEngineTest::land(1, header(1, kPlain));
+  land(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    ASSERT_EQ(failures(i).size(), 1U) << i;
+    EXPECT_EQ(failures(i)[0].code, ErrorCode::kMismatch);
+    EXPECT_TRUE(data(i).writes.empty());
+  }
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(CompressedRoundsTest, RefusesLabelsThatMeanNothing) {
+  std::vector<std::byte> bytes = payload(1, "int8");
+  for (const char* text : {"", "zip", "int8:k=2"}) {
+    const compress::Label label = compress::make_label(text);
+    std::copy(label.begin(), label.end(), bytes.begin());
+    land_bytes(0, header(0, kCompressed), bytes);
+    ASSERT_EQ(failures(0).size(), 1U) << text;
+    EXPECT_NE(failures(0)[0].what.find("compression is not known"), std::string::npos);
+    collect_credits(0);
+  }
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(CompressedRoundsTest, ACodeThatNoWorkerWritesEndsItsSender) {
+  land(0);
+  std::vector<std::byte> bytes = payload(1, "int8");
+  const float scale = -1;
+  std::memcpy(bytes.data() + compress::kLabelBytes, &scale, sizeof scale);
+  land_bytes(1, header(1, kCompressed), bytes);
+  land(2);
+  engine.fail_lost();
+  for (const std::uint32_t i : {0U, 2U}) {
+    ASSERT_EQ(failures(i).size(), 1U);
+    EXPECT_EQ(failures(i)[0].code, ErrorCode::kPeerLost);
+    EXPECT_NE(failures(i)[0].what.find("its compression cannot have written"), std::string::npos);
+    EXPECT_TRUE(data(i).writes.empty());
+  }
+}
+
+TEST_F(CompressedRoundsTest, APostedPayloadHasTheLengthOfItsCode) {
+  data(0).put_on_same_host();
+  std::vector<std::byte> bytes = payload(1, "int8:everywhere=1");
+  for (const std::size_t length : {bytes.size() - 1, std::size_t{10}}) {
+    const transport::RemoteSpan span{0, reinterpret_cast<std::uint64_t>(bytes.data()), length};
+    sessions[0]->on_descriptor(data(0), tensor::bytes_of(header(0, kCompressed)), span);
+    ASSERT_EQ(failures(0).size(), 1U);
+    control(0).messages.clear();
+  }
+  const transport::RemoteSpan span{0, reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size()};
+  sessions[0]->on_descriptor(data(0), tensor::bytes_of(header(0, kCompressed)), span);
+  land(1, "int8:everywhere=1");
+  land(2, "int8:everywhere=1");
+  // The answer of the first one is a code, too, in the memory that it named.
+  std::vector<float> values(kCount);
+  const auto codec = compress::parse_compression("int8")->codec;
+  const auto code = std::as_bytes(std::span(memory[0])).first(codec->encoded_size(kCount));
+  EXPECT_EQ(codec->decode(code, values, compress::Into::kReplace), compress::Decoded::kOk);
+  EXPECT_EQ(values, decoded(data(1).writes.at(0)));
+}
+
+}  // namespace
+}  // namespace bps::server
