@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
+import numpy
+import numpy.typing
 import typing
 
 __all__: list[str] = [
+    "Codec",
     "Config",
     "Dtype",
     "Handle",
@@ -27,6 +30,8 @@ __all__: list[str] = [
     "Tensor",
     "ask_job",
     "check_environment",
+    "codec_names",
+    "codec_seed",
     "copy_bytes",
     "describe_array",
     "djb2",
@@ -69,6 +74,39 @@ class Config:
     def set(self, name: str, value: str, source: str = "argument") -> None: ...
     def source(self, name: str) -> str: ...
     def text(self, name: str) -> str: ...
+
+class Codec:
+    """
+    A method of compression, made from what users write, such as 'topk:k=0.01'.
+    """
+    def __init__(self, text: str) -> None:
+        """
+        Raises InvalidArgumentError, which says what is wrong.
+        """
+    def decode(
+        self, code: bytes, elements: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        A float32 array of so many elements.
+        """
+    def encode(
+        self,
+        array: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> bytes:
+        """
+        The code of a float32 array. Random methods draw from `seed`.
+        """
+    def encoded_size(self, elements: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Bytes of so many elements, without the label of a payload.
+        """
+    @property
+    def feedback(self) -> bool: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def text(self) -> str: ...
 
 class Dtype:
     """
@@ -579,6 +617,17 @@ def ask_job(
 def check_environment() -> list[tuple[str, str, bool]]:
     """
     (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
+    """
+
+def codec_names() -> ...: ...
+def codec_seed(
+    tensor: typing.SupportsInt | typing.SupportsIndex,
+    partition: typing.SupportsInt | typing.SupportsIndex,
+    round: typing.SupportsInt | typing.SupportsIndex,
+    sender: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    What a push draws from; the sender is the member, and 2**32 - 1 for the server.
     """
 
 def copy_bytes(

@@ -2,9 +2,15 @@
 #include "compress/codec.h"
 
 #include <string>
+#include <type_traits>
 
+#include "compress/dithering.h"
+#include "compress/float8.h"
 #include "compress/half.h"
+#include "compress/int4_blocks.h"
 #include "compress/int8_blocks.h"
+#include "compress/onebit.h"
+#include "compress/sparse.h"
 #include "core/error.h"
 
 namespace bps::compress {
@@ -13,8 +19,12 @@ namespace {
 using Make = std::shared_ptr<const Codec> (*)(Parameters&);
 
 template <typename Method>
-std::shared_ptr<const Codec> make(Parameters&) {
-  return std::make_shared<const Method>();
+std::shared_ptr<const Codec> make([[maybe_unused]] Parameters& parameters) {
+  if constexpr (std::is_constructible_v<Method, Parameters&>) {
+    return std::make_shared<const Method>(parameters);
+  } else {
+    return std::make_shared<const Method>();
+  }
 }
 
 struct Method {
@@ -23,9 +33,10 @@ struct Method {
 };
 
 constexpr Method kMethods[] = {
-    {"bf16", make<Bfloat16Codec>},
-    {"fp16", make<Float16Codec>},
-    {"int8", make<Int8BlocksCodec>},
+    {"bf16", make<Bfloat16Codec>},       {"fp16", make<Float16Codec>},    {"mxfp8", make<Mxfp8Codec>},
+    {"fp8", make<Fp8RowsCodec>},         {"int8", make<Int8BlocksCodec>}, {"int4", make<Int4BlocksCodec>},
+    {"onebit", make<OnebitCodec>},       {"topk", make<TopkCodec>},       {"randomk", make<RandomkCodec>},
+    {"dithering", make<DitheringCodec>},
 };
 
 }  // namespace

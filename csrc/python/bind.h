@@ -6,6 +6,7 @@
 namespace bps::python {
 
 void bind_errors(pybind11::module_& module);
+void bind_compress(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_doctor(pybind11::module_& module);
 void bind_inspection(pybind11::module_& module);

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.attr("__version__") = BPS_VERSION;
   bps::python::bind_errors(module);
   bps::python::bind_config(module);
+  bps::python::bind_compress(module);
   bps::python::bind_doctor(module);
   bps::python::bind_inspection(module);
   bps::python::bind_tensor(module);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compress/error_feedback.h"
+#include "compress/momentum.h"
 #include "compress/scratch.h"
 
 namespace bps::worker {
@@ -53,17 +54,13 @@ void Compressor::encode(std::uint64_t partition, std::uint64_t offset, const ten
     const std::span<float> changed = compress::scratch(compress::Scratch::kValues, count);
     std::memcpy(changed.data(), from, placement.length);
     if (momentum_) {
-      float* momentum = momentum_.get() + first;
-      const float mu = compression_->momentum;
-      for (std::size_t i = 0; i < count; ++i) {
-        momentum[i] = mu * momentum[i] + changed[i];
-        changed[i] += mu * momentum[i];
-      }
+      compress::add_momentum(compression_->momentum, {momentum_.get() + first, count}, changed);
     }
     values = changed;
   }
   if (residual_) {
-    compress::encode_with_feedback(*compression_->codec, values, {residual_.get() + first, count}, code, compression_->seed ^ seed);
+    compress::encode_with_feedback(*compression_->codec, values, {residual_.get() + first, count}, code,
+                                   compression_->seed ^ seed);
   } else {
     compression_->codec->encode(values, code, compression_->seed ^ seed);
   }

@@ -6,68 +6,54 @@ from __future__ import annotations
 from typing import Any
 
 import cluster
+import codec_reference
 import numpy as np
 import pytest
+
+from bps_rdma import job
+from bps_rdma.compression import METHODS
 
 PARTITION = 16 * 1024
 COUNT = 10_000  # two full partitions and one shorter
 TCP = {"BPS_TRANSPORT": "tcp", "BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
-METHODS = ("fp16", "bf16", "int8")
+DENSE = ("fp16", "bf16", "int8")
 
 
 def gradient(rank: int, step: int, count: int = COUNT) -> np.ndarray:
     return np.random.default_rng(1000 * rank + step).standard_normal(count).astype(np.float32)
 
 
-def int8(values: np.ndarray) -> np.ndarray:
-    """What int8 blocks make of finite values of ordinary size; compress/int8_blocks.h."""
-    result = np.empty_like(values)
-    for begin in range(0, len(values), 256):
-        block = values[begin : begin + 256]
-        scale = np.float32(np.abs(block).max() / np.float32(127))
-        quanta = np.rint(block * (np.float32(1) / scale)) if scale > 0 else np.zeros_like(block)
-        result[begin : begin + 256] = scale * quanta.astype(np.float32)
-    return result
+def by_partition(text: str, values: np.ndarray, tensor: int, step: int, sender: int) -> np.ndarray:
+    """What the code of a whole tensor says."""
+    size = PARTITION // 4
+    parts = []
+    for partition, begin in enumerate(range(0, len(values), size)):
+        seed = codec_reference.seed_of(tensor, partition, step, sender)
+        parts.append(codec_reference.reference(text, values[begin : begin + size], seed)[1])
+    return np.concatenate(parts)
 
 
-def bf16(values: np.ndarray) -> np.ndarray:
-    bits = values.view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-
-def fp16(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16).astype(np.float32)
-
-
-CODES = {"int8": int8, "bf16": bf16, "fp16": fp16}
-
-
-def by_partition(code: Any, values: np.ndarray) -> np.ndarray:
-    step = PARTITION // 4
-    return np.concatenate([code(values[begin : begin + step]) for begin in range(0, len(values), step)])
-
-
-def sums(bps: Any, method: str, average: bool) -> list[bytes]:
+def sums(bps: Any, text: str, average: bool) -> list[bytes]:
     results = []
     for step in range(3):
         array = gradient(bps.rank(), step)
-        bps.push_pull_inplace(array, average=average, name="g", compression=method)
-        decoded = [by_partition(CODES[method], gradient(rank, step)) for rank in range(bps.size())]
-        total = decoded[0].copy()
-        for one in decoded[1:]:
-            total += one
+        bps.push_pull_inplace(array, average=average, name="g", compression=text)
+        tensor = job.current().tensors[0, "g"].id
+        total = by_partition(text, gradient(0, step), tensor, step, 0)
+        for rank in range(1, bps.size()):
+            total += by_partition(text, gradient(rank, step), tensor, step, rank)
         if average:
             total /= np.float32(bps.size())
-        expected = by_partition(CODES[method], total)
+        expected = by_partition(text, total, tensor, step, 2**32 - 1)
         assert (array == expected).all(), (step, np.flatnonzero(array != expected)[:5])
         results.append(array.tobytes())
     return results
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("average", [True, False])
-def test_sums_are_what_the_codes_say(method: str, average: bool) -> None:
-    first, second, third = cluster.run(sums, method, average, workers=3, servers=2, env=TCP)
+@pytest.mark.parametrize("text", [*METHODS, "topk:k=0.1", "randomk:k=100", "dithering:k=15,partition=natural"])
+def test_sums_are_what_the_codes_say(text: str, average: bool) -> None:
+    first, second, third = cluster.run(sums, text, average, workers=3, servers=2, env=TCP)
     assert first == second == third
 
 
@@ -80,7 +66,7 @@ def equal_everywhere(bps: Any, method: str) -> tuple[bytes, dict[str, int]]:
 
 
 # Servers in the workers: each rank's contribution to its own server needs no code, but gets the answer that others get.
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", DENSE)
 def test_with_servers_in_the_workers_all_ranks_get_the_same_bits(method: str) -> None:
     results = cluster.run(equal_everywhere, method, workers=3, env=TCP)
     assert len({result[0] for result in results}) == 1
@@ -130,10 +116,44 @@ def fed_back(bps: Any, text: str) -> None:
 
 
 # The same gradient again and again: without feedback its error is made every time.
-@pytest.mark.parametrize("method", ["int8", "bf16"])
+@pytest.mark.parametrize("method", ["int8", "bf16", "int4", "mxfp8"])
 @pytest.mark.parametrize("servers", [None, 1])
 def test_what_a_round_loses_comes_with_the_next_ones(method: str, servers: int | None) -> None:
     cluster.run(fed_back, method, workers=2, servers=servers, env=TCP)
+
+
+def sparse(bps: Any, text: str) -> None:
+    gradients = [gradient(rank, 0) for rank in range(bps.size())]
+    exact = np.mean([one.astype(np.float64) for one in gradients], axis=0)
+    total = np.zeros(COUNT)
+    for step in range(1, 401):
+        total += bps.push_pull(gradients[bps.rank()], name="g", compression=text)
+        if step == 100:
+            early = np.abs(total / step - exact).mean()
+    late = np.abs(total / 400 - exact).mean()
+    # What has not been sent yet stays bounded, while the sum grows.
+    assert late < early / 3, (early, late)
+
+
+@pytest.mark.parametrize("text", ["topk:k=0.05,feedback=1", "randomk:k=0.05,feedback=1", "onebit:feedback=1"])
+def test_sparse_methods_send_everything_in_the_end(text: str) -> None:
+    cluster.run(sparse, text, workers=2, servers=1, env=TCP)
+
+
+def with_momentum(bps: Any) -> None:
+    momentum = np.zeros(COUNT, np.float32)
+    for step in range(5):
+        g = gradient(bps.rank(), step)
+        array = g.copy()
+        bps.push_pull_inplace(array, name="m", average=False, compression="bf16:momentum=0.5")
+        momentum = np.float32(0.5) * momentum + g
+        sent = g + np.float32(0.5) * momentum
+        expected = by_partition("bf16", by_partition("bf16", sent, 0, 0, 0), 0, 0, 0)
+        assert (array == expected).all(), step
+
+
+def test_momentum_is_nesterovs() -> None:
+    cluster.run(with_momentum, workers=1, servers=1, env=TCP)
 
 
 def everywhere(bps: Any) -> bytes:
@@ -179,7 +199,7 @@ def test_only_sums_are_compressed() -> None:
 
 
 def specials(bps: Any) -> None:
-    for method in METHODS:
+    for method in DENSE:
         for count in (0, 1, 17, 4096, 4097):
             array = np.ones(count, np.float32)
             bps.push_pull_inplace(array, average=False, name=f"{method} {count}", compression=method)
@@ -188,7 +208,8 @@ def specials(bps: Any) -> None:
         array[5] = np.nan if bps.rank() == 0 else 1
         array[9000] = np.inf
         bps.push_pull_inplace(array, name=f"{method} nan", compression=method)
-        assert np.isnan(array[5]) and not np.isfinite(array[9000])
+        assert np.isnan(array[5])
+        assert not np.isfinite(array[9000])
         assert np.isfinite(array[300])
         backing = np.frombuffer(bytearray(4 * COUNT + 1), np.uint8)[1:]
         unaligned = backing.view(np.float32)
@@ -266,10 +287,13 @@ def refused(bps: Any) -> None:
         ("zip", "no compression method 'zip'"),
         ("int8:k=3", "has no parameter 'k'"),
         ("int8:momentum=2", "momentum=2"),
-        ("int8:" + "x" * 70 + "=1", "too long"),
+        ("int8:" + "x" * 130 + "=1", "too long"),
         (7, "is not a text"),
         ({"byteps_compressor_k": 3}, "names no method"),
         ({"byteps_compressor_type": "int8", "nonsense": 1}, "nonsense"),
+        ({"byteps_compressor_type": "topk", "byteps_compressor_k": -1}, "k=-1"),
+        ({"byteps_compressor_type": "dithering", "byteps_dithering_partition": 7}, "none of linear, natural"),
+        ({"byteps_compressor_type": "topk", "byteps_error_feedback_type": "other"}, "not supported"),
     ):
         with pytest.raises(bps.InvalidArgumentError, match=what):
             bps.push_pull(array, name="refused", compression=wrong)
@@ -281,6 +305,25 @@ def refused(bps: Any) -> None:
     byteps = {"byteps_compressor_type": "int8", "byteps_error_feedback_type": "vanilla"}
     bps.push_pull(array, name="as BytePS", compression=byteps)
     bps.push_pull(array, name="as BytePS", compression="int8:feedback=1")
+    all_of_them = {
+        "byteps_compressor_type": "dithering",
+        "byteps_compressor_k": 7,
+        "byteps_seed": 3,
+        "byteps_dithering_partition": "natural",
+        "byteps_dithering_normalize": "1",
+        "byteps_momentum_type": "nesterov",
+        "byteps_momentum_mu": 0.5,
+    }
+    bps.declare("all", like=array, compression=all_of_them)
+    assert job.current().tensors[0, "all"].compression == (
+        "dithering:k=7,seed=3,partition=natural,normalize=l2,momentum=0.5"
+    )
+    bps.declare(
+        "one bit",
+        like=array,
+        compression={"byteps_compressor_type": "onebit", "byteps_compressor_onebit_scaling": True},
+    )
+    bps.push_pull(array, name="one bit")
     bps.barrier()
 
 

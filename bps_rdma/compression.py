@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods by which tensors can travel compressed, and what each makes of numbers; see docs/compression.md.
+
+Operations take the text of a method as `compression=`; this module is for looking at methods without a job.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bps_rdma._core import Codec
+
+__all__ = ["METHODS", "Codec", "Method"]
+
+
+class Method(NamedTuple):
+    """A method of compression.
+
+    Attributes:
+        summary: what it does, in a line.
+        bytes_per_element: of a large partition, with the parameters' defaults; float32 has 4.
+        parameters: its own parameters with their defaults, as they are written after its name.
+    """
+
+    summary: str
+    bytes_per_element: float
+    parameters: str = ""
+
+
+METHODS = {
+    "bf16": Method("rounded to bfloat16", 2),
+    "fp16": Method("rounded to float16; from 65520 on infinite", 2),
+    "mxfp8": Method("8-bit floats E4M3 with a power of two per 32 elements (OCP MX)", 33 / 32),
+    "fp8": Method("8-bit floats E4M3 with a float32 scale per row", 1 + 4 / 1024, "row=1024"),
+    "int8": Method("8-bit integers with a float32 scale per 256 elements", 260 / 256),
+    "int4": Method("4-bit integers with a bfloat16 scale per 128 rotated elements", 66 / 128),
+    "onebit": Method("signs, and the mean magnitude", 1 / 8, "scaling=1"),
+    "topk": Method("the elements of largest magnitude", 0.08, "k=0.01"),
+    "randomk": Method("elements drawn at random", 0.04, "k=0.01"),
+    "dithering": Method("magnitudes rounded at random to a few levels", 0.5, "k=4,partition=linear,normalize=max"),
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nesterov momentum on the worker, before what is sent is encoded: m = mu * m + g, and g + mu * m is sent (Sutskever et
+// al., "On the importance of initialization and momentum in deep learning", 2013, as BytePS applies it).
+#pragma once
+
+#include <span>
+
+namespace bps::compress {
+
+// In place; both have one size. `momentum` is zero before the first round.
+void add_momentum(float mu, std::span<float> momentum, std::span<float> gradient);
+
+}  // namespace bps::compress
