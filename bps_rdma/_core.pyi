@@ -619,7 +619,7 @@ def check_environment() -> list[tuple[str, str, bool]]:
     (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
     """
 
-def codec_names() -> ...: ...
+def codec_names() -> list[str]: ...
 def codec_seed(
     tensor: typing.SupportsInt | typing.SupportsIndex,
     partition: typing.SupportsInt | typing.SupportsIndex,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The codecs by themselves: to look at what a method makes of numbers, without a job.
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include "compress/compression.h"
 #include "compress/label.h"
