@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
-import numpy
-import numpy.typing
 import typing
 
 __all__: list[str] = [
@@ -30,8 +28,6 @@ __all__: list[str] = [
     "Tensor",
     "ask_job",
     "check_environment",
-    "codec_names",
-    "codec_seed",
     "copy_bytes",
     "describe_array",
     "djb2",
@@ -83,20 +79,8 @@ class Codec:
         """
         Raises InvalidArgumentError, which says what is wrong.
         """
-    def decode(
-        self, code: bytes, elements: typing.SupportsInt | typing.SupportsIndex
-    ) -> numpy.typing.NDArray[numpy.float32]:
-        """
-        A float32 array of so many elements.
-        """
-    def encode(
-        self,
-        array: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
-        seed: typing.SupportsInt | typing.SupportsIndex = 0,
-    ) -> bytes:
-        """
-        The code of a float32 array. Random methods draw from `seed`.
-        """
+    def decode(self, code: bytes, elements: typing.SupportsInt | typing.SupportsIndex) -> bytes: ...
+    def encode(self, floats: bytes, seed: typing.SupportsInt | typing.SupportsIndex) -> bytes: ...
     def encoded_size(self, elements: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         Bytes of so many elements, without the label of a payload.
@@ -617,17 +601,6 @@ def ask_job(
 def check_environment() -> list[tuple[str, str, bool]]:
     """
     (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
-    """
-
-def codec_names() -> list[str]: ...
-def codec_seed(
-    tensor: typing.SupportsInt | typing.SupportsIndex,
-    partition: typing.SupportsInt | typing.SupportsIndex,
-    round: typing.SupportsInt | typing.SupportsIndex,
-    sender: typing.SupportsInt | typing.SupportsIndex,
-) -> int:
-    """
-    What a push draws from; the sender is the member, and 2**32 - 1 for the server.
     """
 
 def copy_bytes(

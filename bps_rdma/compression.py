@@ -6,11 +6,53 @@ Operations take the text of a method as `compression=`; this module is for looki
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bps_rdma._core import Codec
+import numpy as np
+import numpy.typing as npt
+
+from bps_rdma import _core
 
 __all__ = ["METHODS", "Codec", "Method"]
+
+
+class Codec:
+    """A method with its parameters.
+
+    Args:
+        text: as operations take it: "int8", "topk:k=0.01,feedback=1".
+
+    Attributes:
+        text: the same.
+        feedback: whether operations add to a round what the ones before it lost. encode() does not.
+        momentum: what operations multiply the momentum with; 0: none. encode() uses none.
+
+    Raises:
+        InvalidArgumentError: there is no such method or parameter; says what there is.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._codec = _core.Codec(text)
+        self.text = text
+        self.feedback: bool = self._codec.feedback
+        self.momentum: float = self._codec.momentum
+
+    def encoded_size(self, elements: int) -> int:
+        """The bytes of a code of so many elements; an operation sends 128 more with each partition."""
+        return int(self._codec.encoded_size(elements))
+
+    def encode(self, array: Any, seed: int = 0) -> bytes:
+        """The code of float32 elements, taken as flat. Random methods draw from `seed`, 64 bits."""
+        code: bytes = self._codec.encode(np.ascontiguousarray(array, np.float32).tobytes(), seed)
+        return code
+
+    def decode(self, code: bytes, elements: int) -> npt.NDArray[np.float32]:
+        """What the others get: so many elements, flat.
+
+        Raises:
+            InvalidArgumentError: no array of this length has such a code.
+        """
+        return np.frombuffer(bytearray(self._codec.decode(code, elements)), np.float32)
 
 
 class Method(NamedTuple):

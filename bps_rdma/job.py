@@ -62,7 +62,7 @@ class Job:
         self.is_late = self.epoch > 1 and not follows
         self.identities: list[int] = process.identities
         self._compression: str = config.text("BPS_COMPRESSION")
-        self._min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
+        self.min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.goes_on = False  # with everything that was under way in the view before
         self.numbering = failover.Numbering()
@@ -97,7 +97,7 @@ class Job:
         """How a name is to be declared, "" for none, if its caller wants this; None: what the settings say."""
         if wanted is not None:
             return "" if wanted == "none" else wanted
-        if dtype != _core.Dtype.float32 or elements * 4 < self._min_compress_bytes:
+        if dtype != _core.Dtype.float32 or elements * 4 < self.min_compress_bytes:
             return ""
         return self._compression
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtype in which tensors are sent: `Compression.none`, `.fp16` or `.bf16`, as in BytePS and Horovod."""
+"""How tensors are sent: `Compression.none`, `.fp16` or `.bf16`, as in BytePS and Horovod, or a method of the core."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+
+from bps_rdma.operations.compressed import NONE, text_of
 
 
 class Compressor:
@@ -11,10 +16,19 @@ class Compressor:
 
     Attributes:
         dtype: in which floating-point tensors of 32 or 64 bits are sent; None: all tensors are sent in their own dtype.
+        method: the text of a method by which float32 travels between hosts, as in "int8:feedback=1" (see
+            docs/compression.md); None: what BPS_COMPRESSION says.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dtype: torch.dtype | None = None, method: str | None = None) -> None:
         self.dtype = dtype
+        self.method = method
+
+    def method_for(self, dtype: torch.dtype, elements: int, smallest: int) -> str | None:
+        """The method for a tensor that is sent in `dtype`; only from `smallest` bytes on."""
+        if self.method is None:
+            return None
+        return self.method if dtype == torch.float32 and elements * 4 >= smallest else NONE
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which tensors of `dtype` are sent. Servers sum it in float32 and round once."""
@@ -35,3 +49,15 @@ class Compression:
     none = Compressor()
     fp16 = Compressor(torch.float16)
     bf16 = Compressor(torch.bfloat16)
+
+
+AnyCompression = Compressor | str | Mapping[str, Any]  # what callers may pass
+
+
+def compressor_of(compression: AnyCompression) -> Compressor:
+    """A compressor; of a text or BytePS's parameters, that of the method.
+
+    Raises:
+        InvalidArgumentError: it is none of these.
+    """
+    return compression if isinstance(compression, Compressor) else Compressor(method=text_of(compression))

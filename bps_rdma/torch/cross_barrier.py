@@ -19,7 +19,7 @@ from bps_rdma import local_rank, local_size, poll, rank, shutdown, size, synchro
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, names_of
@@ -56,7 +56,7 @@ def CrossBarrier(  # noqa: N802
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Compressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
     group: Any = None,
@@ -71,7 +71,7 @@ def CrossBarrier(  # noqa: N802
         model: uses each parameter in the forward of the module that owns it; on the CPU or on CUDA devices.
         optimizer: one that treats each parameter by itself, such as SGD, Adam, AdamW or RMSprop; not LBFGS.
         named_parameters: as for DistributedOptimizer.
-        compression: the dtype in which gradients are sent.
+        compression: how gradients are sent; as for DistributedOptimizer.
         backward_passes_per_step: backward passes whose gradients are added up before they are sent.
         num_steps: step number num_steps waits, so that the weights are right after a training of known length.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
@@ -84,7 +84,7 @@ def CrossBarrier(  # noqa: N802
     start.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     synchronizer = GradientSynchronizer(
-        named, unique("CrossBarrier"), "overlap", compression=compression, group=start.group_of(group)
+        named, unique("CrossBarrier"), "overlap", compression=compressor_of(compression), group=start.group_of(group)
     )
     result = rebase(optimizer, _CrossBarrier)
     result._begin(model, synchronizer, backward_passes_per_step, num_steps)

@@ -17,7 +17,7 @@ from bps_rdma.errors import BpsError
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
-from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import remove_hooks
@@ -42,7 +42,8 @@ class DistributedDataParallel(torch.nn.Module):
         module: parameters that are added to it later are not synchronised.
         device_ids: accepted for compatibility with BytePS; must be None or name one device.
         broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
-        compression: the dtype in which gradients are sent, e.g. Compression.bf16.
+        compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
+            BPS_MIN_COMPRESS_BYTES travel between hosts, e.g. "int8:feedback=1"; see docs/compression.md.
         strategy: "bucketed": buckets, each sent as soon as backward has filled it; "overlap": the same, parameter by
             parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.
         bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most.
@@ -60,7 +61,7 @@ class DistributedDataParallel(torch.nn.Module):
         module: torch.nn.Module,
         device_ids: list[Any] | None = None,
         broadcast_buffers: bool = True,
-        compression: Compressor = Compression.none,
+        compression: AnyCompression = Compression.none,
         strategy: StrategyName = "bucketed",
         bucket_mb: float = 25.0,
         group: Any = None,
@@ -81,7 +82,7 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.synchronizer = GradientSynchronizer(
-            named, prefix, strategy, bucket_mb, compression, ours, find_unused_parameters
+            named, prefix, strategy, bucket_mb, compressor_of(compression), ours, find_unused_parameters
         )
         self._buffers_of_root = BufferBroadcast(module, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()

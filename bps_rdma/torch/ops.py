@@ -18,7 +18,7 @@ import bps_rdma
 from bps_rdma import get_pushpull_speed, job, local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import transfer
-from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.compression import AnyCompression, Compression, Compressor, compressor_of
 from bps_rdma.torch.start import group_of, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
 
@@ -51,7 +51,7 @@ def push_pull(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    compression: Compressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     group: Any = None,
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
@@ -64,17 +64,20 @@ def push_pull(
         name: the same on all ranks. None: made from the calling function, the dtype and the size.
         version: accepted for compatibility with BytePS and ignored.
         priority: operations with a higher priority are sent first.
-        compression: the dtype that is sent, e.g. Compression.bf16 for a float32 tensor.
+        compression: the dtype that is sent, e.g. Compression.bf16 for a float32 tensor, or how one travels between
+            hosts, e.g. "int8"; see docs/compression.md.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Raises:
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
     options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group, awaited=True)
+    how = compressor_of(compression)
+    options = options._replace(compression=how.method)
     if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _PushPull.apply(tensor, options, compression)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _PushPull.apply(tensor, options, how)  # type: ignore[no-untyped-call]
         return result
-    return _push_pull(tensor, options, compression)
+    return _push_pull(tensor, options, how)
 
 
 def _push_pull(tensor: torch.Tensor, options: Options, compression: Compressor) -> torch.Tensor:

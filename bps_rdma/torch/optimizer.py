@@ -13,7 +13,7 @@ import torch
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import start, transfer
-from bps_rdma.torch.compression import Compression, Compressor
+from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import rebase, remove_hooks
@@ -24,7 +24,7 @@ from bps_rdma.torch.units import Place
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Compressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     backward_passes_per_step: int = 1,
     strategy: StrategyName = "overlap",
     bucket_mb: float = 25.0,
@@ -46,7 +46,8 @@ def DistributedOptimizer(  # noqa: N802
             result.
         named_parameters: (name, parameter) for all of its parameters, the same names on all ranks, for instance
             `model.named_parameters()`; None: they are named by their place in the optimizer.
-        compression: the dtype in which gradients are sent, e.g. Compression.bf16.
+        compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
+            BPS_MIN_COMPRESS_BYTES travel between hosts, e.g. "int8:feedback=1"; see docs/compression.md.
         backward_passes_per_step: backward passes whose gradients are added up before they are sent, not averaged.
         strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
         bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
@@ -65,7 +66,7 @@ def DistributedOptimizer(  # noqa: N802
         )
     result = rebase(optimizer, _DistributedOptimizer)
     result._begin(
-        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compression, ours),
+        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compressor_of(compression), ours),
         backward_passes_per_step,
     )
     return result

@@ -20,6 +20,7 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group, Handle, arrays, job
+from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
@@ -35,10 +36,10 @@ class GradientSynchronizer:
         prefix: of all names; unique in the job.
         strategy: "naive", "flat", "overlap" or "bucketed".
         bucket_mb: size of buckets, 2^20 bytes.
-        compression: the dtype in which gradients are sent.
+        compression: the dtype in which gradients are sent, and the method.
         group: who takes part; None: all workers.
-        find_unused: leave parameters that no rank used without a gradient; in the strategies without buckets this
-            needs one small operation per pass. False: such parameters get zeros there.
+        find_unused: leave parameters that no rank used without a gradient; without buckets, and where they are
+            compressed, this needs one small operation per pass. False: such parameters get zeros there.
 
     Raises:
         InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.
@@ -64,13 +65,15 @@ class GradientSynchronizer:
         self.passes = 0
         self._strategy = strategy_of(strategy)
         self._bucket_bytes = bucket_mb * 2**20
-        self.sent = Sent(prefix, group, compression)
+        running = job.current()
+        compressed = running.compression(Dtype.float32, 1 << 60, compression.method) != ""
+        self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self._generation = 0
         self._arrived: list[Place] = []  # in this pass, in order
         self._seen: set[Place] = set()
         self._started: dict[Unit, None] = {}  # in order
         self._flags = None
-        if find_unused and not self._strategy.buckets and self.places:
+        if find_unused and self.places and (compressed or not self._strategy.buckets):
             self._flags = bps_rdma.empty(len(self.places), "bool")
         self._flags_handle: Handle | None = None
         self._unused_places: list[Place] = []
@@ -82,7 +85,11 @@ class GradientSynchronizer:
         self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
         self._unit_of = {place: unit for unit in self.units for place in unit.places}
         self._left = {unit: len(unit.places) for unit in self.units}
-        transfer.declare_many(dict(unit.declaration() for unit in self.units), self.sent.group)
+        declared: dict[str | None, dict[str, torch.Tensor]] = {}  # by compression
+        for name, tensor, compression in (unit.declaration() for unit in self.units):
+            declared.setdefault(compression, {})[name] = tensor
+        for compression, tensors in declared.items():
+            transfer.declare_many(tensors, self.sent.group, compression)
 
     # ---- A pass
 

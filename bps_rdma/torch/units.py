@@ -32,12 +32,21 @@ class Sent:
     Attributes:
         prefix: of all names; the same on all ranks.
         group: who takes part; None: all workers.
-        compressor: the dtype that is sent.
+        compressor: the dtype that is sent, and the method.
+        smallest: bytes from which on a tensor is compressed.
+        keeps_flags: buckets carry a flag for each parameter; not if a method would mix them with gradients.
     """
 
     prefix: str
     group: Group | None
     compressor: Compressor
+    smallest: int = 0
+    keeps_flags: bool = True
+
+    def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> Options:
+        """Of the operation that averages a tensor of this name."""
+        method = self.compressor.method_for(dtype, elements, self.smallest)
+        return Options(_AVERAGE, name, priority, self.group, compression=method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +70,19 @@ class Single:
         self.name = f"{sent.prefix}.{place.name}"
         self._compressor = sent.compressor
         self.priority = -place.index
-        self._options = Options(_AVERAGE, self.name, self.priority, sent.group)
+        parameter = place.parameter
+        wire = sent.compressor.wire_dtype(parameter.dtype)
+        self._options = sent.options(self.name, self.priority, wire, parameter.numel())
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
 
-    def declaration(self) -> tuple[str, torch.Tensor]:
-        """(name, a tensor like the one that will be sent)."""
+    def declaration(self) -> tuple[str, torch.Tensor, str | None]:
+        """(name, a tensor like the one that will be sent, its compression)."""
         parameter = self.places[0].parameter
         wire = self._compressor.wire_dtype(parameter.dtype)
-        return self.name, torch.empty_like(parameter, dtype=wire, memory_format=torch.contiguous_format)
+        like = torch.empty_like(parameter, dtype=wire, memory_format=torch.contiguous_format)
+        return self.name, like, self._options.compression
 
     def take(self, place: Place) -> None:
         """The gradient of this parameter is complete."""
@@ -116,22 +128,23 @@ class Single:
 class Bucket:
     """Gradients of one dtype in one block of memory; on the CPU all processes of the host can map it.
 
-    Behind the gradients stands one element per parameter: 1 where this rank has a gradient. Averaged like the rest, it
-    tells for the parameters without one whether another rank has.
+    Behind the gradients stands one element per parameter, unless they are compressed: 1 where this rank has a gradient.
+    Averaged like the rest, it tells for the parameters without one whether another rank has.
     """
 
     def __init__(self, number: str, places: Sequence[Place], sent: Sent) -> None:
         self.places = list(places)
         self.name = f"{sent.prefix}.bucket {number}"
         self.priority = -min(place.index for place in places)
-        self._options = Options(_AVERAGE, self.name, self.priority, sent.group)
         first = places[0].parameter
         wire = sent.compressor.wire_dtype(first.dtype)
         self._points_into = wire == first.dtype
         offsets, count = _layout([place.parameter for place in places], wire)
         self._device = transfer.device_of(first)
         self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
-        self._memory = transfer.zeros_beside(first, count + len(places), wire)
+        flags = len(places) if sent.keeps_flags else 0
+        self._memory = transfer.zeros_beside(first, count + flags, wire)
+        self._options = sent.options(self.name, self.priority, wire, count + flags)
         self._flags = self._memory[count:]
         self._views = {
             place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
@@ -139,9 +152,9 @@ class Bucket:
         self._missing: list[Place] = []
         self._handle: AnyHandle | None = None
 
-    def declaration(self) -> tuple[str, torch.Tensor]:
-        """(name, the memory that will be sent)."""
-        return self.name, self._memory
+    def declaration(self) -> tuple[str, torch.Tensor, str | None]:
+        """(name, the memory that will be sent, its compression)."""
+        return self.name, self._memory, self._options.compression
 
     def take(self, place: Place) -> None:
         """The gradient of this parameter is complete: from now on it is in the bucket."""
@@ -165,7 +178,8 @@ class Bucket:
         self._missing = [place for place in self.places if place.parameter.grad is None]
         for place in self._missing:
             self._views[place].zero_()
-            self._flags[self.places.index(place)] = 0
+            if len(self._flags) > 0:
+                self._flags[self.places.index(place)] = 0
         self._handle = transfer.all_reduce(self._memory, self._options)
 
     def wait(self) -> None:
@@ -187,7 +201,7 @@ class Bucket:
 
     def unused_everywhere(self) -> list[Place]:
         """Parameters for which no rank had a gradient in the last pass."""
-        if not self._missing:
+        if not self._missing or len(self._flags) == 0:
             return []
         used = self._flags.tolist()
         return [place for place in self._missing if used[self.places.index(place)] == 0]

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codecs by themselves: to look at what a method makes of numbers, without a job.
-#include <pybind11/numpy.h>
+// The codecs by themselves, for bps_rdma.compression.
 #include <pybind11/stl.h>
+
+#include <cstring>
+#include <string_view>
+#include <vector>
 
 #include "compress/compression.h"
 #include "compress/label.h"
@@ -12,16 +15,7 @@ namespace bps::python {
 
 namespace py = pybind11;
 
-namespace {
-
-using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using compress::Compression;
-
-std::span<const float> values_of(const Floats& array) {
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-}  // namespace
 
 void bind_compress(py::module_& module) {
   py::class_<Compression, std::shared_ptr<Compression>>(
@@ -39,34 +33,29 @@ void bind_compress(py::module_& module) {
           py::arg("elements"), "Bytes of so many elements, without the label of a payload.")
       .def(
           "encode",
-          [](const Compression& one, const Floats& array, std::uint64_t seed) {
-            std::string bytes(one.codec->encoded_size(static_cast<std::size_t>(array.size())), '\0');
-            one.codec->encode(values_of(array), std::as_writable_bytes(std::span(bytes)), seed);
-            return py::bytes(bytes);
+          [](const Compression& one, const py::bytes& floats, std::uint64_t seed) {
+            const std::string_view from(floats);
+            std::vector<float> values(from.size() / sizeof(float));
+            std::memcpy(values.data(), from.data(), values.size() * sizeof(float));
+            std::string code(one.codec->encoded_size(values.size()), '\0');
+            one.codec->encode(values, std::as_writable_bytes(std::span(code)), seed);
+            return py::bytes(code);
           },
-          py::arg("array"), py::arg("seed") = 0, "The code of a float32 array. Random methods draw from `seed`.")
+          py::arg("floats"), py::arg("seed"))
       .def(
           "decode",
           [](const Compression& one, const py::bytes& code, std::size_t elements) {
-            const std::string_view bytes(code);
-            Floats array(static_cast<py::ssize_t>(elements));
-            const std::span<float> to(array.mutable_data(), elements);
-            if (one.codec->decode(std::as_bytes(std::span(bytes)), to, compress::Into::kReplace) !=
+            const std::string_view from(code);
+            std::vector<float> values(elements);
+            if (one.codec->decode(std::as_bytes(std::span(from)), values, compress::Into::kReplace) !=
                 compress::Decoded::kOk) {
               throw Error(ErrorCode::kInvalidArgument,
                           "these are not " + std::to_string(elements) + " elements in '" + one.text + "'",
                           "pass what encode() has returned, and the number of elements that it was given");
             }
-            return array;
+            return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
           },
-          py::arg("code"), py::arg("elements"), "A float32 array of so many elements.");
-  module.def("codec_names", [] {
-    std::vector<std::string> names;
-    for (const std::string_view name : compress::codec_names()) names.emplace_back(name);
-    return names;
-  });
-  module.def("codec_seed", &compress::seed_of, py::arg("tensor"), py::arg("partition"), py::arg("round"),
-             py::arg("sender"), "What a push draws from; the sender is the member, and 2**32 - 1 for the server.");
+          py::arg("code"), py::arg("elements"));
 }
 
 }  // namespace bps::python

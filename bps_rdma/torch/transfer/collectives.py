@@ -153,12 +153,13 @@ def broadcast(tensor: torch.Tensor, root: int, options: Options) -> AnyHandle:
     return _stage(device, layout, "broadcast", send, options, tensor)
 
 
-def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None) -> None:
+def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None, compression: str | None = None) -> None:
     """Announces the names of all_reduce operations in one round trip, with the chunks of staged ones.
 
     Args:
         tensors: name -> a tensor of the shape and dtype and on the device that will be used.
         group: who takes part; None: all workers.
+        compression: of all of them; see bps_rdma.declare_many().
     """
     found: dict[str, object] = {}
     for name, tensor in tensors.items():
@@ -169,7 +170,7 @@ def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None) -> No
         chunk_bytes = job.current().config.integer("BPS_GPU_CHUNK_BYTES")
         for number, (begin, end) in enumerate(layout.cut(chunk_bytes)):
             found[f"{name} {number}"] = ((end - begin,), str(tensor.dtype).removeprefix("torch."))
-    bps_rdma.declare_many(found, group=group)
+    bps_rdma.declare_many(found, group=group, compression=compression)
 
 
 def _stage(

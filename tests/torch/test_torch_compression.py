@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed gradients in the torch face: every strategy, flags of unused parameters, and what training reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from strategies import with_every_strategy
+from torch import nn
+
+TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
+
+
+def averaged(bps: Any, strategy: str) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = nn.Linear(200, 100)
+    ddp = DistributedDataParallel(model, strategy=strategy, compression="int8:feedback=1")
+    torch.manual_seed(bps.rank())
+    for step in range(3):
+        ddp.zero_grad()
+        x = torch.randn(4, 200)
+        (ddp(x) * 1e-3).sum().backward()
+        exact = bps.all_gather(x.sum(0) * 1e-3).view(bps.size(), 200).mean(0).expand(100, 200)
+        got = model.weight.grad
+        assert (got - exact).abs().max() < 3 * exact.abs().max() / 127, step
+        # The bias is small, and travels as it is: its block is not mixed with flags or other gradients' blocks.
+        assert torch.allclose(model.bias.grad, torch.full((100,), 4e-3), rtol=0.02)
+        everybody = bps.all_gather(got.flatten()).view(bps.size(), -1)
+        assert (everybody == everybody[0]).all()
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+
+
+def test_gradients_are_averaged() -> None:
+    cluster.run(with_every_strategy, averaged, workers=2, env=TCP)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.sometimes, self.never = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        return 3 * self.used(x) + (self.sometimes(x) if both else 0)
+
+
+def unused(bps: Any, strategy: str) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = Branches()
+    ddp = DistributedDataParallel(model, strategy=strategy, compression="topk:k=0.01,feedback=1")
+    ddp(torch.ones(1, 64), bps.rank() == 0).sum().backward()
+    assert model.never.weight.grad is None
+    assert model.sometimes.weight.grad is not None, "rank 0 has used it"
+    assert model.used.weight.grad.abs().sum() > 0
+
+
+def test_unused_parameters_are_told_from_others() -> None:
+    cluster.run(with_every_strategy, unused, workers=2, env=TCP)
+
+
+def loss_of(bps: Any, compression: Any) -> float:
+    from bps_rdma.torch import DistributedOptimizer, broadcast_parameters
+
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+    model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 8))
+    broadcast_parameters(model.state_dict(), root_rank=0)
+    options = {} if compression is None else {"compression": compression}
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9), named_parameters=model.named_parameters(), **options
+    )
+    generator = torch.Generator().manual_seed(bps.rank())
+    for _ in range(300):
+        x = torch.randn(32, 32, generator=generator)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), teacher(x).detach()).backward()
+        optimizer.step()
+    x = torch.randn(4096, 32, generator=torch.Generator().manual_seed(7))
+    everybody = bps.all_gather(torch.cat([one.detach().flatten() for one in model.parameters()])).view(bps.size(), -1)
+    assert (everybody == everybody[0]).all(), "replicas drift apart"
+    return float(nn.functional.mse_loss(model(x), teacher(x)))
+
+
+@pytest.mark.parametrize("compression", ["int8", "mxfp8", "int4:feedback=1", "topk:k=0.1,feedback=1", "bf16"])
+def test_training_reaches_about_the_same_loss(compression: str) -> None:
+    plain = cluster.run(loss_of, None, workers=2, env=TCP)
+    compressed = cluster.run(loss_of, compression, workers=2, env=TCP)
+    untrained = 0.2  # a model that says zero
+    assert plain[0] < untrained / 20
+    assert compressed[0] == compressed[1]
+    assert compressed[0] < plain[0] + untrained / 100, (plain, compressed)
+
+
+def operations(bps: Any) -> None:
+    from bps_rdma.torch import push_pull
+
+    tensor = torch.randn(4096, generator=torch.Generator().manual_seed(bps.rank()), requires_grad=True)
+    mean = push_pull(tensor, name="t", compression="int8")
+    exact = bps.all_gather(tensor.detach()).view(bps.size(), -1).mean(0)
+    assert 0 < (mean - exact).abs().max() < 0.05
+    mean.sum().backward()
+    assert torch.equal(tensor.grad, torch.ones(4096))
+    byteps = {"byteps_compressor_type": "onebit", "byteps_error_feedback_type": "vanilla"}
+    push_pull(tensor.detach(), name="o", compression=byteps)
+    with pytest.raises(bps.InvalidArgumentError, match="no compression method"):
+        push_pull(tensor, name="x", compression="zip")
+    with pytest.raises(bps.InvalidArgumentError, match="not a text"):
+        push_pull(tensor, name="x", compression=3)
+    bps.barrier()
+
+
+def test_operations_take_methods() -> None:
+    cluster.run(operations, workers=2, env=TCP)
