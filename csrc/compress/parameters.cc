@@ -4,14 +4,17 @@
 #include <charconv>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "core/error.h"
 
 namespace bps::compress {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& hint) {
-  throw Error(ErrorCode::kInvalidArgument, "compression: " + what, hint);
+[[noreturn]] void refuse(std::string_view what, std::string_view rest, std::string hint) {
+  std::string text = "compression: '";
+  text.append(what).append("' ").append(rest);
+  throw Error(ErrorCode::kInvalidArgument, text, std::move(hint));
 }
 
 template <typename T>
@@ -22,7 +25,7 @@ T parse(const std::string& key, const std::string& text, T smallest, T largest) 
   if (!is_number || !(value >= smallest && value <= largest)) {
     std::ostringstream range;
     range << "give a number from " << smallest << " to " << largest;
-    refuse("'" + key + "=" + text + "' makes no sense", range.str());
+    refuse(key + "=" + text, "makes no sense", range.str());
   }
   return value;
 }
@@ -36,10 +39,10 @@ Parameters::Parameters(std::string_view text) {
     text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
     const std::size_t equals = one.find('=');
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == one.size()) {
-      refuse("'" + std::string(one) + "' is no parameter", "write KEY=VALUE, as in 'topk:k=0.01'");
+      refuse(one, "is no parameter", "write KEY=VALUE, as in 'topk:k=0.01'");
     }
     const std::string key(one.substr(0, equals));
-    if (!values_.emplace(key, one.substr(equals + 1)).second) refuse("'" + key + "' is given twice", "give it once");
+    if (!values_.emplace(key, one.substr(equals + 1)).second) refuse(key, "is given twice", "give it once");
   }
 }
 
@@ -76,12 +79,12 @@ std::size_t Parameters::take_choice(const std::string& key, std::string_view cho
     if (choices.substr(0, bar) == text) return place;
     choices.remove_prefix(bar == std::string_view::npos ? choices.size() : bar + 1);
   }
-  refuse("'" + key + "=" + text + "' makes no sense", "give one of " + all);
+  refuse(key + "=" + text, "makes no sense", "give one of " + all);
 }
 
 void Parameters::end(std::string_view method) const {
   if (values_.empty()) return;
-  refuse("'" + std::string(method) + "' has no parameter '" + values_.begin()->first + "'",
+  refuse(method, "has no parameter '" + values_.begin()->first + "'",
          known_.empty() ? "it has none" : "it has " + known_);
 }
 

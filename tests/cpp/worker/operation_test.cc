@@ -16,7 +16,7 @@ std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t mem
   auto group = std::make_shared<van::Group>();
   group->ranks = {0, 1, 2};
   tensor->group = group;
-  tensor->name = "t";
+  tensor->name = std::string(1, 't');  // gcc 12 warns of its own operator= otherwise
   tensor->member = member;
   for (Plan* plan : {&tensor->whole_plan, &tensor->sharded_plan}) {
     plan->resize(1);
