@@ -154,5 +154,11 @@ def end(how: str) -> None:
         (pid, *_) = [pid for pid, text in processes().items() if f"bps-{how}" in text.split(" ")[0]]
         os.kill(pid, signal.SIGKILL)
         return
+    if how == "scheduler's actor":
+        (pid, *_) = [pid for pid, text in processes().items() if "bps-scheduler" in text.split(" ")[0]]
+        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        while pid in processes():  # Ray kills it when it has noticed the end of the actor
+            time.sleep(0.01)
+        return
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[how])
     time.sleep(60)
