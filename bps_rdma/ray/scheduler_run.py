@@ -2,7 +2,7 @@
 """Runs `bps-scheduler` so that another one, in another actor, can take its place.
 
 The next one has to know which run of the job it may take over. A scheduler keeps that in a file (BPS_SCHEDULER_STATE),
-which would stay behind on the node when the actor is killed. Its text is therefore kept in Ray's key-value store while the
+which would stay behind on the node when the actor is killed. Ray's key-value store therefore keeps its text while the
 job runs, and the file exists only while a scheduler starts. The text is no secret.
 """
 
