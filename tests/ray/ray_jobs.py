@@ -55,6 +55,16 @@ def await_nodes(cluster: Any) -> None:
         time.sleep(0.05)
 
 
+def await_room() -> None:
+    """Until Ray tells that all processors are free: it learns late of the end of an earlier test's job."""
+    import ray
+
+    deadline = time.monotonic() + 30 * PATIENCE
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.05)
+
+
 def of(pid: int, name: str) -> int:
     """The process of this name that `pid` is the parent of."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
