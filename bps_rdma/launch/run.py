@@ -72,9 +72,9 @@ def signals_pass_on() -> Iterator[PassOn]:
 
 
 # A scheduler that is lost so often does not fail by accident.
-_MOST_SCHEDULERS = 10
-_SCHEDULERS_WITHIN = 60.0  # seconds
-_STEPPED_DOWN = 75  # the status of bps-scheduler: it was stopped for too long, and the job may have gone on without it
+MOST_SCHEDULERS = 10
+SCHEDULERS_WITHIN = 60.0  # seconds
+STEPPED_DOWN = 75  # the status of bps-scheduler: it was stopped for too long, and the job may have gone on without it
 
 
 @dataclass
@@ -107,8 +107,8 @@ class Scheduler:
     def start_again(self) -> bool:
         """Whether it has been, after it was lost."""
         status = self.child.status or 0
-        recent = [start for start in self._starts if start > time.monotonic() - _SCHEDULERS_WITHIN]
-        if (status > 0 and status != _STEPPED_DOWN) or len(recent) >= _MOST_SCHEDULERS:
+        recent = [start for start in self._starts if start > time.monotonic() - SCHEDULERS_WITHIN]
+        if (status > 0 and status != STEPPED_DOWN) or len(recent) >= MOST_SCHEDULERS:
             return False
         self._start()
         return True

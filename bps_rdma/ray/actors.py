@@ -19,8 +19,10 @@ import ray.cloudpickle
 from bps_rdma import job
 from bps_rdma.errors import BpsError
 from bps_rdma.launch.environment import find_binary, free_port
+from bps_rdma.launch.run import STEPPED_DOWN
 from bps_rdma.ray.environment import adopt
 from bps_rdma.ray.errors import RayError, ServerEndedError, StartError
+from bps_rdma.ray.scheduler_run import start_scheduler
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,17 @@ class Helper(Member):
 
         It stays in the process group of the actor, which Ray kills with the actor.
         """
-        child = subprocess.Popen([find_binary(f"bps-{role}")], stdin=subprocess.DEVNULL)
+        if role == "scheduler":
+            child = start_scheduler()
+        else:
+            child = subprocess.Popen([find_binary(f"bps-{role}")], stdin=subprocess.DEVNULL)
         try:
             status = child.wait()
         finally:
             child.kill()
         if status < 0:
             raise ServerEndedError(f"bps-{role} was killed by signal {-status}", killed=True)
+        if status == STEPPED_DOWN:
+            raise ServerEndedError(f"bps-{role} was stopped for too long", killed=True)
         if status:
             raise ServerEndedError(f"bps-{role} ended with status {status}; its output says why", killed=False)

@@ -29,6 +29,8 @@ def adopt(env: Mapping[str, str]) -> None:
     for name in identity(os.environ):
         del os.environ[name]
     os.environ.update(env)
+    if "BPS_MIN_WORKERS" in env:  # the driver starts another scheduler in the place of a lost one
+        os.environ.setdefault("BPS_SCHEDULER_PATIENCE", "30")
 
 
 @contextlib.contextmanager

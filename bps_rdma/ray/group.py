@@ -20,6 +20,7 @@ from bps_rdma.ray.actors import Helper, Rank, Whereabouts
 from bps_rdma.ray.environment import Address, Identity
 from bps_rdma.ray.errors import Failure, StartError
 from bps_rdma.ray.placement import Place, Placement, Shape, addresses
+from bps_rdma.ray.scheduler_run import forget_scheduler
 
 
 @dataclass
@@ -112,7 +113,7 @@ class Group:
         return actor.handle.serve.remote("scheduler" if actor is self.scheduler else "server")
 
     def start_again(self, lost: Actor, pickled: Any) -> tuple[Any, Actor]:
-        """Start an actor in the place of a lost rank or server, which enters the running job; its future, and itself.
+        """Start an actor in the place of a lost member, which enters the running job; its future, and itself.
 
         It does not wait. Where the node has gone, too, Ray first has to find room for the bundle elsewhere.
         """
@@ -126,6 +127,11 @@ class Group:
             actor.handle.adopt.remote(self._identity.rank(place))
             self.ranks[number] = actor
             return actor.handle.run.remote(pickled), actor
+        if lost is self.scheduler:
+            beside = [*self._placement.servers, *self._placement.ranks][0]
+            self.scheduler = self._start(Helper, lost.label, beside, {})
+            self.scheduler.handle.adopt.remote(self._identity.server())
+            return self._serve(self.scheduler), self.scheduler
         number = self.servers.index(lost)
         actor = self._start(Helper, lost.label, self._placement.servers[number], self._shape.server_resources)
         actor.handle.adopt.remote(self._identity.server())
@@ -137,6 +143,9 @@ class Group:
         for actor in self.actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor.handle, no_restart=True)
+        if self._shape.least and self._identity is not None:
+            with contextlib.suppress(Exception):
+                forget_scheduler(self._identity.name)
         self._placement.release()
 
     def __enter__(self) -> Group:

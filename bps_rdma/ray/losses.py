@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bps_rdma.ray.errors import Failure
+from bps_rdma.launch.run import MOST_SCHEDULERS, SCHEDULERS_WITHIN
+from bps_rdma.ray.errors import Failure, Kind
 from bps_rdma.ray.group import Actor, Group
+from bps_rdma.ray.nodes import answers
 
 _log = logging.getLogger(__name__)
 
@@ -36,13 +38,16 @@ class Losses:
         self._past: list[tuple[float, Failure]] = []
         self._newcomers: set[str] = set()
         self._over_at: float | None = None
+        self._schedulers_lost: list[float] = []
 
     def goes_on(self, actor: Actor, failure: Failure, waiting: Mapping[Any, Actor]) -> bool:
         """Note the end of a member; whether enough others are left. `waiting` are those that have not ended."""
-        if not self._least or actor is self._group.scheduler:
+        if not self._least or (actor is self._group.scheduler and not self._may_replace_scheduler(actor, failure)):
             return False
         self._lost[actor.label] = (time.monotonic(), failure)
         self._past.append(self._lost[actor.label])
+        if actor is self._group.scheduler:
+            return True
         if actor in self._group.servers:
             return any(other in self._group.servers for other in waiting.values())
         return self._ranks_left() >= self._least
@@ -51,6 +56,10 @@ class Losses:
         """Start a lost member again, if that may be; its future, and itself."""
         _, failure = self._lost[actor.label]
         left = f"{self._ranks_left()} of {len(self._group.ranks)} ranks"
+        if actor is self._group.scheduler:
+            _log.warning("%s; it is started again", failure.describe())
+            del self._lost[actor.label]
+            return self._group.start_again(actor, self._pickled)
         others = any(other in self._group.ranks for other in waiting.values())
         if self._restarts == 0 or not others or self._over_at is not None:
             _log.warning("%s; the job goes on with %s", failure.describe(), left)
@@ -66,6 +75,13 @@ class Losses:
         """What may be the cause of a failure that the job does not survive: earlier losses of the last seconds."""
         since = time.monotonic() - _RECENTLY_S
         return [failure for at, failure in self._past if at > since][:-1]  # the last one is this failure
+
+    def _may_replace_scheduler(self, actor: Actor, failure: Failure) -> bool:
+        """Members look for another one at the address of the lost one, so not when its node has gone."""
+        now = time.monotonic()
+        recent = [at for at in self._schedulers_lost if at > now - SCHEDULERS_WITHIN]
+        self._schedulers_lost = [*recent, now]
+        return failure.kind is Kind.DIED and len(recent) + 1 < MOST_SCHEDULERS and answers(actor)
 
     def _ranks_left(self) -> int:
         return sum(1 for rank in self._group.ranks if rank.label not in self._lost)

@@ -47,6 +47,12 @@ def silent_nodes(actors: Iterable[Actor], error: JobFailedError | None) -> set[s
     return {node for node, answers in zip(ports, found, strict=True) if not answers}
 
 
+def answers(actor: Actor) -> bool:
+    """Whether the node of an actor is alive, as far as can be known."""
+    known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return actor.node in known and not silent_nodes([actor], None)
+
+
 def _answers(address: tuple[str, int]) -> bool:
     """Whether a raylet is there and runs. One that wants TLS closes the connection, which is an answer, too."""
     try:

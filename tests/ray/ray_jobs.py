@@ -55,6 +55,16 @@ def await_nodes(cluster: Any) -> None:
         time.sleep(0.05)
 
 
+def await_room() -> None:
+    """Until Ray tells that all processors are free: it learns late of the end of an earlier test's job."""
+    import ray
+
+    deadline = time.monotonic() + 30 * PATIENCE
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.05)
+
+
 def of(pid: int, name: str) -> int:
     """The process of this name that `pid` is the parent of."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -153,6 +163,12 @@ def end(how: str) -> None:
     if how in ("server", "scheduler"):
         (pid, *_) = [pid for pid, text in processes().items() if f"bps-{how}" in text.split(" ")[0]]
         os.kill(pid, signal.SIGKILL)
+        return
+    if how == "scheduler's actor":
+        (pid, *_) = [pid for pid, text in processes().items() if "bps-scheduler" in text.split(" ")[0]]
+        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        while pid in processes():  # Ray kills it when it has noticed the end of the actor
+            time.sleep(0.01)
         return
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[how])
     time.sleep(60)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray_jobs
+from ray.experimental import internal_kv
 
 import bps_rdma.ray
 from bps_rdma.errors import InvalidArgumentError
@@ -49,6 +50,25 @@ def test_a_new_actor_enters_the_running_job(two_nodes, tmp_path, caplog):
 def test_ranks_go_on_without_a_killed_server(two_nodes, tmp_path):
     found = bps_rdma.ray.run(ray_jobs.survives, plan(tmp_path, 2, "server"), hosts=2, servers=2, min_workers=2)
     assert [one["sizes"] for one in found] == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("end", "servers"),
+    [
+        ("scheduler", 0),
+        pytest.param("scheduler's actor", 0, marks=pytest.mark.long),
+        pytest.param("scheduler's actor", 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_lost_scheduler_is_started_again(two_nodes, tmp_path, caplog, end, servers):
+    with caplog.at_level(logging.WARNING, "bps_rdma.ray"):
+        found = bps_rdma.ray.run(ray_jobs.survives, plan(tmp_path, 2, end), hosts=2, servers=servers, min_workers=1)
+    assert [one["sizes"] for one in found] == [[2, 2], [2, 2]]
+    assert all("the scheduler was lost and started again" in one["texts"][0] for one in found)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("scheduler (")
+    assert warning.endswith("; it is started again")
+    assert not internal_kv._internal_kv_list(b"bps_rdma/scheduler/")
 
 
 @pytest.mark.long

@@ -92,6 +92,7 @@ def test_two_jobs_at_once(two_nodes):
     ],
 )
 def test_no_room(two_nodes, asked, said):
+    ray_jobs.await_room()
     with pytest.raises(bps_rdma.ray.PlacementError) as raised:
         bps_rdma.ray.run(ray_jobs.sums, 1, start_timeout=0.5, **asked)
     assert "had no room for the job within 0.5 s" in str(raised.value)
