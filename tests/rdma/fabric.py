@@ -56,10 +56,12 @@ def is_rxe(hca: str = HCA) -> bool:
 
 
 def hardware_counters(hca: str = HCA) -> dict[str, int]:
-    """sent_pkts, rcvd_pkts, retry_exceeded_err, ... as far as the device counts them."""
+    """sent_pkts, rcvd_pkts, retry_exceeded_err, ... as far as the device counts them; nothing when it is removed."""
     folder = Path("/sys/class/infiniband") / hca / "ports/1/hw_counters"
-    names = [path for path in folder.glob("*") if path.name != "lifespan"] if folder.exists() else []
-    return {path.name: int(path.read_text()) for path in names}
+    try:
+        return {path.name: int(path.read_text()) for path in folder.iterdir() if path.name != "lifespan"}
+    except OSError:  # perhaps just now
+        return {}
 
 
 def netdev(hca: str = HCA) -> str:

@@ -157,3 +157,35 @@ def with_dtensor(_: Any, folder: str) -> None:
 
 def test_dtensor_and_checkpoints(tmp_path):
     cluster.run(with_dtensor, str(tmp_path / "checkpoint"), workers=4, init=False)
+
+
+def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    _, share = joined(backend)
+    net = nn.parallel.DistributedDataParallel(model().float())
+    if name == "powerSGD":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif name:
+        net.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    for step in range(8):
+        net(batch(step).float()[share]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [parameter.detach() for parameter in net.parameters()]
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("name", ["fp16", "powerSGD"])
+def test_torchs_own_compression_hooks(name: str) -> None:
+    ours = cluster.run(with_torchs_hook, "bps", name, workers=2, init=False)
+    plain = cluster.run(with_torchs_hook, "bps", "", workers=2, init=False)
+    for one, other, exact in zip(ours[0], ours[1], plain[0], strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, exact), "nothing was compressed"
+        torch.testing.assert_close(one, exact, rtol=0.05, atol=0.005 if name == "fp16" else 0.05)
