@@ -30,6 +30,7 @@ from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.cross_barrier import CrossBarrier
 from bps_rdma.torch.ddp import DistributedDataParallel
 from bps_rdma.torch.ddp_comm_hook import ddp_comm_hook
+from bps_rdma.torch.diloco import DiLoCo, LocalSGD
 from bps_rdma.torch.ops import (
     byteps_torch_set_num_grads,
     declare,
@@ -51,11 +52,13 @@ _backend.register()  # init_process_group("bps")
 __all__ = [
     "Compression",
     "CrossBarrier",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "ElasticSampler",
     "Group",
     "Handle",
+    "LocalSGD",
     "RoundAbortedError",
     "ShardedOptimizer",
     "TrainingState",

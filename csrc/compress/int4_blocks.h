@@ -8,7 +8,7 @@
 // largest magnitude after it, the scale is m / 7, as bfloat16, rounded up; below 2^-126 it is zero. An element becomes
 // x * (1 / scale), rounded to nearest even, from -7 to 7, in two's complement, element i of a block in the low half of
 // byte i if i < 64, else in the high half of byte i - 64. A block with a NaN or infinity, before or after the rotation,
-// has the scale NaN and decodes to NaN.
+// has the scale NaN and decodes to NaN; one with elements near the largest float32 may decode to infinities.
 #pragma once
 
 #include "compress/codec.h"

@@ -7,7 +7,8 @@
 
 namespace bps::compress {
 
-// In place; both have one size. `momentum` is zero before the first round.
+// In place; both have one size. Momentum that is not finite is set to zero once it has been sent: a round that
+// overflows spoils no later one. `momentum` is zero before the first round.
 void add_momentum(float mu, std::span<float> momentum, std::span<float> gradient);
 
 }  // namespace bps::compress

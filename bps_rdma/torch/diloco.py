@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DiLoCo and LocalSGD: ranks train alone for some steps, and then agree on what they have learnt.
+
+After `every` steps each rank has moved away from the parameters that all had in common, the anchor. What it has moved,
+anchor - parameter, is its pseudo-gradient; the mean of those of all ranks is what an outer optimizer, SGD with Nesterov
+momentum, steps on from the anchor, and the result is the next anchor (Douillard et al., "DiLoCo", 2023). So a link
+carries the parameters once per `every` steps, and compressed if that is wanted. With fragments, which take turns, and a
+delay, training goes on while the means travel ("Streaming DiLoCo", 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bps_rdma import job
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.group import Group
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import start, transfer
+from bps_rdma.torch.broadcast import broadcast_parameters
+from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
+from bps_rdma.torch.names import unique
+from bps_rdma.torch.optimizer import names_of
+from bps_rdma.torch.transfer import AnyHandle
+
+
+@dataclass
+class _Fragment:
+    """Some parameters, which are agreed on together. All memory is flat, in float32, beside the parameters."""
+
+    parameters: list[torch.nn.Parameter]
+    options: Options
+    anchor: torch.Tensor
+    velocity: torch.Tensor
+    moved: torch.Tensor  # the pseudo-gradient, then its mean
+    handle: AnyHandle | None = None
+    left: int = 0  # steps until the mean is waited for
+
+    def local(self) -> torch.Tensor:
+        return torch.cat([one.detach().flatten().float() for one in self.parameters])
+
+    def begin(self, delay: int) -> None:
+        torch.sub(self.anchor, self.local(), out=self.moved)
+        self.handle = transfer.all_reduce(self.moved, self.options)
+        self.left = delay
+
+    def end(self, lr: float, momentum: float, mix: float) -> None:
+        self.velocity.mul_(momentum).add_(self.moved)
+        self.anchor.sub_(self.moved + momentum * self.velocity, alpha=lr)
+        self.take(self.anchor if mix == 0 else torch.lerp(self.anchor, self.local(), mix))
+
+    def take(self, values: torch.Tensor) -> None:
+        begin = 0
+        with torch.no_grad():
+            for one in self.parameters:
+                one.copy_(values[begin : begin + one.numel()].view_as(one))
+                begin += one.numel()
+
+
+class DiLoCo:
+    """Steps an optimizer on each rank alone, and brings the ranks together after every so many steps.
+
+    Every rank must make the same number of steps. The constructor broadcasts the parameters of rank 0.
+
+        optimizer = DiLoCo(torch.optim.AdamW(model.parameters()), every=100, compression="int8:feedback=1")
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+
+    Args:
+        optimizer: the inner one, of floating-point parameters; use it where a scheduler wants an optimizer.
+        named_parameters: as for DistributedOptimizer().
+        every: steps from one agreement on a parameter to the next one.
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: its Nesterov momentum.
+        fragments: parts of the model that are agreed on one after the other, spread over `every` steps.
+        delay: steps that are made while a mean travels; below `every`.
+        mix: how much of what the rank has learnt by itself it keeps at an agreement: 0 none, 1 everything. With a
+            delay, 0.5 keeps half of what it has learnt meanwhile.
+        compression: how pseudo-gradients travel between hosts, as in "int8:feedback=1" or "int4:feedback=1".
+        group: a group of bps_rdma or of torch.distributed; default: all workers.
+
+    Attributes:
+        inner: the inner optimizer.
+        steps: so far.
+
+    Raises:
+        InvalidArgumentError: a number is out of its range, or parameters' names are not unique.
+        InvalidTensorError, MismatchError: ranks disagree about the parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        *,
+        every: int = 100,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+        compression: AnyCompression = Compression.none,
+        group: Any = None,
+    ) -> None:
+        start.init()
+        named = names_of(optimizer, named_parameters)
+        if not 1 <= fragments <= max(len(named), 1):
+            raise InvalidArgumentError(
+                f"fragments={fragments} of {len(named)} parameters", "use 1, or at most one for each parameter"
+            )
+        if every < 1 or not 0 <= delay < every:
+            raise InvalidArgumentError(f"every={every} and delay={delay}", "use 0 <= delay < every")
+        if not 0 <= mix <= 1:
+            raise InvalidArgumentError(f"mix={mix} is no share", "use a number from 0 to 1")
+        wrong = [name for name, one in named if not one.is_floating_point()]
+        if wrong:
+            raise InvalidArgumentError(f"{wrong[0]!r} is not of a floating-point type", "leave it out of the optimizer")
+        self.inner = optimizer
+        self.steps = 0
+        self._every, self._delay, self._mix = every, delay, mix
+        self._outer = outer_lr, outer_momentum
+        self._group: Group | None = start.group_of(group)
+        self._method = compressor_of(compression).method
+        broadcast_parameters(named, prefix=unique("DiLoCo.begin"), group=group)
+        prefix = unique("DiLoCo")
+        self._fragments = [
+            self._fragment(f"{prefix}.{number}", parameters)
+            for number, parameters in enumerate(_cut([one for _, one in named], fragments))
+        ]
+
+    def _fragment(self, name: str, parameters: list[torch.nn.Parameter]) -> _Fragment:
+        options = Options(ReduceOp.average, name, group=self._group, compression=self._method)
+        anchor = torch.cat([one.detach().flatten().float() for one in parameters])
+        moved = transfer.zeros_beside(parameters[0], anchor.numel(), torch.float32)
+        return _Fragment(parameters, options, anchor, torch.zeros_like(anchor), moved)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of the inner optimizer."""
+        return self.inner.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the inner optimizer's."""
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the inner optimizer, and whatever is due then between the ranks.
+
+        Returns:
+            What the inner optimizer's step() returns.
+
+        Raises:
+            PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
+                left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
+                agreement starts from the last anchor.
+        """
+        result = self.inner.step(closure)
+        self.steps += 1
+        for number, fragment in enumerate(self._fragments):
+            shift = number * self._every // len(self._fragments)
+            if (self.steps - shift) % self._every == 0 and self.steps >= self._every:
+                fragment.begin(self._delay)
+            elif fragment.handle is not None:
+                fragment.left -= 1
+        due = [one for one in self._fragments if one.handle is not None and one.left <= 0]
+        if due:
+            self._agree(due)
+        return result
+
+    def synchronize(self) -> None:
+        """Waits for the agreements that are under way."""
+        due = [one for one in self._fragments if one.handle is not None]
+        if due:
+            self._agree(due)
+
+    def _agree(self, fragments: list[_Fragment]) -> None:
+        error: Exception | None = None
+        for one in fragments:
+            handle, one.handle = one.handle, None
+            assert handle is not None
+            try:
+                handle.wait()
+            except Exception as caught:
+                error = error or caught
+        if error is not None:
+            raise error
+        job.commit(self._group)  # or some ranks would go on from an anchor that others do not have
+        for one in fragments:
+            one.end(*self._outer, self._mix)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; waits for what is under way first, so that every rank must call it at the same step."""
+        self.synchronize()
+        return {
+            "inner": self.inner.state_dict(),
+            "steps": self.steps,
+            "fragments": [{"anchor": one.anchor.clone(), "velocity": one.velocity.clone()} for one in self._fragments],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint of the same model in as many fragments.
+
+        Raises:
+            InvalidArgumentError: it has other parameters, or another number of fragments.
+        """
+        sizes = [one["anchor"].numel() for one in state["fragments"]]
+        if sizes != [one.anchor.numel() for one in self._fragments]:
+            raise InvalidArgumentError("the checkpoint is of other parameters", "use the same model and `fragments`")
+        self.synchronize()
+        self.inner.load_state_dict(state["inner"])
+        self.steps = state["steps"]
+        for one, saved in zip(self._fragments, state["fragments"], strict=True):
+            one.anchor.copy_(saved["anchor"])
+            one.velocity.copy_(saved["velocity"])
+
+
+def LocalSGD(  # noqa: N802
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    *,
+    every: int = 10,
+    compression: AnyCompression = Compression.none,
+    group: Any = None,
+) -> DiLoCo:
+    """DiLoCo whose ranks take the mean of their parameters after `every` steps (McMahan et al., 2016)."""
+    return DiLoCo(
+        optimizer,
+        named_parameters,
+        every=every,
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        compression=compression,
+        group=group,
+    )
+
+
+def _cut(parameters: list[torch.nn.Parameter], count: int) -> list[list[torch.nn.Parameter]]:
+    """Runs of about equal numbers of elements, none of them empty."""
+    total = sum(one.numel() for one in parameters)
+    parts: list[list[torch.nn.Parameter]] = [[]]
+    seen = 0
+    for index, one in enumerate(parameters):
+        wants_next = seen >= total * len(parts) / count or len(parameters) - index <= count - len(parts)
+        if parts[-1] and len(parts) < count and wants_next:
+            parts.append([])
+        parts[-1].append(one)
+        seen += one.numel()
+    return parts if parameters else []

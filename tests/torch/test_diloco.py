@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DiLoCo and LocalSGD against the same thing computed by one process for all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from torch import nn
+
+STEPS, EVERY = 24, 4
+TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "0"}
+
+
+def model(seed: int = 1) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def loss(net: nn.Module, step: int, rank: int) -> torch.Tensor:
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+    return (net(x) - x[:, :4].sin()).square().mean()
+
+
+def trained(bps: Any, options: dict[str, Any], steps: int = STEPS) -> list[torch.Tensor]:
+    from bps_rdma.torch import DiLoCo
+
+    net = model(seed=1 + bps.rank())  # rank 0's counts
+    optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=EVERY, **options)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(net, step, bps.rank()).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    return [one.detach() for one in net.parameters()]
+
+
+def expected(world: int, lr: float, momentum: float) -> list[torch.Tensor]:
+    """DiLoCo of all ranks in one process, parameter by parameter."""
+    nets = [model() for _ in range(world)]
+    inner = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    anchor = model()
+    outer = torch.optim.SGD(anchor.parameters(), lr, momentum=momentum, nesterov=momentum > 0)
+    for step in range(STEPS):
+        for rank, (net, optimizer) in enumerate(zip(nets, inner, strict=True)):
+            optimizer.zero_grad()
+            loss(net, step, rank).backward()
+            optimizer.step()
+        if (step + 1) % EVERY == 0:
+            for number, one in enumerate(anchor.parameters()):
+                one.grad = torch.stack([one.detach() - list(net.parameters())[number] for net in nets]).mean(0).detach()
+            outer.step()
+            for net in nets:
+                net.load_state_dict(anchor.state_dict())
+    return [one.detach() for one in anchor.parameters()]
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_it_is_the_outer_optimizer_of_torch_on_the_mean(momentum: float) -> None:
+    results = cluster.run(trained, {"outer_momentum": momentum}, workers=3)
+    for rank in results:
+        torch.testing.assert_close(rank, expected(3, 0.7, momentum), rtol=1e-4, atol=1e-5)
+        for one, first in zip(rank, results[0], strict=True):
+            assert torch.equal(one, first)
+
+
+def averaged(bps: Any) -> None:
+    from bps_rdma.torch import LocalSGD
+
+    net = model()
+    optimizer = LocalSGD(torch.optim.Adam(net.parameters(), 0.01), net.named_parameters(), every=3)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss(net, step, bps.rank()).backward()
+        before = bps.metrics()["total"]["operations"]
+        optimizer.step()
+        sent = bps.metrics()["total"]["operations"] - before
+        assert sent == (1 if step in (2, 5) else 0), "only then do ranks speak to each other"
+        flat = torch.cat([one.detach().flatten() for one in net.parameters()])
+        everybody = bps.all_gather(flat).view(bps.size(), -1)
+        assert bool((everybody == everybody[0]).all()) == (step in (2, 5))
+
+
+def test_local_sgd_averages_every_few_steps() -> None:
+    cluster.run(averaged, workers=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fragments": 3},
+        {"fragments": 2, "delay": 2, "mix": 0.5},
+        {"compression": "int8:feedback=1"},
+        {"compression": "int4:feedback=1", "fragments": 2, "delay": 1},
+    ],
+)
+def test_ranks_learn_together(options: dict[str, Any]) -> None:
+    results = cluster.run(trained, options, 160, workers=2, env=TCP)
+    losses = []
+    for rank in results:
+        net = model()
+        for one, value in zip(net.parameters(), rank, strict=True):
+            one.data.copy_(value)
+        losses.append(sum(float(loss(net, step, 7).detach()) for step in range(1000, 1010)) / 10)
+    untrained = sum(float(loss(model(), step, 7).detach()) for step in range(1000, 1010)) / 10
+    assert max(losses) < untrained / 3, (losses, untrained)
+
+
+def resumed(bps: Any) -> None:
+    from bps_rdma.torch import DiLoCo
+
+    def begin() -> tuple[nn.Module, DiLoCo]:
+        net = model()
+        return net, DiLoCo(torch.optim.SGD(net.parameters(), 0.1, momentum=0.5), every=4, fragments=2)
+
+    def run(net: nn.Module, optimizer: DiLoCo, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            loss(net, step, bps.rank()).backward()
+            optimizer.step()
+
+    net, optimizer = begin()
+    run(net, optimizer, range(10))
+    saved = copy.deepcopy(optimizer.state_dict()), {key: value.clone() for key, value in net.state_dict().items()}
+    run(net, optimizer, range(10, 20))
+    again, other = begin()
+    other.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    run(again, other, range(10, 20))
+    for one, same in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, same)
+    assert other.steps == 20
+    with pytest.raises(bps.InvalidArgumentError, match="other parameters"):
+        DiLoCo(torch.optim.SGD(model().parameters(), 0.1)).load_state_dict(saved[0])
+
+
+def test_a_checkpoint_goes_on() -> None:
+    cluster.run(resumed, workers=2)
+
+
+def refused(bps: Any) -> None:
+    from bps_rdma.torch import DiLoCo
+
+    for wrong in ({"every": 0}, {"every": 4, "delay": 4}, {"mix": 2}, {"fragments": 7}, {"compression": "zip"}):
+        with pytest.raises(bps.InvalidArgumentError):
+            DiLoCo(torch.optim.SGD(model().parameters(), 0.1), **({"every": 1} | wrong)).step()
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    cluster.run(refused, workers=1)
+
+
+def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
+    from rank_main import mark
+
+    from bps_rdma.torch import DiLoCo, RoundAbortedError
+
+    net = model()
+    optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=2)
+    step = 0
+    while step < 200:
+        optimizer.zero_grad()
+        loss(net, step, bps.rank()).backward()
+        with contextlib.suppress(RoundAbortedError):  # the step itself has been made
+            optimizer.step()
+        step += 1
+        if step == 20:
+            mark("running")
+    optimizer.synchronize()
+    bps.barrier()
+    return bps.size(), [one.detach() for one in net.parameters()]
+
+
+def test_a_lost_rank() -> None:
+    env = {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": str(2 * cluster.PATIENCE)}
+    with cluster.start(goes_on, workers=3, servers=1, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 2")
+        outcomes = job.outcomes()
+    for outcome in outcomes[:2]:
+        assert outcome.value, outcome.error
+        assert outcome.value[0] == 2
+    for one, other in zip(outcomes[0].value[1], outcomes[1].value[1], strict=True):
+        assert torch.equal(one, other)
