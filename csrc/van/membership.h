@@ -112,8 +112,8 @@ struct TensorSpec {
   std::uint32_t group = 0;
   std::string name;
   std::uint8_t dtype = 0;
-  std::uint64_t count = 0;  // elements
-  std::string shape;        // for people: "(3, 4)"
+  std::uint64_t count = 0;    // elements
+  std::string shape;          // for people: "(3, 4)"
   std::string compression{};  // as compress/compression.h says, or empty
   static constexpr void fields(auto& io, auto& m) {
     io(m.group);
