@@ -26,8 +26,10 @@ def from_config(config: Any) -> Any:
     """The Startup of this process.
 
     Raises:
-        InvalidArgumentError: variables contradict each other or are missing; names them.
+        InvalidArgumentError: variables contradict each other, are missing, or name no compression; names them.
     """
+    if compression := config.text("BPS_COMPRESSION"):
+        _core.Codec(compression)
     role = config.text("BPS_ROLE") or "joint"
     if role not in ("worker", "joint"):
         raise InvalidArgumentError(

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import cluster
 import codec_reference
 import numpy as np
 import pytest
+import rank_main
 
 from bps_rdma import job
 from bps_rdma.compression import METHODS
@@ -342,3 +344,43 @@ def disagrees(bps: Any) -> None:
 
 def test_ranks_must_agree() -> None:
     cluster.run(disagrees, workers=2, env=TCP)
+
+
+def without_failover(bps: Any) -> None:
+    array = np.ones(COUNT, np.float32)
+    with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER"):
+        bps.push_pull(array, name="c", compression="int8")
+    assert (bps.push_pull(array, name="c", compression="none") == 1).all()
+    bps.barrier()
+
+
+def test_it_does_not_go_with_failover_yet() -> None:
+    cluster.run(without_failover, workers=2, servers=2, env=TCP | {"BPS_SERVER_FAILOVER": "1", "BPS_MIN_WORKERS": "1"})
+
+
+def in_the_next_view(bps: Any) -> None:
+    bps.declare("d", shape=COUNT, dtype=np.float32, compression="int8")
+    array = np.ones(COUNT, np.float32)
+    bps.push_pull(array, name="d")
+    rank_main.mark("running")
+    before = bps.size()
+    while bps.size() == before:
+        with contextlib.suppress(bps.RoundAbortedError):
+            bps.push_pull(array, name="d")
+    assert (bps.push_pull(array, name="d", average=False) == bps.size()).all()
+    assert job.current().tensors[0, "d"].compression == "int8"
+    bps.barrier()
+
+
+def test_a_name_is_compressed_in_the_next_view_too() -> None:
+    env = TCP | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": str(2 * cluster.PATIENCE)}
+    with cluster.start(in_the_next_view, workers=3, servers=1, env=env) as running:
+        running.await_marks("running")
+        running.kill("rank 2")
+        for outcome in running.outcomes()[:2]:
+            assert not outcome.error, outcome.error
+
+
+def test_a_wrong_setting_is_told_at_once() -> None:
+    with pytest.raises(cluster.JobFailedError, match="no compression method 'zip'"):
+        cluster.run(by_default, workers=1, env=TCP | {"BPS_COMPRESSION": "zip"})
