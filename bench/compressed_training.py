@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of small models with compressed gradients: a character GPT on this project's own pages, and a convolution net.
+
+    BPS_TRANSPORT=tcp BPS_MIN_COMPRESS_BYTES=1024 bps run -np 2 --servers 1 \\
+        python bench/compressed_training.py --plot docs/compression_loss.png
+
+Each method trains the same model from the same start on the same batches. Shown is the loss on data that was not
+trained on, at the end as the mean of the last fifth of the measurements. A dedicated server makes all contributions
+travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import bps_rdma.torch as bps
+
+METHODS = (
+    "none bf16 int8 int8:feedback=1 mxfp8 int4:feedback=1 "
+    "topk:k=0.1,feedback=1 topk:k=0.01,feedback=1 onebit:feedback=1"
+)
+MODELS = {"gpt": "a character GPT, 109 thousand parameters", "images": "a convolution net"}
+EVERY = 10  # steps from one measurement to the next
+ROOT = Path(__file__).parents[1]
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, both before normalisation."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        parts = self.project(self.before(x)).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        x = x + self.join(mixed.transpose(1, 2).reshape(rows, length, width))
+        return x + self.narrow(functional.gelu(self.wide(self.between(x))))
+
+
+class GPT(nn.Module):
+    """Predicts the next character of a text."""
+
+    LENGTH = 64
+
+    def __init__(self, characters: int, width: int = 64) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(characters, width), nn.Embedding(self.LENGTH, width)
+        self.blocks = nn.Sequential(Block(width, 4), Block(width, 4), nn.LayerNorm(width))
+        self.read = nn.Linear(width, characters)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.read(self.blocks(self.characters(x) + self.places.weight[: x.shape[1]]))
+
+
+def gpt() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float]:
+    """A model, its loss on the batch of a seed, and a learning rate."""
+    text = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+    letters = sorted(set(text))
+    data = torch.tensor([letters.index(letter) for letter in text])
+    held_out = len(data) // 10
+
+    def loss(model: nn.Module, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(abs(seed))
+        low, high = (0, held_out) if seed < 0 else (held_out, len(data))
+        starts = torch.randint(low, high - GPT.LENGTH - 1, (16,), generator=generator)
+        rows = torch.stack([data[start : start + GPT.LENGTH + 1] for start in starts.tolist()])
+        return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+    return GPT(len(letters)), loss, 3e-3
+
+
+def images() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float]:
+    """Tells noisy rings, squares, crosses and bars of any size and place from each other."""
+    y, x = torch.meshgrid(torch.arange(20.0), torch.arange(20.0), indexing="ij")
+
+    def draw(kind: int, generator: torch.Generator) -> torch.Tensor:
+        size, row, column = (
+            torch.rand(3, generator=generator) * torch.tensor([4, 8, 8]) + torch.tensor([3, 6, 6])
+        ).tolist()
+        dy, dx = (y - row).abs(), (x - column).abs()
+        shape = [
+            ((dy**2 + dx**2).sqrt() - size).abs() < 1,
+            (torch.maximum(dy, dx) - size).abs() < 1,
+            (torch.minimum(dy, dx) < 1) & (torch.maximum(dy, dx) < size),
+            (dy < 1) & (dx < size),
+        ][kind]
+        return shape.float() + 0.7 * torch.randn(20, 20, generator=generator)
+
+    def loss(model: nn.Module, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(abs(seed) if seed >= 0 else 10**9 - seed)
+        kinds = torch.randint(0, 4, (32,), generator=generator)
+        pictures = torch.stack([draw(kind, generator) for kind in kinds.tolist()])
+        return functional.cross_entropy(model(pictures[:, None]), kinds)
+
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(),
+        nn.Linear(288, 64),
+        nn.ReLU(),
+        nn.Linear(64, 4),
+    )
+    return model, loss, 2e-3
+
+
+def train(make: Any, method: str, steps: int, seed: int) -> list[float]:
+    """The losses on data that was not trained on."""
+    torch.manual_seed(seed)
+    model, loss, rate = make()
+    ddp = bps.DistributedDataParallel(model, compression=method)
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
+    )
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(ddp, 10**6 * seed + step * bps.size() + bps.rank()).backward()
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % EVERY == 0:
+            with torch.no_grad():
+                losses.append(statistics.mean(float(loss(model, seed)) for seed in range(-4, 0)))
+    return losses
+
+
+def plot(path: Path, results: dict[str, dict[str, list[float]]]) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(results), figsize=(11, 4), layout="constrained", squeeze=False)
+    for axes, (title, found) in zip(panels[0], results.items(), strict=True):
+        for method, losses in found.items():
+            steps = range(EVERY, EVERY * len(losses) + 1, EVERY)
+            axes.plot(steps, losses, label=method, linewidth=2.5 if method == "none" else 1.2)
+        axes.set_title(title, fontsize="medium")
+        axes.set_xlabel("step")
+        axes.set_yscale("log")
+    panels[0][0].set_ylabel("loss on data that was not trained on")
+    panels[0][-1].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1, help="of the start and the batches")
+    parser.add_argument(
+        "--methods", default=METHODS, help="separated by spaces; the first one is what others are compared with"
+    )
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    bps.init()
+    results: dict[str, dict[str, list[float]]] = {}
+    for name in args.models:
+        title, make = MODELS[name], {"gpt": gpt, "images": images}[name]
+        for method in args.methods.split():
+            losses = results.setdefault(title, {})[method] = train(make, method, args.steps, args.seed)
+            last = statistics.mean(losses[-len(losses) // 5 :])
+            plain = next(iter(results[title].values()))
+            base = statistics.mean(plain[-len(plain) // 5 :])
+            if bps.rank() == 0:
+                print(f"{title}: {method:24} loss {last:.4f}, {100 * (last / base - 1):+.2f} %", flush=True)
+    if bps.rank() == 0:
+        if args.json:
+            args.json.write_text(json.dumps(results) + "\n")
+        if args.plot:
+            plot(args.plot, results)
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
