@@ -20,6 +20,7 @@ from ray.experimental import internal_kv
 from bps_rdma.launch.environment import find_binary
 
 _LOOK_S = 0.01
+_STARTS_S = 30.0
 _PREDECESSOR_ENDS_S = 5.0  # the raylet kills it when it has noticed the end of its actor
 
 
@@ -39,7 +40,9 @@ def start_scheduler() -> subprocess.Popen[bytes]:
                 time.sleep(_LOOK_S)
         environment = os.environ | {"BPS_SCHEDULER_STATE": str(file)}
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        while child.poll() is None and not _listens():  # it reads or makes the file before
+        deadline = time.monotonic() + _STARTS_S
+        # It reads or makes the file before. One that never listens is found by those who wait for the job to start.
+        while child.poll() is None and not _listens() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if known is None and file.exists():
             internal_kv._internal_kv_put(key, file.read_bytes(), overwrite=True)

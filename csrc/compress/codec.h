@@ -7,7 +7,8 @@
 // allocates or throws. The bytes are little-endian and the same on every machine: no result depends on the instruction
 // set. Buffers need no alignment on the encoded side, and must not overlap.
 //
-// A decoder never reads or writes out of bounds, whatever bytes it is given; it writes nothing unless it returns kOk.
+// A decoder never reads or writes out of bounds, whatever bytes it is given, also if they change while it reads them;
+// it writes nothing unless it returns kOk.
 #pragma once
 
 #include <cstddef>

@@ -87,7 +87,9 @@ Decoded TopkCodec::decode(std::span<const std::byte> from, std::span<float> to, 
     clear<kInto>(to);
     const std::byte* values = from.data() + 4 * count;
     for (std::size_t i = 0; i < count; ++i) {
-      put<kInto>(load<float>(values + 4 * i), to[load<std::uint32_t>(from.data() + 4 * i)]);
+      const auto index = load<std::uint32_t>(from.data() + 4 * i);
+      // Again: a peer that may write to these bytes may have changed them since.
+      if (index < to.size()) put<kInto>(load<float>(values + 4 * i), to[index]);
     }
   });
   return Decoded::kOk;

@@ -2,6 +2,7 @@
 #include "server/compressed_sum.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "compress/error_feedback.h"
 #include "compress/scratch.h"
@@ -19,7 +20,7 @@ const compress::Compression* CompressedSummer::find(const compress::Label& label
     if (found != known_.end()) return latest_ = found->second.get();
     if (known_.size() >= kMostTexts) return nullptr;
     return latest_ = known_.emplace(key, compress::parse_compression(text)).first->second.get();
-  } catch (const Error&) {
+  } catch (const std::exception&) {  // it means nothing, or there is no memory
     return nullptr;
   }
 }

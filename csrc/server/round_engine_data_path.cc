@@ -68,6 +68,10 @@ void RoundEngine::take(Push& push) {
   Arrival& arrival = round.arrivals[push.contributor];
   counters_.pushes.add();
   record(round, arrival, push);
+  if (push.compression != nullptr) {
+    arrival.is_compressed = true;
+    round.compression = push.compression;
+  }
   if (counters_.trace != nullptr) trace(TraceStage::kPushed, round, push.session.worker_rank());
   const bool pulls = (push.header.flags & tensor::kIsPull) != 0;
   if (!pulls) {
@@ -98,13 +102,14 @@ void RoundEngine::take(Push& push) {
 Round* RoundEngine::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
   const RoundGroup* const group = find_group(header.group);
+  const bool is_compressed = (header.flags & tensor::kCompressed) != 0;
   const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
   const PushLimits limits{.group = group,
                           .hosts = &hosts_,
                           .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
                           .largest_partition = largest(header),
-                          .payload = payload_of(push, room),
+                          .payload = is_compressed ? payload_of(push, room) : header.length,
                           .room = room,
                           .landed = push.slot != nullptr};
   if (const char* fault = find_fault(header, limits)) {
@@ -146,10 +151,9 @@ Round* RoundEngine::admit(Push& push) {
   return nullptr;
 }
 
-// What the header says of the length of a payload; zero for one whose label cannot be read.
+// What header and label say of the length of a compressed payload; zero when the label cannot be read.
 std::uint64_t RoundEngine::payload_of(Push& push, std::uint64_t room) {
   const tensor::PushHeader& header = push.header;
-  if ((header.flags & tensor::kCompressed) == 0) return header.length;
   if (room < compress::kLabelBytes || header.length > limits_.largest_partition) return 0;
   compress::Label label;
   if (push.slot != nullptr) {
@@ -179,10 +183,6 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   arrival.pushed = true;
   ++round.pushed;
   arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
-  if (push.compression != nullptr) {
-    arrival.is_compressed = true;
-    round.compression = push.compression;
-  }
   if (arrival.has_payload) {
     arrival.slot = push.slot;
     arrival.span = push.span;

@@ -82,12 +82,8 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
       !server.take_slot(transport::kMaxHeader + (placement.has_payload() ? travels : 0), batch_.slots[n])) {
     return false;
   }
-  StagingBuffer* staged = transfer.encoded;
-  if (staged != nullptr) {
-    transfer.encoded = std::exchange(staged->next, nullptr);
-  } else if (!stage(server, transfer, part, placement, n, staged, yields)) {
-    return false;
-  }
+  StagingBuffer* staged = nullptr;
+  if (transfer.staged && !stage(server, transfer, part, placement, n, staged, yields)) return false;
   const std::uint32_t index = in_flight_.allocate();
   InFlight& entry = in_flight_[index];
   entry.transfer = &transfer;
@@ -106,11 +102,16 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   return true;
 }
 
-// Finds the partition a buffer, if it needs one, and puts the payload into it. False when a limit says "not now", or
-// the payload cannot be read.
+// Finds the partition of a staged transfer a buffer, if it needs one, and puts the payload into it. False when a limit
+// says "not now", or the payload cannot be read.
 bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part, const tensor::Placement& placement,
                    std::size_t n, StagingBuffer*& staged, bool& yields) {
-  if (!transfer.staged || (transfer.answers_aside && !placement.wants_data())) return true;
+  if (transfer.encoded != nullptr) {
+    staged = transfer.encoded;
+    transfer.encoded = std::exchange(staged->next, nullptr);
+    return true;
+  }
+  if (transfer.answers_aside && !placement.wants_data()) return true;
   // There are no more buffers than partitions that can be sent.
   staged = take_buffer(server, yields);
   if (staged != nullptr) {

@@ -40,20 +40,20 @@ class Transfer {
 
   Operation* operation = nullptr;  // whose part it is; null for a contribution
   std::span<const Part> parts;
-  std::uint32_t next = 0;         // the first one that was not sent
-  std::uint32_t unfinished = 0;   // were not sent, or not answered
-  std::int32_t priority = 0;      // higher first
-  bool staged = false;            // partitions travel through staging buffers
-  bool staged_by_choice = false;  // the server could reach them where they lie, but not as fast
-  bool two_phase = false;         // see tensor::kTwoPhase
-  bool answers_aside = false;     // staged: only answers; payloads are read where they lie
-  // Its partitions are encoded when they are put into a buffer, which changes what is remembered of the tensor, and so
-  // is done once: those that could not be sent then wait here, the next one first.
-  bool is_compressed = false;
-  StagingBuffer* encoded = nullptr;
+  std::uint32_t next = 0;                      // the first one that was not sent
+  std::uint32_t unfinished = 0;                // were not sent, or not answered
+  std::int32_t priority = 0;                   // higher first
+  bool staged = false;                         // partitions travel through staging buffers
+  bool staged_by_choice = false;               // the server could reach them where they lie, but not as fast
+  bool two_phase = false;                      // see tensor::kTwoPhase
+  bool answers_aside = false;                  // staged: only answers; payloads are read where they lie
+  bool is_compressed = false;                  // on the way to this server
   bool cancelled = false;                      // nothing more is sent, and the server has been told
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
+  // Encoding changes what is remembered of the tensor, and so is done once: partitions that were encoded and could not
+  // be sent wait here, the next one first.
+  StagingBuffer* encoded = nullptr;
   // Where the bytes lie, and their blocks, registered with the server's transport before the transfer enters the send
   // queue, and held until the last answer.
   const std::byte* input_bytes = nullptr;
