@@ -33,6 +33,7 @@ from bps_rdma.errors import (
     UnreachableError,
     VersionError,
 )
+from bps_rdma.exact import ExactSum
 from bps_rdma.group import Group
 from bps_rdma.handle import Handle, PreparedOperation
 from bps_rdma.job import (
@@ -80,6 +81,7 @@ __all__ = [
     "AuthenticationError",
     "BpsError",
     "DeadlineError",
+    "ExactSum",
     "Group",
     "Handle",
     "InternalError",

@@ -31,6 +31,7 @@ NUMPY_DTYPES: dict[str, Any] = {
     "int64": Dtype.int64,
     "bool": Dtype.bool,
 }
+FLOATING = (Dtype.float32, Dtype.float64, Dtype.float16, Dtype.bfloat16)
 
 
 def describe(array: Any, writable: bool) -> Memory:

@@ -62,6 +62,7 @@ class Job:
         self.is_late = self.epoch > 1 and not follows
         self.identities: list[int] = process.identities
         self._compression: str = config.text("BPS_COMPRESSION")
+        self._exact: bool = config.text("BPS_EXACT") == "1"
         self.min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.goes_on = False  # with everything that was under way in the view before
@@ -95,6 +96,8 @@ class Job:
 
     def compression(self, dtype: _core.Dtype, elements: int, wanted: str | None) -> str:
         """How a name is to be declared, "" for none, if its caller wants this; None: what the settings say."""
+        if wanted == "exact" or (wanted is None and self._exact):
+            return "exact" if dtype in arrays.FLOATING else ""  # sums of integers are exact anyway
         if wanted is not None:
             return "" if wanted == "none" else wanted
         if dtype != _core.Dtype.float32 or elements * 4 < self.min_compress_bytes:

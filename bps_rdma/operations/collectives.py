@@ -25,6 +25,7 @@ def reduce_scatter(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> Any:
     """Sums (or averages) `array` over the group and returns this rank's part.
 
@@ -34,13 +35,13 @@ def reduce_scatter(
         array: n elements on every rank, any shape; taken as flat.
         out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new
             flat array.
-        average, name, priority, group, op, timeout, compression: as for push_pull_inplace().
+        average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace().
 
     Raises:
         InvalidTensorError: `out` has another size or dtype. Otherwise as push_pull_inplace().
     """
     return start.reduce_scatter(
-        array, out, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression))
+        array, out, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact))
     ).wait()
 
 
@@ -54,10 +55,11 @@ def reduce_scatter_async(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> Handle:
     """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
     return start.reduce_scatter(
-        array, out, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression))
+        array, out, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact))
     )
 
 

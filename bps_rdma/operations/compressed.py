@@ -8,17 +8,31 @@ from typing import Any
 
 from bps_rdma.errors import InvalidArgumentError
 
-NONE = "none"  # whatever BPS_COMPRESSION says
+NONE = "none"  # whatever BPS_COMPRESSION and BPS_EXACT say
+EXACT = "exact"  # not compressed at all: sums are exact, and rounded once
+EXACT_TO_ODD = "exact:to_odd"  # of float64, for who rounds them again
 
 _TRUE, _FALSE = ("1", "true"), ("0", "false", "none", "")
 
 
-def text_of(compression: str | Mapping[str, Any] | None) -> str | None:
-    """The text for the core; None: as the name was declared, or BPS_COMPRESSION says.
+def text_of(compression: str | Mapping[str, Any] | None, exact: bool | None = None) -> str | None:
+    """The text for the core; None: as the name was declared, or BPS_COMPRESSION and BPS_EXACT say.
 
     Raises:
-        InvalidArgumentError: `compression` is neither a text nor a dict of BytePS's parameters, or has unknown keys.
+        InvalidArgumentError: `compression` is neither a text nor a dict of BytePS's parameters, or has unknown keys; or
+            a sum is to be both compressed and exact.
     """
+    if exact is not None:
+        if exact not in (True, False):
+            raise InvalidArgumentError(f"exact={exact!r} is neither True nor False", "pass one of them")
+        if exact and compression not in (None, NONE, EXACT):
+            raise InvalidArgumentError("what is compressed is not exact", "pass `compression` or exact=True, not both")
+        return EXACT if exact else compression_text(compression) or NONE
+    return compression_text(compression)
+
+
+def compression_text(compression: str | Mapping[str, Any] | None) -> str | None:
+    """The text of what callers pass as `compression`; see text_of()."""
     if compression is None or isinstance(compression, str):
         return compression
     if isinstance(compression, Mapping):

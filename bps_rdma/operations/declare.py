@@ -22,15 +22,17 @@ def declare(
     dtype: Any = None,
     group: Group | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> None:
     """Announces a name before its first use; see declare_many()."""
-    declare_many({name: like if like is not None else (shape, dtype)}, group=group, compression=compression)
+    declare_many({name: like if like is not None else (shape, dtype)}, group, compression, exact)
 
 
 def declare_many(
     tensors: Mapping[str, Any],
     group: Group | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> None:
     """Announces any number of names in one round trip. Optional: the first use of a name declares it as well.
 
@@ -40,6 +42,7 @@ def declare_many(
         compression: how sums of these names travel between hosts, as in "int8:feedback=1" (see docs/compression.md),
             or a dict of BytePS's parameters (byteps_compressor_type and so on); "none": as they are. Default: what
             BPS_COMPRESSION says of float32 tensors of at least BPS_MIN_COMPRESS_BYTES.
+        exact: whether sums and means of floating point are exact; see push_pull_inplace().
 
     Raises:
         InvalidArgumentError: there is no such compression, or not for this dtype.
@@ -50,7 +53,7 @@ def declare_many(
     for name in tensors:
         argument_types.explain(name=name)
     shapes = [(name, *_shape_of(name, like)) for name, like in tensors.items()]
-    wanted = text_of(compression)
+    wanted = text_of(compression, exact)
 
     def announce() -> None:
         job = current()

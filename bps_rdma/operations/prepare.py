@@ -31,6 +31,7 @@ def prepare(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> PreparedOperation:
     """Describes an operation that is started many times on the same memory; nothing is sent yet.
 
@@ -41,8 +42,8 @@ def prepare(
     Args:
         kind: "push_pull", "reduce_scatter", "all_gather" or "broadcast".
         array: what the function of that name takes. Its memory must stay where it is.
-        average, name, priority, group, op, timeout, compression: as for push_pull_inplace(); `timeout` is that of each
-            start. Only reductions use `average`, `op` and `compression`.
+        average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace(); `timeout` is that of each
+            start. Only reductions use `average`, `op`, `compression` and `exact`.
         out: receives the result of a push_pull (default: in place), reduce_scatter or all_gather (default: a new
             array); as for the functions of these names.
         root: of a broadcast.
@@ -56,7 +57,7 @@ def prepare(
         InvalidArgumentError: `kind` is none of these. Otherwise as the function of that name, before anything is sent.
     """
     used = SUM if kind in ("all_gather", "broadcast") else reduction(average, op)
-    options = Options(used, name, priority, group, timeout, False, text_of(compression))
+    options = Options(used, name, priority, group, timeout, False, text_of(compression, exact))
     return _prepare(_described(kind, array, out, root, options), options)
 
 

@@ -26,9 +26,10 @@ def push_pull(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
-    options = Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression))
+    options = Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact))
     return start.reduce(array, arrays.empty_like(array), options).wait()
 
 
@@ -42,6 +43,7 @@ def push_pull_inplace(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> A:
     """Replaces `array` by its sum (or mean) over the group's ranks, and returns it.
 
@@ -58,13 +60,16 @@ def push_pull_inplace(
         timeout: seconds; default BPS_TIMEOUT.
         compression: how the tensor travels between hosts, as in "int8:feedback=1"; see declare_many(). The result is
             then what the code says of the sum, the same on all ranks. For float32 and sums or means only.
+        exact: True: the sum (or mean) of floating point is exact, and rounded once, so that its bits do not depend on
+            how many ranks there are, or on anything else but the numbers (see docs/exact.md). Default: as the name
+            was declared, or BPS_EXACT says.
 
     Raises:
         InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
         PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
     start.reduce(
-        array, array, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression))
+        array, array, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact))
     ).wait()
     return array
 
@@ -79,12 +84,13 @@ def push_pull_async(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> Handle:
     """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
     return start.reduce(
         array,
         arrays.empty_like(array),
-        Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression)),
+        Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
     )
 
 
@@ -98,10 +104,11 @@ def push_pull_async_inplace(
     op: ReduceName | None = None,
     timeout: float | None = None,
     compression: str | Mapping[str, Any] | None = None,
+    exact: bool | None = None,
 ) -> Handle:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
     return start.reduce(
-        array, array, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression))
+        array, array, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact))
     )
 
 

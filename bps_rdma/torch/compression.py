@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma.operations.compressed import NONE, text_of
+from bps_rdma.operations.compressed import EXACT, NONE, text_of
 
 
 class Compressor:
@@ -17,7 +17,7 @@ class Compressor:
     Attributes:
         dtype: in which floating-point tensors of 32 or 64 bits are sent; None: all tensors are sent in their own dtype.
         method: the text of a method by which float32 travels between hosts, as in "int8:feedback=1" (see
-            docs/compression.md); None: what BPS_COMPRESSION says.
+            docs/compression.md), or "exact" (docs/exact.md); None: what BPS_COMPRESSION and BPS_EXACT say.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, method: str | None = None) -> None:
@@ -26,8 +26,8 @@ class Compressor:
 
     def method_for(self, dtype: torch.dtype, elements: int, smallest: int) -> str | None:
         """The method for a tensor that is sent in `dtype`; only from `smallest` bytes on."""
-        if self.method is None:
-            return None
+        if self.method is None or self.method == EXACT:
+            return self.method
         return self.method if dtype == torch.float32 and elements * 4 >= smallest else NONE
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -54,10 +54,12 @@ class Compression:
 AnyCompression = Compressor | str | Mapping[str, Any]  # what callers may pass
 
 
-def compressor_of(compression: AnyCompression) -> Compressor:
-    """A compressor; of a text or BytePS's parameters, that of the method.
+def compressor_of(compression: AnyCompression, exact: bool | None = None) -> Compressor:
+    """A compressor; of a text or BytePS's parameters, that of the method. With `exact`, one whose sums are exact.
 
     Raises:
-        InvalidArgumentError: it is none of these.
+        InvalidArgumentError: it is none of these, or has a method, and is to be exact.
     """
-    return compression if isinstance(compression, Compressor) else Compressor(method=text_of(compression))
+    if not isinstance(compression, Compressor):
+        return Compressor(method=text_of(compression, exact))
+    return compression if exact is None else Compressor(compression.dtype, text_of(compression.method, exact))

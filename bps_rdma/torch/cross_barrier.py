@@ -60,6 +60,7 @@ def CrossBarrier(  # noqa: N802
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
     group: Any = None,
+    exact: bool | None = None,
 ) -> Any:
     """The optimizer, with updates that are made during the next forward, just before a module needs them.
 
@@ -75,6 +76,8 @@ def CrossBarrier(  # noqa: N802
         backward_passes_per_step: backward passes whose gradients are added up before they are sent.
         num_steps: step number num_steps waits, so that the weights are right after a training of known length.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
+        exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
+            Default: what BPS_EXACT says.
 
     Raises:
         InvalidArgumentError: an argument cannot be used, or the optimizer needs all parameters at once.
@@ -83,8 +86,9 @@ def CrossBarrier(  # noqa: N802
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
     start.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
+    how = compressor_of(compression, exact)
     synchronizer = GradientSynchronizer(
-        named, unique("CrossBarrier"), "overlap", compression=compressor_of(compression), group=start.group_of(group)
+        named, unique("CrossBarrier"), "overlap", compression=how, group=start.group_of(group)
     )
     result = rebase(optimizer, _CrossBarrier)
     result._begin(model, synchronizer, backward_passes_per_step, num_steps)

@@ -50,6 +50,8 @@ class DistributedDataParallel(torch.nn.Module):
         group: a group of bps_rdma or of torch.distributed; also accepted as `process_group`.
         find_unused_parameters: False saves a small operation per pass in the strategies without buckets; parameters
             that no rank used then get zeros.
+        exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
+            Default: what BPS_EXACT says.
 
     Raises:
         InvalidArgumentError, InvalidTensorError: an argument or a parameter cannot be used; names it.
@@ -67,6 +69,7 @@ class DistributedDataParallel(torch.nn.Module):
         group: Any = None,
         process_group: Any = None,
         find_unused_parameters: bool = True,
+        exact: bool | None = None,
     ) -> None:
         super().__init__()
         if device_ids is not None and len(device_ids) > 1:
@@ -82,7 +85,7 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.synchronizer = GradientSynchronizer(
-            named, prefix, strategy, bucket_mb, compressor_of(compression), ours, find_unused_parameters
+            named, prefix, strategy, bucket_mb, compressor_of(compression, exact), ours, find_unused_parameters
         )
         self._buffers_of_root = BufferBroadcast(module, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()

@@ -53,6 +53,7 @@ def push_pull(
     priority: int = 0,
     compression: AnyCompression = Compression.none,
     group: Any = None,
+    exact: bool | None = None,
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
 
@@ -67,12 +68,13 @@ def push_pull(
         compression: the dtype that is sent, e.g. Compression.bf16 for a float32 tensor, or how one travels between
             hosts, e.g. "int8"; see docs/compression.md.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
+        exact: True: the sum (or mean) is exact, and rounded once (see docs/exact.md). Default: what BPS_EXACT says.
 
     Raises:
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
     options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group, awaited=True)
-    how = compressor_of(compression)
+    how = compressor_of(compression, exact)
     options = options._replace(compression=how.method)
     if tensor.requires_grad and torch.is_grad_enabled():
         result: torch.Tensor = _PushPull.apply(tensor, options, how)  # type: ignore[no-untyped-call]

@@ -29,6 +29,7 @@ def DistributedOptimizer(  # noqa: N802
     strategy: StrategyName = "overlap",
     bucket_mb: float = 25.0,
     group: Any = None,
+    exact: bool | None = None,
 ) -> Any:
     """The optimizer, whose step() waits until all gradients are means over all ranks.
 
@@ -52,6 +53,8 @@ def DistributedOptimizer(  # noqa: N802
         strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
         bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
+        exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
+            Default: what BPS_EXACT says.
 
     Raises:
         InvalidArgumentError: a name twice, or a parameter without a name.
@@ -66,7 +69,7 @@ def DistributedOptimizer(  # noqa: N802
         )
     result = rebase(optimizer, _DistributedOptimizer)
     result._begin(
-        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compressor_of(compression), ours),
+        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compressor_of(compression, exact), ours),
         backward_passes_per_step,
     )
     return result

@@ -22,6 +22,7 @@ import bps_rdma
 from bps_rdma import Group, Handle, arrays, job
 from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.operations.compressed import EXACT
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
@@ -66,7 +67,7 @@ class GradientSynchronizer:
         self._strategy = strategy_of(strategy)
         self._bucket_bytes = bucket_mb * 2**20
         running = job.current()
-        compressed = running.compression(Dtype.float32, 1 << 60, compression.method) != ""
+        compressed = running.compression(Dtype.float32, 1 << 60, compression.method) not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self._generation = 0
         self._arrived: list[Place] = []  # in this pass, in order

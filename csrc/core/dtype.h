@@ -20,7 +20,20 @@ enum class Dtype : std::uint8_t {
   kBfloat16 = 10,  // 0-6 and 10 are BytePS's numbers
 };
 
-enum class ReduceOp : std::uint8_t { kSum = 0, kAverage = 1, kMin = 2, kMax = 3, kProduct = 4 };
+enum class ReduceOp : std::uint8_t {
+  kSum = 0,
+  kAverage = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+  // Of floating point, rounded once at the end: server/exact_sum.h.
+  kExactSum = 5,
+  kExactAverage = 6,
+  kExactSumToOdd = 7,  // of float64, for a caller that rounds it again
+};
+constexpr bool is_exact(ReduceOp op) {
+  return op >= ReduceOp::kExactSum;
+}
 
 // 0 for a value that names no type: the one check for bytes off the wire.
 constexpr std::size_t size_of(Dtype dtype) {
@@ -36,6 +49,10 @@ constexpr std::size_t size_of(Dtype dtype) {
     case Dtype::kBool: return 1;
   }
   return 0;
+}
+
+constexpr bool is_floating(Dtype dtype) {
+  return dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
 }
 
 constexpr std::string_view to_string(Dtype dtype) {
@@ -57,7 +74,7 @@ constexpr bool is_valid(Dtype dtype) {
   return size_of(dtype) != 0;
 }
 constexpr bool is_valid(ReduceOp op) {
-  return op <= ReduceOp::kProduct;
+  return op <= ReduceOp::kExactSumToOdd;
 }
 
 }  // namespace bps

@@ -73,6 +73,7 @@ struct WorkerSettings {
   bool host_sum = false;
   std::string compression;  // see compress/compression.h
   std::uint64_t min_compress_bytes = 0;
+  bool exact = false;
   std::uint64_t built_in_coefficient = 0;
   std::uint64_t mixed_bound = 0;
   std::uint64_t staging_bytes = 0;

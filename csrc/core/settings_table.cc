@@ -170,6 +170,9 @@ constexpr Setting kTable[] = {
      "docs/compression.md; empty: as they are"},
     {"BPS_MIN_COMPRESS_BYTES", "BYTEPS_MIN_COMPRESS_BYTES", "65536", whole(0),
      worker<&WorkerSettings::min_compress_bytes>, "tensors smaller than this are not compressed by BPS_COMPRESSION"},
+    {"BPS_EXACT", "", "0", kFlag, worker<&WorkerSettings::exact>,
+     "1: sums and averages of floating point are exact, and rounded once, unless their call says otherwise: the same "
+     "bits for any number of ranks; see docs/exact.md"},
     {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),
      worker<&WorkerSettings::built_in_coefficient>, "coefficient of the key hash built_in"},
     {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", whole(1, 1 << 20), worker<&WorkerSettings::mixed_bound>,

@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& module);
 void bind_compress(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_doctor(pybind11::module_& module);
+void bind_exact(pybind11::module_& module);
 void bind_inspection(pybind11::module_& module);
 void bind_handle(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "compress/compression.h"
+#include "core/error.h"
 #include "core/settings.h"
 #include "core/unknown_settings.h"
 #include "python/bind.h"
@@ -18,7 +19,12 @@ void bind_config(py::module_& module) {
           "check",
           [](const SettingValues& config) {
             const Settings settings = config.parse();
-            if (!settings.worker.compression.empty()) (void)compress::parse_compression(settings.worker.compression);
+            if (settings.worker.compression.empty()) return;
+            (void)compress::parse_compression(settings.worker.compression);
+            if (settings.worker.exact) {
+              throw Error(ErrorCode::kInvalidArgument, "BPS_COMPRESSION and BPS_EXACT are both set",
+                          "unset one of them: what is compressed is not exact");
+            }
           },
           "Raises InvalidArgumentError for the first value outside its range.")
       .def(

@@ -35,7 +35,7 @@ void bind_declared(py::module_& module) {
       .def_readonly("shape", &worker::Tensor::shape)
       .def_property_readonly(
           "compression",
-          [](const worker::Tensor& t) { return t.compressor ? t.compressor->compression().text : std::string(); },
+          [](const worker::Tensor& t) { return t.compression; },
           "As it was declared; empty: none.")
       .def_property_readonly("elements", [](const worker::Tensor& t) { return t.bytes / size_of(t.dtype); })
       .def_property_readonly("group", [](const worker::Tensor& t) { return t.group->id; })

@@ -28,7 +28,7 @@ void bind_tensor(py::module_& module) {
       .value("average", ReduceOp::kAverage)
       .value("min", ReduceOp::kMin)
       .value("max", ReduceOp::kMax)
-      .value("product", ReduceOp::kProduct);
+      .value("product", ReduceOp::kProduct);  // exact ones follow from how a tensor was declared
   py::enum_<tensor::OperationKind>(module, "Kind")
       .value("push_pull", tensor::OperationKind::kPushPull)
       .value("reduce_scatter", tensor::OperationKind::kReduceScatter)

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   bps::python::bind_inspection(module);
   bps::python::bind_tensor(module);
   bps::python::bind_memory(module);
+  bps::python::bind_exact(module);
   bps::python::bind_handle(module);
   bps::python::bind_process(module);
   bps::python::bind_prepared(module);

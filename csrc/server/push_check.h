@@ -33,6 +33,13 @@ inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& l
   return header.member < group.group.size() && group.group.ranks[header.member] == limits.sender_rank;
 }
 
+// Whether a push brings the sum of several ranks.
+inline bool sums_for_host(const tensor::PushHeader& header, const PushLimits& limits) {
+  const van::Contributors& network = limits.group->network;
+  return (header.flags & tensor::kForHost) == 0 && network.has_hosts() &&
+         network[network.of_member(header.member)].is_host();
+}
+
 // What is wrong with the header ("its length is not allowed"), or nullptr.
 inline const char* find_fault(const tensor::PushHeader& header, const PushLimits& limits) {
   if (!codec::accepts(header)) return "its version, dtype, operation, flags or length is not one that a worker sends";
@@ -41,9 +48,13 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
     return "its group is unknown or does not contain the sender";
   }
   const bool has_payload = (header.flags & tensor::kHasPayload) != 0;
-  if (limits.payload == 0) return "its compression is not known here";
+  if (limits.payload == 0) return "its payload is not what its flags say";
   if (has_payload && (limits.landed ? limits.room < limits.payload : limits.room != limits.payload)) {
     return "its payload is not as long as its header says";
+  }
+  const bool is_unrounded = (header.flags & tensor::kUnrounded) != 0;
+  if (is_exact(header.op) && has_payload && is_unrounded != sums_for_host(header, limits)) {
+    return "its sum is not made as exact sums are";
   }
   return nullptr;
 }

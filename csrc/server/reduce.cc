@@ -17,6 +17,7 @@ namespace {
 struct Isa {
   std::string_view name;
   isa::Kernel (*kernel)(Dtype, ReduceOp);
+  isa::ExactKernel (*exact)(Dtype, bool);
 };
 
 #if defined(__x86_64__)
@@ -64,15 +65,15 @@ struct Available {
   Available() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (has(BPS_AVX512)) add("avx512", isa::avx512);
-    if (has(BPS_AVX2)) add("avx2", isa::avx2);
+    if (has(BPS_AVX512)) add("avx512", isa::avx512, isa::exact_avx512);
+    if (has(BPS_AVX2)) add("avx2", isa::avx2, isa::exact_avx2);
 #elif defined(__aarch64__)
-    add("neon", isa::neon);
+    add("neon", isa::neon, isa::exact_neon);
 #endif
-    add("baseline", isa::baseline);
+    add("baseline", isa::baseline, isa::exact_baseline);
   }
-  void add(std::string_view name, isa::Kernel (*kernel)(Dtype, ReduceOp)) {
-    isas[count] = {name, kernel};
+  void add(std::string_view name, isa::Kernel (*kernel)(Dtype, ReduceOp), isa::ExactKernel (*exact)(Dtype, bool)) {
+    isas[count] = {name, kernel, exact};
     names[count++] = name;
   }
 
@@ -114,6 +115,12 @@ void reduce(const Reduction& what, std::span<const std::byte* const> sources, st
   if (kernel == nullptr) return;
   kernel({sources.data(), sources.size(), destinations.data(), destinations.size(), bytes,
           std::max(what.divisor, std::uint32_t{1})});
+}
+
+void run_exactly(Dtype dtype, bool unrounded_result, const isa::ExactJob& job) {
+  if (job.source_count == 0 || job.destination_count == 0) return;
+  const isa::ExactKernel kernel = chosen().load(std::memory_order_relaxed)->exact(dtype, unrounded_result);
+  if (kernel != nullptr) kernel(job);
 }
 
 std::string_view reduce_isa() {

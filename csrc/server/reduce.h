@@ -31,6 +31,12 @@ struct Reduction {
 void reduce(const Reduction& what, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
             std::size_t count);
 
+// For exact_sum.h, which says what it does.
+namespace isa {
+struct ExactJob;
+}
+void run_exactly(Dtype dtype, bool unrounded_result, const isa::ExactJob& job);
+
 // "avx512", "avx2", "neon" or "baseline": what reduce() uses here.
 std::string_view reduce_isa();
 // For tests and benchmarks: force an instruction set; false when this machine lacks it.

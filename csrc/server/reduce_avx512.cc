@@ -3,6 +3,7 @@
 #if defined(__AVX512BW__)
 #include <immintrin.h>
 
+#include "server/exact_kernels.h"
 #include "server/reduce_kernels.h"
 
 namespace bps::server {
@@ -26,6 +27,10 @@ struct Float16 : FloatMath<float> {
 
 isa::Kernel isa::avx512(Dtype dtype, ReduceOp op) {
   return choose<Float16>(dtype, op);
+}
+
+isa::ExactKernel isa::exact_avx512(Dtype dtype, bool unrounded_result) {
+  return choose_exact(dtype, unrounded_result);
 }
 
 }  // namespace bps::server

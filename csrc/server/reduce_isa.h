@@ -30,4 +30,26 @@ Kernel avx2(Dtype dtype, ReduceOp op);
 Kernel avx512(Dtype dtype, ReduceOp op);
 Kernel neon(Dtype dtype, ReduceOp op);
 
+// Adds without rounding, divides, and rounds once: see exact_sum.h.
+struct ExactJob {
+  const std::byte* const* sources;
+  const bool* unrounded;  // which of them are float64, whatever the element type
+  std::size_t source_count;
+  std::byte* const* destinations;  // each may be one of the sources
+  std::size_t destination_count;
+  std::size_t count;      // elements
+  std::uint32_t divisor;  // at least 1, and less than 2^21
+  // The value of an element that a sum in float64 has not given, to be rounded to the element type.
+  double (*repair)(void* context, std::size_t index);
+  void* context;
+};
+
+using ExactKernel = void (*)(const ExactJob&);
+
+// Null for what is no floating point. `unrounded_result`: destinations are float64, and there is no divisor.
+ExactKernel exact_baseline(Dtype dtype, bool unrounded_result);
+ExactKernel exact_avx2(Dtype dtype, bool unrounded_result);
+ExactKernel exact_avx512(Dtype dtype, bool unrounded_result);
+ExactKernel exact_neon(Dtype dtype, bool unrounded_result);
+
 }  // namespace bps::server::isa

@@ -152,6 +152,9 @@ isa::Kernel choose(ReduceOp op) {
     case ReduceOp::kMin: return run<Element, ReduceOp::kMin>;
     case ReduceOp::kMax: return run<Element, ReduceOp::kMax>;
     case ReduceOp::kProduct: return run<Element, ReduceOp::kProduct>;
+    case ReduceOp::kExactSum:
+    case ReduceOp::kExactAverage:
+    case ReduceOp::kExactSumToOdd: break;  // exact_kernels.h
   }
   return nullptr;
 }

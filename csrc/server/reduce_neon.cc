@@ -3,6 +3,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "server/exact_kernels.h"
 #include "server/reduce_kernels.h"
 
 namespace bps::server {
@@ -28,6 +29,10 @@ struct Float16 : FloatMath<float> {
 
 isa::Kernel isa::neon(Dtype dtype, ReduceOp op) {
   return choose<Float16>(dtype, op);
+}
+
+isa::ExactKernel isa::exact_neon(Dtype dtype, bool unrounded_result) {
+  return choose_exact(dtype, unrounded_result);
 }
 
 }  // namespace bps::server

@@ -31,6 +31,7 @@ struct Arrival {
   bool wants_data = false;
   bool has_payload = false;
   bool is_compressed = false;  // its payload, and so what it is answered
+  bool is_unrounded = false;   // its payload: see tensor::kUnrounded
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;

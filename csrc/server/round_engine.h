@@ -136,7 +136,8 @@ class RoundEngine final : public tensor::ContributionSource {
   void complete(Round& round);
   void sum(Round& round);
   void sum_compressed(Round& round);
-  std::uint64_t payload_of(Push& push, std::uint64_t room);
+  std::uint64_t compressed_bytes(Push& push, std::uint64_t room);
+  std::uint64_t payload_bytes(Push& push, std::uint64_t room);
   bool find_result_slot(Round& round);
   void answer_all(Round& round, const std::byte* result, const std::byte* code = nullptr);
   void answer(Round& round, Arrival& arrival, const std::byte* result);
@@ -183,7 +184,10 @@ class RoundEngine final : public tensor::ContributionSource {
   // What a push may bring: a relay must be able to pass it on.
   std::uint64_t largest(const tensor::PushHeader& header) const {
     if ((header.flags & tensor::kForHost) == 0) return limits_.largest_partition;
-    return network_ == nullptr ? 0 : std::min(network_->largest(), limits_.largest_partition);
+    if (network_ == nullptr) return 0;
+    const std::uint64_t most = std::min(network_->largest(), limits_.largest_partition);
+    if (!is_exact(header.op)) return most;
+    return tensor::most_unrounded_elements(header.dtype, most) * size_of(header.dtype);
   }
   void contribute(Round& round);
   bool keep_result(Round& round, const std::byte* result);

@@ -102,14 +102,14 @@ void RoundEngine::take(Push& push) {
 Round* RoundEngine::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
   const RoundGroup* const group = find_group(header.group);
-  const bool is_compressed = (header.flags & tensor::kCompressed) != 0;
+  const bool is_plain = (header.flags & (tensor::kCompressed | tensor::kUnrounded)) == 0;
   const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
   const PushLimits limits{.group = group,
                           .hosts = &hosts_,
                           .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
                           .largest_partition = largest(header),
-                          .payload = is_compressed ? payload_of(push, room) : header.length,
+                          .payload = is_plain ? header.length : payload_bytes(push, room),
                           .room = room,
                           .landed = push.slot != nullptr};
   if (const char* fault = find_fault(header, limits)) {
@@ -151,10 +151,24 @@ Round* RoundEngine::admit(Push& push) {
   return nullptr;
 }
 
-// What header and label say of the length of a compressed payload; zero when the label cannot be read.
-std::uint64_t RoundEngine::payload_of(Push& push, std::uint64_t room) {
+// What is said of the length of a payload that is not as long as its partition; zero when that cannot be read.
+std::uint64_t RoundEngine::payload_bytes(Push& push, std::uint64_t room) {
   const tensor::PushHeader& header = push.header;
-  if (room < compress::kLabelBytes || header.length > limits_.largest_partition) return 0;
+  if (header.length > limits_.largest_partition || !is_valid(header.dtype)) return 0;
+  if ((header.flags & tensor::kCompressed) != 0) return compressed_bytes(push, room);
+  std::byte head[tensor::kUnroundedHeader];
+  if (room < sizeof head) return 0;
+  if (push.slot != nullptr) {
+    std::memcpy(head, push.slot->payload(), sizeof head);
+  } else if (push.from.direct()->get({push.span.key, push.span.address, sizeof head}, head) != Status::kOk) {
+    return 0;
+  }
+  return tensor::unrounded_bytes(head, header.length / size_of(header.dtype));
+}
+
+std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
+  const tensor::PushHeader& header = push.header;
+  if (room < compress::kLabelBytes) return 0;
   compress::Label label;
   if (push.slot != nullptr) {
     std::memcpy(label.data(), push.slot->payload(), label.size());
@@ -183,6 +197,7 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   arrival.pushed = true;
   ++round.pushed;
   arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
+  arrival.is_unrounded = (header.flags & tensor::kUnrounded) != 0;
   if (arrival.has_payload) {
     arrival.slot = push.slot;
     arrival.span = push.span;
@@ -225,8 +240,10 @@ void RoundEngine::sum(Round& round) {
     plan_.targets.push_back({.bytes = round.result->payload()});
   }
   WorkerSession* broken = nullptr;
-  if (summer_.sum(reduction_of(round), round.first.length, plan_, broken) != Status::kOk) {
-    return broken->lose("its memory cannot be reached");
+  if (const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
+      status != Status::kOk) {
+    return broken->lose(status == Status::kProtocol ? "it sent a sum that its host cannot have made"
+                                                    : "its memory cannot be reached");
   }
   answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
 }

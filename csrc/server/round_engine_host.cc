@@ -25,6 +25,7 @@ void RoundEngine::contribute(Round& round) {
   tensor::PushHeader header = round.first;
   header.flags = static_cast<std::uint8_t>(tensor::kIsPush | tensor::kIsPull | (has_payload ? tensor::kHasPayload : 0) |
                                            (wants_data ? tensor::kWantsData : 0));
+  if (has_payload && is_exact(header.op)) header.flags |= tensor::kUnrounded;
   header.member = static_cast<std::uint16_t>(host.members.front());
   header.answer_key = header.answer_address = 0;
   header.priority = 0;
@@ -37,9 +38,16 @@ void RoundEngine::contribute(Round& round) {
 Status RoundEngine::read(std::uint32_t contribution, std::byte* into) {
   const Round& round = table_.by_number(contribution);
   plan_.read_from(round);
-  plan_.targets.assign(1, {.bytes = into});
+  plan_.targets.clear();
+  std::optional<tensor::UnroundedWriter> unrounded;
+  if (is_exact(round.first.op)) {
+    unrounded.emplace(into, round.first.length / size_of(round.first.dtype));
+  } else {
+    plan_.targets.push_back({.bytes = into});
+  }
   WorkerSession* broken = nullptr;
-  const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
+  const Status status =
+      summer_.sum(reduction_of(round), round.first.length, plan_, broken, unrounded ? &*unrounded : nullptr);
   if (status != Status::kOk) broken->lose("its memory cannot be read");
   return status;
 }

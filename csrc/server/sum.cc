@@ -20,8 +20,46 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken) {
+// What hosts have summed is read here as a whole, because what does not fit a float64 lies behind all elements.
+Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const SumPlan& plan, WorkerSession*& broken,
+                           tensor::UnroundedWriter* unrounded) {
+  exact_.begin(what, unrounded);
+  std::size_t copied = 0;
+  for (const SumMemory& source : plan.sources) {
+    if (!source.unrounded) {
+      exact_.add_plain();
+      continue;
+    }
+    const std::byte* from = source.bytes;
+    const std::uint64_t room = source.span.length;
+    Status status = Status::kOk;
+    if (from == nullptr) {
+      if (copies_.size() == copied) copies_.emplace_back();
+      std::vector<std::byte>& copy = copies_[copied++];
+      copy.resize(room);
+      status = source.direct->get(source.span, copy.data());
+      from = copy.data();
+    }
+    const std::uint64_t bytes = room < tensor::kUnroundedHeader ? 0 : tensor::unrounded_bytes(from, elements);
+    if (status == Status::kOk && (bytes == 0 || bytes > room)) status = Status::kProtocol;
+    if (status != Status::kOk) {
+      broken = source.session;
+      return status;
+    }
+    exact_.add_unrounded({{from, bytes}, elements});
+  }
+  return Status::kOk;
+}
+
+Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
+                   tensor::UnroundedWriter* unrounded) {
   const auto& [sources, targets] = plan;
+  const std::size_t element = size_of(what.dtype);
+  const bool exact = is_exact(what.op);
+  if (exact) {
+    const Status status = begin_exact(what, length / element, plan, broken, unrounded);
+    if (status != Status::kOk) return status;
+  }
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumMemory& t) { return !t.bytes; });
   in_.resize(sources.size());
   for (std::uint64_t at = 0; at < length; at += kBlock) {
@@ -29,6 +67,7 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
     std::size_t used = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const SumMemory& source = sources[i];
+      if (source.unrounded) continue;
       if (source.bytes != nullptr && !source.divide) {
         in_[i] = source.bytes + at;
         continue;
@@ -43,7 +82,7 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
         return status;
       }
       if (source.divide) {
-        reduce({what.dtype, ReduceOp::kAverage, what.divisor}, {&in_[i], 1}, {&block, 1}, size / size_of(what.dtype));
+        reduce({what.dtype, ReduceOp::kAverage, what.divisor}, {&in_[i], 1}, {&block, 1}, size / element);
       }
     }
     out_.clear();
@@ -55,7 +94,12 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
       if (out_.empty()) out_.push_back(used > 0 ? scratch(0) : scratch(used));
       result = out_.front();
     }
-    reduce(what, in_, out_, size / size_of(what.dtype));
+    if (unrounded != nullptr) out_.assign(1, unrounded->sums() + at / element * sizeof(double));
+    if (exact) {
+      exact_.sum(at / element, size / element, in_, out_);
+    } else {
+      reduce(what, in_, out_, size / element);
+    }
     for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) continue;
       if (const Status status = target.direct->put({target.span.key, target.span.address + at, size}, result);
@@ -65,6 +109,7 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
       }
     }
   }
+  if (unrounded != nullptr) unrounded->finish();
   return Status::kOk;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "server/exact_sum.h"
 #include "server/sum_plan.h"
 
 namespace bps::server {
@@ -17,13 +18,18 @@ namespace bps::server {
 class Summer {
  public:
   // Sums the `length` bytes of one partition. A worker whose memory cannot be reached ends the pass and is named in
-  // `broken`.
-  Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken);
+  // `broken`. With `unrounded` an exact sum goes there, and to no target.
+  Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
+             tensor::UnroundedWriter* unrounded = nullptr);
 
  private:
+  Status begin_exact(const Reduction& what, std::uint64_t elements, const SumPlan& plan, WorkerSession*& broken,
+                     tensor::UnroundedWriter* unrounded);
   std::byte* scratch(std::size_t index);
 
   std::vector<std::vector<std::byte>> scratch_;  // one block each; made at first use, then kept
+  ExactSum exact_;
+  std::vector<std::vector<std::byte>> copies_;  // of what hosts have summed and cannot be read where it lies
   std::vector<const std::byte*> in_;
   std::vector<std::byte*> out_;
 };

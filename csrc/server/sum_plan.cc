@@ -15,6 +15,7 @@ bool averages_early(const Round& round) {
 
 Reduction reduction_of(const Round& round) {
   Reduction what{round.first.dtype, round.first.op, round.group->group.size()};
+  if (what.op == ReduceOp::kExactAverage && round.is_contribution()) what.op = ReduceOp::kExactSum;
   if (what.op != ReduceOp::kAverage) return what;
   const bool early = averages_early(round);
   if (round.is_contribution() ? !early : early) what.op = ReduceOp::kSum;
@@ -28,6 +29,9 @@ void SumPlan::read_from(const Round& round) {
     transport::DirectAccess* direct = arrival.data->direct();
     std::byte* bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
     sources.push_back({.bytes = bytes, .direct = direct, .span = arrival.span, .session = arrival.session});
+    if (!arrival.is_unrounded) continue;
+    sources.back().unrounded = true;
+    if (arrival.slot != nullptr) sources.back().span.length = arrival.slot->capacity - transport::kMaxHeader;
   }
   if (!round.contributors->has_hosts() || !averages_early(round)) return;
   // Hosts have averaged their part; ranks that are alone on theirs have not.

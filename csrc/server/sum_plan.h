@@ -15,7 +15,8 @@ struct SumMemory {
   transport::DirectAccess* direct = nullptr;
   transport::RemoteSpan span{};
   WorkerSession* session = nullptr;
-  bool divide = false;  // a source that is to be averaged before it is added to others that have been
+  bool unrounded = false;  // a source as tensor/unrounded.h says; the span has the length of what may be read
+  bool divide = false;     // a source that is to be averaged before it is added to others that have been
 };
 
 // What a pass over a complete round does to the payloads.

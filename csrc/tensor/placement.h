@@ -27,13 +27,16 @@ struct Placement {
   std::uint64_t output_offset = 0;  // where the result belongs, if wants_data()
   std::uint64_t length = 0;         // bytes of the partition
   std::uint8_t flags = 0;           // PushFlags
-  std::uint64_t encoded = 0;        // kCompressed: bytes of the code that travels in its place
+  std::uint64_t encoded = 0;        // kCompressed, kUnrounded: bytes of what travels in its place
 
   bool has_payload() const { return (flags & kHasPayload) != 0; }
   bool wants_data() const { return (flags & kWantsData) != 0; }
   bool is_compressed() const { return (flags & kCompressed) != 0; }
   // What travels, if it does: out, and back.
-  std::uint64_t payload_bytes() const { return is_compressed() ? compress::kLabelBytes + encoded : length; }
+  std::uint64_t payload_bytes() const {
+    if ((flags & (kCompressed | kUnrounded)) == 0) return length;
+    return is_compressed() ? compress::kLabelBytes + encoded : encoded;
+  }
   std::uint64_t answer_bytes() const { return is_compressed() ? encoded : length; }
 };
 

@@ -33,6 +33,8 @@ enum PushFlags : std::uint8_t {
   // The payload is a label and a code (compress/), and so the answer is a code. Of float32 that is added, in one
   // operation that pushes and pulls.
   kCompressed = 64,
+  // The payload is the exact sum of a host's ranks (unrounded.h). The answer is as the others'.
+  kUnrounded = 128,
 };
 
 struct PushHeader {
@@ -60,7 +62,13 @@ struct PushHeader {
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
     io.require([&] { return (m.flags & kForHost) != 0 || (m.priority == 0 && m.place == 0); });
-    io.require([&] { return m.flags < 2 * kCompressed && (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] { return (m.flags & (kIsPush | kIsPull)) != 0; });
+    io.require([&] {
+      constexpr std::uint8_t kNever = kForHost | kTwoPhase | kCompressed;
+      return (m.flags & kUnrounded) == 0 || (is_exact(m.op) && (m.flags & kHasPayload) != 0 && (m.flags & kNever) == 0);
+    });
+    io.require([&] { return !is_exact(m.op) || is_floating(m.dtype); });
+    io.require([&] { return m.op != ReduceOp::kExactSumToOdd || m.dtype == Dtype::kFloat64; });
     io.require([&] {
       constexpr std::uint8_t kBoth = kIsPush | kIsPull;
       return (m.flags & kTwoPhase) == 0 || (m.flags & (kBoth | kForHost)) == kBoth;

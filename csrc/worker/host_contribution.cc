@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compress/scratch.h"
+#include "tensor/unrounded.h"
 
 namespace bps::worker {
 
@@ -14,13 +15,19 @@ void HostContribution::compress(const std::shared_ptr<const Tensor>& tensor) {
 
 tensor::Placement HostContribution::place(const Part&) const {
   tensor::Placement placement{.length = header_.length, .flags = header_.flags};
+  placement.encoded = unrounded_bytes_;
   if (tensor_) tensor_->compressor->apply(placement);
   return placement;
 }
 
-Status HostContribution::fill(const Part& part, const tensor::Placement& placement, std::byte* into,
-                              Counters& counters) {
+Status HostContribution::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
   if (pool_->source() == nullptr) return Status::kPeerLost;
+  if (unrounded_bytes_ > 0) {
+    if (const Status status = pool_->source()->read(number_, into); status != Status::kOk) return status;
+    const std::uint64_t elements = header_.length / size_of(header_.dtype);
+    placement.encoded = unrounded_bytes_ = tensor::unrounded_bytes(into, elements);
+    return Status::kOk;
+  }
   if (!placement.is_compressed()) return pool_->source()->read(number_, into);
   const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
   if (const Status status = pool_->source()->read(number_, sum.data()); status != Status::kOk) return status;
@@ -90,6 +97,9 @@ HostContribution& HostContributions::make(std::uint32_t number, const tensor::Pu
   made.number_ = number;
   made.header_ = header;
   made.header = &made.header_;
+  if ((header.flags & tensor::kUnrounded) != 0) {
+    made.unrounded_bytes_ = tensor::most_unrounded_bytes(header.dtype, header.length / size_of(header.dtype));
+  }
   made.part_ = {.partition = header.partition};
   made.parts = {&made.part_, 1};
   made.unfinished = 1;

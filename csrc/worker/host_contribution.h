@@ -25,7 +25,7 @@ class HostContribution final : public Transfer {
   void compress(const std::shared_ptr<const Tensor>& tensor);
 
   tensor::Placement place(const Part&) const override;
-  Status fill(const Part& part, const tensor::Placement& placement, std::byte* into, Counters& counters) override;
+  Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
   bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
                    Counters& counters) override;
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
@@ -43,6 +43,7 @@ class HostContribution final : public Transfer {
   tensor::PushHeader header_{};
   Part part_;
   std::shared_ptr<const Tensor> tensor_;  // if it is compressed
+  std::uint64_t unrounded_bytes_ = 0;     // of an exact sum: the most until it is made
   std::optional<Error> failure_;
   std::vector<std::uint32_t> missing_;
   bool delivered_ = false;

@@ -299,7 +299,7 @@ tensor::PushHeader Operation::make_header() const {
   return header;
 }
 
-Status Operation::Portion::fill(const Part& part, const tensor::Placement& placement, std::byte* into,
+Status Operation::Portion::fill(const Part& part, tensor::Placement& placement, std::byte* into,
                                 Counters& counters) {
   if (placement.is_compressed()) {
     const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->member);

@@ -64,7 +64,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
       if (is_compressed && !part.for_host()) operation->tensor->compressor->apply(placement);
       return placement;
     }
-    Status fill(const Part& part, const tensor::Placement& placement, std::byte* into, Counters& counters) override;
+    Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
     bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
                      Counters& counters) override;
     bool fail(ErrorCode code, const std::string& what, const std::string& hint) override {

@@ -72,7 +72,7 @@ bool Sender::fill(ServerConnection& server) {
 // Adds the next partition of a transfer to the batch; false when a limit says "not now".
 bool Sender::add(ServerConnection& server, Transfer& transfer) {
   const Part part = transfer.parts[transfer.next];
-  const tensor::Placement placement = transfer.place(part);
+  tensor::Placement placement = transfer.place(part);
   const std::size_t n = batch_.size;
 
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
@@ -89,10 +89,10 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   entry.transfer = &transfer;
   entry.server = &server;
   entry.part = part;
-  entry.length = travels;
+  entry.length = placement.payload_bytes();
   entry.staged = staged;
-  server.count_sent(travels);
-  batch_.bytes += travels;
+  server.count_sent(entry.length);
+  batch_.bytes += entry.length;
   if (yields) server.restart_stuck_timer();
 
   describe(server, n, index, placement);
@@ -104,7 +104,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
 
 // Finds the partition of a staged transfer a buffer, if it needs one, and puts the payload into it. False when a limit
 // says "not now", or the payload cannot be read.
-bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part, const tensor::Placement& placement,
+bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part, tensor::Placement& placement,
                    std::size_t n, StagingBuffer*& staged, bool& yields) {
   if (transfer.encoded != nullptr) {
     staged = transfer.encoded;

@@ -46,7 +46,7 @@ class Sender {
 
   bool fill(ServerConnection& server);
   bool add(ServerConnection& server, Transfer& transfer);
-  bool stage(ServerConnection& server, Transfer& transfer, const Part& part, const tensor::Placement& placement,
+  bool stage(ServerConnection& server, Transfer& transfer, const Part& part, tensor::Placement& placement,
              std::size_t n, StagingBuffer*& staged, bool& yields);
   void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement);
   bool is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const;

@@ -13,6 +13,7 @@
 #include "tensor/partition.h"
 #include "van/membership.h"
 #include "worker/compressor.h"
+#include "worker/exactness.h"
 #include "worker/flight_recorder.h"
 #include "worker/transfer.h"
 
@@ -42,7 +43,9 @@ struct Tensor {
   // this one has heard it from the scheduler.
   std::shared_ptr<std::atomic<bool>> view_ended;
   std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
+  std::string compression;                   // as it was declared
   std::unique_ptr<Compressor> compressor;    // of one that was declared with a compression
+  Exactness exactness = Exactness::kNone;    // of its sums
   bool is_timed = false;                     // its operations are: Counters::operation_times
 
   Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}

@@ -65,7 +65,8 @@ class Transfer {
 
   virtual tensor::Placement place(const Part& part) const = 0;
   // Staging: puts the payload into a buffer, and takes the answer out of it.
-  virtual Status fill(const Part& part, const tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
+  // Of one whose length depends on the values, it also says how long it is.
+  virtual Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
   // False: no server that keeps the protocol sends this.
   [[nodiscard]] virtual bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
                                          Counters& counters) = 0;

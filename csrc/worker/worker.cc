@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "tensor/unrounded.h"
 
 namespace bps::worker {
 namespace {
@@ -138,12 +139,11 @@ van::Group Worker::new_group(std::vector<std::uint32_t> ranks, const std::string
 
 void Worker::check_same(const Tensor& known, const van::TensorSpec& spec) const {
   const std::uint64_t bytes = spec.count * size_of(static_cast<Dtype>(spec.dtype));
-  const std::string compression = known.compressor ? known.compressor->compression().text : "";
   if (known.dtype == static_cast<Dtype>(spec.dtype) && known.bytes == bytes) {
-    if (compression == spec.compression) return;
+    if (known.compression == spec.compression) return;
     const auto in_words = [](const std::string& text) { return text.empty() ? "none" : "'" + text + "'"; };
     throw Error(ErrorCode::kMismatch,
-                "the name '" + spec.name + "' was used with the compression " + in_words(compression) +
+                "the name '" + spec.name + "' was used with the compression " + in_words(known.compression) +
                     " and is used again with " + in_words(spec.compression),
                 "use one compression per name, or another name");
   }
@@ -189,6 +189,11 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
 
 void Worker::check_compression(const van::TensorSpec& spec) const {
   if (spec.compression.empty()) return;
+  if (names_exactness(spec.compression)) {
+    if (spec.compression == kExact || static_cast<Dtype>(spec.dtype) == Dtype::kFloat64) return;
+    throw Error(ErrorCode::kInvalidArgument, "'" + spec.name + "' is not float64, and is to be rounded to odd",
+                "pass exact=True");
+  }
   (void)compress::parse_compression(spec.compression);
   if (static_cast<Dtype>(spec.dtype) != Dtype::kFloat32) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -212,9 +217,13 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
     throw Error(ErrorCode::kInvalidArgument, "this rank is not in the group of '" + spec.name + "'",
                 "call operations of a group on its ranks only");
   }
-  auto tensor =
-      std::make_shared<Tensor>(like != nullptr ? like->whole : options_.cut.cut(bytes, element),
-                               like != nullptr ? like->sharded : options_.cut.cut(bytes, element, members->size()));
+  const Exactness exactness = exactness_of(spec.compression, dtype);
+  tensor::CutRule rule = options_.cut;
+  if (exactness != Exactness::kNone && options_.hosts.active()) {  // what a host has summed is longer
+    rule.limit(std::max<std::uint64_t>(tensor::most_unrounded_elements(dtype, rule.partition_bytes), 1) * element);
+  }
+  auto tensor = std::make_shared<Tensor>(like != nullptr ? like->whole : rule.cut(bytes, element),
+                                         like != nullptr ? like->sharded : rule.cut(bytes, element, members->size()));
   tensor->view_ended = view_ended_;
   tensor->recorder = recorder_;
   tensor->is_timed = options_.times_operations;
@@ -226,7 +235,9 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->dtype = dtype;
   tensor->bytes = bytes;
   tensor->shape = spec.shape;
-  if (!spec.compression.empty()) {
+  tensor->compression = spec.compression;
+  tensor->exactness = exactness;
+  if (!spec.compression.empty() && !names_exactness(spec.compression)) {
     tensor->compressor = std::make_unique<Compressor>(compress::parse_compression(spec.compression), spec.count,
                                                       std::max(tensor->whole.count(), tensor->sharded.count()));
     for (const LoopOf& each : worker_loops_) {
@@ -396,6 +407,7 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
                                                   std::uint32_t round, std::uint64_t sequence,
                                                   std::span<const std::uint32_t> only) const {
   Request what = request;
+  what.op = exact_op(what.op, what.kind, tensor->exactness);
   what.two_phase &= options_.two_phase && what.kind != tensor::OperationKind::kSplit;
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places(), only);
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();

@@ -21,7 +21,7 @@ struct Half {
 
   static constexpr int kMaxExponent = 1 - kMinExponent;
 
-  static Half from(float value) {
+  static Half from(double value) {
     const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
     const std::uint32_t infinity = ((1U << (15 - kMantissaBits)) - 1) << kMantissaBits;
     if (std::isnan(value)) return {static_cast<std::uint16_t>(sign | infinity | (1U << (kMantissaBits - 1)))};
@@ -29,7 +29,7 @@ struct Half {
     int exponent = 0;
     std::frexp(value, &exponent);
     const int quantum = std::max(exponent - 1, kMinExponent) - kMantissaBits;
-    const double steps = std::nearbyint(std::ldexp(std::fabs(double{value}), -quantum));  // ties to even
+    const double steps = std::nearbyint(std::ldexp(std::fabs(value), -quantum));  // ties to even
     const double rounded = std::ldexp(steps, quantum);
     if (rounded >= std::ldexp(1.0, kMaxExponent + 1)) return {static_cast<std::uint16_t>(sign | infinity)};
     // Bits of neighbours are consecutive integers: count the steps from the start of this power of two.
@@ -66,6 +66,7 @@ A apply_float(ReduceOp op, A a, A b) {
     case ReduceOp::kMin: return std::isnan(a) || std::isnan(b) ? a + b : b <= a ? b : a;
     case ReduceOp::kMax: return std::isnan(a) || std::isnan(b) ? a + b : b >= a ? b : a;
     case ReduceOp::kProduct: return a * b;
+    default: break;
   }
   return a;
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adds arrays of floating point, element by element, without rounding: what a rank does with its micro-batches before
+// the ranks add theirs.
+//
+// Each element is a float64 as long as that holds the sum; it is NaN from then on, and the sum is in a superaccumulator
+// beside it, of which there are as many as it takes. Threading: one thread at a time. May throw std::bad_alloc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "core/dtype.h"
+#include "server/superaccumulator.h"
+
+namespace bps::server {
+
+class ExactAccumulator {
+ public:
+  // Of float32, float64, float16 or bfloat16; empty, which is a negative zero: added to anything, it leaves it alone.
+  ExactAccumulator(Dtype dtype, std::size_t elements);
+
+  Dtype dtype() const { return dtype_; }
+  std::size_t elements() const { return sums_.size(); }
+  void clear();
+  // As many elements of the type. Afterwards each sum is right, or NaN and beyond().
+  void add(const std::byte* elements);
+
+  // NaN where a float64 does not hold the sum.
+  std::span<const double> sums() const { return sums_; }
+  // Those elements, ascending.
+  std::vector<std::uint32_t> beyond() const;
+  // Of each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
+  std::vector<double> parts(std::span<const std::uint32_t> elements) const;
+
+  // Writes the sum of all ranks, divided by `divisor` and rounded to the type: `sums` is what the ranks' sums() add up
+  // to, rounded to odd where it has to be, and `parts` the same of what is NaN there. `is_divided`: the sums are, which
+  // float64 needs, because it cannot be rounded again.
+  void round(std::span<const double> sums, std::span<const std::uint32_t> elements, std::span<const double> parts,
+             std::uint32_t divisor, bool is_divided, std::byte* into) const;
+
+ private:
+  double keep(std::size_t element);
+
+  Dtype dtype_;
+  std::vector<double> sums_;
+  std::map<std::uint32_t, Superaccumulator> beyond_;
+  const std::byte* adding_ = nullptr;
+};
+
+}  // namespace bps::server

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exact sum of any float64 numbers: one integer that is wide enough for all of them (Kulisch's long accumulator).
+//
+// Slow beside an addition, about a tenth of a microsecond: for the elements that a float64 cannot hold. Digits of 32
+// bits lie in 64, so that carries wait until the end. At most 2^30 terms. Infinities and NaN are counted: a sum with
+// NaN, or with infinities of both signs, is the one NaN that arithmetic makes without an operand's payload.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace bps::server {
+
+class Superaccumulator {
+ public:
+  // From 2^-1074 up, and 64 bits more than the largest number needs.
+  static constexpr std::size_t kDigits = 68;
+  // As numbers that can be added to those of other accumulators, in any order, in float64 without rounding: at most
+  // 2^20 of them. The digits, then how many NaN, infinities, negative infinities, and other than negative zeros.
+  static constexpr std::size_t kParts = kDigits + 4;
+  // The largest number of float64 that a sum has to be cut into: see expand().
+  static constexpr std::size_t kMostTerms = 64;
+
+  void add(double value);
+  void add_parts(std::span<const double, kParts> parts);
+  void to_parts(std::span<double, kParts> parts) const;
+
+  enum class Rounding : std::uint8_t { kNearest, kToOdd };
+  // The sum divided by `divisor`, which is at least 1, rounded once.
+  double value(std::uint32_t divisor, Rounding rounding) const;
+  // Numbers of float64 whose sum it is, the largest first; one that is not finite, or zero, is all there is.
+  std::size_t expand(std::span<double, kMostTerms> terms) const;
+
+ private:
+  struct Magnitude;
+  std::array<std::int64_t, kDigits> digits_{};
+  std::uint32_t nans_ = 0;
+  std::uint32_t infinities_ = 0;
+  std::uint32_t negative_infinities_ = 0;
+  std::uint32_t others_ = 0;  // than negative zeros
+};
+
+}  // namespace bps::server

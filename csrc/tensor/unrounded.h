@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the exact sum of a host's ranks travels to the server: unrounded.
+//
+// 16 bytes (how many bytes there are in all, as 64 bits; zeros), one float64 per element, and then, for each element
+// whose sum one float64 does not hold, in the order of elements: its number and how many terms there are, as 32 bits
+// each, and those terms in float64, whose sum it is. Its own float64 is NaN. A NaN without such an entry is a NaN.
+//
+// Nothing here throws or allocates. A reader never leaves the bytes that it was given, whatever is in them, also if
+// they change while it reads: a server has them from a peer.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "core/dtype.h"
+
+namespace bps::tensor {
+
+inline constexpr std::size_t kUnroundedHeader = 16;
+
+// How many float64 the sum of some numbers of this type can need. Float16: 2^-24 to 2^16, and up to 8,192 terms.
+constexpr std::size_t most_terms(Dtype dtype) {
+  return dtype == Dtype::kFloat16 ? 1 : dtype == Dtype::kFloat64 ? 64 : 6;
+}
+
+// The most bytes that a host's sum of so many elements takes.
+constexpr std::uint64_t most_unrounded_bytes(Dtype dtype, std::uint64_t elements) {
+  const std::uint64_t terms = most_terms(dtype);
+  return kUnroundedHeader + elements * (sizeof(double) + (terms == 1 ? 0 : 8 + terms * sizeof(double)));
+}
+// The most elements whose sum always fits.
+constexpr std::uint64_t most_unrounded_elements(Dtype dtype, std::uint64_t bytes) {
+  const std::uint64_t each = most_unrounded_bytes(dtype, 1) - kUnroundedHeader;
+  return bytes < kUnroundedHeader + each ? 0 : (bytes - kUnroundedHeader) / each;
+}
+
+// The length of what lies there, or 0 when that cannot be one of so many elements. `from`: at least 16 bytes.
+inline std::uint64_t unrounded_bytes(const std::byte* from, std::uint64_t elements) {
+  std::uint64_t bytes = 0;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return bytes < kUnroundedHeader + elements * sizeof(double) ? 0 : bytes;
+}
+
+class UnroundedWriter {
+ public:
+  // `into` has most_unrounded_bytes().
+  UnroundedWriter(std::byte* into, std::uint64_t elements)
+      : start_(into), end_(into + kUnroundedHeader + elements * sizeof(double)) {}
+
+  // Where the float64 of the elements belong.
+  std::byte* sums() const { return start_ + kUnroundedHeader; }
+  void add(std::uint32_t element, std::span<const double> terms) {
+    const std::uint32_t head[] = {element, static_cast<std::uint32_t>(terms.size())};
+    std::memcpy(end_, head, sizeof head);
+    std::memcpy(end_ + sizeof head, terms.data(), terms.size_bytes());
+    end_ += sizeof head + terms.size_bytes();
+  }
+  void finish() {
+    const std::uint64_t head[] = {static_cast<std::uint64_t>(end_ - start_), 0};
+    std::memcpy(start_, head, sizeof head);
+  }
+
+ private:
+  std::byte* start_;
+  std::byte* end_;
+};
+
+class UnroundedReader {
+ public:
+  UnroundedReader() = default;
+  // `bytes` has at least the float64 of the elements.
+  UnroundedReader(std::span<const std::byte> bytes, std::uint64_t elements)
+      : sums_(bytes.data() + kUnroundedHeader), left_(bytes.subspan(kUnroundedHeader + elements * sizeof(double))) {}
+
+  const std::byte* sums() const { return sums_; }
+  // The terms of an element. Elements must be asked for in order; the answer is valid until the next call.
+  std::span<const double> terms(std::uint32_t element) {
+    std::uint32_t head[2];
+    while (left_.size() >= sizeof head) {
+      std::memcpy(head, left_.data(), sizeof head);
+      if (head[0] > element) break;
+      const std::size_t count = std::min({std::size_t{head[1]}, (left_.size() - sizeof head) / sizeof(double), kMost});
+      std::memcpy(terms_, left_.data() + sizeof head, count * sizeof(double));
+      left_ = left_.subspan(sizeof head + count * sizeof(double));
+      if (head[0] == element) return {terms_, count};
+    }
+    std::memcpy(terms_, sums_ + element * sizeof(double), sizeof(double));
+    return {terms_, 1};
+  }
+
+ private:
+  static constexpr std::size_t kMost = 64;
+  const std::byte* sums_ = nullptr;
+  std::span<const std::byte> left_;
+  double terms_[kMost];
+};
+
+}  // namespace bps::tensor

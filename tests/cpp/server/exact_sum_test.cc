@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/exact_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "server/exact_accumulator.h"
+#include "server/reduce_reference.h"
+#include "server/superaccumulator.h"
+
+namespace bps::server {
+namespace {
+
+using testing::Bfloat16;
+using testing::Float16;
+using Rounding = Superaccumulator::Rounding;
+
+template <typename T>
+constexpr Dtype kDtypeOf = Dtype::kFloat32;
+template <>
+constexpr Dtype kDtypeOf<double> = Dtype::kFloat64;
+template <>
+constexpr Dtype kDtypeOf<Float16> = Dtype::kFloat16;
+template <>
+constexpr Dtype kDtypeOf<Bfloat16> = Dtype::kBfloat16;
+
+template <typename T>
+T from_double(double value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(value);
+  } else {
+    return T::from(value);
+  }
+}
+
+template <typename T>
+double to_double(T value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return value;
+  } else {
+    return value.value();
+  }
+}
+
+// What hides mistakes least: sums of all lengths, cancellation, halves of last places, subnormal numbers, infinities.
+template <typename T>
+T random_value(std::mt19937_64& random) {
+  constexpr double kOdd[] = {0, -0.0, INFINITY, -INFINITY, NAN, 65504, -65504, 3.4e38, -3.4e38, 1e-45, -6e-8, 1e-40};
+  if (random() % 40 == 0) return from_double<T>(kOdd[random() % std::size(kOdd)]);
+  const double mantissa = static_cast<double>(random() % 4096) - 2048;
+  const int range = random() % 3 == 0 ? (std::is_same_v<T, double> ? 900 : 120) : 12;
+  return from_double<T>(std::ldexp(mantissa, static_cast<int>(random() % (2 * range)) - range - 11));
+}
+
+template <typename T>
+T expected(ReduceOp op, std::uint32_t divisor, const std::vector<std::vector<T>>& sources, std::size_t element) {
+  Superaccumulator sum;
+  for (const auto& source : sources) sum.add(to_double(source[element]));
+  const bool again = !std::is_same_v<T, double> || op == ReduceOp::kExactSumToOdd;
+  const double value =
+      sum.value(op == ReduceOp::kExactAverage ? divisor : 1, again ? Rounding::kToOdd : Rounding::kNearest);
+  return from_double<T>(value);
+}
+
+template <typename T>
+void expect_equal(T found, T wanted, const std::string& where) {
+  if (std::isnan(to_double(wanted))) {
+    const T canonical = from_double<T>(std::numeric_limits<double>::quiet_NaN());
+    EXPECT_EQ(std::memcmp(&found, &canonical, sizeof found), 0) << where << ": another NaN";
+    return;
+  }
+  EXPECT_EQ(std::memcmp(&found, &wanted, sizeof found), 0)
+      << where << ": " << to_double(found) << " for " << to_double(wanted);
+}
+
+template <typename T>
+std::vector<std::vector<T>> random_sources(std::mt19937_64& random, std::size_t count, std::size_t elements) {
+  std::vector<std::vector<T>> sources(count, std::vector<T>(elements));
+  for (auto& source : sources) {
+    for (T& value : source) value = random_value<T>(random);
+  }
+  return sources;
+}
+
+template <typename T>
+std::byte* bytes_of(std::vector<T>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+
+// The sum of some sources as a host sends it.
+template <typename T>
+std::vector<std::byte> sum_on_host(std::vector<std::vector<T>>& sources, std::size_t first, std::size_t count) {
+  const std::size_t elements = sources[first].size();
+  std::vector<std::byte> bytes(tensor::most_unrounded_bytes(kDtypeOf<T>, elements));
+  tensor::UnroundedWriter writer(bytes.data(), elements);
+  ExactSum sum;
+  sum.begin({kDtypeOf<T>, ReduceOp::kExactSum, 1}, &writer);
+  std::vector<const std::byte*> at;
+  for (std::size_t i = 0; i < count; ++i) {
+    sum.add_plain();
+    at.push_back(bytes_of(sources[first + i]));
+  }
+  std::byte* const into = writer.sums();
+  sum.sum(0, elements, at, {&into, 1});
+  writer.finish();
+  bytes.resize(tensor::unrounded_bytes(bytes.data(), elements));
+  return bytes;
+}
+
+template <typename T>
+class ExactSums : public ::testing::Test {};
+using Types = ::testing::Types<float, double, Float16, Bfloat16>;
+TYPED_TEST_SUITE(ExactSums, Types);
+
+TYPED_TEST(ExactSums, AreRoundedOnceWithEveryInstructionSet) {
+  using T = TypeParam;
+  const std::string_view best = reduce_isa();
+  for (const std::string_view isa : available_reduce_isas()) {
+    ASSERT_TRUE(set_reduce_isa(isa));
+    std::mt19937_64 random(7);
+    for (const std::size_t count : {1U, 2U, 3U, 8U}) {
+      for (const std::size_t elements : {1U, 3U, 16U, 37U, 500U}) {
+        for (const ReduceOp op : {ReduceOp::kExactSum, ReduceOp::kExactAverage}) {
+          auto sources = random_sources<T>(random, count, elements);
+          const auto before = sources;
+          const auto divisor = static_cast<std::uint32_t>(random() % 4 == 0 ? 1 + random() % 4096 : count);
+          ExactSum sum;
+          sum.begin({kDtypeOf<T>, op, divisor});
+          std::vector<const std::byte*> at;
+          for (auto& source : sources) {
+            sum.add_plain();
+            at.push_back(bytes_of(source));
+          }
+          std::vector<T> apart(elements);
+          std::byte* const into[] = {bytes_of(sources[0]), bytes_of(apart)};  // the first one in place
+          sum.sum(0, elements, at, into);
+          for (std::size_t i = 0; i < elements; ++i) {
+            const std::string where = std::string(isa) + " " + std::to_string(count) + " sources, element " +
+                                      std::to_string(i) + " by " + std::to_string(divisor);
+            const T wanted = expected(op, divisor, before, i);
+            expect_equal(apart[i], wanted, where);
+            expect_equal(sources[0][i], wanted, where);
+          }
+        }
+      }
+    }
+  }
+  set_reduce_isa(best);
+}
+
+// Any grouping on hosts, in any order, block by block, gives the bits of one sum over all.
+TYPED_TEST(ExactSums, DoNotDependOnWhatIsSummedFirst) {
+  using T = TypeParam;
+  std::mt19937_64 random(11);
+  for (int trial = 0; trial < 60; ++trial) {
+    const std::size_t elements = 1 + random() % 300;
+    const std::size_t count = 2 + random() % 7;
+    auto sources = random_sources<T>(random, count, elements);
+    const ReduceOp op = random() % 2 == 0 ? ReduceOp::kExactSum : ReduceOp::kExactAverage;
+    const Reduction what{kDtypeOf<T>, op, static_cast<std::uint32_t>(count)};
+    ExactSum sum;
+    sum.begin(what);
+    std::vector<std::vector<std::byte>> hosts;
+    std::vector<const std::byte*> plain;
+    for (std::size_t first = 0; first < count;) {
+      const std::size_t size = std::min(count - first, 1 + random() % 4);
+      if (size == 1) {
+        plain.push_back(bytes_of(sources[first]));
+        sum.add_plain();
+      } else {
+        hosts.push_back(sum_on_host(sources, first, size));
+        plain.push_back(nullptr);
+        sum.add_unrounded({hosts.back(), elements});
+      }
+      first += size;
+    }
+    // The result goes where the first host's sum lies, as on a server.
+    std::vector<T> result(elements);
+    std::byte* const into = hosts.empty() ? bytes_of(result) : hosts.front().data();
+    const std::size_t block = 1 + random() % elements;
+    for (std::size_t first = 0; first < elements; first += block) {
+      std::vector<const std::byte*> at = plain;
+      for (const std::byte*& source : at) {
+        if (source != nullptr) source += first * sizeof(T);
+      }
+      std::byte* const part = into + first * sizeof(T);
+      sum.sum(first, std::min(block, elements - first), at, {&part, 1});
+    }
+    std::memcpy(static_cast<void*>(result.data()), into, elements * sizeof(T));
+    for (std::size_t i = 0; i < elements; ++i) {
+      expect_equal(result[i], expected(op, what.divisor, sources, i), "trial " + std::to_string(trial));
+    }
+  }
+}
+
+TYPED_TEST(ExactSums, AddUpInAnAccumulatorFirst) {
+  using T = TypeParam;
+  std::mt19937_64 random(13);
+  for (int trial = 0; trial < 40; ++trial) {
+    const std::size_t elements = 1 + random() % 100;
+    auto sources = random_sources<T>(random, 6, elements);
+    ExactAccumulator one(kDtypeOf<T>, elements);
+    ExactAccumulator other(kDtypeOf<T>, elements);
+    for (std::size_t i = 0; i < sources.size(); ++i) (i < 4 ? one : other).add(bytes_of(sources[i]));
+    // As ExactSum of Python does it, with two ranks.
+    std::vector<double> ours(one.sums().begin(), one.sums().end());
+    std::vector<double> theirs(other.sums().begin(), other.sums().end());
+    ExactSum both;
+    const ReduceOp op = std::is_same_v<T, double> ? ReduceOp::kExactAverage : ReduceOp::kExactSumToOdd;
+    both.begin({Dtype::kFloat64, op, 6});
+    both.add_plain();
+    both.add_plain();
+    const std::byte* at[] = {bytes_of(ours), bytes_of(theirs)};
+    std::byte* const into = bytes_of(ours);
+    both.sum(0, elements, at, {&into, 1});
+    std::vector<std::uint32_t> beyond;
+    for (std::uint32_t i = 0; i < elements; ++i) {
+      if (std::isnan(ours[i])) beyond.push_back(i);
+    }
+    std::vector<double> parts = one.parts(beyond);
+    const std::vector<double> more = other.parts(beyond);
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i] += more[i];
+    std::vector<T> result(elements);
+    one.round(ours, beyond, parts, 6, std::is_same_v<T, double>, bytes_of(result));
+    for (std::size_t i = 0; i < elements; ++i) {
+      expect_equal(result[i], expected(ReduceOp::kExactAverage, 6, sources, i), "trial " + std::to_string(trial));
+    }
+  }
+}
+
+TEST(Superaccumulator, RoundsLikeTheProcessorWhereThatIsExact) {
+  std::mt19937_64 random(17);
+  for (int trial = 0; trial < 20000; ++trial) {
+    const auto a = std::bit_cast<double>(random());
+    const auto b = std::ldexp(std::bit_cast<double>(random() >> 2 | 0x3ff0000000000000), 0);
+    Superaccumulator sum;
+    sum.add(a);
+    sum.add(b);
+    const double wanted = a + b;  // rounded once
+    const double found = sum.value(1, Rounding::kNearest);
+    EXPECT_TRUE(found == wanted || (std::isnan(found) && std::isnan(wanted))) << a << " + " << b;
+    Superaccumulator alone;
+    alone.add(a);
+    const auto divisor = static_cast<std::uint32_t>(1 + random() % 100000);
+    const double quotient = alone.value(divisor, Rounding::kNearest);
+    EXPECT_TRUE(quotient == a / divisor || (std::isnan(quotient) && std::isnan(a))) << a << " / " << divisor;
+  }
+}
+
+TEST(Superaccumulator, KeepsWhatCancels) {
+  Superaccumulator sum;
+  for (const double term : {1e308, 1e308, 1.0, 5e-324, -1e308, -1e308}) sum.add(term);
+  EXPECT_EQ(sum.value(1, Rounding::kNearest), 1.0);
+  EXPECT_EQ(sum.value(1, Rounding::kToOdd), std::nextafter(1.0, 2.0));
+  sum.add(-1.0);
+  EXPECT_EQ(sum.value(1, Rounding::kNearest), 5e-324);
+  sum.add(-5e-324);
+  EXPECT_EQ(std::bit_cast<std::uint64_t>(sum.value(1, Rounding::kNearest)), 0U);
+}
+
+TEST(Unrounded, ReaderStaysWithinItsBytesWhateverTheyAre) {
+  std::mt19937_64 random(19);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const std::uint64_t elements = 1 + random() % 8;
+    std::vector<std::byte> bytes(tensor::kUnroundedHeader + elements * sizeof(double) + random() % 200);
+    for (std::byte& one : bytes) one = random() % 3 == 0 ? std::byte{0} : static_cast<std::byte>(random());
+    tensor::UnroundedReader reader(bytes, elements);  // under the address sanitizer
+    for (std::uint32_t i = 0; i < elements; ++i) {
+      double sum = 0;
+      for (const double term : reader.terms(i)) sum += term;
+      static_cast<void>(sum);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bps::server
