@@ -29,7 +29,7 @@ isa::Kernel isa::avx2(Dtype dtype, ReduceOp op) {
 }
 
 isa::ExactKernel isa::exact_avx2(Dtype dtype, bool unrounded_result) {
-  return choose_exact(dtype, unrounded_result);
+  return choose_exact<Converted<Float16>>(dtype, unrounded_result);
 }
 
 }  // namespace bps::server

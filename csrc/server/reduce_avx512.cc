@@ -30,7 +30,7 @@ isa::Kernel isa::avx512(Dtype dtype, ReduceOp op) {
 }
 
 isa::ExactKernel isa::exact_avx512(Dtype dtype, bool unrounded_result) {
-  return choose_exact(dtype, unrounded_result);
+  return choose_exact<Converted<Float16>>(dtype, unrounded_result);
 }
 
 }  // namespace bps::server

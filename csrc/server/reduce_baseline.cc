@@ -10,7 +10,7 @@ isa::Kernel isa::baseline(Dtype dtype, ReduceOp op) {
 }
 
 isa::ExactKernel isa::exact_baseline(Dtype dtype, bool unrounded_result) {
-  return choose_exact(dtype, unrounded_result);
+  return choose_exact<InOrder<Float16Bits>>(dtype, unrounded_result);
 }
 
 }  // namespace bps::server

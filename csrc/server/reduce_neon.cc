@@ -32,7 +32,7 @@ isa::Kernel isa::neon(Dtype dtype, ReduceOp op) {
 }
 
 isa::ExactKernel isa::exact_neon(Dtype dtype, bool unrounded_result) {
-  return choose_exact(dtype, unrounded_result);
+  return choose_exact<InOrder<Float16Bits>>(dtype, unrounded_result);
 }
 
 }  // namespace bps::server
