@@ -78,19 +78,58 @@ void expect_equal(T found, T wanted, const std::string& where) {
       << where << ": " << to_double(found) << " for " << to_double(wanted);
 }
 
+// Mantissa bits, and the exponents of the smallest normal number and of the largest.
+struct Format {
+  int bits, least, most;
+};
+template <typename T>
+constexpr Format kFormat = {24, -126, 127};
+template <>
+constexpr Format kFormat<double> = {53, -1022, 1023};
+template <>
+constexpr Format kFormat<Float16> = {11, -14, 15};
+template <>
+constexpr Format kFormat<Bfloat16> = {8, -126, 127};
+
+// Terms whose sum, divided, lies in the middle between two numbers of the type, or a little beside it: where rounding
+// twice, or a rounded addition, shows.
+template <typename T>
+void set_almost_middle(std::mt19937_64& random, std::uint32_t divisor, std::vector<std::vector<T>>& sources,
+                       std::size_t element) {
+  constexpr Format kOf = kFormat<T>;
+  const int exponent = kOf.least - 3 + static_cast<int>(random() % (kOf.most - kOf.least - 12));
+  const int unit = std::max(exponent, kOf.least) - kOf.bits + 1;
+  const double number = std::ldexp(1 + static_cast<double>(random() % 1000) / 1024, exponent - unit);
+  const double middle = std::ldexp(std::floor(number) + 0.5, unit);
+  const double beside = std::ldexp(static_cast<double>(random() % 3) - 1, -20 - static_cast<int>(random() % 36));
+  double rest = middle * divisor * (1 + beside) * (random() % 2 == 0 ? 1 : -1);
+  const std::size_t first = random() % sources.size();
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    T& value = sources[(first + i) % sources.size()][element];
+    value = from_double<T>(rest);
+    if (!std::isfinite(to_double(value))) value = from_double<T>(0);
+    rest -= to_double(value);
+  }
+}
+
 // Each run of elements takes another way through the kernels: ordinary gradients, with and without something odd among
 // them, the largest and the smallest numbers, small whole ones.
 template <typename T>
-std::vector<std::vector<T>> random_sources(std::mt19937_64& random, std::size_t count, std::size_t elements) {
+std::vector<std::vector<T>> random_sources(std::mt19937_64& random, std::size_t count, std::size_t elements,
+                                           std::uint32_t divisor) {
   std::vector<std::vector<T>> sources(count, std::vector<T>(elements));
   std::normal_distribution<double> normal;
   constexpr double kScales[] = {1, 1e-3, 6e4, 3.3e38, 3e-38, 1e-39, 1e-5};
   for (std::size_t i = 0; i < elements; ++i) {
     const std::size_t run = i / 80;
-    const std::size_t kind = (run * 7 + elements + count) % 10;
+    const std::size_t kind = (run * 7 + elements + count) % 14;
+    if (kind >= 10) {
+      set_almost_middle(random, divisor, sources, i);
+      continue;
+    }
     for (auto& source : sources) {
       double value = kind < std::size(kScales) ? kScales[kind] * normal(random) : static_cast<double>(random() % 9) - 4;
-      if (kind == 3) value = std::copysign(3.38e38, value);
+      if (kind == 3) value = std::copysign(std::is_same_v<T, double> ? 1.7e308 : 3.38e38, value);
       source[i] = from_double<T>(value);
       if (kind == 9 || random() % 500 == 0) source[i] = random_value<T>(random);
     }
@@ -135,11 +174,13 @@ TYPED_TEST(ExactSums, AreRoundedOnceWithEveryInstructionSet) {
     ASSERT_TRUE(set_reduce_isa(isa));
     std::mt19937_64 random(7);
     for (const std::size_t count : {1U, 2U, 3U, 4U, 8U}) {
-      for (const std::size_t elements : {1U, 3U, 16U, 37U, 500U, 1203U}) {
+      for (const std::size_t elements : {1U, 3U, 16U, 37U, 500U, 3000U}) {
         for (const ReduceOp op : {ReduceOp::kExactSum, ReduceOp::kExactAverage}) {
-          auto sources = random_sources<T>(random, count, elements);
+          const auto divisor = static_cast<std::uint32_t>(random() % 4 == 0   ? 1 + random() % 4096
+                                                          : random() % 4 == 0 ? 1 << random() % 13
+                                                                              : count);
+          auto sources = random_sources<T>(random, count, elements, op == ReduceOp::kExactSum ? 1 : divisor);
           const auto before = sources;
-          const auto divisor = static_cast<std::uint32_t>(random() % 4 == 0 ? 1 + random() % 4096 : count);
           ExactSum sum;
           sum.begin({kDtypeOf<T>, op, divisor});
           std::vector<const std::byte*> at;
@@ -171,8 +212,9 @@ TYPED_TEST(ExactSums, DoNotDependOnWhatIsSummedFirst) {
   for (int trial = 0; trial < 60; ++trial) {
     const std::size_t elements = 1 + random() % 1500;
     const std::size_t count = 2 + random() % 7;
-    auto sources = random_sources<T>(random, count, elements);
     const ReduceOp op = random() % 2 == 0 ? ReduceOp::kExactSum : ReduceOp::kExactAverage;
+    const auto divisor = static_cast<std::uint32_t>(op == ReduceOp::kExactSum ? 1 : count);
+    auto sources = random_sources<T>(random, count, elements, divisor);
     const Reduction what{kDtypeOf<T>, op, static_cast<std::uint32_t>(count)};
     ExactSum sum;
     sum.begin(what);
@@ -214,7 +256,7 @@ TYPED_TEST(ExactSums, AddUpInAnAccumulatorFirst) {
   std::mt19937_64 random(13);
   for (int trial = 0; trial < 40; ++trial) {
     const std::size_t elements = 1 + random() % 100;
-    auto sources = random_sources<T>(random, 6, elements);
+    auto sources = random_sources<T>(random, 6, elements, 6);
     ExactAccumulator one(kDtypeOf<T>, elements);
     ExactAccumulator other(kDtypeOf<T>, elements);
     for (std::size_t i = 0; i < sources.size(); ++i) (i < 4 ? one : other).add(bytes_of(sources[i]));

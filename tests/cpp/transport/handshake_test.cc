@@ -166,7 +166,7 @@ TEST(Handshake, AnotherVersionIsToldSo) {
 TEST(Handshake, TheCallerSeesANewerCallee) {
   const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x09\0\x02\0", 8}));
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
-  EXPECT_EQ(outcome.text, "server 1 speaks version 9 of the protocol, this process version 8");
+  EXPECT_EQ(outcome.text, "server 1 speaks version 10 of the protocol, this process version 9");
 }
 
 TEST(Handshake, PeersOfOtherProtocolsAreRefusedByTheClient) {

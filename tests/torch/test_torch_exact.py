@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact means in the torch face; bfloat16, which numpy lacks."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from strategies import with_every_strategy
+from torch import nn
+
+from bps_rdma.errors import InvalidArgumentError
+
+
+def terms(dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    return [(torch.randn(3000) * 10.0 ** torch.randint(-9, 5, (3000,))).to(dtype) for _ in range(4)]
+
+
+def rounded(value: Fraction) -> float:
+    """To bfloat16, ties to even."""
+    if value == 0:
+        return 0.0
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    if abs(value) < Fraction(2) ** exponent:
+        exponent -= 1
+    unit = Fraction(2) ** (max(exponent, -126) - 7)
+    return float(round(value / unit) * unit)
+
+
+def expected(divisor: int) -> torch.Tensor:
+    columns = zip(*(one.tolist() for one in terms(torch.bfloat16)), strict=True)
+    exact = [rounded(sum((Fraction(term) for term in column), Fraction(0)) / divisor) for column in columns]
+    return torch.tensor(exact, dtype=torch.float64).to(torch.bfloat16)
+
+
+def of_bfloat16(bps: Any) -> None:
+    import bps_rdma.torch
+
+    mine = terms(torch.bfloat16)[bps.rank() :: bps.size()]
+    total = bps.ExactSum(mine[0])
+    for one in mine:
+        total.add(one)
+    assert torch.equal(total.push_pull(), expected(1))
+    assert torch.equal(total.push_pull(divisor=3), expected(3))
+    if bps.size() == 4:
+        assert torch.equal(bps_rdma.torch.push_pull(mine[0], average=False, name="a", exact=True), expected(1))
+        assert torch.equal(bps_rdma.torch.push_pull(mine[0], name="b", exact=True), expected(4))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_bfloat16_is_rounded_once(workers: int) -> None:
+    cluster.run(of_bfloat16, workers=workers)
+
+
+def trained(bps: Any, strategy: str) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 3), nn.Linear(3, 3))
+    never = model[2]
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.004, exact=True)
+    gradients = []
+    for rank in range(bps.size()):  # what every rank computes
+        torch.manual_seed(100 + rank)
+        model.zero_grad()
+        model[1](model[0](torch.randn(8, 50))).sum().backward()
+        gradients.append([p.grad.double() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    torch.manual_seed(100 + bps.rank())
+    with ddp.no_sync():
+        pass
+    inputs = torch.randn(8, 50)
+    ddp.module.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
+    ddp(inputs).sum().backward()
+    assert never.weight.grad is None
+    for number, parameter in enumerate(p for p in model.parameters() if p.grad is not None):
+        # Of four float32 of similar size float64 holds the sum, and division by four rounds nothing.
+        mean = sum(of_rank[number] for of_rank in gradients) / bps.size()
+        assert torch.equal(parameter.grad, mean.float())
+
+
+def test_gradients_are_rounded_once() -> None:
+    cluster.run(with_every_strategy, trained, workers=4)
+    cluster.run(with_every_strategy, trained, **cluster.on_hosts("aabb"))
+
+
+def refused(bps: Any) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    with pytest.raises(InvalidArgumentError, match="not exact"):
+        DistributedDataParallel(nn.Linear(2, 2), compression="int8", exact=True)
+
+
+def test_compression_is_refused() -> None:
+    cluster.run(refused, workers=1)
