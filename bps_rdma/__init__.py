@@ -55,6 +55,8 @@ from bps_rdma.job import (
     size,
 )
 from bps_rdma.operations import (
+    accumulate,
+    accumulate_async,
     all_gather,
     all_gather_async,
     broadcast,
@@ -73,6 +75,7 @@ from bps_rdma.operations import (
     reduce_scatter,
     reduce_scatter_async,
     shard_bounds,
+    store,
     synchronize,
     wait,
 )
@@ -99,6 +102,8 @@ __all__ = [
     "UnreachableError",
     "VersionError",
     "__version__",
+    "accumulate",
+    "accumulate_async",
     "all_gather",
     "all_gather_async",
     "barrier",
@@ -132,6 +137,7 @@ __all__ = [
     "shard_bounds",
     "shutdown",
     "size",
+    "store",
     "synchronize",
     "wait",
 ]

@@ -14,6 +14,7 @@ __all__: list[str] = [
     "Codec",
     "Config",
     "Dtype",
+    "ExactAccumulator",
     "Handle",
     "Kind",
     "MOST_STACK_BYTES",
@@ -201,14 +202,20 @@ class Kind:
       broadcast
 
       split
+
+      store
+
+      accumulate
     """
 
     __members__: typing.ClassVar[dict[str, Kind]]
+    accumulate: typing.ClassVar[Kind]
     all_gather: typing.ClassVar[Kind]
     broadcast: typing.ClassVar[Kind]
     push_pull: typing.ClassVar[Kind]
     reduce_scatter: typing.ClassVar[Kind]
     split: typing.ClassVar[Kind]
+    store: typing.ClassVar[Kind]
     @typing.overload
     def __eq__(self, other: Kind) -> builtins.bool: ...
     @typing.overload
@@ -278,6 +285,46 @@ class Memory:
         """
         Of the array, for messages.
         """
+
+class ExactAccumulator:
+    """
+    See bps_rdma.ExactSum. One thread at a time.
+    """
+
+    parts_per_element: typing.ClassVar[int] = 72
+    def __init__(self, dtype: Dtype, elements: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def add(self, elements: Memory) -> None: ...
+    def beyond(self) -> list[int]:
+        """
+        The elements that are NaN there.
+        """
+    def clear(self) -> None: ...
+    def copy_parts(
+        self, elements: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], into: Memory
+    ) -> None:
+        """
+        Numbers for each of these elements that can be added.
+        """
+    def copy_sums(self, into: Memory) -> None:
+        """
+        The sums as float64; NaN where that does not hold one.
+        """
+    def round(
+        self,
+        sums: Memory,
+        elements: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        parts: Memory,
+        divisor: typing.SupportsInt | typing.SupportsIndex,
+        is_divided: bool,
+        into: Memory,
+    ) -> None:
+        """
+        The ranks' sum, divided and rounded.
+        """
+    @property
+    def dtype(self) -> Dtype: ...
+    @property
+    def elements(self) -> int: ...
 
 class Handle:
     """

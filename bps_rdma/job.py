@@ -64,6 +64,9 @@ class Job:
         self._compression: str = config.text("BPS_COMPRESSION")
         self._exact: bool = config.text("BPS_EXACT") == "1"
         self.min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
+        self.asynchronous: bool = config.text("BPS_ASYNC") == "1"
+        staleness: int = config.integer("BPS_STALENESS")
+        self.staleness: int | None = None if staleness < 0 else staleness
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.goes_on = False  # with everything that was under way in the view before
         self.numbering = failover.Numbering()

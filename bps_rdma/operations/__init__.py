@@ -10,6 +10,7 @@ or out. Every rank of a group makes the same collective calls, with the same nam
     prepare     the same for operations that are started many times
     push_pull   sums and means, and their separate halves
     collectives reduce_scatter, all_gather and broadcast
+    weights     what servers keep, for asynchronous training
     wait        waiting for operations
 """
 
@@ -34,10 +35,13 @@ from bps_rdma.operations.push_pull import (
 )
 from bps_rdma.operations.start import shard_bounds
 from bps_rdma.operations.wait import poll, synchronize, wait
+from bps_rdma.operations.weights import accumulate, accumulate_async, store
 
 __all__ = [
     "Options",
     "ReduceOp",
+    "accumulate",
+    "accumulate_async",
     "all_gather",
     "all_gather_async",
     "broadcast",
@@ -57,6 +61,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_async",
     "shard_bounds",
+    "store",
     "synchronize",
     "wait",
 ]

@@ -24,8 +24,8 @@ class Options(NamedTuple):  # immutable like a frozen dataclass, and made in a t
         group: the ranks that take part; None: all workers.
         timeout: seconds until the operation fails with DeadlineError; None: BPS_TIMEOUT.
         awaited: the caller waits for the operation next, so the calling thread may drive it.
-        compression: how the tensor travels between hosts, or that its sums are exact; None: as the name was declared, or
-            BPS_COMPRESSION and BPS_EXACT say.
+        compression: how the tensor travels between hosts, or that its sums are exact; None: as the name was declared,
+            or BPS_COMPRESSION and BPS_EXACT say.
     """
 
     op: ReduceOp = SUM

@@ -42,8 +42,8 @@ def prepare(
     Args:
         kind: "push_pull", "reduce_scatter", "all_gather" or "broadcast".
         array: what the function of that name takes. Its memory must stay where it is.
-        average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace(); `timeout` is that of each
-            start. Only reductions use `average`, `op`, `compression` and `exact`.
+        average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace(); `timeout` is that
+            of each start. Only reductions use `average`, `op`, `compression` and `exact`.
         out: receives the result of a push_pull (default: in place), reduce_scatter or all_gather (default: a new
             array); as for the functions of these names.
         root: of a broadcast.

@@ -108,7 +108,9 @@ def push_pull_async_inplace(
 ) -> Handle:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
     return start.reduce(
-        array, array, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact))
+        array,
+        array,
+        Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
     )
 
 

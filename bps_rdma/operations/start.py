@@ -28,7 +28,7 @@ class Described(NamedTuple):
         target: what the result is written to.
         result: what the caller gets: the array of `target`.
         elements: of the whole tensor.
-        root: place in the group of the rank that is copied, for a broadcast.
+        root: place in the group of the rank that is copied, for a broadcast; see accumulate() for that.
         copy_to: address to which the source must be copied first; 0: none.
     """
 
@@ -72,6 +72,28 @@ def all_gather(array: Any, out: Any, options: Options) -> Handle:
 def broadcast(array: Any, root: int, options: Options) -> Handle:
     """Starts replacing `array` by that of worker rank `root`."""
     return _run(broadcasting(array, root, options), options)
+
+
+def store(array: Any, root: int, options: Options) -> Handle:
+    """Starts replacing `array` by that of worker rank `root`, which the servers keep."""
+    return _run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
+
+
+def accumulate(delta: Any, out: Any, most_ahead: int, options: Options) -> Handle:
+    """Starts adding `delta` to what the servers keep, which goes into `out`; None: into a new array.
+
+    `most_ahead`: by how many of them this rank may be ahead of the slowest one, plus one; 0: by any number.
+    """
+    source = arrays.describe(delta, False)
+    result = arrays.empty_like(delta) if out is None else out
+    target = arrays.describe(result, True)
+    if target.elements != source.elements or target.dtype != source.dtype:
+        raise InvalidTensorError(
+            f"`out` has {target.elements} elements of {target.dtype.name}, and the array {source.elements} of "
+            f"{source.dtype.name}",
+            "pass an array of the same size and dtype",
+        )
+    return _run(Described(Kind.accumulate, source, target, result, source.elements, most_ahead), options)
 
 
 def scattering(array: Any, out: Any, options: Options) -> Described:

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations.compressed import NONE
 from bps_rdma.torch import start, transfer
+from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
@@ -33,7 +36,8 @@ def DistributedOptimizer(  # noqa: N802
 ) -> Any:
     """The optimizer, whose step() waits until all gradients are means over all ranks.
 
-    Gradients are sent during backward, as soon as they are complete. Use broadcast_parameters() and
+    With BPS_ASYNC=1 servers keep the weights, and no rank waits for another; see docs/async.md. Otherwise gradients are
+    sent during backward, as soon as they are complete. Use broadcast_parameters() and
     broadcast_optimizer_state() to start from the same values.
 
         optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -67,6 +71,13 @@ def DistributedOptimizer(  # noqa: N802
         raise InvalidArgumentError(
             f"backward_passes_per_step is {backward_passes_per_step}", "it counts backward passes: 1 or more"
         )
+    if job.current().asynchronous:
+        how = compressor_of(compression, exact)
+        if how.dtype is not None or how.method not in (None, NONE):
+            raise InvalidArgumentError("changes of weights travel as they are", "do without compression and exact")
+        kept = rebase(optimizer, AsynchronousOptimizer)
+        kept._begin(named, ours)
+        return kept
     result = rebase(optimizer, _DistributedOptimizer)
     result._begin(
         GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compressor_of(compression, exact), ours),

@@ -74,6 +74,8 @@ struct WorkerSettings {
   std::string compression;  // see compress/compression.h
   std::uint64_t min_compress_bytes = 0;
   bool exact = false;
+  bool async = false;
+  std::int64_t staleness = -1;
   std::uint64_t built_in_coefficient = 0;
   std::uint64_t mixed_bound = 0;
   std::uint64_t staging_bytes = 0;

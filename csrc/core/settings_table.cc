@@ -173,6 +173,12 @@ constexpr Setting kTable[] = {
     {"BPS_EXACT", "", "0", kFlag, worker<&WorkerSettings::exact>,
      "1: sums and averages of floating point are exact, and rounded once, unless their call says otherwise: the same "
      "bits for any number of ranks; see docs/exact.md"},
+    {"BPS_ASYNC", "BYTEPS_ENABLE_ASYNC", "0", kFlag, worker<&WorkerSettings::async>,
+     "1: DistributedOptimizer trains asynchronously: servers keep the weights, and no rank waits for another; see "
+     "docs/async.md"},
+    {"BPS_STALENESS", "", "-1", whole(-1, 1 << 20), worker<&WorkerSettings::staleness>,
+     "how many steps a rank may be ahead of the slowest one with BPS_ASYNC; -1: any number; 0: training is "
+     "synchronous"},
     {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),
      worker<&WorkerSettings::built_in_coefficient>, "coefficient of the key hash built_in"},
     {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", whole(1, 1 << 20), worker<&WorkerSettings::mixed_bound>,

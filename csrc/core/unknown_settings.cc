@@ -32,7 +32,6 @@ struct Ignored {
   bool warning = false;
 };
 constexpr Ignored kIgnored[] = {
-    {"BYTEPS_ENABLE_ASYNC", "asynchronous training is not supported, gradients are summed synchronously", true},
     {"BYTEPS_ENABLE_MIXED_MODE", "set BPS_KEY_HASH_FN=mixed instead", true},
     {"DMLC_ENABLE_UCX", "there is no UCX transport; set BPS_TRANSPORT=rdma for RDMA", true},
     {"BYTEPS_UCX_ERRH_ENABLE BYTEPS_UCX_RECONNECT_TMO BYTEPS_UCX_SHORT_THRESH BYTEPS_UCX_FORCE_REQ_ORDER "

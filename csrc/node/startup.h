@@ -59,7 +59,8 @@ struct ProcessOptions {
   // Whether operations survive the loss of servers. What a host has summed could be lost with its relay.
   bool two_phase() const { return settings.job.server_failover && settings.job.min_workers > 0 && !startup.joint; }
   bool sums_on_host() const {
-    return startup.is_worker() && settings.worker.host_sum && !two_phase() && allows(transport::Kind::kShm);
+    return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && !two_phase() &&
+           allows(transport::Kind::kShm);
   }
   // The address of this host that peers should use.
   std::string address() const;

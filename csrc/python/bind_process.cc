@@ -34,9 +34,7 @@ void bind_declared(py::module_& module) {
       .def_readonly("dtype", &worker::Tensor::dtype)
       .def_readonly("shape", &worker::Tensor::shape)
       .def_property_readonly(
-          "compression",
-          [](const worker::Tensor& t) { return t.compression; },
-          "As it was declared; empty: none.")
+          "compression", [](const worker::Tensor& t) { return t.compression; }, "As it was declared; empty: none.")
       .def_property_readonly("elements", [](const worker::Tensor& t) { return t.bytes / size_of(t.dtype); })
       .def_property_readonly("group", [](const worker::Tensor& t) { return t.group->id; })
       .def_property(
@@ -268,7 +266,7 @@ void bind_process(py::module_& module) {
             request.op = op;
             request.pushes = pushes;
             request.pulls = pulls;
-            request.root = root;
+            (kind == tensor::OperationKind::kAccumulate ? request.most_ahead : request.root) = root;
             request.input = source.address;
             request.output = target.address;
             request.input_allocation = source.block;

@@ -34,7 +34,9 @@ void bind_tensor(py::module_& module) {
       .value("reduce_scatter", tensor::OperationKind::kReduceScatter)
       .value("all_gather", tensor::OperationKind::kAllGather)
       .value("broadcast", tensor::OperationKind::kBroadcast)
-      .value("split", tensor::OperationKind::kSplit);
+      .value("split", tensor::OperationKind::kSplit)
+      .value("store", tensor::OperationKind::kStore)
+      .value("accumulate", tensor::OperationKind::kAccumulate);
 
   module.def("make_key", &tensor::make_key, py::arg("tensor"), py::arg("partition"));
   module.def("djb2", &tensor::djb2, py::arg("key"));

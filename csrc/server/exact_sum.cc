@@ -43,8 +43,8 @@ void ExactSum::sum(std::size_t first, std::size_t count, std::span<const std::by
   static_assert(sizeof(bool) == sizeof(std::uint8_t));
   const std::uint32_t divisor = what_.op == ReduceOp::kExactAverage && writer_ == nullptr ? what_.divisor : 1;
   run_exactly(what_.dtype, writer_ != nullptr,
-              {sources.data(), reinterpret_cast<const bool*>(is_unrounded_.data()), sources.size(),
-               destinations.data(), destinations.size(), count, divisor,
+              {sources.data(), reinterpret_cast<const bool*>(is_unrounded_.data()), sources.size(), destinations.data(),
+               destinations.size(), count, divisor,
                [](void* self, std::size_t index) { return static_cast<ExactSum*>(self)->repair(index); }, this});
 }
 

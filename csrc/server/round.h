@@ -91,6 +91,7 @@ struct Round {
   std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
   bool awaits_network = false;         // for_host: the host has contributed, and the server has not answered
   bool summed = false;                 // the result is known
+  std::uint64_t held_at = 0;           // kAccumulate: added as so many from this rank, and not answered; 0: not so
   bool waits = false;                  // for memory, or for workers that are out of slots: see RoundEngine::resume()
   const compress::Compression* compression = nullptr;  // of the payloads that came compressed
   std::optional<RoundFailure> failure;

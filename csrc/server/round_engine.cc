@@ -208,7 +208,7 @@ std::uint32_t RoundEngine::contributor_of(const RoundGroup& group, std::uint32_t
 
 tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
-  const RoundGroup* const known = find_group(cancel.group);
+  const RoundGroup* const known = find_group(cancel.group, session.worker_rank());
   const std::uint32_t contributor =
       known == nullptr ? van::Contributors::kNone : contributor_of(*known, session.worker_rank(), cancel.for_host);
   if (contributor == van::Contributors::kNone) {
@@ -243,7 +243,8 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
   return reply;
 }
 
-std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, std::uint32_t except) {
+std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, std::uint32_t except) const {
+  if (round.held_at != 0) return ranks_behind(round);
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
     if (round.arrivals[i].pushed || i == except) continue;
@@ -265,7 +266,7 @@ std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
     one.key = round->key;
     one.number = round->number;
     one.missing = ranks_without_push(*round, kNobody);
-    if (round->failure) {
+    if (round->failure || round->held_at != 0) {
       one.waits = Waits::kForMembers;
     } else if (round->awaits_network) {
       one.waits = Waits::kForNetwork;
@@ -375,6 +376,7 @@ void RoundEngine::fail_lost() {
       fail(round, failure_of(*why));
     }
   }
+  for (auto& [key, stored] : stored_) go_on(stored, false);
 }
 
 }  // namespace bps::server

@@ -20,6 +20,8 @@
 // complete when the ranks of the host have pushed; its sum is then the host's contribution to the round of the network,
 // which goes out by a ContributionSender, and whose answer is the result. There a host counts as one contributor.
 //
+// Where servers keep weights (stored_partition.h), a rank adds to them in rounds of its own, which wait for nobody.
+//
 // Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
 
@@ -36,6 +38,7 @@
 #include "server/compressed_sum.h"
 #include "server/open_round.h"
 #include "server/round_table.h"
+#include "server/stored_partition.h"
 #include "server/sum.h"
 #include "server/sum_plan.h"
 #include "server/worker_session.h"
@@ -123,10 +126,11 @@ class RoundEngine final : public tensor::ContributionSource {
   };
 
   // round_engine_data_path.cc
-  const RoundGroup* find_group(std::uint32_t id) {
+  const RoundGroup* find_group(std::uint32_t id, std::uint32_t sender_rank) {
     if (latest_group_ != nullptr && latest_group_->group.id == id) return latest_group_;
     const auto found = groups_.find(id);
-    return found == groups_.end() ? nullptr : latest_group_ = found->second.get();
+    if (found == groups_.end()) return id == (tensor::kAlone | sender_rank) ? add_alone(sender_rank) : nullptr;
+    return latest_group_ = found->second.get();
   }
   void take(Push& push);
   Round* admit(Push& push);
@@ -164,7 +168,7 @@ class RoundEngine final : public tensor::ContributionSource {
   enum class Outcome : std::uint8_t { kAborted, kAnswered, kPending };
   Outcome cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate, const tensor::Cancel& cancel,
                  std::vector<std::uint32_t>& missing);
-  static std::vector<std::uint32_t> ranks_without_push(const Round& round, std::uint32_t except);
+  std::vector<std::uint32_t> ranks_without_push(const Round& round, std::uint32_t except) const;
   void wait(Round& round);
   bool waits_for_starved(const Round& round) const;
   void grant_overflow(const Round& round);
@@ -179,6 +183,15 @@ class RoundEngine final : public tensor::ContributionSource {
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
   void tell_network(const Round& round, const RoundFailure& why);
   void tell_relays(const Round& round);
+
+  // round_engine_stored.cc
+  const RoundGroup* add_alone(std::uint32_t rank);
+  StoredPartition* find_stored(const RoundKey& key);
+  std::byte* store(Round& round);
+  void accumulate(Round& round);
+  void go_on(StoredPartition& stored, bool whatever);
+  std::vector<std::uint32_t> ranks_behind(const Round& round) const;
+  bool is_gone_rank(std::uint32_t rank) const { return gone_ranks_.contains(rank); }
 
   // round_engine_host.cc
   // What a push may bring: a relay must be able to pass it on.
@@ -206,6 +219,7 @@ class RoundEngine final : public tensor::ContributionSource {
   const RoundGroup* latest_group_ = nullptr;  // most pushes belong to the same one as the push before
   std::optional<RoundFailure> view_ended_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
+  std::unordered_map<std::uint64_t, StoredPartition> stored_;  // by tensor and partition
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
 };

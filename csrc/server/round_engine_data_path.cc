@@ -101,7 +101,7 @@ void RoundEngine::take(Push& push) {
 // The round that a push belongs to. Returns nullptr for a push that is refused or ignored.
 Round* RoundEngine::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
-  const RoundGroup* const group = find_group(header.group);
+  const RoundGroup* const group = find_group(header.group, push.session.worker_rank());
   const bool is_plain = (header.flags & (tensor::kCompressed | tensor::kUnrounded)) == 0;
   const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
   const PushLimits limits{.group = group,
@@ -221,7 +221,9 @@ void RoundEngine::acknowledge(Arrival& arrival) {
 
 // Everyone has pushed.
 void RoundEngine::complete(Round& round) {
-  if (round.is_contribution()) {
+  if (round.first.kind == tensor::OperationKind::kAccumulate) {
+    accumulate(round);
+  } else if (round.is_contribution()) {
     contribute(round);
   } else if (round.compression != nullptr) {
     sum_compressed(round);
@@ -231,6 +233,8 @@ void RoundEngine::complete(Round& round) {
 }
 
 void RoundEngine::sum(Round& round) {
+  std::byte* kept = nullptr;
+  if (round.first.kind == tensor::OperationKind::kStore && (kept = store(round)) == nullptr) return;
   plan_.read_from(round);
   if (plan_.sources.empty()) {
     return fail(round, {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
@@ -239,6 +243,7 @@ void RoundEngine::sum(Round& round) {
     if (!find_result_slot(round)) return wait(round);
     plan_.targets.push_back({.bytes = round.result->payload()});
   }
+  if (kept != nullptr) plan_.targets.push_back({.bytes = kept});
   WorkerSession* broken = nullptr;
   if (const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
       status != Status::kOk) {

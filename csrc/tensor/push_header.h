@@ -16,10 +16,21 @@
 namespace bps::tensor {
 
 // What the caller called. Ranks that mix kinds in one round are told so.
-enum class OperationKind : std::uint8_t { kPushPull = 0, kReduceScatter, kAllGather, kBroadcast, kSplit };
+enum class OperationKind : std::uint8_t {
+  kPushPull = 0,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kSplit,
+  kStore,       // a broadcast, whose result the servers keep
+  kAccumulate,  // adds to what they keep, and gets it, without the other ranks: server/stored_partition.h
+};
 constexpr bool is_valid(OperationKind kind) {
-  return kind <= OperationKind::kSplit;
+  return kind <= OperationKind::kAccumulate;
 }
+
+// The group of a rank alone, whose rounds wait for nobody. Nobody needs to make it.
+inline constexpr std::uint32_t kAlone = std::uint32_t{1} << 31;
 
 enum PushFlags : std::uint8_t {
   kHasPayload = 1,  // the sender's bytes take part in the sum
@@ -54,14 +65,23 @@ struct PushHeader {
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
   std::int32_t priority;  // kForHost: of the operation, for the queue of the relay; else zero
-  std::uint32_t place;    // kForHost: the server loop that the host's contribution goes on to, among all; else zero
+  // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: by how many of them this
+  // rank may be ahead of the slowest, plus one; 0: by any number. Else zero.
+  std::uint32_t place;
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);
     io(m.epoch, m.length, m.answer_key, m.answer_address, m.priority, m.place);
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
-    io.require([&] { return (m.flags & kForHost) != 0 || (m.priority == 0 && m.place == 0); });
+    io.require([&] { return (m.flags & kForHost) != 0 || m.priority == 0; });
+    io.require([&] { return (m.flags & kForHost) != 0 || m.kind == OperationKind::kAccumulate || m.place == 0; });
+    io.require([&] { return m.kind < OperationKind::kStore || (m.flags & (kForHost | kTwoPhase | kCompressed)) == 0; });
+    io.require([&] {
+      constexpr std::uint8_t kAll = kHasPayload | kIsPush | kIsPull | kWantsData;
+      return m.kind != OperationKind::kAccumulate ||
+             (m.flags == kAll && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
+    });
     io.require([&] { return (m.flags & (kIsPush | kIsPull)) != 0; });
     io.require([&] {
       constexpr std::uint8_t kNever = kForHost | kTwoPhase | kCompressed;

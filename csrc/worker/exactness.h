@@ -31,8 +31,9 @@ constexpr bool names_exactness(std::string_view text) {
 
 // How an operation on such a tensor reduces.
 constexpr ReduceOp exact_op(ReduceOp op, tensor::OperationKind kind, Exactness exactness) {
-  const bool moves = kind == tensor::OperationKind::kAllGather || kind == tensor::OperationKind::kBroadcast;
-  if (exactness == Exactness::kNone || moves) return op;
+  using Kind = tensor::OperationKind;
+  const bool adds = kind == Kind::kPushPull || kind == Kind::kReduceScatter || kind == Kind::kSplit;
+  if (exactness == Exactness::kNone || !adds) return op;
   if (op == ReduceOp::kAverage) return ReduceOp::kExactAverage;
   if (op != ReduceOp::kSum) return op;
   return exactness == Exactness::kToOdd ? ReduceOp::kExactSumToOdd : ReduceOp::kExactSum;

@@ -13,7 +13,8 @@
 namespace bps::worker {
 namespace {
 
-constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather", "broadcast", "push or pull"};
+constexpr const char* kNames[] = {"push_pull",    "reduce_scatter", "all_gather", "broadcast",
+                                  "push or pull", "store",          "accumulate"};
 
 long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value, const timespec* timeout) {
   return ::syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
@@ -296,11 +297,11 @@ tensor::PushHeader Operation::make_header() const {
   header.group = tensor->group->id;
   header.tensor = tensor->id;
   header.round = round;
+  if (request.kind == tensor::OperationKind::kAccumulate) header.place = request.most_ahead;
   return header;
 }
 
-Status Operation::Portion::fill(const Part& part, tensor::Placement& placement, std::byte* into,
-                                Counters& counters) {
+Status Operation::Portion::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
   if (placement.is_compressed()) {
     const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->member);
     operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,

@@ -382,7 +382,41 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   }
 }
 
-std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& tensor, const Request& request) {
+// The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
+std::shared_ptr<Tensor> Worker::alone(Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (tensor.alone == nullptr) {
+    tensor.alone = std::make_shared<Tensor>(tensor.whole, tensor.sharded);
+    Tensor& made = *tensor.alone;
+    made.name = tensor.name;
+    made.id = tensor.id;
+    made.group = std::make_shared<const van::Group>(van::Group{tensor::kAlone | rank(), {rank()}});
+    made.dtype = tensor.dtype;
+    made.bytes = tensor.bytes;
+    made.shape = tensor.shape;
+    made.whole_plan = tensor.whole_plan;
+    made.view_ended = tensor.view_ended;
+    made.recorder = tensor.recorder;
+    made.is_timed = tensor.is_timed;
+  }
+  if (tensor.failed) mark_failed(*tensor.alone, tensor.why_failed);
+  return tensor.alone;
+}
+
+void Worker::require_direct() const {
+  if (options_.hosts.active()) {
+    throw Error(ErrorCode::kInvalidArgument, "the ranks of each host sum first, and no rank can add to weights alone",
+                "set BPS_ASYNC=1, or BPS_HOST_SUM=0, in all processes of the job");
+  }
+  if (options_.two_phase) {
+    throw Error(ErrorCode::kInvalidArgument, "weights that servers keep are lost with a server",
+                "do without BPS_SERVER_FAILOVER");
+  }
+}
+
+std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request) {
+  if (request.kind >= tensor::OperationKind::kStore) require_direct();
+  const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? alone(*whose) : whose;
   require_alive(*tensor, request.kind);
   const std::uint32_t round = next_round(*tensor, request);
   auto operation = make_operation(tensor, request, round, sequence_.fetch_add(1));

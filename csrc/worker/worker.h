@@ -62,7 +62,7 @@ class Worker {
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
   // another dtype or size, on this rank or on another one.
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
-  std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& tensor, const Request& request);
+  std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& whose, const Request& request);
   // Starts what was prepared once more; `awaited` as in Request. Throws kInvalidArgument while it is in progress.
   void start(PreparedOperation& prepared, bool awaited);
 
@@ -126,6 +126,8 @@ class Worker {
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
   static std::uint32_t next_round(Tensor& tensor, const Request& request);
+  std::shared_ptr<Tensor> alone(Tensor& tensor);
+  void require_direct() const;
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                             std::uint32_t round, std::uint64_t sequence,
                                             std::span<const std::uint32_t> only = {}) const;

@@ -92,25 +92,41 @@ template <>
 constexpr Format kFormat<Bfloat16> = {8, -126, 127};
 
 // Terms whose sum, divided, lies in the middle between two numbers of the type, or a little beside it: where rounding
-// twice, or a rounded addition, shows.
+// twice, or a rounded addition, shows. Those of a run are alike, so that whole runs are added in the quick ways.
 template <typename T>
-void set_almost_middle(std::mt19937_64& random, std::uint32_t divisor, std::vector<std::vector<T>>& sources,
-                       std::size_t element) {
-  constexpr Format kOf = kFormat<T>;
-  const int exponent = kOf.least - 3 + static_cast<int>(random() % (kOf.most - kOf.least - 12));
-  const int unit = std::max(exponent, kOf.least) - kOf.bits + 1;
-  const double number = std::ldexp(1 + static_cast<double>(random() % 1000) / 1024, exponent - unit);
-  const double middle = std::ldexp(std::floor(number) + 0.5, unit);
-  const double beside = std::ldexp(static_cast<double>(random() % 3) - 1, -20 - static_cast<int>(random() % 36));
-  double rest = middle * divisor * (1 + beside) * (random() % 2 == 0 ? 1 : -1);
-  const std::size_t first = random() % sources.size();
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    T& value = sources[(first + i) % sources.size()][element];
-    value = from_double<T>(rest);
-    if (!std::isfinite(to_double(value))) value = from_double<T>(0);
-    rest -= to_double(value);
+struct AlmostMiddle {
+  explicit AlmostMiddle(std::mt19937_64& random) {
+    constexpr Format kOf = kFormat<T>;
+    const int range = random() % 3 == 0 ? 24 : kOf.most - kOf.least - 12;
+    exponent = kOf.least - kOf.bits + static_cast<int>(random() % range);
+    distance = kOf.bits + 1 + static_cast<int>(random() % (random() % 2 == 0 ? 10 : 60 - kOf.bits));
+    extra = random() % 2 == 0 ? 0 : 24 + static_cast<int>(random() % 12);
   }
-}
+  int exponent = 0;
+  int distance = 0;  // bits to where it is off the middle, if it is
+  int extra = 0;     // bits to where a term of its own makes the sum longer, if it does
+
+  void set(std::mt19937_64& random, std::uint32_t divisor, std::vector<std::vector<T>>& sources,
+           std::size_t element) const {
+    constexpr Format kOf = kFormat<T>;
+    const int unit = std::max(exponent, kOf.least) - kOf.bits + 1;
+    const double number = std::ldexp(1 + static_cast<double>(random() % 1000) / 1024, exponent - unit);
+    const double middle = std::ldexp(std::floor(number) + 0.5, unit) * divisor;
+    const auto side = [&] { return static_cast<double>(random() % 3) - 1; };
+    double rest = middle * (1 + std::ldexp(side(), -distance)) * (random() % 2 == 0 ? 1 : -1);
+    const std::size_t first = random() % sources.size();
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      T& value = sources[(first + i) % sources.size()][element];
+      if (extra != 0 && i + 1 == sources.size()) {
+        rest =
+            std::ldexp(side() * (1 + static_cast<double>(random() % 1024 * 2 + 1) / 8192), std::ilogb(middle) - extra);
+      }
+      value = from_double<T>(rest);
+      if (!std::isfinite(to_double(value))) value = from_double<T>(0);
+      rest -= to_double(value);
+    }
+  }
+};
 
 // Each run of elements takes another way through the kernels: ordinary gradients, with and without something odd among
 // them, the largest and the smallest numbers, small whole ones.
@@ -120,11 +136,13 @@ std::vector<std::vector<T>> random_sources(std::mt19937_64& random, std::size_t 
   std::vector<std::vector<T>> sources(count, std::vector<T>(elements));
   std::normal_distribution<double> normal;
   constexpr double kScales[] = {1, 1e-3, 6e4, 3.3e38, 3e-38, 1e-39, 1e-5};
+  AlmostMiddle<T> middle(random);
   for (std::size_t i = 0; i < elements; ++i) {
     const std::size_t run = i / 80;
-    const std::size_t kind = (run * 7 + elements + count) % 14;
+    if (i % 80 == 0) middle = AlmostMiddle<T>(random);
+    const std::size_t kind = (run * 7 + elements + count) % 20;
     if (kind >= 10) {
-      set_almost_middle(random, divisor, sources, i);
+      middle.set(random, divisor, sources, i);
       continue;
     }
     for (auto& source : sources) {
@@ -174,11 +192,11 @@ TYPED_TEST(ExactSums, AreRoundedOnceWithEveryInstructionSet) {
     ASSERT_TRUE(set_reduce_isa(isa));
     std::mt19937_64 random(7);
     for (const std::size_t count : {1U, 2U, 3U, 4U, 8U}) {
-      for (const std::size_t elements : {1U, 3U, 16U, 37U, 500U, 3000U}) {
-        for (const ReduceOp op : {ReduceOp::kExactSum, ReduceOp::kExactAverage}) {
-          const auto divisor = static_cast<std::uint32_t>(random() % 4 == 0   ? 1 + random() % 4096
-                                                          : random() % 4 == 0 ? 1 << random() % 13
-                                                                              : count);
+      for (const std::size_t elements : {1U, 3U, 16U, 37U, 500U, 8000U}) {
+        for (int trial = 0; trial < (elements == 8000 ? 12 : 2); ++trial) {
+          const ReduceOp op = trial % 4 == 0 ? ReduceOp::kExactSum : ReduceOp::kExactAverage;
+          const std::uint64_t divisors[] = {count, count, 1 + random() % 4096, std::uint64_t{1} << random() % 21};
+          const auto divisor = static_cast<std::uint32_t>(divisors[random() % 4]);
           auto sources = random_sources<T>(random, count, elements, op == ReduceOp::kExactSum ? 1 : divisor);
           const auto before = sources;
           ExactSum sum;

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that the servers keep, for asynchronous training; see docs/async.md."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from bps_rdma._core import Handle
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.group import Group
+from bps_rdma.operations import start
+from bps_rdma.operations.compressed import NONE
+from bps_rdma.operations.options import SUM, Options
+
+A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
+
+_MOST_AHEAD = (1 << 31) - 2
+
+
+def store(
+    array: A,
+    root: int = 0,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> A:
+    """Makes the servers keep the `array` of worker rank `root`, replaces it by that on every rank, and returns it.
+
+    A collective call: every rank of the group must make it. From then on each rank can accumulate() by itself. Calling
+    it again replaces what the servers keep.
+
+    Args:
+        array: as for push_pull_inplace().
+        root: the rank whose array is kept.
+        name: of the weights, as accumulate() calls them; required.
+        priority, group, timeout: as for push_pull_inplace().
+
+    Raises:
+        InvalidArgumentError: there is no name; `root` is not in the group; or the ranks of a host sum first: set
+            BPS_ASYNC=1 in the whole job. Otherwise as push_pull_inplace().
+    """
+    start.store(array, root, _options(name, priority, group, timeout, awaited=True)).wait()
+    return array
+
+
+def accumulate(
+    delta: Any,
+    name: str | None = None,
+    out: Any = None,
+    staleness: int | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Adds `delta` to the weights that the servers keep, and returns them, without waiting for other ranks.
+
+    What is returned contains all that this rank has added, and what others have added so far. The ranks that are on
+    the way change it in parts: partitions of BYTEPS_PARTITION_BYTES, each of which is consistent. The order in which
+    ranks come decides the last bits.
+
+    Args:
+        delta: of the same size and dtype as the array that was given to store().
+        name: of the weights.
+        out: receives the weights; may be `delta` itself. Default: a new array.
+        staleness: how many additions this rank may be ahead of the slowest rank of the group: if it is more, the call
+            waits for that rank. Ranks that have ended or are lost are not waited for. Default: any number.
+        priority, group, timeout: as for push_pull_inplace().
+
+    Raises:
+        InvalidArgumentError: the servers keep nothing of this name; or `staleness` is negative.
+        DeadlineError: other ranks have not caught up; names them. What this rank has added stays.
+        PeerLostError: a server is lost, and with it the weights. Otherwise as push_pull_inplace().
+    """
+    return _start(delta, name, out, staleness, priority, group, timeout, awaited=True).wait()
+
+
+def accumulate_async(
+    delta: Any,
+    name: str | None = None,
+    out: Any = None,
+    staleness: int | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts accumulate(); the handle gives the weights. Neither array may be used until then."""
+    return _start(delta, name, out, staleness, priority, group, timeout, awaited=False)
+
+
+def _start(
+    delta: Any,
+    name: str | None,
+    out: Any,
+    staleness: int | None,
+    priority: int,
+    group: Group | None,
+    timeout: float | None,
+    *,
+    awaited: bool,
+) -> Handle:
+    if staleness is not None and not (isinstance(staleness, int) and 0 <= staleness <= _MOST_AHEAD):
+        raise InvalidArgumentError(f"staleness={staleness!r}", "pass a whole number from 0 on, or None")
+    options = _options(name, priority, group, timeout, awaited=awaited)
+    return start.accumulate(delta, out, 0 if staleness is None else staleness + 1, options)
+
+
+def _options(name: str | None, priority: int, group: Group | None, timeout: float | None, *, awaited: bool) -> Options:
+    if name is None:
+        raise InvalidArgumentError("weights need a name", "pass the same name=... to store() and accumulate()")
+    return Options(SUM, name, priority, group, timeout, awaited, NONE)

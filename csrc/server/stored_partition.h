@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A partition that this server keeps between rounds, for asynchronous training: weights, to which ranks add what they
+// have changed, and which each of them gets back at once, with what others have added meanwhile.
+//
+// A rank may be bounded in how many additions it is ahead of the slowest one: then it is answered when the others have
+// caught up. Ranks that are gone are not waited for. Threading: the server loop's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace bps::server {
+
+struct StoredPartition {
+  Dtype dtype{};
+  std::vector<std::byte> bytes;
+  std::vector<std::uint32_t> ranks;      // who may add
+  std::vector<std::uint64_t> additions;  // of each of them
+  std::vector<std::size_t> waiting;      // rounds, by their number in the table, that others must catch up with
+
+  // The place of a rank among those who may add, or the number of them.
+  std::size_t place_of(std::uint32_t rank) const {
+    std::size_t place = 0;
+    while (place < ranks.size() && ranks[place] != rank) ++place;
+    return place;
+  }
+  // Whether a rank with so many additions need not wait. `most_ahead`: as in tensor::PushHeader::place.
+  bool may_go_on(std::uint64_t count, std::uint32_t most_ahead,
+                 const std::function<bool(std::uint32_t)>& is_gone) const {
+    if (most_ahead == 0) return true;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (additions[i] + most_ahead <= count && !is_gone(ranks[i])) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace bps::server
