@@ -131,7 +131,7 @@ TEST(UnknownSettings, MisspeltOnesAreWarnedOfAndIgnoredOnesExplained) {
       "BPS_XYZZY=1",               // like nothing
       "BPS_HEARTBEAT_INTERVAL=1",  // removed
       "BYTEPS_NUMA_ON=1",          // harmless
-      "BYTEPS_ENABLE_ASYNC=1",     // changes what is computed
+      "DMLC_ENABLE_UCX=1",         // changes what is computed
       "BYTEPS_PUSH_THREAD=2",      // known
       "DMLC_ROLE=worker",          // known
       "BPS_TEST_FOLDER=/tmp",      // our own
@@ -151,7 +151,7 @@ TEST(UnknownSettings, MisspeltOnesAreWarnedOfAndIgnoredOnesExplained) {
   says("BPS_XYZZY", "is not a setting and has no effect", true);
   says("BPS_HEARTBEAT_INTERVAL", "was removed", true);
   says("BYTEPS_NUMA_ON", "has no effect here: threads are not pinned", false);
-  says("BYTEPS_ENABLE_ASYNC", "has no effect here", true);
+  says("DMLC_ENABLE_UCX", "there is no UCX transport", true);
   EXPECT_EQ(found["BPS_XYZZY"].first.find("did you mean"), std::string::npos);
 }
 

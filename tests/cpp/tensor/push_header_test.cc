@@ -29,7 +29,7 @@ TEST(PushHeader, GoldenBytes) {
   header.length = 0x18;
   header.answer_key = 0x19;
   header.answer_address = 0x1a;
-  constexpr std::uint8_t kGolden[64] = {8,    0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
+  constexpr std::uint8_t kGolden[64] = {9,    0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
                                         0x0a, 9,    8,    0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12, 0x11, 0x10, 0x17, 0x16,
                                         0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0,    0,    0,
                                         0,    0x19, 0,    0,    0,    0,    0,    0,    0,    0x1a, 0,    0,    0,
@@ -49,10 +49,33 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   EXPECT_TRUE(refused([](PushHeader& h) { h.version = 1; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.dtype = Dtype{77}; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.op = ReduceOp{9}; }));
-  EXPECT_TRUE(refused([](PushHeader& h) { h.kind = OperationKind{5}; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.kind = OperationKind{7}; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = 0; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kHasPayload | kIsPull; }));
-  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= 128; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kUnrounded; })) << "its sum is not exact";
+  EXPECT_TRUE(refused([](PushHeader& h) { h.op = ReduceOp::kExactSum; })) << "it is an integer";
+  const auto exact = [](PushHeader& h) {
+    h.op = ReduceOp::kExactAverage;
+    h.dtype = Dtype::kFloat32;
+    h.flags |= kUnrounded;
+  };
+  EXPECT_FALSE(refused(exact));
+  for (const std::uint8_t never : {kForHost, kTwoPhase, kCompressed}) {
+    EXPECT_TRUE(refused([&](PushHeader& h) { exact(h), h.flags |= never; }));
+  }
+  EXPECT_TRUE(refused([&](PushHeader& h) { exact(h), h.flags &= ~kHasPayload; }));
+  EXPECT_TRUE(refused([&](PushHeader& h) { exact(h), h.op = ReduceOp::kExactSumToOdd; })) << "it is not float64";
+  const auto accumulates = [](PushHeader& h) {
+    h.kind = OperationKind::kAccumulate;
+    h.op = ReduceOp::kSum;
+    h.group = kAlone | 3;
+    h.place = 7;
+  };
+  EXPECT_FALSE(refused(accumulates));
+  EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.op = ReduceOp::kMax; }));
+  EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.group = 3; }));
+  EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.flags &= ~kWantsData; }));
+  EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.flags |= kTwoPhase; }));
   EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase | kForHost; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kTwoPhase | kHasPayload | kIsPush; })) << "its pull may never come";

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that a server keeps.
+#include "server/round_engine_fixture.h"
+
+namespace bps::server {
+namespace {
+
+class StoredTest : public RoundEngineTest {
+ protected:
+  // All workers call it; the first one's memory is kept.
+  void store() {
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      tensor::PushHeader push = header(i, i == 0 ? kPush | tensor::kIsPull : tensor::kIsPush | kPull, stores_);
+      push.kind = tensor::OperationKind::kStore;
+      land(i, push);
+    }
+    ++stores_;
+    for (std::uint32_t i = 0; i < kWorkers; ++i) answers(i);
+  }
+  tensor::PushHeader addition(std::uint32_t worker, std::uint32_t round, std::uint32_t most_ahead = 0) {
+    tensor::PushHeader push = header(worker, kPush | kPull, round);
+    push.kind = tensor::OperationKind::kAccumulate;
+    push.group = tensor::kAlone | worker;
+    push.member = 0;
+    push.place = most_ahead;
+    return push;
+  }
+  // What a worker has been answered since the last call, all of which has been sent then.
+  std::vector<float> answers(std::uint32_t worker) {
+    std::vector<float> found;
+    for (const transport::WriteOp& write : data(worker).writes) {
+      if (write.source != nullptr) found.push_back(sum_in_slot(write));
+      if (write.source != nullptr) engine.on_written(write.token);
+    }
+    data(worker).writes.clear();
+    collect_credits(worker);
+    return found;
+  }
+  std::uint32_t stores_ = 0;
+};
+
+using Floats = std::vector<float>;
+
+TEST_F(StoredTest, EachRankAddsAndIsAnsweredAtOnce) {
+  use_slots(3);
+  store();  // 1, that of worker 0
+  land(1, addition(1, 0));
+  EXPECT_EQ(answers(1), (Floats{3}));
+  land(1, addition(1, 1));
+  EXPECT_EQ(answers(1), (Floats{5}));
+  land(2, addition(2, 0));
+  EXPECT_EQ(answers(2), (Floats{8}));
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  store();
+  land(0, addition(0, 0));
+  EXPECT_EQ(answers(0), (Floats{2}));
+}
+
+TEST_F(StoredTest, OneThatIsTooFarAheadIsAnsweredWithWhatTheOthersHaveAddedMeanwhile) {
+  use_slots(4);
+  store();
+  land(0, addition(0, 0, 2));  // one ahead
+  EXPECT_EQ(answers(0), (Floats{2}));
+  land(0, addition(0, 1, 2));  // two
+  land(1, addition(1, 0));
+  EXPECT_TRUE(answers(0).empty()) << "worker 2 has not added anything";
+  answers(1);
+  ASSERT_EQ(engine.list_open(9).size(), 1U);
+  EXPECT_EQ(engine.list_open(9)[0].missing, (std::vector<std::uint32_t>{2}));
+  land(2, addition(2, 0));
+  EXPECT_EQ(answers(0), (Floats{1 + 2 + 2 + 3}));
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(StoredTest, RanksThatAreGoneAreNotWaitedFor) {
+  use_slots(4);
+  store();
+  land(0, addition(0, 0, 1));
+  land(1, addition(1, 0, 1));
+  EXPECT_TRUE(answers(0).empty());
+  engine.lose_rank(2, "it was lost");
+  engine.fail_lost();
+  EXPECT_EQ(answers(0), (Floats{4}));
+  EXPECT_EQ(answers(1), (Floats{4}));
+}
+
+TEST_F(StoredTest, OneThatIsGivenUpStaysAdded) {
+  use_slots(4);
+  store();
+  const tensor::PushHeader push = addition(0, 0, 1);
+  land(0, push);
+  tensor::Cancel cancel;
+  cancel.group = push.group;
+  cancel.tensor = push.tensor;
+  cancel.round = 0;
+  cancel.code = ErrorCode::kTimeout;
+  cancel.what = "rank 0 gave up";
+  cancel.partitions = {{push.immediate, 0, 0}};
+  const tensor::Cancelled reply = engine.cancel(*sessions[0], cancel);
+  EXPECT_EQ(reply.aborted, (std::vector<std::uint32_t>{push.immediate}));
+  EXPECT_EQ(reply.missing, (std::vector<std::uint32_t>{1, 2}));
+  land(1, addition(1, 0));
+  land(2, addition(2, 0));
+  EXPECT_TRUE(answers(0).empty()) << "nothing is sent for what was given up";
+  EXPECT_EQ(answers(2), (Floats{1 + 1 + 2 + 3}));
+}
+
+TEST_F(StoredTest, WhatDoesNotFitIsRefused) {
+  use_slots(4);
+  land(0, addition(0, 0));
+  ASSERT_EQ(failures(0).size(), 1U);
+  EXPECT_EQ(failures(0)[0].code, ErrorCode::kInvalidArgument) << "nothing is stored";
+  store();
+  tensor::PushHeader shorter = addition(1, 0);
+  shorter.length = kBytes / 2;
+  land(1, shorter);
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kMismatch);
+  tensor::PushHeader of_another = addition(2, 0);
+  of_another.group = tensor::kAlone | 1;
+  land(2, of_another);
+  ASSERT_EQ(failures(2).size(), 1U) << "nobody adds in the name of another rank";
+}
+
+TEST_F(StoredTest, InPlace) {
+  share_memory();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    tensor::PushHeader push = header(i, i == 0 ? kPush | tensor::kIsPull : tensor::kIsPush | kPull);
+    push.kind = tensor::OperationKind::kStore;
+    post(i, push);
+  }
+  EXPECT_EQ(memory[2].front(), 1);
+  post(2, addition(2, 0));
+  EXPECT_EQ(memory[2].back(), 2);
+  post(2, addition(2, 1));
+  EXPECT_EQ(memory[2].back(), 4);
+}
+
+}  // namespace
+}  // namespace bps::server
