@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact sums, and weights that servers keep, over real verbs: the bodies of the tests of other transports."""
+
+from __future__ import annotations
+
+import cluster
+import pytest
+import test_async
+import test_exact
+from test_rdma_jobs import RDMA, cut_at
+
+ENV = RDMA | cut_at(16384)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_exact_sums(dtype: str) -> None:
+    wanted = test_exact.digest(test_exact.expected(dtype))
+    results = cluster.run(test_exact.in_one_call, dtype, False, workers=8, servers=2, env=ENV)
+    assert {one for result in results for one in result} == {wanted}
+    assert set(cluster.run(test_exact.summed, dtype, "strided", workers=3, env=ENV)) == {wanted}
+
+
+# Each host of two ranks sends what it has summed unrounded.
+def test_exact_sums_of_hosts() -> None:
+    env = {name: value for name, value in ENV.items() if name != "BPS_TRANSPORT"}
+    results = cluster.run(test_exact.in_one_call, "float32", True, env=env, **cluster.on_hosts("aabbccdd"))
+    assert {one for result in results for one in result} == {test_exact.digest(test_exact.expected("float32", 8))}
+
+
+def test_nothing_that_was_added_is_lost() -> None:
+    assert len(set(cluster.run(test_async.added, "float32", workers=3, servers=2, env=ENV))) == 1
+
+
+def test_a_rank_that_is_too_far_ahead_waits() -> None:
+    cluster.run(test_async.bounded, workers=2, env=ENV)
