@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cluster
 import pytest
 import test_async
 import test_exact
 from test_rdma_jobs import RDMA, cut_at
+
+from bps_rdma import job
 
 ENV = RDMA | cut_at(16384)
 
@@ -20,10 +24,15 @@ def test_exact_sums(dtype: str) -> None:
     assert set(cluster.run(test_exact.summed, dtype, "strided", workers=3, env=ENV)) == {wanted}
 
 
+def of_hosts(bps: Any) -> list[str]:
+    assert "rdma" in str(job.current().process.routes)
+    return test_exact.in_one_call(bps, "float32", True)
+
+
 # Each host of two ranks sends what it has summed unrounded.
 def test_exact_sums_of_hosts() -> None:
     env = {name: value for name, value in ENV.items() if name != "BPS_TRANSPORT"}
-    results = cluster.run(test_exact.in_one_call, "float32", True, env=env, **cluster.on_hosts("aabbccdd"))
+    results = cluster.run(of_hosts, env=env, **cluster.on_hosts("aabbccdd"))
     assert {one for result in results for one in result} == {test_exact.digest(test_exact.expected("float32", 8))}
 
 
