@@ -50,6 +50,8 @@ class Group:
         inherited = dict(runtime_env or {})
         variables = {**inherited.get("env_vars", {}), **env}
         self._runtime_env = {**inherited, "env_vars": variables} if variables else inherited or None
+        # With BPS_SCHEDULER_PATIENCE=0 members end with their scheduler: see environment.adopt().
+        self.waits_for_schedulers = variables.get("BPS_SCHEDULER_PATIENCE", "30").strip() not in ("0", "0.0")
         self.ranks: list[Actor] = []
         self.servers: list[Actor] = []
         self.scheduler: Actor | None = None

@@ -81,7 +81,8 @@ class Losses:
         now = time.monotonic()
         recent = [at for at in self._schedulers_lost if at > now - SCHEDULERS_WITHIN]
         self._schedulers_lost = [*recent, now]
-        return failure.kind is Kind.DIED and len(recent) + 1 < MOST_SCHEDULERS and answers(actor)
+        may = self._group.waits_for_schedulers and len(recent) + 1 < MOST_SCHEDULERS
+        return may and failure.kind is Kind.DIED and answers(actor)
 
     def _ranks_left(self) -> int:
         return sum(1 for rank in self._group.ranks if rank.label not in self._lost)

@@ -172,5 +172,10 @@ def _no_room(shape: Shape, timeout: float, avoid: Collection[str]) -> tuple[str,
 
 
 def _show(resources: Mapping[str, float]) -> str:
-    known = {k: v for k, v in resources.items() if k not in ("memory", "object_store_memory") and ":" not in k}
+    # Without memory, addresses, and what Ray calls the bundles of placement groups.
+    known = {
+        k: v
+        for k, v in resources.items()
+        if k not in ("memory", "object_store_memory") and ":" not in k and "_group_" not in k
+    }
     return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in sorted(known.items())) + "}"

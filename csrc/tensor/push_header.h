@@ -74,33 +74,35 @@ struct PushHeader {
     io(m.epoch, m.length, m.answer_key, m.answer_address, m.priority, m.place);
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
-    io.require([&] { return (m.flags & kForHost) != 0 || m.priority == 0; });
-    io.require([&] { return (m.flags & kForHost) != 0 || m.kind == OperationKind::kAccumulate || m.place == 0; });
-    io.require([&] { return m.kind < OperationKind::kStore || (m.flags & (kForHost | kTwoPhase | kCompressed)) == 0; });
-    io.require([&] {
-      constexpr std::uint8_t kAll = kHasPayload | kIsPush | kIsPull | kWantsData;
-      return m.kind != OperationKind::kAccumulate ||
-             (m.flags == kAll && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
-    });
     io.require([&] { return (m.flags & (kIsPush | kIsPull)) != 0; });
-    io.require([&] {
-      constexpr std::uint8_t kNever = kForHost | kTwoPhase | kCompressed;
-      return (m.flags & kUnrounded) == 0 || (is_exact(m.op) && (m.flags & kHasPayload) != 0 && (m.flags & kNever) == 0);
-    });
-    io.require([&] { return !is_exact(m.op) || is_floating(m.dtype); });
-    io.require([&] { return m.op != ReduceOp::kExactSumToOdd || m.dtype == Dtype::kFloat64; });
-    io.require([&] {
-      constexpr std::uint8_t kBoth = kIsPush | kIsPull;
-      return (m.flags & kTwoPhase) == 0 || (m.flags & (kBoth | kForHost)) == kBoth;
-    });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
+    // Most pushes have none of these, which one look tells.
     io.require([&] {
-      constexpr std::uint8_t kWhole = kHasPayload | kIsPush | kIsPull;
-      constexpr std::uint8_t kNever = kForHost | kTwoPhase;
-      const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;
-      return (m.flags & kCompressed) == 0 ||
-             ((m.flags & (kWhole | kNever)) == kWhole && adds && m.dtype == Dtype::kFloat32);
+      const bool is_special = m.flags >= kForHost || is_exact(m.op) || m.kind >= OperationKind::kStore;
+      return is_special ? is_allowed(m) : m.priority == 0 && m.place == 0;
     });
+  }
+
+ private:
+  static constexpr bool is_allowed(const PushHeader& m) {
+    constexpr std::uint8_t kBoth = kIsPush | kIsPull;
+    const auto has = [&](std::uint8_t all) { return (m.flags & all) == all; };
+    const auto has_any = [&](std::uint8_t some) { return (m.flags & some) != 0; };
+    const bool accumulates = m.kind == OperationKind::kAccumulate;
+    if (!has(kForHost) && (m.priority != 0 || (m.place != 0 && !accumulates))) return false;
+    if (has(kTwoPhase) && (!has(kBoth) || has(kForHost))) return false;
+    if (has(kCompressed)) {
+      const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;
+      if (!has(kHasPayload | kBoth) || has_any(kForHost | kTwoPhase) || !adds || m.dtype != Dtype::kFloat32)
+        return false;
+    }
+    if (is_exact(m.op) && !is_floating(m.dtype)) return false;
+    if (m.op == ReduceOp::kExactSumToOdd && m.dtype != Dtype::kFloat64) return false;
+    if (has(kUnrounded) && (!is_exact(m.op) || !has(kHasPayload) || has_any(kForHost | kTwoPhase | kCompressed))) {
+      return false;
+    }
+    if (m.kind >= OperationKind::kStore && has_any(kForHost | kTwoPhase | kCompressed | kUnrounded)) return false;
+    return !accumulates || (has(kHasPayload | kBoth | kWantsData) && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
   }
 };
 static_assert(codec::Plain<PushHeader> && sizeof(PushHeader) == 64, "the data path sends the struct: one cache line");

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -133,3 +136,29 @@ def test_an_environment_in_which_nothing_starts(two_nodes, tmp_path):
     path = f"{tmp_path}:{ray_jobs.os.environ['PYTHONPATH']}"
     with pytest.raises(bps_rdma.ray.StartError, match=r"rank 0 .* did not start: .*this one is broken"):
         bps_rdma.ray.run(ray_jobs.sums, 1, env={"PYTHONPATH": path}, start_timeout=100)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("force", [[], ["--force"]], ids=str)
+def test_ray_stop(force):
+    """In a process namespace of its own: `ray stop` ends every Ray process that it sees."""
+    alone = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this process may not make a process namespace")
+    script = str(Path(__file__).with_name("ray_stop.py"))
+    with tempfile.TemporaryDirectory(prefix="bps-ray-") as folder:  # a short name: Ray makes sockets in it
+        done = subprocess.run(
+            [*alone, sys.executable, "-P", script, folder, *force],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=240 * ray_jobs.PATIENCE,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"RAY_TMPDIR": folder},
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert found["left"] == []
+    # `ray stop` takes two seconds to look for processes, and then gives them time to end.
+    assert found["knew"] < 3 + SOON_S
+    assert found["gone"] < 3 + SOON_S

@@ -72,6 +72,22 @@ def test_a_lost_scheduler_is_started_again(two_nodes, tmp_path, caplog, end, ser
 
 
 @pytest.mark.long
+def test_without_patience_the_job_ends_with_its_scheduler(two_nodes, tmp_path, caplog):
+    with (
+        caplog.at_level(logging.WARNING, "bps_rdma.ray"),
+        pytest.raises(bps_rdma.ray.JobFailedError, match=r"^scheduler .*: bps-scheduler was killed by signal 9"),
+    ):
+        bps_rdma.ray.run(
+            ray_jobs.survives,
+            plan(tmp_path, 2, "scheduler"),
+            hosts=2,
+            min_workers=1,
+            env={"BPS_SCHEDULER_PATIENCE": "0"},
+        )
+    assert not [record for record in caplog.records if "started again" in record.getMessage()]
+
+
+@pytest.mark.long
 def test_too_few_ranks_end_the_job(two_nodes, tmp_path):
     with pytest.raises(bps_rdma.ray.JobFailedError, match=r"^rank 1 .* raised ValueError: no such sample"):
         bps_rdma.ray.run(ray_jobs.survives, plan(tmp_path, 2, "raise"), hosts=2, min_workers=2)
