@@ -130,8 +130,8 @@ struct ExactFloat32 {
     Longs risky = {};
     for (int i = 0; i < 2; ++i) {
       quotient[i] = sum[i] * by.reciprocal;
-      const Longs from_middle = ((Longs)quotient[i] - ((kBelowFloat >> 1) - 3)) & kBelowFloat;
-      risky |= (from_middle < 8) | tiny(quotient[i]);
+      const Longs from_middle = ((Longs)quotient[i] & kBelowFloat) - (kBelowFloat >> 1);
+      risky |= ((from_middle > -4) & (from_middle < 5)) | tiny(quotient[i]);
     }
     to = narrow(quotient);
     return by.is_power_of_two || !any(risky);
