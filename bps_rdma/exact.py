@@ -24,7 +24,7 @@ _FLOAT64 = arrays.Dtype.float64
 class ExactSum:
     """Adds arrays without rounding, first on each rank and then over the ranks, and rounds once.
 
-    The result has the same bits however the arrays are spread over ranks and calls:
+    The result has the same bits however the arrays are spread over ranks and calls::
 
         total = bps.ExactSum(gradient)
         for batch in batches:
