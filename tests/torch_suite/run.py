@@ -7,8 +7,8 @@
 Two runs: as bps, and as gloo with 4 ranks. With BPS_TEST_ALL set (`ci/test --all`) as gloo with 2 and 3 ranks as well,
 and gloo itself, which must still be what gloo.txt says.
 
-Up to two tests that fail are tried once more, by themselves, except with BPS_TEST_ALL: each connects processes anew, also
-by gloo's own mesh, which on a busy machine now and then finds a process that has given up.
+Up to two tests that fail are tried once more, by themselves, except with BPS_TEST_ALL: each connects processes anew,
+also by gloo's own mesh, which on a busy machine now and then finds a process that has given up.
 
 Fails if a test fails, if a test is skipped that gloo passes and expected.txt does not name, or if nothing ran.
 """
