@@ -5,7 +5,8 @@ Run in a process namespace of its own (`unshare --fork --pid --mount-proc`), whe
 
     python ray_stop.py FOLDER [--force]
 
-Prints JSON: after how many seconds the driver knew, after how many everybody of the job had ended, and what was left.
+Prints JSON: after how many seconds the first member of the job had ended, the driver knew, and everybody had ended; and
+what was left.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def members() -> list[str]:
             text = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if text.startswith(("ray::", "bps-")) or "/bps-" in text.split(" ")[0] or "raylet" in text.split(" ")[0]:
+        if text.startswith(("ray::Rank", "ray::Helper", "bps-")) or "/bps-" in text.split(" ")[0]:
             found.append(text.strip()[:100])
     return found
 
@@ -73,14 +74,19 @@ def main() -> None:
     driver = subprocess.Popen(
         [sys.executable, "-P", __file__, folder, "--drive"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
+    assert driver.stdout is not None
     while not all(Path(folder, f"trains-{rank}").exists() for rank in range(2)):
-        assert driver.poll() is None, "the driver has ended"
+        if driver.poll() is not None:
+            sys.exit(f"the driver has ended: {driver.stdout.read()}")
         time.sleep(0.05)
 
     stopped = time.monotonic()
     stopper = subprocess.Popen([ray, "stop", *force], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    knew = gone = None
+    begun = knew = gone = None  # `ray stop` itself takes seconds before it ends anything
+    count = len(members())
     while (knew is None or gone is None) and time.monotonic() < stopped + 60:
+        if begun is None and len(members()) < count:
+            begun = time.monotonic() - stopped
         if knew is None and driver.poll() is not None:
             knew = time.monotonic() - stopped
         if gone is None and not members():
@@ -88,9 +94,8 @@ def main() -> None:
         time.sleep(0.01)
     stopper.wait(60)
     left = members() + sorted({path.name for path in Path("/dev/shm").glob("bps*")} - segments)
-    assert driver.stdout is not None
     text = driver.stdout.read() if driver.poll() is not None else "the driver still runs"
-    print(json.dumps({"knew": knew, "gone": gone, "left": left, "error": text}), flush=True)
+    print(json.dumps({"begun": begun, "knew": knew, "gone": gone, "left": left, "error": text}), flush=True)
 
 
 if __name__ == "__main__":

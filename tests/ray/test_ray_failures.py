@@ -155,11 +155,11 @@ def test_ray_stop(force):
             timeout=240 * ray_jobs.PATIENCE,
             stdin=subprocess.DEVNULL,
             env=os.environ | {"RAY_TMPDIR": folder},
+            cwd=folder,  # in a checkout actors would find the package without its native part
         )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
     assert found["left"] == []
-    # `ray stop` takes two seconds to look for processes, and then gives them time to end.
-    assert found["knew"] < 3 + SOON_S
-    assert found["gone"] < 3 + SOON_S
+    assert found["knew"] - found["begun"] < SOON_S
+    assert found["gone"] - found["begun"] < SOON_S
