@@ -2,12 +2,15 @@
 // The last operations of a worker, for people: always kept, in a ring that newer ones overwrite.
 //
 // Threading: an operation is noted by the thread that starts it and by the one that ends it; any thread may list them.
-// No lock, and nothing is allocated: an entry is a few relaxed stores. One that is overwritten while it is read, or
-// ended, is recognised by its sequence number and left out.
+// No lock, and nothing is allocated: an entry is a few stores. A thread may be stopped in the middle of one for as long
+// as it takes: who meets such an entry leaves it alone, and an end counts only for the operation that it belongs to. An
+// entry that is overwritten while it is read is recognised by its sequence number and left out.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,9 +31,8 @@ class FlightRecorder {
     std::atomic<const Tensor*> tensor{nullptr};  // lives as long as the worker
     std::atomic<tensor::OperationKind> kind{};
     std::atomic<std::uint32_t> round{0};
-    std::atomic<End> end{End::kNone};
     std::atomic<Clock::rep> began{0};
-    std::atomic<Clock::rep> ended{0};
+    std::atomic<std::uint64_t> outcome{0};  // see outcome_of()
   };
 
   // What a list shows of one.
@@ -44,24 +46,27 @@ class FlightRecorder {
     std::int64_t duration_us;  // -1: it has not ended
   };
 
-  Entry& begin(std::uint64_t sequence, const Tensor& tensor, tensor::OperationKind kind, std::uint32_t round,
+  // The entry of an operation, for end(); null when another thread is just writing there, and it goes unrecorded.
+  Entry* begin(std::uint64_t sequence, const Tensor& tensor, tensor::OperationKind kind, std::uint32_t round,
                Clock::time_point now) {
     Entry& entry = ring_[sequence % kEntries];
-    entry.sequence.store(kUnused, std::memory_order_relaxed);
+    if (entry.sequence.exchange(kBusy, std::memory_order_acq_rel) == kBusy) return nullptr;
     std::atomic_thread_fence(std::memory_order_release);
     entry.tensor.store(&tensor, std::memory_order_relaxed);
     entry.kind.store(kind, std::memory_order_relaxed);
     entry.round.store(round, std::memory_order_relaxed);
-    entry.end.store(End::kNone, std::memory_order_relaxed);
     entry.began.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+    entry.outcome.store(outcome_of(sequence, End::kNone, 0), std::memory_order_relaxed);
     entry.sequence.store(sequence, std::memory_order_release);
-    return entry;
+    return &entry;
   }
 
-  static void end(Entry& entry, std::uint64_t sequence, End how) {
-    if (entry.sequence.load(std::memory_order_relaxed) != sequence) return;
-    entry.ended.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-    entry.end.store(how, std::memory_order_release);
+  // Does nothing when the entry serves another operation by now.
+  static void end(Entry& entry, std::uint64_t sequence, End how, Clock::duration took) {
+    const auto us = std::chrono::duration_cast<std::chrono::microseconds>(took).count();
+    std::uint64_t none = outcome_of(sequence, End::kNone, 0);
+    entry.outcome.compare_exchange_strong(none, outcome_of(sequence, how, static_cast<std::uint64_t>(us)),
+                                          std::memory_order_relaxed);
   }
 
   // The newest ones, oldest first.
@@ -70,6 +75,17 @@ class FlightRecorder {
  private:
   static constexpr std::size_t kEntries = 256;
   static constexpr std::uint64_t kUnused = ~0ULL;
+  static constexpr std::uint64_t kBusy = ~1ULL;  // a thread is writing
+
+  // How an operation ended and how long it took, in one word with a mark of whose they are: the duration in 40 bits (13
+  // days), the end in 2, and 22 of the sequence number, of which one comes again in an entry after 10^9 operations.
+  static constexpr unsigned kDurationBits = 40;
+  static constexpr std::uint64_t kLongest = (1ULL << kDurationBits) - 1;
+  static std::uint64_t outcome_of(std::uint64_t sequence, End end, std::uint64_t us) {
+    return sequence / kEntries << (kDurationBits + 2) | static_cast<std::uint64_t>(end) << kDurationBits |
+           std::min(us, kLongest);
+  }
+  static End end_of(std::uint64_t outcome) { return static_cast<End>(outcome >> kDurationBits & 3); }
 
   std::array<Entry, kEntries> ring_;
 };

@@ -133,19 +133,20 @@ bool Operation::wait_briefly(int milliseconds) const {
 }
 
 std::int64_t Operation::age_ms() const {
-  if (recorded_ == nullptr) return 0;
-  const Clock::time_point began{Clock::duration(recorded_->began.load(std::memory_order_relaxed))};
-  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began).count();
+  if (recorded_at_ == Clock::time_point{}) return 0;
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - recorded_at_).count();
 }
 
 void Operation::record(Clock::time_point now) {
-  if (tensor->recorder) recorded_ = &tensor->recorder->begin(sequence, *tensor, request.kind, round, now);
+  if (!tensor->recorder) return;
+  recorded_ = tensor->recorder->begin(sequence, *tensor, request.kind, round, now);
+  recorded_at_ = now;
 }
 
 void Operation::settle(State state) {
   if (recorded_ != nullptr) {
     using End = FlightRecorder::End;
-    FlightRecorder::end(*recorded_, sequence, state == kDone ? End::kDone : End::kFailed);
+    FlightRecorder::end(*recorded_, sequence, state == kDone ? End::kDone : End::kFailed, Clock::now() - recorded_at_);
   }
   std::uint32_t expected = kPending;
   if (!state_.compare_exchange_strong(expected, state)) return;

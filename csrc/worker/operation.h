@@ -179,6 +179,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const tensor::Partitioning* cut_;
   tensor::PushHeader header_;  // of all its pushes
   FlightRecorder::Entry* recorded_ = nullptr;
+  Clock::time_point recorded_at_{};
 
   std::atomic<std::uint32_t> state_{kPending};
   std::atomic<bool> failing_{false};
