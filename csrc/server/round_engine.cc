@@ -107,6 +107,10 @@ void RoundEngine::reject(WorkerSession& session) {
 void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
   if (found == RoundTable::Found::kTooMany) {
     reject(push.session);
+  } else if (found == RoundTable::Found::kOver && (push.header.flags & tensor::kIsPush) == 0) {
+    refuse(push.session, push.header.immediate,
+           {ErrorCode::kInvalidArgument, "a pull is for a round that is over, because its push was cancelled or failed",
+            "push again before the pull"});
   } else if (found == RoundTable::Found::kOver) {
     refuse(push.session, push.header.immediate,
            {ErrorCode::kInternal, "a push came twice, or for a round that is over", "report this as a bug"});

@@ -227,6 +227,20 @@ TEST_F(RoundEngineTest, APushThatIsOvertakenByItsCancelIsNotSummed) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_TRUE(data(i).writes.empty());
 }
 
+TEST_F(RoundEngineTest, APullAfterItsCancelledPushIsToldWhatToDo) {
+  use_slots(2);
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
+  for (std::uint32_t i = 1; i < kWorkers; ++i) land(i, header(i, kPush | kPull));
+  land(0, header(0, kPush));  // overtaken
+  ASSERT_EQ(engine.open_rounds(), 0U);
+  land(0, header(0, kPull));
+  const std::vector<tensor::PushFailed> told = failures(0);
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0].code, ErrorCode::kInternal) << "of the push, and nobody waits for it";
+  EXPECT_EQ(told[1].code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(told[1].hint, "push again before the pull");
+}
+
 TEST_F(RoundEngineTest, WhatHasBeenSummedCannotBeCancelled) {
   use_slots(2);
   data(0).room = 0;  // the answer waits for the send window
