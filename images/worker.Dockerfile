@@ -18,7 +18,7 @@ COPY csrc /src/csrc
 COPY bps_rdma /src/bps_rdma
 COPY bps_rdma_torch /src/bps_rdma_torch
 ARG BUILD_JOBS=""
-RUN CMAKE_BUILD_PARALLEL_LEVEL="${BUILD_JOBS:-$(nproc)}" SKBUILD_CMAKE_DEFINE="BPS_RDMA=ON;BPS_PRECOMPILE=ON" \
+RUN CMAKE_BUILD_PARALLEL_LEVEL="${BUILD_JOBS:-$(nproc)}" SKBUILD_CMAKE_DEFINE=BPS_RDMA=ON \
     pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src
 
 FROM python:${PYTHON}-slim AS worker
