@@ -751,3 +751,4 @@ def show_stacks_by(
 
 MOST_STACK_BYTES: int = 65536
 __version__: str = "0.1.0"
+with_rdma: bool = True

@@ -220,12 +220,12 @@ def config(
 
 @app.command(short_help="Show the version.", epilog=closing("bps version --json"))
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show the version; as JSON, also those of what it runs on."""
+    """Show the version; as JSON, also those of what it runs on, and whether RDMA was compiled in."""
     if as_json:
-        print(json.dumps({"bps_rdma": bps_rdma.__version__, "python": platform.python_version(),
-                          "numpy": metadata.version("numpy"), "system": platform.platform()}))  # fmt: skip
+        print(json.dumps({"bps_rdma": bps_rdma.__version__, "rdma": _core.with_rdma,
+                          "python": platform.python_version(), "numpy": metadata.version("numpy"), "system": platform.platform()}))  # fmt: skip
     else:
-        print(f"bps_rdma {bps_rdma.__version__}")
+        print(f"bps_rdma {bps_rdma.__version__}" + ", built without RDMA" * (not _core.with_rdma))
 
 
 def _markdown(settings: list[bps_rdma.SettingValue]) -> str:

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # RDMA needs the headers of verbs and of the connection manager to build, and nothing to link: the libraries are opened
-# at run time (csrc/transport/rdma/verbs_dl.cc). BPS_RDMA=auto builds without RDMA where the headers are missing.
-set(BPS_RDMA auto CACHE STRING "Build the RDMA transport: auto, on or off")
-set_property(CACHE BPS_RDMA PROPERTY STRINGS auto on off)
+# at run time (csrc/transport/rdma/verbs_dl.cc). Headers that are missing are an error: a build lacks RDMA only where that
+# was asked for. The headers of rdma-core are used, and no declarations of our own, because verbs.h is more than
+# declarations: its inline functions call through the tables of a provider, whose layout is rdma-core's.
+option(BPS_RDMA "Build the RDMA transport" ON)
 
-string(TOLOWER "${BPS_RDMA}" bps_rdma)
 set(bps_with_rdma OFF)
-if(NOT bps_rdma STREQUAL "off")
+if(BPS_RDMA)
   # The headers are the same for every architecture, so that a cross build takes the host's.
   find_path(BPS_VERBS_HEADERS infiniband/verbs.h NO_CMAKE_FIND_ROOT_PATH)
   find_path(BPS_RDMACM_HEADERS rdma/rdma_cma.h NO_CMAKE_FIND_ROOT_PATH)
   if(BPS_VERBS_HEADERS AND BPS_RDMACM_HEADERS)
     set(bps_with_rdma ON)
-  elseif(bps_rdma STREQUAL "auto")
-    message(STATUS "No RDMA in this build: install libibverbs-dev and librdmacm-dev to have it")
   else()
-    message(FATAL_ERROR "BPS_RDMA=on needs libibverbs-dev and librdmacm-dev (rdma-core-devel elsewhere)")
+    message(FATAL_ERROR "error: the RDMA transport needs infiniband/verbs.h and rdma/rdma_cma.h, and they were not found\n"
+      "hint: install them: apt-get install libibverbs-dev librdmacm-dev (Debian, Ubuntu), dnf install rdma-core-devel "
+      "(Fedora, RHEL); or build without RDMA: -DBPS_RDMA=OFF, with pip SKBUILD_CMAKE_DEFINE=BPS_RDMA=OFF pip install .")
   endif()
+else()
+  message(STATUS "BPS_RDMA=OFF: this build has no RDMA transport")
 endif()
 
 # Of the files in csrc/transport/rdma, these need no header of verbs; absent.cc stands in for the others.

@@ -105,7 +105,8 @@ void TraceWriter::start(Process process) {
 
 void TraceWriter::run() {
   name_thread("bps-trace");
-  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNiceness);
+  constexpr id_t kThisThread = 0;  // on Linux; others mean the process
+  (void)::setpriority(PRIO_PROCESS, kThisThread, kNiceness);
   for (bool stops = false; !stops;) {
     {
       std::unique_lock lock(mutex_);

@@ -5,6 +5,11 @@
 PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.doc() = "The C++ core of bps_rdma. Use the functions of bps_rdma itself.";
   module.attr("__version__") = BPS_VERSION;
+#ifdef BPS_WITH_RDMA
+  module.attr("with_rdma") = true;
+#else
+  module.attr("with_rdma") = false;
+#endif
   bps::python::bind_errors(module);
   bps::python::bind_config(module);
   bps::python::bind_compress(module);

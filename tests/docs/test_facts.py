@@ -23,7 +23,7 @@ COMMANDS = ("pushpull_bench", "allreduce_bench", "ddp_bench", "bps-server", "bps
   "bps trace summary")  # fmt: skip
 # Not settings, and true all the same: of tests and tools of this repository, and of BytePS where a page says that
 # there is nothing of the kind here.
-OTHER = re.compile(r"BPS_(TEST|VM)_\w+|BPS_(SANITIZE|TESTS|BENCH|PYTHON|VM)")
+OTHER = re.compile(r"BPS_(TEST|VM)_\w+|BPS_(SANITIZE|TESTS|BENCH|PYTHON|RDMA|VM)")
 
 
 @functools.cache

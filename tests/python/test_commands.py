@@ -70,6 +70,7 @@ def test_versions(call):
     found = json.loads(call("version", "--json")[1])
     assert found["bps_rdma"] == bps_rdma.__version__
     assert found["numpy"]
+    assert found["rdma"] is True  # a build lacks it only when told to, and CI tells none
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RDMA in a build that was made without the headers of verbs: there is none, and it says so.
+// RDMA in a build that was made with -DBPS_RDMA=OFF: there is none, and it says so.
 #include "transport/rdma/rdma.h"
 
 namespace bps::transport::rdma {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kWhyNot = "this build has no RDMA";
 constexpr const char* kHint =
-    "install libibverbs-dev and librdmacm-dev (rdma-core-devel elsewhere), build again with -DBPS_RDMA=on";
+    "install libibverbs-dev and librdmacm-dev (rdma-core-devel elsewhere), build again without -DBPS_RDMA=OFF";
 
 }  // namespace
 

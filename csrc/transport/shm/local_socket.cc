@@ -3,14 +3,13 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 
 #include "core/interrupt.h"
+#include "core/system_calls.h"
 
 namespace bps::transport::shm {
 
@@ -91,9 +90,9 @@ bool is_closed(int socket) {
 }
 
 Fd open_process(int pid) {
-  Fd process(pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)) : -1);
+  Fd process(pid > 0 ? bps::pidfd_open(pid) : -1);
   constexpr int kOnlyAsk = 0;
-  if (process && ::syscall(SYS_pidfd_send_signal, process.get(), kOnlyAsk, nullptr, 0) != 0) process.reset();
+  if (process && bps::pidfd_send_signal(process.get(), kOnlyAsk) != 0) process.reset();
   return process;
 }
 
@@ -104,7 +103,7 @@ bool has_ended(const Fd& process) {
 
 void end_process(const Fd& process) {
   constexpr int kPatience_ms = 2000;
-  if (::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0) != 0) return;  // it has ended already
+  if (bps::pidfd_send_signal(process.get(), SIGKILL) != 0) return;  // it has ended already
   pollfd ended{process.get(), POLLIN, 0};
   const Deadline deadline = Deadline::after(kPatience_ms / 1e3);
   while (::poll(&ended, 1, deadline.left_ms()) < 0 && errno == EINTR) {
