@@ -4,6 +4,9 @@
 # was asked for. The headers of rdma-core are used, and no declarations of our own, because verbs.h is more than
 # declarations: its inline functions call through the tables of a provider, whose layout is rdma-core's.
 option(BPS_RDMA "Build the RDMA transport" ON)
+if(BPS_RDMA STREQUAL "auto") # a build folder of before, when this meant: if there are headers
+  set(BPS_RDMA ON CACHE BOOL "Build the RDMA transport" FORCE)
+endif()
 
 set(bps_with_rdma OFF)
 if(BPS_RDMA)
