@@ -160,7 +160,9 @@ TEST(EventLoop, RunsTimersEveryPeriod) {
   const auto start = Clock::now();
   const Timer timer = loop.every(0.01, [&] { ++ticks; });
   const int early = loop.turn(Duration::zero());
-  if (Clock::now() - start < milliseconds(10)) EXPECT_EQ(early, 0) << "not before one period has passed";
+  if (Clock::now() - start < milliseconds(10)) {
+    EXPECT_EQ(early, 0) << "not before one period has passed";
+  }
   while (ticks < 3) loop.turn(kLong);  // and a sleeping turn wakes for it
   EXPECT_GE(Clock::now() - start, milliseconds(30));
   EXPECT_LT(Clock::now() - start, kLong);
