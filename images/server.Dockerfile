@@ -36,7 +36,7 @@ FROM debian:bookworm-slim
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libibverbs1 librdmacm1 ibverbs-providers \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && useradd --uid 1000 --no-create-home --shell /usr/sbin/nologin bps
 COPY --from=build /out/ /usr/local/bin/
 USER 1000:1000

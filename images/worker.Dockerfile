@@ -26,7 +26,7 @@ FROM python:${PYTHON}-slim AS worker
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libibverbs1 librdmacm1 ibverbs-providers \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && useradd --uid 1000 --create-home --shell /bin/bash bps
 # Alone and first: what follows then fits this torch, and a change of the sources does not install it again.
 ARG TORCH=torch==2.13.0
@@ -46,7 +46,7 @@ USER 0:0
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends wget \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && pip install --no-cache-dir "megatron-core==0.16.1" "ray[default]>=2.60"
 USER 1000:1000
 
