@@ -222,8 +222,8 @@ def config(
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the version; as JSON, also those of what it runs on, and whether RDMA was compiled in."""
     if as_json:
-        print(json.dumps({"bps_rdma": bps_rdma.__version__, "rdma": _core.with_rdma,
-                          "python": platform.python_version(), "numpy": metadata.version("numpy"), "system": platform.platform()}))  # fmt: skip
+        found = {"bps_rdma": bps_rdma.__version__, "rdma": _core.with_rdma, "python": platform.python_version()}
+        print(json.dumps(found | {"numpy": metadata.version("numpy"), "system": platform.platform()}))
     else:
         print(f"bps_rdma {bps_rdma.__version__}" + ", built without RDMA" * (not _core.with_rdma))
 
