@@ -47,6 +47,7 @@ __all__: list[str] = [
     "sdbm",
     "server_of",
     "show_stacks_by",
+    "with_rdma",
 ]
 
 class Config:
