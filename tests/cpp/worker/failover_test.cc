@@ -76,15 +76,18 @@ class FailoverTest : public ::testing::Test {
         ports.push_back(transport::Listener::port_of(socket.get()));
         addresses.push_back({rail, ports.back(), 0});
         open.push_back(std::make_unique<transport::Listener>(
-            listeners.loop(), std::move(socket), credentials, [this](transport::AuthenticatedSocket&& accepted) {
+            listeners.loop(), std::move(socket), credentials, [this](transport::AuthenticatedSocket&& one) {
               const std::lock_guard lock(mutex);
-              incoming.push_back(std::make_unique<transport::IncomingSocket>(std::move(accepted)));
+              incoming.push_back(std::make_unique<transport::IncomingSocket>(std::move(one)));
             }));
       }
     });
     const std::string text = transport::tcp::to_text(addresses);
     address.assign(as_bytes(text).begin(), as_bytes(text).end());
     for (std::uint32_t i = 0; i < kWorkers; ++i) join(i);
+    // The server must know both rails, each with a connection for control and one for data, before one of them breaks.
+    const Deadline deadline = Deadline::after(20);
+    while (accepted < 4 * kWorkers && !deadline.passed()) turn();
     for (int i = 0; i < 50; ++i) turn();
   }
   ~FailoverTest() override {
@@ -119,12 +122,13 @@ class FailoverTest : public ::testing::Test {
   }
 
   void turn() {
-    std::vector<std::unique_ptr<transport::IncomingConnection>> accepted;
+    std::vector<std::unique_ptr<transport::IncomingConnection>> arrived;
     {
       const std::lock_guard lock(mutex);
-      accepted.swap(incoming);
+      arrived.swap(incoming);
     }
-    for (auto& one : accepted) server_loop->accept(std::move(one), far.get());
+    accepted += arrived.size();
+    for (auto& one : arrived) server_loop->accept(std::move(one), far.get());
     for (One& one : workers) {
       one.reactor.loop().turn(Duration::zero());
       one.transport->poll();
@@ -222,6 +226,7 @@ class FailoverTest : public ::testing::Test {
   std::vector<std::byte> memories[kWorkers];
   std::vector<std::uint16_t> ports;
   Bytes address;
+  std::size_t accepted = 0;
   std::mutex mutex;
   std::vector<std::unique_ptr<transport::IncomingConnection>> incoming;
   transport::ListenerLoop listeners;
