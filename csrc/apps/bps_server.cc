@@ -57,6 +57,25 @@ std::int32_t rank_from(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() && rank >= 0 ? rank : bps::van::kAnyRank;
 }
 
+// A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash. To process 1
+// of a container the kernel brings only signals with a handler: so there is one, which the default follows, and where
+// that does nothing, the exit status of a shell.
+void end_by(int signal_number) {
+  (void)::raise(signal_number);
+  ::_exit(128 + signal_number);
+}
+
+void end_by_signals() {
+  for (const int number : {SIGINT, SIGTERM}) {
+    struct sigaction now{};
+    if (::sigaction(number, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;  // who starts us ignores it
+    struct sigaction ours{};
+    ours.sa_handler = end_by;
+    ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    (void)::sigaction(number, &ours, nullptr);
+  }
+}
+
 int run(std::int32_t rank) {
   const bps::Settings settings = bps::SettingValues().parse();
   bps::node::Startup startup = bps::node::startup_from(settings.job);
@@ -66,7 +85,6 @@ int run(std::int32_t rank) {
                bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str());
   auto process = bps::node::Process::start(settings, startup);
   std::fprintf(stderr, "bps-server: ready; this is %s\n", process->van().self().describe().c_str());
-  // A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash.
   bool well = process->wait_for_end();
   while (process->view_ended()) {
     process = bps::node::Process::renew(*process);
@@ -97,6 +115,7 @@ int main(int argc, char** argv) {
       default: usage(); return 2;
     }
   }
+  end_by_signals();
   try {
     return run(rank);
   } catch (const bps::Error& error) {

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cluster
@@ -149,3 +151,29 @@ def test_the_server_names_its_variables_and_says_when_it_is_ready():
         said = job.log("server 0")
     assert f"port {job.port}, and for 2 workers and 1 server" in said
     assert "ready; this is server 0" in said
+
+
+@pytest.mark.parametrize("first_in_a_container", [False, True])
+def test_a_signal_ends_a_server_also_where_it_is_process_1(first_in_a_container):
+    """The kernel drops signals to process 1 of a namespace that it has no handler for."""
+    command = [str(cluster.binary("bps-server"))]
+    if first_in_a_container:
+        command = ["unshare", "--fork", "--pid", *command]
+        if subprocess.run(["unshare", "--fork", "--pid", "true"], check=False).returncode != 0:
+            pytest.skip("needs a process namespace of its own")
+    env = cluster.clean_env() | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1",
+                                 "DMLC_PS_ROOT_PORT": "9"}  # fmt: skip
+    for number in (signal.SIGTERM, signal.SIGINT):
+        started = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        server = started.pid
+        try:
+            assert started.stderr is not None
+            assert "waiting for the scheduler" in started.stderr.readline()
+            if first_in_a_container:
+                server = int(Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text())
+            os.kill(server, number)
+            assert started.wait(10) == (128 + number if first_in_a_container else -number)
+        finally:
+            if started.poll() is None:
+                os.kill(server, signal.SIGKILL)
+            started.communicate()
