@@ -177,7 +177,7 @@ def urgent_behind_bulk(bps: Any, urgency: int) -> tuple[bool, int, bool]:
     urgent = bps.push_pull_async(small, False, "small", priority=urgency)
     urgent_result = bps.synchronize(urgent)
     bulk_was_over, pieces = bps.poll(bulk), bps.metrics()["total"]["partitions"]
-    right = bool(np.all(bps.synchronize(bulk) == 2) and np.all(urgent_result == 2))
+    right = bool(np.all(bps.synchronize(bulk) == bps.size()) and np.all(urgent_result == bps.size()))
     return bulk_was_over, pieces, right
 
 
