@@ -2,12 +2,16 @@
 """Compares push_pull over RDMA with perftest on the same device: goodput, latency, registered memory, idle load.
 
     ci/vm/run .venv/bin/python bench/rdma_figures.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
+    ci/vm/run .venv/bin/python bench/rdma_figures.py --partitions 65536,131072,524288 --windows 4,16
 
-One worker and one server. Rounds of both alternate. Results are medians, with the quartiles of the rounds' ratios.
+One worker and one server. Rounds of both alternate. Results are medians, with the quartiles of the rounds' ratios. With
+--partitions or --windows there is a job for each combination, all jobs take their turns in the same rounds, and
+nothing but goodput is measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -22,11 +26,11 @@ import numpy as np
 from bps_rdma.launch.environment import LocalJob, find_binary
 
 HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
-PARTITION = 524_288
+WRITE_BYTES = 524_288  # of a write of perftest: the largest partition that is chosen by itself
 SIZES_MIB = (1, 4, 16, 64)
 ROUNDS = 7
 IDLE_S = 10.0
-WRITES = 100  # of one partition each, in both directions; in perftest's shorter run
+WRITES = 100  # of WRITE_BYTES each, in both directions; in perftest's shorter run
 LATENCY_WRITES = 20
 
 
@@ -59,9 +63,9 @@ def worker() -> None:
 class Job:
     """One worker and one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
         job = LocalJob(workers=1, servers=1, transport="rdma")
-        more = {"BPS_RDMA_HCA": f"={HCA}", "BPS_TIMEOUT": "60"}
+        more = {"BPS_RDMA_HCA": f"={HCA}", "BPS_TIMEOUT": "60"} | settings
         self.others = [
             subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
             for role in ("scheduler", "server")
@@ -154,26 +158,26 @@ def quartiles(values: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def main() -> None:
-    job = Job()
-    for name, sizes in sorted(regions(job.pids).items()):
-        print(f"{name}: {len(sizes)} regions before the first tensor, bytes: {sorted(sizes, reverse=True)}")
-    job.push_pull(8, 10)
-    before = {name: cpu_seconds(pid) for name, pid in job.pids.items()}
-    time.sleep(IDLE_S)
-    for name, pid in job.pids.items():
-        print(f"{name}: idle, {(cpu_seconds(pid) - before[name]) / IDLE_S * 100:.2f} % of a core")
+def measure_goodput(jobs: dict[str, Job], rounds: int) -> None:
+    """Every job's push_pull beside ib_write_bw, in alternating rounds."""
     for mib in SIZES_MIB:
-        nbytes, ours, theirs = mib << 20, [], []
-        for _ in range(ROUNDS):
-            ours.append(nbytes / job.push_pull(nbytes, max(3, 64 // mib)) / 1e9)
-            theirs.append(write_bandwidth(PARTITION))
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        print(
-            f"{mib} MiB: push_pull {statistics.median(ours):.3f} GB/s per direction, ib_write_bw -b of "
-            f"{PARTITION} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios)}",
-            flush=True,
-        )
+        nbytes, theirs = mib << 20, []
+        ours: dict[str, list[float]] = {name: [] for name in jobs}
+        for _ in range(rounds):
+            for name, job in jobs.items():
+                ours[name].append(nbytes / job.push_pull(nbytes, max(3, 64 // mib)) / 1e9)
+            theirs.append(write_bandwidth(WRITE_BYTES))
+        for name, found in ours.items():
+            ratios = [a / b for a, b in zip(found, theirs, strict=True)]
+            print(
+                f"{mib} MiB{name}: push_pull {statistics.median(found):.3f} GB/s per direction, ib_write_bw -b of "
+                f"{WRITE_BYTES} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios)}",
+                flush=True,
+            )
+
+
+def measure_latency(job: Job) -> None:
+    """Of 8 bytes."""
     ours, theirs = [], []
     for _ in range(ROUNDS):
         ours.append(job.push_pull(8, 500) * 1e6)
@@ -183,7 +187,43 @@ def main() -> None:
         f"8 bytes: push_pull {statistics.median(ours):.1f} us, ib_write_lat {statistics.median(theirs):.1f} us; "
         f"push_pull / (2 x one way): {quartiles(ratios)}"
     )
-    job.end()
+
+
+def measure_idleness(job: Job) -> None:
+    """Registered memory and processor time of a job that does nothing."""
+    for name, sizes in sorted(regions(job.pids).items()):
+        print(f"{name}: {len(sizes)} regions before the first tensor, bytes: {sorted(sizes, reverse=True)}")
+    job.push_pull(8, 10)
+    before = {name: cpu_seconds(pid) for name, pid in job.pids.items()}
+    time.sleep(IDLE_S)
+    for name, pid in job.pids.items():
+        print(f"{name}: idle, {(cpu_seconds(pid) - before[name]) / IDLE_S * 100:.2f} % of a core")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", help="BYTEPS_PARTITION_BYTES; several: 65536,131072")
+    parser.add_argument("--windows", help="BPS_SERVER_WINDOW; several: 4,16")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    if not options.partitions and not options.windows:
+        job = Job()
+        measure_idleness(job)
+        measure_goodput({"": job}, options.rounds)
+        measure_latency(job)
+        job.end()
+        return
+    jobs = {
+        f" in pieces of {partition or 'any size'}, window {window or 'by default'}": Job(
+            **({"BYTEPS_PARTITION_BYTES": partition, "BPS_MIN_PARTITION_BYTES": partition} if partition else {}),
+            **({"BPS_SERVER_WINDOW": window} if window else {}),
+        )
+        for partition in (options.partitions or "").split(",")
+        for window in (options.windows or "").split(",")
+    }
+    measure_goodput(jobs, options.rounds)
+    for job in jobs.values():
+        job.end()
 
 
 if __name__ == "__main__":
