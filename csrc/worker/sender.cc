@@ -21,7 +21,7 @@ bool Sender::push(ServerConnection& server) {
       continue;  // another connection may have room
     }
     refused = 0;
-    if (!room) break;
+    if (!room || batch_.bytes >= server.most_per_turn) break;
   }
   if (!server.queue.empty()) {
     counters_.credit_stalls.add();
@@ -54,7 +54,7 @@ bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
   batch_.bytes = 0;
   batch_.endpoint = server.next_endpoint();
-  while (batch_.size < Batch::kMost && !server.queue.empty()) {
+  while (batch_.size < Batch::kMost && batch_.bytes < server.most_per_turn && !server.queue.empty()) {
     Transfer& transfer = *server.queue.top();
     if (transfer.operation != nullptr && transfer.operation->is_failing()) {
       // On another loop: this one is about to be told to cancel its part.

@@ -144,6 +144,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
   TransportMemory& memory;
   SendQueue queue;
+  // Bytes that are sent before the loop looks at what has come.
+  std::uint64_t most_per_turn = ~std::uint64_t{0};
   bool needs_buffer = false;  // waits for another staging buffer, which the next step() adds
 
  private:

@@ -14,6 +14,9 @@ namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
 constexpr int kPollBudget = 64;
+// A server sums what a descriptor names before the next one is looked at. After so many bytes the loop looks at what
+// has come meanwhile: an urgent operation, or the answer to one, should not wait until a whole window is summed.
+constexpr std::uint64_t kPollBytes = 256 << 10;
 constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
 Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std::uint64_t length) {
@@ -212,11 +215,13 @@ int ShmData::poll() {
   if (!in_) return found;
   RingEntry entry;
   bool broken = false;
-  for (int i = 0; i < kPollBudget && !is_lost() && in_->take(entry, broken); ++i, ++found) {
+  std::uint64_t bytes = 0;
+  for (int i = 0; i < kPollBudget && bytes < kPollBytes && !is_lost() && in_->take(entry, broken); ++i, ++found) {
     if (entry.kind == EntryKind::kWrite) {
       sink->on_write(*this, entry.immediate);
     } else if (entry.kind == EntryKind::kDescriptor && entry.header_size <= kMaxHeader) {
       sink->on_descriptor(*this, {entry.header.data(), entry.header_size}, entry.span);
+      bytes += entry.span.length;
     } else {
       broken = true;
       break;
