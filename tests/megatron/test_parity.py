@@ -207,3 +207,12 @@ def test_tensor_parallel_collectives():
     check(found, setup)
     for one in found:
         assert one["operations"] > 2 * setup.steps * one["counts"]["all_reduce"] / setup.steps
+
+
+def test_two_hosts_of_two_ranks():
+    """One data-parallel group: the ranks of a host sum first. The hosts are one machine, told apart by BPS_HOST_ID."""
+    setup = Setup(overlap=True, steps=4)
+    found = cluster.run(stock_and_ours, setup, init=False, **cluster.on_hosts("aabb"))
+    check(found, setup)
+    assert len({one["ours"].weights for one in found}) == 1, "the ranks do not have the same weights"
+    assert sum(one["host_sums"] for one in found) > 0
