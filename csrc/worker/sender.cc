@@ -9,6 +9,7 @@ namespace bps::worker {
 bool Sender::push(ServerConnection& server) {
   bool sent = false;
   std::size_t refused = 0;  // connections without room, one after the other
+  std::uint64_t bytes = 0;
   for (;;) {
     const bool room = fill(server);
     if (batch_.size == 0) break;
@@ -21,7 +22,8 @@ bool Sender::push(ServerConnection& server) {
       continue;  // another connection may have room
     }
     refused = 0;
-    if (!room || batch_.bytes >= server.most_per_turn) break;
+    bytes += batch_.bytes;
+    if (!room || bytes >= server.most_per_turn) break;
   }
   if (!server.queue.empty()) {
     counters_.credit_stalls.add();

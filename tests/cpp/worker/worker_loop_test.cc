@@ -235,5 +235,32 @@ TEST_F(LoopWithoutCredit, SendsAllThereIs) {
   }
 }
 
+class LoopWithLargeCredit : public WorkerLoopTest {
+ protected:
+  LoopWithLargeCredit() : WorkerLoopTest(4000 * kPiece) {}
+};
+
+// It sums in the order in which it gets the pushes, so that what is urgent waits for what it has.
+TEST_F(LoopWithLargeCredit, GivesAServerInThisProcessLittleAtATime) {
+  constexpr std::uint64_t kTurn = 256 + 16;  // pieces: 256 KiB, and the rest of a batch
+  const auto slow = submit(2000, -1);
+  worker_loop.step();
+  EXPECT_TRUE(worker_loop.blocked()) << "it must not sleep";
+  deliver();
+  EXPECT_LE(pushes(0), kTurn);
+  const auto urgent = submit(1, 1);
+  worker_loop.step();
+  deliver();
+  worker_loop.step();
+  deliver();
+  EXPECT_TRUE(urgent->done());
+  EXPECT_LE(pushes(0), 3 * kTurn);
+  while (!slow->done()) {
+    worker_loop.step();
+    deliver();
+  }
+  EXPECT_EQ(pushes(0), 2001U);
+}
+
 }  // namespace
 }  // namespace bps::worker::testing
