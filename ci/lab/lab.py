@@ -41,6 +41,7 @@ class Lab:
         for host in self.hosts:
             if host.alive:
                 host.kill()
+        self.switch.remove()
 
     def boot(self) -> None:
         """Boots every host that does not run."""
@@ -97,9 +98,9 @@ class Lab:
         """No host knows the hardware address of another one on the rails, as after the first boot."""
         self._on_rails("ip neigh flush dev DEVICE")
 
-    def carried(self) -> list[tuple[int, int]]:
-        """Bytes so far on rail 0 of each host: from it, to it."""
-        return [self.switch.carried(host, 0) for host in self.hosts]
+    def carried(self, rail: int = 0) -> list[tuple[int, int]]:
+        """Bytes so far on a rail of each host: from it, to it."""
+        return [self.switch.carried(host, rail) for host in self.hosts]
 
     def _on_rails(self, command: str) -> None:
         self._everywhere(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from .host import MTU, Host
@@ -33,9 +33,10 @@ def is_own_namespace() -> bool:
 class Switch:
     """Joins hosts. The end of a host's cable is a tap: h<index>m, h<index>r<rail>."""
 
-    def __init__(self, hosts: Iterable[Host], rails: int) -> None:
+    def __init__(self, hosts: Sequence[Host], rails: int) -> None:
         run("ip link set lo up")
         bridges = ["management", *(f"rail{rail}" for rail in range(rails))]
+        self._links = [*bridges, *(port for host in hosts for port in host.ports())]
         for bridge in bridges:
             run(f"ip link add {bridge} mtu {MTU} type bridge forward_delay 0 mcast_snooping 0")
             run(f"ip link set {bridge} up")
@@ -44,6 +45,11 @@ class Switch:
             for port, bridge in zip(host.ports(), bridges, strict=True):
                 run(f"ip tuntap add dev {port} mode tap")
                 run(f"ip link set {port} mtu {MTU} master {bridge} up")
+
+    def remove(self) -> None:
+        """For the next lab. No host may run any more."""
+        for link in self._links:
+            run(f"ip link del {link}")
 
     def shape(self, host: Host, mbit: float, queue: str) -> None:
         """What the switch sends to a host: at most so much, and what does not fit the port's queue is dropped."""

@@ -21,13 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def booted() -> Iterator[Lab]:
-    with Lab(HOSTS) as lab:
+def booted(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """One lab at a time. A test that needs another one gives it as parameter: hosts, rails."""
+    hosts, rails = getattr(request, "param", (HOSTS, 1))
+    with Lab(hosts, rails) as lab:
         yield lab
 
 
 @pytest.fixture
 def lab(booted: Lab) -> Lab:
-    """Four hosts that run, with nothing between them cut, slow or disturbed."""
+    """Its hosts run, four if the test does not say, with nothing between them cut, slow or disturbed."""
     booted.reset()
     return booted

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank on a host of the lab: rounds of push_pull, of which every sum is checked. Writes a line of JSON per event.
 
-lab_worker.py ROUNDS BYTES [READY]       READY: the rank ends after init()
+lab_worker.py ROUNDS BYTES [READY | UNTIL_TOLD]
+    READY: the rank ends after init()
+    UNTIL_TOLD: all ranks end after the round in which one of them gets SIGUSR1
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -42,6 +45,8 @@ def rounds(count: int, elements: int) -> Iterator[tuple[int, float, int]]:
 
 
 def main() -> None:
+    told: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: told.append(number))
     begin = time.monotonic()
     try:
         bps.init()
@@ -49,7 +54,10 @@ def main() -> None:
         if "READY" not in sys.argv:
             for k, seconds, wrong in rounds(int(sys.argv[1]), int(sys.argv[2]) // 4):
                 tell(event="round", round=k, seconds=seconds, wrong=wrong)
-            tell(event="counted", partitions=bps.metrics()["total"]["partitions"])
+                if "UNTIL_TOLD" in sys.argv and bps.push_pull(np.array([len(told)]), average=False, name="told")[0] > 0:
+                    break
+            counted = bps.metrics()["total"]
+            tell(event="counted", partitions=counted["partitions"], paths_lost=counted["paths_lost"])
         bps.shutdown()
     except bps.BpsError as error:
         tell(event="error", kind=type(error).__name__, text=str(error))
