@@ -14,6 +14,7 @@ class EventQueue {
  public:
   EventQueue() { set_time(now_); }
   Time now() const { return now_; }
+  std::uint64_t ran() const { return ran_; }
 
   void at(Time when, std::function<void()> what) {
     events_.emplace(std::pair(std::max(when, now_), planned_++), std::move(what));
@@ -23,6 +24,7 @@ class EventQueue {
   // False when nothing is left to happen.
   bool run_next() {
     if (events_.empty()) return false;
+    ++ran_;
     auto next = events_.extract(events_.begin());
     now_ = next.key().first;
     set_time(now_);
@@ -34,6 +36,7 @@ class EventQueue {
   // Not at zero, which some fields take for "never".
   Time now_{std::chrono::hours(1)};
   std::uint64_t planned_ = 0;
+  std::uint64_t ran_ = 0;
   std::map<std::pair<Time, std::uint64_t>, std::function<void()>> events_;
 };
 

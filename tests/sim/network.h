@@ -26,8 +26,8 @@ namespace bps::sim {
 using Machine = std::uint32_t;
 
 struct Conditions {
-  Duration delay{};    // of one direction, at least
-  Duration jitter{};   // and this much more, at most
+  Duration delay{};   // of one direction, at least
+  Duration jitter{};  // and this much more, at most
   double bytes_per_s = 1e9;
   std::size_t window = 16;  // writes under way on one connection
   double refuse = 0;        // chance that a connection accepts less than it is given

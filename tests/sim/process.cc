@@ -80,7 +80,8 @@ void Process::take(van::Peer from, const van::Message& message) {
     if (from == next_) begin_view(*welcome);
   } else if (const auto* refused = std::get_if<van::Refused>(&message)) {
     if (from != peer_ && from != next_) return;
-    if (from == next_ && refused->text == "closed") {  // it came at a wrong moment
+    const bool is_over = scheduler_.job().phase() == van::Job::Phase::kOver;  // nobody listens there any more
+    if (from == next_ && refused->text == "closed" && !is_over) {             // it came at a wrong moment
       next_ = 0;
       network_.events.after(std::chrono::milliseconds(10), [this] {
         if (!is_at_end()) join();
@@ -172,7 +173,7 @@ void Process::take_down() {
 
 void Process::suspect(std::uint32_t node, const std::string& why) {
   suspected_.emplace(node, why);
-  scheduler_.send(peer_, van::Suspect{node});
+  scheduler_.send(peer_, van::Suspect{node, true});
 }
 
 void Process::lose_node(std::uint32_t node, const std::string& why) {
@@ -181,6 +182,7 @@ void Process::lose_node(std::uint32_t node, const std::string& why) {
   const van::Node* gone = view_->membership.by_id(node);
   if (gone == nullptr) return;
   if (lost_node_ == 0) lost_node_ = node;
+  if (program_) program_->lose(why);
   if (view_->worker_loop) {
     view_->worker_loop->abort_operations([](const worker::Operation&) { return true; }, ErrorCode::kPeerLost, why,
                                          "restart");

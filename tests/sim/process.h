@@ -63,8 +63,8 @@ class Process {
   std::string why_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<View> view_;
-  van::Peer peer_ = 0;     // of the view that it is in
-  van::Peer next_ = 0;     // asks for the next one
+  van::Peer peer_ = 0;  // of the view that it is in
+  van::Peer next_ = 0;  // asks for the next one
   std::deque<std::pair<van::Peer, van::Message>> inbox_;
   std::deque<std::unique_ptr<transport::IncomingConnection>> incoming_;
   std::map<std::uint32_t, std::string> suspected_;

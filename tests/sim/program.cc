@@ -33,6 +33,7 @@ Program::Program(const Shape& shape, Network& network, std::uint64_t identity)
 void Program::begin(View& view) {
   check_returned();
   view_ = &view;
+  why_lost_.clear();
   state_ = State::kRunning;
   open_ = 0;
   if (std::exchange(in_view_, view.epoch()) != view.epoch()) {
@@ -52,6 +53,10 @@ void Program::begin(View& view) {
 }
 
 bool Program::turn() {
+  if (!why_lost_.empty() && open_ == 0 && (state_ == State::kRunning || state_ == State::kAtEndOfStep)) {
+    state_ = State::kFailed;
+    why_failed_ = why_lost_;
+  }
   if (state_ != State::kRunning) return false;
   if (network_.random.chance(0.05)) check_returned();
   if (waits_for_grants_) {
@@ -64,7 +69,7 @@ bool Program::turn() {
     if (state_ != State::kRunning) return false;
   }
   const std::size_t before = to_start_.size();
-  while (!to_start_.empty() && open_ < shape_.open_calls && next_start_ <= network_.events.now()) {
+  while (why_lost_.empty() && !to_start_.empty() && open_ < shape_.open_calls && next_start_ <= network_.events.now()) {
     const std::size_t tensor = to_start_.back();
     to_start_.pop_back();
     start(tensor);
@@ -117,7 +122,8 @@ void Program::start(std::size_t which) {
   request.output = output.data();
   request.input_allocation = {call.input.bytes, call.input.identity};
   request.output_allocation = {output.bytes, output.identity};
-  call.operation = std::make_shared<worker::Operation>(tensor, request, call.round, sequence_++, 1, view_->servers.size());
+  call.operation =
+      std::make_shared<worker::Operation>(tensor, request, call.round, sequence_++, 1, view_->servers.size());
   view_->worker_loop->submit(call.operation, true);
   ++open_;
   network_.trace.note("start", identity_, which, call.round);

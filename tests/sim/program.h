@@ -29,9 +29,13 @@ class Program {
   // Starts calls, and takes the results of those that have ended. True when it has started any.
   bool turn();
   // When turn() has something to do although nothing arrives.
-  Time next_start() const { return waits_for_grants_ ? Time::max() : next_start_; }
+  Time next_start() const {
+    return waits_for_grants_ || state_ != State::kRunning ? Time::max() : next_start_;
+  }
   // All ranks have come to the end of the step.
   void commit();
+  // A member is lost, and no view follows that this rank is in: its calls raise.
+  void lose(const std::string& why) { why_lost_ = why; }
   void check_returned() const;
 
   State state() const { return state_; }
@@ -69,7 +73,8 @@ class Program {
   void end(std::size_t tensor);
   void check_result(std::size_t tensor);
   bool has_one_block(std::size_t tensor) const;
-  std::uint32_t contribution(std::uint64_t identity, std::size_t tensor, std::uint32_t round, std::uint64_t element) const;
+  std::uint32_t contribution(std::uint64_t identity, std::size_t tensor, std::uint32_t round,
+                             std::uint64_t element) const;
 
   const Shape& shape_;
   Network& network_;
@@ -77,7 +82,7 @@ class Program {
   View* view_ = nullptr;
   State state_ = State::kInterrupted;
   std::uint32_t step_ = 0;
-  std::vector<Call> calls_;          // by tensor
+  std::vector<Call> calls_;            // by tensor
   std::vector<std::size_t> to_start_;  // in the order of this rank
   std::size_t open_ = 0;
   std::uint32_t in_view_ = 0;
@@ -89,6 +94,7 @@ class Program {
   std::map<std::uint32_t, std::uint32_t> committed_;
   Outcomes outcomes_;
   std::string why_failed_;
+  std::string why_lost_;
 };
 
 }  // namespace bps::sim

@@ -35,7 +35,7 @@ class Scheduler {
  private:
   struct Connection {
     SchedulerClient client;
-    Time last_up{};    // arrival of what was sent last, in each direction
+    Time last_up{};  // arrival of what was sent last, in each direction
     Time last_down{};
     Time heard{};
     bool open = true;

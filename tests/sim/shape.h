@@ -28,6 +28,7 @@ struct Shape {
   std::uint64_t partition_bytes = 4096;
   std::uint64_t credit = 0;
   std::uint32_t window = 2;
+  std::uint64_t slot_memory = 0;  // of a server
   std::size_t data_connections = 1;
   double hasty = 0;  // chance that a call has a deadline that may pass
   Duration silence = std::chrono::seconds(2);

@@ -8,7 +8,8 @@ namespace bps::sim {
 
 std::size_t SimData::write(std::span<const transport::WriteOp> ops) {
   if (is_lost()) return 0;
-  std::size_t room = std::min(ops.size(), network_.conditions.window - std::min(network_.conditions.window, outstanding_.size()));
+  std::size_t room =
+      std::min(ops.size(), network_.conditions.window - std::min(network_.conditions.window, outstanding_.size()));
   if (room > 0 && network_.random.chance(network_.conditions.refuse)) room = network_.random.below(room);
   for (const transport::WriteOp& op : ops.first(room)) {
     auto write = std::make_shared<Write>();
@@ -59,12 +60,13 @@ bool SimData::may_land(Write& write) {
   if (write.is_refused) return false;
   const transport::RemoteSpan where{write.op.target.key, write.op.target.address, write.bytes.size()};
   const transport::RegionPtr region = transport_->region(where.key);
-  if (region != nullptr && (where.address > region->bytes().size() ||
-                            where.length > region->bytes().size() - where.address)) {
+  if (region != nullptr &&
+      (where.address > region->bytes().size() || where.length > region->bytes().size() - where.address)) {
     throw Violation("a write goes beyond its region");
   }
   if (network_.conditions.by_process) {
-    write.is_refused = region == nullptr || (write.landed == 0 && !sink->allows_write(*this, where, write.op.immediate));
+    write.is_refused =
+        region == nullptr || (write.landed == 0 && !sink->allows_write(*this, where, write.op.immediate));
     if (write.is_refused) transport_->counters().stale.add();
     return !write.is_refused;
   }

@@ -18,9 +18,9 @@ template <typename End>
 struct Wire {
   struct Side {
     Machine machine = 0;
-    End* end = nullptr;     // null before it is accepted, and when it is gone
-    bool severed = false;   // nothing goes in or out any more
-    Time last_arrival{};    // of messages, which keep their order
+    End* end = nullptr;    // null before it is accepted, and when it is gone
+    bool severed = false;  // nothing goes in or out any more
+    Time last_arrival{};   // of messages, which keep their order
   };
   std::array<Side, 2> sides;
 };
@@ -76,7 +76,8 @@ class SimEndpoint : public Base {
         [wire = wire_, from = side_] { give_up(*wire, from); });
   }
   static void give_up(Wire<Self>& wire, std::size_t from) {
-    if (wire.sides[from].end != nullptr && !wire.sides[from].severed) wire.sides[from].end->break_off("nothing is acknowledged");
+    if (wire.sides[from].end != nullptr && !wire.sides[from].severed)
+      wire.sides[from].end->break_off("nothing is acknowledged");
   }
 
   Network& network_;
@@ -128,7 +129,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint> {
     std::array<std::byte, transport::kMaxHeader> header;
     Bytes bytes;
     std::size_t landed = 0;
-    bool is_over = false;   // its token has come back
+    bool is_over = false;  // its token has come back
     bool is_refused = false;
   };
   using WritePtr = std::shared_ptr<Write>;
@@ -143,7 +144,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint> {
 
   SimTransport* transport_ = nullptr;
   std::vector<WritePtr> outstanding_;
-  std::deque<WritePtr> landed_;       // here, with their immediates
+  std::deque<WritePtr> landed_;                          // here, with their immediates
   std::deque<std::pair<WritePtr, std::size_t>> pieces_;  // that wait for this process, where they pass through it
   std::deque<std::uint64_t> tokens_;
 };

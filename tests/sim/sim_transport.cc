@@ -51,10 +51,8 @@ std::unique_ptr<End> SimTransport::connect(const transport::ConnectRequest& requ
   // What is sent on it meanwhile waits at its far end until that is accepted. (A planned event must be copyable.)
   const auto incoming = std::make_shared<std::unique_ptr<transport::IncomingConnection>>(
       std::make_unique<Incoming<End>>(hello, std::make_unique<End>(hello, network_, wire, 1)));
-  network_.events.at(network_.arrival(machine_, 128),
-                     [&network = network_, to = numbers[0], epoch = numbers[1], incoming] {
-                       network.come(to, epoch, std::move(*incoming));
-                     });
+  network_.events.at(network_.arrival(machine_, 128), [&network = network_, to = numbers[0], epoch = numbers[1],
+                                                       incoming] { network.come(to, epoch, std::move(*incoming)); });
   return near;
 }
 

@@ -44,6 +44,7 @@ class Simulation {
   void happen(const Fault& fault);
   void run_until_end();
   bool is_at_end() const;
+  bool is_mild() const;
   void check_end();
 
   EventQueue events_;

@@ -28,9 +28,9 @@ class Trace {
     for (const std::uint64_t number : {now, a, b, c}) hash_ = mix(hash_ ^ number);
     ++length_;
     if (!prints_) return;
-    std::printf("%12.3f ms  %-12.*s %llu %llu %llu\n", static_cast<double>(now) / 1e6 - 3.6e6, static_cast<int>(what.size()),
-                what.data(), static_cast<unsigned long long>(a), static_cast<unsigned long long>(b),
-                static_cast<unsigned long long>(c));
+    std::printf("%12.3f ms  %-12.*s %llu %llu %llu\n", static_cast<double>(now) / 1e6 - 3.6e6,
+                static_cast<int>(what.size()), what.data(), static_cast<unsigned long long>(a),
+                static_cast<unsigned long long>(b), static_cast<unsigned long long>(c));
   }
   void say(std::string_view member, std::uint64_t number, const std::string& text) {
     note(member, number, text.size());

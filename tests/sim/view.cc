@@ -19,6 +19,7 @@ View::View(const Shape& shape, Network& network, const van::Membership& members,
   all = std::make_shared<const van::Group>(std::move(group));
   if (self.server_rank >= 0) {
     server::ServerLoopOptions options{.window = shape.window, .largest_partition = 1 << 20};
+    options.slot_memory = shape.slot_memory;
     options.epoch = epoch();
     options.node = self.id;
     options.reactor = &reactor;
@@ -44,10 +45,8 @@ void View::make_worker(const Shape& shape, const std::vector<Machine>& machine_o
   worker_loop = std::make_unique<worker::WorkerLoop>(options, reactor);
   for (std::uint32_t rank = 0; rank < membership.servers; ++rank) {
     const van::Node& node = *membership.server(rank);
-    transport::ConnectRequest request{.address = {},
-                                      .hello = {.node = self.id},
-                                      .deadline = Deadline::never(),
-                                      .whom = "server"};
+    transport::ConnectRequest request{
+        .address = {}, .hello = {.node = self.id}, .deadline = Deadline::never(), .whom = "server"};
     const Bytes address = address_of(machine_of[node.id - 1], epoch());
     request.address = address;
     worker::ServerConnection& server =
@@ -110,7 +109,8 @@ std::size_t View::slots() const {
 }
 
 bool View::has_slots() const {
-  return std::ranges::all_of(servers, [](const auto* server) { return server->small_slots() + server->large_slots() > 0; });
+  return std::ranges::all_of(servers,
+                             [](const auto* server) { return server->small_slots() + server->large_slots() > 0; });
 }
 
 }  // namespace bps::sim
