@@ -411,8 +411,8 @@ void Job::answer_suspicions(const Member& about) {
   };
   if (is_here && phase_ == Phase::kRunning && goes_on()) {
     const auto broken = std::ranges::find_if(suspicions_, [&](const auto& one) { return one.broken && concerns(one); });
-    const Member* from = broken == suspicions_.end() ? nullptr : members_->find(broken->from);
-    if (from != nullptr && end_view_of_broken(*from, about)) return;
+    Member* const from = broken == suspicions_.end() ? nullptr : members_->find(broken->from);
+    if (from != nullptr) return end_view_of_broken(*from, *members_->find(about.peer));
   }
   for (const Suspicion& suspicion : suspicions_) {
     if (!concerns(suspicion)) continue;
@@ -425,14 +425,32 @@ void Job::answer_suspicions(const Member& about) {
   std::erase_if(suspicions_, concerns);
 }
 
-// The two would otherwise count each other as lost, and so would the ranks that wait for them. True when the view ends
-// instead. Not over and over, where the network lets them connect and then carries nothing.
-bool Job::end_view_of_broken(const Member& from, const Member& about) {
+// The two would otherwise count each other as lost, and so would the ranks that wait for them. In the next view they
+// connect again; where the network lets them do that over and over, and then carries nothing, one of them is lost.
+void Job::end_view_of_broken(Member& from, Member& about) {
   const auto pair = std::minmax(from.node->identity, about.node->identity);
-  if (++breaks_[pair] > kMostBreaks) return false;
-  end_view("the connection between " + from.node->describe() + " and " + about.node->describe() +
-           " broke, although both are here");
-  return true;
+  const std::string both = from.node->describe() + " and " + about.node->describe();
+  if (++breaks_[pair] <= kMostBreaks) {
+    return end_view("the connection between " + both + " broke, although both are here");
+  }
+  lose(choose_lost(from, about), "the network between " + both + " carries nothing, although both are here");
+}
+
+// A server without which the job goes on, or whoever has lost more connections.
+Member& Job::choose_lost(Member& one, Member& other) {
+  const auto is_spare = [this](const Member& member) {
+    return !member.is_worker() && std::ranges::any_of(members_->members(), [&](const Member& each) {
+      return &each != &member && each.fate == Member::Fate::kHere && each.node->server_rank >= 0;
+    });
+  };
+  if (is_spare(one) != is_spare(other)) return is_spare(one) ? one : other;
+  if (one.is_worker() != other.is_worker()) return one.is_worker() ? one : other;
+  const auto breaks = [this](const Member& member) {
+    return std::ranges::count_if(breaks_, [id = member.node->identity](const auto& each) {
+      return each.first.first == id || each.first.second == id;
+    });
+  };
+  return breaks(one) > breaks(other) ? one : other;
 }
 
 void Job::closed(Peer peer, const std::string& why) {

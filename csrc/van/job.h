@@ -95,7 +95,8 @@ class Job {
   void leave(Member& member, const Leave& leave);
   bool suspect(const Member& from, const Suspect& about);
   void answer_suspicions(const Member& about);
-  bool end_view_of_broken(const Member& from, const Member& about);
+  void end_view_of_broken(Member& from, Member& about);
+  Member& choose_lost(Member& one, Member& other);
   void end_if_all_left();
   void tell_here(const Message& message);
   void tell_all(const Message& message, Peer except = 0);

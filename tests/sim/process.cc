@@ -111,7 +111,8 @@ void Process::take(van::Peer from, const van::Message& message) {
       barrier_sent_ = false;
       program_->commit();
     } else if (done->call == kFarewell && state_ == State::kFailed) {
-      take_down();
+      // It saves what it can, with all that it had mapped and registered.
+      network_.events.after(network_.random.between({}, std::chrono::seconds(12)), [this] { take_down(); });
     }
   } else if (std::holds_alternative<van::AllLeft>(message)) {
     if (state_ == State::kLeaving || !is_worker()) state_ = State::kOver;

@@ -9,7 +9,8 @@ namespace bps::sim {
 namespace {
 
 constexpr std::uint64_t kElement = 4;
-constexpr double kNoHurry_s = 1000;  // longer than any fault lasts
+constexpr auto kMostWait = std::chrono::seconds(1);  // for grants
+constexpr double kNoHurry_s = 1000;                  // longer than any fault lasts
 
 }  // namespace
 
@@ -60,9 +61,9 @@ bool Program::turn() {
   if (state_ != State::kRunning) return false;
   if (network_.random.chance(0.05)) check_returned();
   if (waits_for_grants_) {
-    if (!view_->has_slots()) return false;
+    if (!view_->has_slots() && network_.events.now() < next_start_ + kMostWait) return false;
     waits_for_grants_ = false;
-    granted_ = view_->slots();
+    granted_ = view_->has_slots() ? view_->slots() : 0;
   }
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     if (calls_[i].operation && calls_[i].operation->done()) end(i);

@@ -11,6 +11,7 @@ Shape Shape::draw(Random& random) {
   made.workers = 2 + static_cast<std::uint32_t>(random.below(3));
   made.dedicated = random.chance(0.7);
   made.servers = made.dedicated ? 1 + static_cast<std::uint32_t>(random.below(3)) : made.workers;
+  made.least = random.chance(0.3) ? 0 : 1;
   made.steps = 2 + static_cast<std::uint32_t>(random.below(4));
   made.open_calls = 1 + static_cast<std::uint32_t>(random.below(4));
   constexpr std::uint64_t kPartitions[] = {512, 4096, 12288};  // the last one needs a large slot

@@ -109,7 +109,7 @@ void Simulation::run_until_end() {
 // Pauses that nobody takes for a death, and a connection or two that break while both ends are in good health: the job
 // must go on with everybody.
 bool Simulation::is_mild() const {
-  return std::ranges::count(faults_, Fault::Kind::kBreak, &Fault::kind) <= 2 &&
+  return std::ranges::count(faults_, Fault::Kind::kBreak, &Fault::kind) <= (shape_.least == 0 ? 0 : 2) &&
          std::ranges::all_of(faults_, [&](const Fault& fault) {
            return fault.kind == Fault::Kind::kBreak ||
                   (fault.kind == Fault::Kind::kPause && fault.length < shape_.silence / 4);
