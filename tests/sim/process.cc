@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::uint32_t kEndOfStep = 7;  // the numbers of its calls of the scheduler
 constexpr std::uint32_t kFarewell = 8;
+constexpr auto kThreadBehind = std::chrono::milliseconds(2);
 constexpr auto kLookAgain = std::chrono::microseconds(20);
 constexpr auto kLookAgainWhenBlocked = std::chrono::microseconds(500);  // no event announces what it waits for
 constexpr std::uint32_t kPatience_ms = 60000;
@@ -208,10 +209,12 @@ void Process::die(bool silently) {
 
 void Process::step() {
   if (!network_.runs(machine_)) return network_.wake_at(machine_, network_.runs_from(machine_));
-  for (; !inbox_.empty(); inbox_.pop_front()) {
+  // The scheduler speaks to another thread, which may be behind.
+  for (; !inbox_.empty() && !network_.random.chance(0.3); inbox_.pop_front()) {
     const auto [from, message] = inbox_.front();
     take(from, message);
   }
+  if (!inbox_.empty()) network_.wake_at(machine_, network_.events.now() + network_.random.between({}, kThreadBehind));
   if (!view_) return;
   for (; !incoming_.empty(); incoming_.pop_front()) view_->accept(std::move(incoming_.front()));
   bool found = view_->turn();

@@ -30,7 +30,7 @@ class Program {
   bool turn();
   // When turn() has something to do although nothing arrives.
   Time next_start() const {
-    if (state_ != State::kRunning) return Time::max();
+    if (state_ != State::kRunning || !why_lost_.empty()) return Time::max();
     return waits_for_grants_ ? next_start_ + std::chrono::seconds(1) : next_start_;
   }
   // All ranks have come to the end of the step.
