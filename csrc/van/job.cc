@@ -433,7 +433,9 @@ void Job::end_view_of_broken(Member& from, Member& about) {
   if (++breaks_[pair] <= kMostBreaks) {
     return end_view("the connection between " + both + " broke, although both are here");
   }
-  lose(choose_lost(from, about), "the network between " + both + " carries nothing, although both are here");
+  Member& lost = choose_lost(from, about);
+  lose(lost, "the network between " + both + " carries nothing, although both are here");
+  events_.send(lost.peer, Refused{ErrorCode::kPeerLost, lost.cause, "look for what cuts the network between the two"});
 }
 
 // A server without which the job goes on, or whoever has lost more connections.

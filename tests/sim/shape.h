@@ -20,7 +20,7 @@ struct TensorShape {
 struct Shape {
   std::uint32_t workers = 2;
   std::uint32_t servers = 1;
-  bool dedicated = true;  // servers are processes of their own
+  bool dedicated = true;    // servers are processes of their own
   std::uint32_t least = 1;  // workers with which the job goes on; 0: only with all
   std::uint32_t steps = 3;
   std::uint32_t open_calls = 2;  // of a worker at one time
