@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Simulates jobs, and says which seeds break something.
-//   bps_sim 1 10000        these seeds; a line for each that breaks something, and a sum
-//   bps_sim --show 17      all that happens with this seed
+//   bps_sim 1 10000          these seeds: what each breaks, with the faults that it takes, and a sum
+//   bps_sim --first 1 10000  up to the first one that breaks something
+//   bps_sim --show 17        all that happens with this seed, without the faults that it does not take
+// Exits with 1 when something was broken.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +15,8 @@ namespace {
 
 using bps::sim::Outcome;
 using bps::sim::Simulation;
+
+constexpr std::uint64_t kMostReports = 5;
 
 // Leaves out each fault without which the seed still breaks something.
 std::uint64_t shrink(std::uint64_t seed) {
@@ -46,25 +50,17 @@ int show(std::uint64_t seed) {
   return outcome.violation.empty() ? 0 : 1;
 }
 
-}  // namespace
+std::uint64_t number(const char* text) {
+  return std::strtoull(text, nullptr, 10);
+}
 
-int main(int argc, char** argv) {
-  bps::set_log(bps::LogLevel::kError, "sim");
-  if (argc == 3 && std::strcmp(argv[1], "--show") == 0) {
-    bps::set_log(bps::LogLevel::kInfo, "sim");
-    return show(std::strtoull(argv[2], nullptr, 10));
-  }
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: bps_sim FIRST LAST, or bps_sim --show SEED\n");
-    return 2;
-  }
-  const std::uint64_t first = std::strtoull(argv[1], nullptr, 10);
-  const std::uint64_t last = std::strtoull(argv[2], nullptr, 10);
+// `stops`: at the first seed that breaks something.
+int run(std::uint64_t first, std::uint64_t last, bool stops) {
   std::uint64_t broken = 0;
   std::uint64_t events = 0;
   std::uint64_t views = 0;
   std::uint64_t steps = 0;
-  for (std::uint64_t seed = first; seed <= last; ++seed) {
+  for (std::uint64_t seed = first; seed <= last && !(stops && broken > 0); ++seed) {
     const Outcome outcome = Simulation(seed, false).run();
     events += outcome.events;
     views += outcome.views;
@@ -73,7 +69,7 @@ int main(int argc, char** argv) {
       // Everything follows from the seed: now and then, look.
       if (seed % 50 != 0 || Simulation(seed, false).run().hash == outcome.hash) continue;
       std::printf("seed %llu: it does not happen twice in the same way\n", static_cast<unsigned long long>(seed));
-    } else if (broken < 5) {
+    } else if (broken < kMostReports) {
       report(seed);
     }
     ++broken;
@@ -83,4 +79,18 @@ int main(int argc, char** argv) {
               static_cast<unsigned long long>(steps), static_cast<unsigned long long>(events),
               static_cast<unsigned long long>(broken));
   return broken == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool shows = argc == 3 && std::strcmp(argv[1], "--show") == 0;
+  bps::set_log(shows ? bps::LogLevel::kInfo : bps::LogLevel::kError, "sim");
+  if (shows) return show(number(argv[2]));
+  const bool stops = argc == 4 && std::strcmp(argv[1], "--first") == 0;
+  if (argc != 3 && !stops) {
+    std::fprintf(stderr, "usage: bps_sim [--first] FROM TO, or bps_sim --show SEED\n");
+    return 2;
+  }
+  return run(number(argv[argc - 2]), number(argv[argc - 1]), stops);
 }

@@ -35,6 +35,10 @@ void Program::begin(View& view) {
   check_returned();
   view_ = &view;
   why_lost_.clear();
+  if (step_ == shape_.steps) {  // its last step was committed, and then the view ended
+    state_ = State::kThrough;
+    return;
+  }
   state_ = State::kRunning;
   open_ = 0;
   if (std::exchange(in_view_, view.epoch()) != view.epoch()) {
