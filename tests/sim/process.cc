@@ -152,7 +152,8 @@ void Process::begin_view(const van::Welcome& welcome) {
 void Process::end_view(const std::string& why) {
   if (state_ != State::kInView && state_ != State::kLeaving) return;
   retire(why);
-  if (state_ != State::kLeaving) state_ = State::kRetiring;
+  // One that has left waits only for the others of its view.
+  state_ = state_ == State::kLeaving ? State::kOver : State::kRetiring;
 }
 
 // Everything that is under way ends.
@@ -174,6 +175,7 @@ void Process::take_down() {
 }
 
 void Process::suspect(std::uint32_t node, const std::string& why) {
+  if (leave_sent_) return;  // nothing is sent after it
   suspected_.emplace(node, why);
   scheduler_.send(peer_, van::Suspect{node, true});
 }
