@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -85,7 +86,9 @@ int EventLoop::turn(Duration wait, std::unique_lock<std::mutex>* while_asleep) {
   if (wait > Duration::zero() || turn % kTurnsPerClock == 0) {
     const auto now = timers_.empty() ? Clock::time_point() : Clock::now();
     ran += run_timers(now);
-    wait = until_next_timer(now, wait);
+    if (const auto due = next_due(); due != Clock::time_point::max()) {
+      wait = std::min(wait, std::max(Duration::zero(), Duration(due - now)));
+    }
   }
   if (ran > 0) wait = Duration::zero();
   std::array<epoll_event, 64> events;
@@ -136,14 +139,12 @@ int EventLoop::run_timers(Clock::time_point now) {
   return ran;
 }
 
-Duration EventLoop::until_next_timer(Clock::time_point now, Duration at_most) {
+Clock::time_point EventLoop::next_due() const {
+  auto first = Clock::time_point::max();
   for (const auto& weak : timers_) {
-    const auto timer = weak.lock();
-    if (timer && timer->due != Clock::time_point::max()) {
-      at_most = std::min(at_most, std::max(Duration::zero(), Duration(timer->due - now)));
-    }
+    if (const auto timer = weak.lock()) first = std::min(first, timer->due);
   }
-  return at_most;
+  return first;
 }
 
 }  // namespace bps

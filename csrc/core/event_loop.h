@@ -58,6 +58,11 @@ class EventLoop {
   // Calls `task` once, after `delay_s` seconds, unless the timer is destroyed before.
   [[nodiscard]] Timer after(double delay_s, std::function<void()> task);
 
+  // What turn() does without a look at descriptors: runs what was posted, and the timers that are due. For a loop that
+  // somebody else wakes, as a simulation does; next_due() says when the next timer is, max() if there is none.
+  int run_due() { return run_posted() + run_timers(Clock::now()) + run_posted(); }
+  Clock::time_point next_due() const;
+
   // From any thread: run `task` on the loop soon.
   void post(std::function<void()> task);
   // From any thread: make a sleeping turn() return.
@@ -76,7 +81,6 @@ class EventLoop {
   int wait_for_events(std::span<epoll_event> events, Duration wait);
   int run_posted();
   int run_timers(Clock::time_point now);
-  Duration until_next_timer(Clock::time_point now, Duration at_most);
 
   Fd epoll_;
   Fd doorbell_;

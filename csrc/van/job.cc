@@ -18,6 +18,8 @@ Overloaded(F...) -> Overloaded<F...>;
 // What a process has sent before it died may be read after somebody else has said that it did. The end of its
 // connection follows it closely.
 constexpr std::chrono::milliseconds kFreshAfter{100};
+// Of a connection between the same two members, without a committed step between them.
+constexpr int kMostBreaks = 2;
 
 // In the next view.
 bool is_awaited(const Member& member) {
@@ -68,7 +70,7 @@ bool Job::receive(Peer peer, Message&& message) {
                         [&](const GroupAck& ack) { return calls_->group_ack(*member, ack), true; },
                         [&](const Cancel& call) { return calls_->cancel(*member, call), true; },
                         [&](const Leave& call) { return leave(*member, call), true; },
-                        [&](const Suspect& call) { return suspect(*member, call.node); },
+                        [&](const Suspect& call) { return suspect(*member, call); },
                         [](const auto&) { return false; },
                     },
                     message);
@@ -135,7 +137,10 @@ void Job::start(Rendezvous::Seating seating) {
   registry.workers = members_->membership().workers;
   registry.servers = members_->membership().servers;
   registry.cut.server_loops = members_->membership().all_server_loops();
-  calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] { let_in(); });
+  calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] {
+    breaks_.clear();
+    let_in();
+  });
   Welcome welcome{.silence_ms = options_.silence_ms, .run = options_.run, .membership = members_->membership()};
   for (const Member& member : members_->members()) {
     welcome.you = member.node->id;
@@ -389,10 +394,10 @@ void Job::gone(const Member& member) {
 
 // A broken connection alone does not tell whose fault it is: the other end may be dead, may have left because a third
 // member is lost, or may be in good health. What the scheduler hears next of that member tells.
-bool Job::suspect(const Member& from, std::uint32_t node) {
-  const Member* about = members_->by_node(node);
+bool Job::suspect(const Member& from, const Suspect& suspect) {
+  const Member* about = members_->by_node(suspect.node);
   if (about == nullptr) return false;
-  suspicions_.push_back({from.peer, node, Clock::now()});
+  suspicions_.push_back({from.peer, suspect.node, Clock::now(), suspect.broken});
   if (about->fate != Member::Fate::kHere) answer_suspicions(*about);
   return true;
 }
@@ -404,6 +409,11 @@ void Job::answer_suspicions(const Member& about) {
   const auto concerns = [&](const Suspicion& one) {
     return one.node == node && (!is_here || now - one.since >= kFreshAfter);
   };
+  if (is_here && phase_ == Phase::kRunning && goes_on()) {
+    const auto broken = std::ranges::find_if(suspicions_, [&](const auto& one) { return one.broken && concerns(one); });
+    Member* const from = broken == suspicions_.end() ? nullptr : members_->find(broken->from);
+    if (from != nullptr) return end_view_of_broken(*from, *members_->find(about.peer));
+  }
   for (const Suspicion& suspicion : suspicions_) {
     if (!concerns(suspicion)) continue;
     if (is_here) {
@@ -413,6 +423,36 @@ void Job::answer_suspicions(const Member& about) {
     }
   }
   std::erase_if(suspicions_, concerns);
+}
+
+// The two would otherwise count each other as lost, and so would the ranks that wait for them. In the next view they
+// connect again; where the network lets them do that over and over, and then carries nothing, one of them is lost.
+void Job::end_view_of_broken(Member& from, Member& about) {
+  const auto pair = std::minmax(from.node->identity, about.node->identity);
+  const std::string both = from.node->describe() + " and " + about.node->describe();
+  if (++breaks_[pair] <= kMostBreaks) {
+    return end_view("the connection between " + both + " broke, although both are here");
+  }
+  Member& lost = choose_lost(from, about);
+  lose(lost, "the network between " + both + " carries nothing, although both are here");
+  events_.send(lost.peer, Refused{ErrorCode::kPeerLost, lost.cause, "look for what cuts the network between the two"});
+}
+
+// A server without which the job goes on, or whoever has lost more connections.
+Member& Job::choose_lost(Member& one, Member& other) {
+  const auto is_spare = [this](const Member& member) {
+    return !member.is_worker() && std::ranges::any_of(members_->members(), [&](const Member& each) {
+      return &each != &member && each.fate == Member::Fate::kHere && each.node->server_rank >= 0;
+    });
+  };
+  if (is_spare(one) != is_spare(other)) return is_spare(one) ? one : other;
+  if (one.is_worker() != other.is_worker()) return one.is_worker() ? one : other;
+  const auto breaks = [this](const Member& member) {
+    return std::ranges::count_if(breaks_, [id = member.node->identity](const auto& each) {
+      return each.first.first == id || each.first.second == id;
+    });
+  };
+  return breaks(one) > breaks(other) ? one : other;
 }
 
 void Job::closed(Peer peer, const std::string& why) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One job as the scheduler sees it: gathering, running, over. No sockets: messages and losses come in, messages go out.
 //
-// Where min_workers allows it, the loss of a member ends a view, and not the job. The survivors are told, and join
+// Where min_workers allows it, the loss of a member ends a view, and not the job; so does a connection between two
+// members that breaks although both are here: in the next view they make another one. The survivors are told, and join
 // again by new connections (renewing); when the last one has come, the next view begins with closed-up ranks. A
 // survivor that is lost meanwhile is not waited for. A new process may enter such a job: it waits until all workers
 // have come to the end of a step, or a member is lost, and is part of the view that begins then. Rounds, barriers and
@@ -15,6 +16,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -91,8 +93,10 @@ class Job {
   void refuse(Peer peer, const Refused& why);
   void finish();
   void leave(Member& member, const Leave& leave);
-  bool suspect(const Member& from, std::uint32_t node);
+  bool suspect(const Member& from, const Suspect& about);
   void answer_suspicions(const Member& about);
+  void end_view_of_broken(Member& from, Member& about);
+  Member& choose_lost(Member& one, Member& other);
   void end_if_all_left();
   void tell_here(const Message& message);
   void tell_all(const Message& message, Peer except = 0);
@@ -113,8 +117,11 @@ class Job {
     Peer from;
     std::uint32_t node;
     Clock::time_point since;
+    bool broken;
   };
   std::vector<Suspicion> suspicions_;
+  // How often the connection between two members broke although both are here, since a step was committed last.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, int> breaks_;
   // Processes that wait for the end of a step, or of the view, to enter the job.
   std::vector<std::pair<Peer, Node>> entering_;
   std::uint32_t epoch_ = 1;

@@ -179,9 +179,10 @@ struct PeerLost {  // `node` is gone; the text names the first cause, which may 
   bool operator==(const PeerLost&) const = default;
 };
 
-struct Suspect {  // node -> scheduler: my connection to `node` broke; the reply is PeerLost or Reachable
+struct Suspect {  // node -> scheduler: what about `node`? The reply is PeerLost, Reachable or ViewEnded
   std::uint32_t node = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.node); }
+  bool broken = false;  // my connection to it has ended; or it only says nothing
+  static constexpr void fields(auto& io, auto& m) { io(m.node, m.broken); }
   bool operator==(const Suspect&) const = default;
 };
 struct Reachable {  // scheduler -> node: the suspected node has been heard of since

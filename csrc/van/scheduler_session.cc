@@ -98,7 +98,7 @@ void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
   loop_.post([this, node, why] {
     if (lost_.contains(node)) return;
     suspected_.emplace(node, why);
-    if (connection_) return connection_->send(Suspect{node});
+    if (connection_) return connection_->send(Suspect{node, true});
     if (lost_.contains(0)) return lose(node, why_lost());  // this node is out itself
     if (is_away_) return;                                  // the next scheduler will find out
     answer_suspicion(node);

@@ -73,7 +73,7 @@ bool ServerConnection::is_stuck() {
 }
 
 Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
-  const bool owes_reply = in_flight_ > 0;
+  const bool owes_reply = in_flight_ > 0 || !queue.empty();  // or slots to push into
   if (std::exchange(heard_, false) || forgive || !owes_reply) {
     silent_since_ = now;
     suspected_ = false;

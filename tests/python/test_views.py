@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -115,6 +117,54 @@ def test_a_stopped_worker_that_wakes_up_changes_nothing(transport):
         check(values_of(job, [1]), [3, 2], "worker 1")
         woken = job.outcomes()[1]
         assert woken.status != 0 or "PeerLostError" in woken.error or "RoundAbortedError" in woken.error, woken
+
+
+def hang_up() -> int:
+    """Ends each TCP connection of this process but the first, which is the one to the scheduler. Returns how many."""
+    ended = 0
+    for fd in sorted(int(name.name) for name in Path("/proc/self/fd").iterdir()):
+        try:
+            one = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        with one, contextlib.suppress(OSError):  # some are no streams, or listen
+            if one.getpeername()[1] == int(os.environ["BPS_ROOT_PORT"]):
+                continue
+            one.shutdown(socket.SHUT_RDWR)
+            ended += 1
+    return ended
+
+
+def train_with_a_broken_connection(bps: Any, steps: int, breaks: int) -> dict[str, Any]:
+    """Like train(), with connections of rank 1 to the servers that break although all processes are there."""
+    array = np.empty(COUNT, np.float32)
+    texts: list[str] = []
+    step = 0
+    while step < steps:
+        if bps.rank() == 1 and step == 3 and len(texts) < breaks:
+            assert hang_up() > 0
+        try:
+            array[:] = 1 + bps.rank()
+            bps.push_pull_inplace(array, name="a", average=False)
+            assert array.min() == array.max() == 6
+            bps.commit()
+        except bps.RoundAbortedError as error:
+            texts.append(str(error))
+            continue
+        step += 1
+    bps.barrier()
+    return {"rank": bps.rank(), "texts": texts}
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_a_connection_that_breaks_costs_nobody_his_place(breaks):
+    env = FAST | cluster.over("tcp") | {"BPS_MIN_WORKERS": "1"}
+    with cluster.start(train_with_a_broken_connection, 10, breaks, workers=3, servers=2, env=env) as job:
+        for value in values_of(job, []):
+            assert len(value["texts"]) == breaks, value
+            assert "the connection between" in value["texts"][0]
+            assert "although both are here" in value["texts"][0]
+            assert "worker 1" in value["texts"][0]
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.03, 0.1])

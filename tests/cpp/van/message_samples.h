@@ -57,7 +57,7 @@ inline std::vector<Message> message_samples() {
       Leave{7, 0, "", "push_pull of 'x', round 0: rank 1 gave up"},
       MemberLeft{2, "worker 1 has left the job"},
       ViewEnded{2, "worker 1 was lost: connection closed"},
-      Suspect{3},
+      Suspect{3, true},
       Reachable{3},
       Ask{5, true},
       Asked{5, 3, R"({"phase":"running"})"},

@@ -68,5 +68,90 @@ TEST_F(Suspicions, AHeartbeatFromBeforeItsDeathProvesNothing) {
   EXPECT_TRUE(was_told<PeerLost>());
 }
 
+// Both members of a job that goes on without lost ones are here, and come again when a view has ended.
+class BrokenConnections : public testing::Test {
+ protected:
+  BrokenConnections() {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) join(rank, 0);
+  }
+
+  void join(std::uint32_t rank, std::uint32_t renews) {
+    peers_[rank] = ++last_peer_;
+    Join join{.node = {}, .workers = 2, .servers = 2, .patience_ms = 1000, .renews = renews, .epoch = epoch_};
+    join.node.worker_rank = join.node.server_rank = static_cast<std::int32_t>(rank);
+    join.node.worker_loops = join.node.server_loops = 1;
+    join.node.identity = rank + 1;
+    ASSERT_TRUE(job_.receive(peers_[rank], join));
+  }
+  // Rank 0 has lost its connection to rank 1, which then shows that it is alive.
+  void break_connection() {
+    ASSERT_TRUE(job_.receive(peers_[0], Suspect{2, true}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    ASSERT_TRUE(job_.receive(peers_[1], Heartbeat{}));
+  }
+  void renew() {
+    const std::uint64_t before[] = {peers_[0], peers_[1]};
+    for (std::uint32_t rank = 0; rank < 2; ++rank) join(rank, rank + 1);
+    for (const Peer peer : before) job_.closed(peer, "it has come again");
+  }
+  template <typename Kind>
+  std::vector<Peer> told() const {
+    std::vector<Peer> peers;
+    for (const auto& [peer, message] : sent_) {
+      if (std::holds_alternative<Kind>(message)) peers.push_back(peer);
+    }
+    return peers;
+  }
+  static Job::Options options() {
+    Job::Options made;
+    made.registry.workers = made.registry.servers = 2;
+    made.min_workers = 1;
+    return made;
+  }
+
+  std::uint32_t epoch_ = 1;
+  Peer last_peer_ = 0;
+  Peer peers_[2] = {};
+  std::vector<std::pair<Peer, Message>> sent_;
+  Job job_{options(),
+           {.send = [this](Peer peer, const Message& message) { sent_.emplace_back(peer, message); },
+            .on_lost = nullptr,
+            .on_over = nullptr,
+            .close = nullptr,
+            .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; }}};
+};
+
+TEST_F(BrokenConnections, EndTheViewAndNobodyIsLost) {
+  break_connection();
+  EXPECT_EQ(told<ViewEnded>(), (std::vector<Peer>{peers_[0], peers_[1]}));
+  EXPECT_TRUE(told<PeerLost>().empty());
+  EXPECT_TRUE(told<Reachable>().empty());
+  EXPECT_EQ(job_.lost(), 0U);
+}
+
+TEST_F(BrokenConnections, OverAndOverAreTheLossOfOne) {
+  for (int i = 0; i < 2; ++i) {
+    break_connection();
+    renew();
+  }
+  sent_.clear();
+  break_connection();
+  EXPECT_EQ(job_.lost(), 1U);
+  EXPECT_EQ(told<Refused>(), std::vector<Peer>{peers_[1]}) << "it is told that the job goes on without it";
+  EXPECT_EQ(told<ViewEnded>(), std::vector<Peer>{peers_[0]});
+}
+
+TEST_F(BrokenConnections, CountAnewAfterACommittedStep) {
+  for (int i = 0; i < 2; ++i) {
+    break_connection();
+    renew();
+  }
+  for (const Peer peer : peers_) {
+    ASSERT_TRUE(job_.receive(peer, Barrier{.call = 7, .group = 0, .partition_bytes = 0, .ends_step = true}));
+  }
+  break_connection();
+  EXPECT_EQ(job_.lost(), 0U);
+}
+
 }  // namespace
 }  // namespace bps::van

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "process.h"
+
+#include <utility>
+
+namespace bps::sim {
+namespace {
+
+constexpr std::uint32_t kEndOfStep = 7;  // the numbers of its calls of the scheduler
+constexpr std::uint32_t kFarewell = 8;
+constexpr auto kThreadBehind = std::chrono::milliseconds(2);
+constexpr auto kLookAgain = std::chrono::microseconds(20);
+constexpr auto kLookAgainWhenBlocked = std::chrono::microseconds(500);  // no event announces what it waits for
+constexpr std::uint32_t kPatience_ms = 60000;
+
+}  // namespace
+
+Process::Process(const Shape& shape, Network& network, Scheduler& scheduler, std::uint32_t number)
+    : shape_(shape),
+      network_(network),
+      scheduler_(scheduler),
+      number_(number),
+      machine_(network.add([this] { step(); })) {
+  if (shape.is_worker(number)) program_ = std::make_unique<Program>(shape, network, number + 1);
+  network_.events.after(shape_.silence / 4, [this] { beat(); });
+}
+
+// ---- The scheduler
+
+van::Node Process::describe() const {
+  van::Node node;
+  node.pid = 100 + number_;
+  node.identity = number_ + 1;
+  node.host = "host";
+  node.worker_loops = is_worker() ? 1 : 0;
+  node.server_loops = 1;
+  return node;
+}
+
+van::Peer Process::connect() {
+  const auto peer = std::make_shared<van::Peer>(0);
+  *peer = scheduler_.connect({.machine = machine_,
+                              .receive =
+                                  [this, peer](van::Message message) {
+                                    inbox_.emplace_back(*peer, std::move(message));
+                                    network_.wake(machine_);
+                                  },
+                              .closed =
+                                  [this, peer] {
+                                    inbox_.emplace_back(*peer, van::Refused{ErrorCode::kPeerLost, "closed", ""});
+                                    network_.wake(machine_);
+                                  }});
+  return *peer;
+}
+
+void Process::join() {
+  next_ = connect();
+  van::Join join{.node = describe(), .workers = shape_.workers, .servers = shape_.servers, .patience_ms = kPatience_ms};
+  const bool serves = !is_worker() || !shape_.dedicated;
+  join.renews = renews_;
+  join.epoch = scheduler_.epoch();
+  join.node.worker_rank = is_worker() ? static_cast<std::int32_t>(number_) : van::kNoRank;
+  join.node.server_rank = serves ? van::kAnyRank : van::kNoRank;
+  scheduler_.send(next_, join);
+}
+
+void Process::beat() {
+  if (is_at_end()) return;
+  if (!network_.runs(machine_)) {
+    network_.events.at(std::max(network_.runs_from(machine_), network_.events.now()), [this] { beat(); });
+    return;
+  }
+  for (const van::Peer peer : {peer_, next_}) {
+    if (peer != 0) scheduler_.send(peer, van::Heartbeat{});
+  }
+  network_.events.after(shape_.silence / 4, [this] { beat(); });
+}
+
+void Process::take(van::Peer from, const van::Message& message) {
+  if (const auto* welcome = std::get_if<van::Welcome>(&message)) {
+    if (from == next_) begin_view(*welcome);
+  } else if (const auto* refused = std::get_if<van::Refused>(&message)) {
+    if (from != peer_ && from != next_) return;
+    const bool is_over = scheduler_.job().phase() == van::Job::Phase::kOver;  // nobody listens there any more
+    if (from == next_ && refused->text == "closed" && !is_over) {             // it came at a wrong moment
+      next_ = 0;
+      network_.events.after(std::chrono::milliseconds(10), [this] {
+        if (!is_at_end()) join();
+      });
+      return;
+    }
+    why_ = refused->text;
+    retire("the scheduler has refused this process: " + why_);
+    state_ = State::kRefused;
+  } else if (from != peer_ || !view_) {
+    return;
+  } else if (const auto* ended = std::get_if<van::ViewEnded>(&message)) {
+    end_view(ended->text);
+  } else if (const auto* lost = std::get_if<van::PeerLost>(&message)) {
+    lose_node(lost->node, lost->text);
+  } else if (const auto* left = std::get_if<van::MemberLeft>(&message)) {
+    if (view_->server_loop) view_->server_loop->leave_node(left->node, left->text);
+  } else if (const auto* reachable = std::get_if<van::Reachable>(&message)) {
+    const auto suspected = suspected_.find(reachable->node);
+    if (suspected != suspected_.end()) {
+      lose_node(reachable->node, "the connection was lost: " + suspected->second);
+    } else if (view_->worker_loop) {
+      view_->worker_loop->on_reachable(reachable->node);
+    }
+  } else if (const auto* done = std::get_if<van::Done>(&message)) {
+    if (done->call == kEndOfStep && state_ == State::kInView) {
+      barrier_sent_ = false;
+      program_->commit();
+    } else if (done->call == kFarewell && state_ == State::kFailed) {
+      // It saves what it can, with all that it had mapped and registered.
+      network_.events.after(network_.random.between({}, std::chrono::seconds(12)), [this] { take_down(); });
+    }
+  } else if (std::holds_alternative<van::AllLeft>(message)) {
+    if (state_ == State::kLeaving || !is_worker()) state_ = State::kOver;
+  }
+}
+
+// ---- Views
+
+void Process::begin_view(const van::Welcome& welcome) {
+  if (peer_ != 0) scheduler_.hang_up(peer_);
+  peer_ = std::exchange(next_, 0);
+  view_.reset();
+  suspected_.clear();
+  lost_node_ = 0;
+  barrier_sent_ = false;
+  renews_ = welcome.you;
+  std::vector<Machine> machine_of;
+  for (const van::Node& node : welcome.membership.nodes) machine_of.push_back(node.pid - 100);
+  view_ = std::make_unique<View>(shape_, network_, welcome.membership, welcome.you, machine_of);
+  if (view_->worker_loop) {
+    view_->worker_loop->when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
+    view_->worker_loop->when_silent = [this](std::uint32_t node) { scheduler_.send(peer_, van::Suspect{node}); };
+  }
+  if (view_->server_loop) {
+    view_->server_loop->when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
+  }
+  network_.listen(machine_, view_->epoch(), [this](std::unique_ptr<transport::IncomingConnection> incoming) {
+    incoming_.push_back(std::move(incoming));
+    network_.wake(machine_);
+  });
+  state_ = State::kInView;
+  network_.trace.note("view", number_, view_->epoch(), view_->membership.workers);
+  if (program_) program_->begin(*view_);
+}
+
+void Process::end_view(const std::string& why) {
+  if (state_ != State::kInView && state_ != State::kLeaving) return;
+  retire(why);
+  // One that has left waits only for the others of its view.
+  state_ = state_ == State::kLeaving ? State::kOver : State::kRetiring;
+}
+
+// Everything that is under way ends.
+void Process::retire(const std::string& why) {
+  if (!view_ || retires_by_) return;
+  network_.trace.say("retires", number_, why);
+  const Error error(ErrorCode::kRoundAborted, why, "repeat the step");
+  if (view_->server_loop) view_->server_loop->end_view(error);
+  if (view_->worker_loop) view_->worker_loop->end_view(error);
+  retires_by_ = network_.events.now() + shape_.silence + std::chrono::seconds(2);
+  network_.wake_at(machine_, *retires_by_);
+}
+
+void Process::take_down() {
+  if (program_) program_->check_returned();
+  incoming_.clear();
+  view_.reset();
+  retires_by_.reset();
+}
+
+void Process::suspect(std::uint32_t node, const std::string& why) {
+  if (leave_sent_) return;  // nothing is sent after it
+  suspected_.emplace(node, why);
+  scheduler_.send(peer_, van::Suspect{node, true});
+}
+
+void Process::lose_node(std::uint32_t node, const std::string& why) {
+  suspected_.erase(node);
+  network_.trace.say("loses", number_, why);
+  const van::Node* gone = view_->membership.by_id(node);
+  if (gone == nullptr) return;
+  if (lost_node_ == 0) lost_node_ = node;
+  if (program_) program_->lose(why);
+  if (view_->worker_loop) {
+    view_->worker_loop->abort_operations([](const worker::Operation&) { return true; }, ErrorCode::kPeerLost, why,
+                                         "restart");
+    view_->worker_loop->lose_server(node, why);
+  }
+  if (view_->server_loop) view_->server_loop->lose_node(node, why);
+}
+
+void Process::die(bool silently) {
+  network_.trace.note("dies", number_, silently ? 1 : 0);
+  if (!silently) {
+    if (view_) view_->transport.hang_up();
+    for (const van::Peer peer : {peer_, next_}) {
+      if (peer != 0) scheduler_.hang_up(peer);
+    }
+  }
+  state_ = State::kDead;
+  network_.kill(machine_);
+}
+
+// ---- The loop
+
+void Process::step() {
+  if (!network_.runs(machine_)) return network_.wake_at(machine_, network_.runs_from(machine_));
+  // The scheduler speaks to another thread, which may be behind.
+  for (; !inbox_.empty() && !network_.random.chance(0.3); inbox_.pop_front()) {
+    const auto [from, message] = inbox_.front();
+    take(from, message);
+  }
+  if (!inbox_.empty()) network_.wake_at(machine_, network_.events.now() + network_.random.between({}, kThreadBehind));
+  if (!view_) return;
+  for (; !incoming_.empty(); incoming_.pop_front()) view_->accept(std::move(incoming_.front()));
+  bool found = view_->turn();
+  if (program_) found |= follow_program();
+  if (retires_by_ && (!view_->worker_loop || view_->worker_loop->is_idle() || *retires_by_ <= network_.events.now())) {
+    if (state_ == State::kRetiring) {
+      take_down();
+      state_ = State::kJoining;
+      return join();
+    }
+    if (state_ == State::kFailed && !leave_sent_) return leave(lost_node_, why_);
+    if (state_ == State::kRefused) return take_down();
+  }
+  if (found) {
+    network_.wake_at(machine_, network_.events.now() + network_.random.between({}, kLookAgain));
+  } else if (view_->blocked()) {
+    network_.wake_at(machine_, network_.events.now() + kLookAgainWhenBlocked);
+  }
+  network_.wake_at(machine_, view_->next_timer());
+  if (program_ && state_ == State::kInView) network_.wake_at(machine_, program_->next_start());
+}
+
+bool Process::follow_program() {
+  if (state_ != State::kInView) return false;
+  const bool started = program_->turn();
+  switch (program_->state()) {
+    case Program::State::kAtEndOfStep:
+      if (std::exchange(barrier_sent_, true)) break;
+      scheduler_.send(peer_, van::Barrier{.call = kEndOfStep, .group = 0, .partition_bytes = 0, .ends_step = true});
+      break;
+    case Program::State::kThrough:
+      leave(0, "");
+      state_ = State::kLeaving;
+      break;
+    case Program::State::kFailed:  // an exception ends it: the others are told why when its operations are over
+      why_ = program_->why_failed();
+      retire(why_);
+      state_ = State::kFailed;
+      break;
+    default: break;
+  }
+  return started;
+}
+
+void Process::leave(std::uint32_t lost, const std::string& why) {
+  leave_sent_ = true;
+  scheduler_.send(peer_, van::Leave{.call = kFarewell, .lost_node = lost, .reason = why, .failure = ""});
+}
+
+void Process::check_end() const {
+  if (!view_) return;
+  if (view_->server_loop && view_->server_loop->open_rounds() != 0) throw Violation("a round is open at the end");
+  if (!view_->worker_loop) return;
+  if (!view_->worker_loop->is_idle()) throw Violation("an operation is open at the end");
+  if (view_->slots() < program_->granted()) throw Violation("a landing slot has been lost");
+  for (const worker::WorkerUsage::Server& server : view_->worker_loop->usage().servers) {
+    if (server.partitions_in_flight != 0 || server.bytes_in_flight != 0) throw Violation("a partition is in flight");
+  }
+}
+
+}  // namespace bps::sim

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker runs, as a training script would: steps of operations on a few tensors, each committed by all ranks,
+// repeated when its view ends. And what must hold of it, checked as it goes:
+//
+// - a result consists of exactly one contribution of each member of its view and round, wherever it is wanted;
+// - an input that is no output is as it was; nothing around a result changes (I8);
+// - once a call has returned or raised, no byte of its memory changes, up to the end of the simulation (I8);
+// - no error comes but those that what happened can cause.
+//
+// Every rank contributes other bytes to every round of every view (contribution()), so that whatever is mixed up shows.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "view.h"
+
+namespace bps::sim {
+
+class Program {
+ public:
+  enum class State { kRunning, kAtEndOfStep, kInterrupted, kThrough, kFailed };
+
+  Program(const Shape& shape, Network& network, std::uint64_t identity);
+
+  void begin(View& view);  // or go on, in the next view
+  // Starts calls, and takes the results of those that have ended. True when it has started any.
+  bool turn();
+  // When turn() has something to do although nothing arrives.
+  Time next_start() const {
+    if (state_ != State::kRunning || !why_lost_.empty()) return Time::max();
+    return waits_for_grants_ ? next_start_ + std::chrono::seconds(1) : next_start_;
+  }
+  // All ranks have come to the end of the step.
+  void commit();
+  // A member is lost, and no view follows that this rank is in: its calls raise.
+  void lose(const std::string& why) { why_lost_ = why; }
+  void check_returned() const;
+
+  State state() const { return state_; }
+  // Landing slots that were granted in this view, counted before the first call; 0 where calls did not wait for them.
+  std::size_t granted() const { return granted_; }
+  const std::string& why_failed() const { return why_failed_; }
+  // Steps that were committed, by the view in which they were.
+  const std::map<std::uint32_t, std::uint32_t>& committed() const { return committed_; }
+  // By view, tensor and round: whether it was complete here, or failed because a deadline had passed.
+  using Outcomes = std::map<std::array<std::uint32_t, 3>, bool>;
+  const Outcomes& outcomes() const { return outcomes_; }
+
+ private:
+  // Memory of a call, with a margin that nobody may touch.
+  struct Block {
+    static constexpr std::size_t kMargin = 64;
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> returned;  // as it was when the call ended; empty while it runs
+    std::uint64_t identity = 0;       // of the allocation
+    void make(std::uint64_t size, std::uint64_t number);
+    std::byte* data() { return bytes.data() + kMargin; }
+    void note_returned() { returned = bytes; }
+    void check_margin() const;
+  };
+  struct Call {
+    std::shared_ptr<worker::Operation> operation;
+    Block input;
+    Block output;  // unused in place
+    std::uint32_t round = 0;
+    std::uint32_t failures = 0;
+    bool complete = false;
+  };
+
+  void start(std::size_t tensor);
+  void end(std::size_t tensor);
+  void check_result(std::size_t tensor);
+  bool has_one_block(std::size_t tensor) const;
+  std::uint32_t contribution(std::uint64_t identity, std::size_t tensor, std::uint32_t round,
+                             std::uint64_t element) const;
+
+  const Shape& shape_;
+  Network& network_;
+  const std::uint64_t identity_;
+  View* view_ = nullptr;
+  State state_ = State::kInterrupted;
+  std::uint32_t step_ = 0;
+  std::vector<Call> calls_;            // by tensor
+  std::vector<std::size_t> to_start_;  // in the order of this rank
+  std::size_t open_ = 0;
+  std::uint32_t in_view_ = 0;
+  bool waits_for_grants_ = false;
+  std::size_t granted_ = 0;
+  Time next_start_ = Time::max();
+  std::uint64_t allocations_ = 0;
+  std::uint64_t sequence_ = 0;
+  std::map<std::uint32_t, std::uint32_t> committed_;
+  Outcomes outcomes_;
+  std::string why_failed_;
+  std::string why_lost_;
+};
+
+}  // namespace bps::sim

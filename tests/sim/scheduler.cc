@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bps::sim {
+namespace {
+
+constexpr auto kCheck = std::chrono::milliseconds(50);
+
+}  // namespace
+
+Scheduler::Scheduler(Network& network, std::uint32_t workers, std::uint32_t servers, std::uint32_t least,
+                     Duration silence)
+    : network_(network),
+      silence_(silence),
+      job_(options(workers, servers, least, silence),
+           {.send = [this](van::Peer peer, const van::Message& message) { tell(peer, message); },
+            .on_lost = nullptr,
+            .on_over = nullptr,
+            // Not from within Job, whose callbacks must not call back.
+            .close =
+                [this](van::Peer peer) {
+                  network_.events.after({}, [this, peer] { close(peer, "closed by the scheduler"); });
+                },
+            .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; }}) {
+  network_.events.after(kCheck, [this] { check(); });
+}
+
+van::Job::Options Scheduler::options(std::uint32_t workers, std::uint32_t servers, std::uint32_t least,
+                                     Duration silence) {
+  van::Job::Options made;
+  made.registry.workers = workers;
+  made.registry.servers = servers;
+  made.min_workers = least;
+  made.silence_ms = static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(silence).count());
+  made.run = 77;
+  return made;
+}
+
+van::Peer Scheduler::connect(SchedulerClient client) {
+  Connection& made = connections_[++last_];
+  made.client = std::move(client);
+  made.heard = network_.events.now();
+  return last_;
+}
+
+void Scheduler::send(van::Peer peer, const van::Message& message) {
+  Connection& connection = connections_.at(peer);
+  connection.last_up = std::max(connection.last_up, network_.events.now() + travel());
+  network_.events.at(connection.last_up, [this, peer, copy = van::Message(message)]() mutable {
+    Connection& from = connections_.at(peer);
+    if (!from.open) return;
+    from.heard = network_.events.now();
+    network_.trace.note("scheduler", peer, copy.index());
+    if (!job_.receive(peer, std::move(copy))) close(peer, "it sent what it may not send");
+  });
+}
+
+void Scheduler::hang_up(van::Peer peer) {
+  Connection& connection = connections_.at(peer);
+  connection.last_up = std::max(connection.last_up, network_.events.now() + travel());
+  network_.events.at(connection.last_up, [this, peer] {
+    connections_.at(peer).client.closed = nullptr;
+    close(peer, "connection closed");
+  });
+}
+
+// Takes effect when job_ has returned, as on a network.
+void Scheduler::tell(van::Peer peer, const van::Message& message) {
+  Connection& connection = connections_.at(peer);
+  connection.last_down = std::max(connection.last_down, network_.events.now() + travel());
+  network_.events.at(connection.last_down, [this, peer, message] {
+    const Connection& to = connections_.at(peer);
+    if (network_.is_alive(to.client.machine)) to.client.receive(message);
+  });
+}
+
+void Scheduler::close(van::Peer peer, const std::string& why) {
+  Connection& connection = connections_.at(peer);
+  if (!std::exchange(connection.open, false)) return;
+  network_.trace.say("closed", peer, why);
+  network_.events.at(std::max(connection.last_down, network_.events.now() + travel()), [this, peer] {
+    const SchedulerClient& client = connections_.at(peer).client;
+    if (client.closed && network_.is_alive(client.machine)) client.closed();
+  });
+  job_.closed(peer, why);
+}
+
+void Scheduler::check() {
+  std::vector<van::Peer> silent;
+  for (const auto& [peer, connection] : connections_) {
+    if (connection.open && network_.events.now() - connection.heard > silence_) silent.push_back(peer);
+  }
+  for (const van::Peer peer : silent) close(peer, "silent");
+  if (const auto deadline = job_.join_deadline(); deadline && *deadline <= network_.events.now()) job_.give_up();
+  if (job_.phase() != van::Job::Phase::kOver) network_.events.after(kCheck, [this] { check(); });
+}
+
+}  // namespace bps::sim

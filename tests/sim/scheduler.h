@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scheduler of a simulated job: the real van::Job, and what Scheduler does around it. Its connections to the
+// members keep the order of messages, as TCP does, and a member that is silent is lost.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "network.h"
+#include "van/job.h"
+
+namespace bps::sim {
+
+// A member's end of its connection to the scheduler.
+struct SchedulerClient {
+  Machine machine = 0;
+  std::function<void(van::Message)> receive;
+  std::function<void()> closed;  // by the scheduler
+};
+
+class Scheduler {
+ public:
+  Scheduler(Network& network, std::uint32_t workers, std::uint32_t servers, std::uint32_t least, Duration silence);
+
+  // As the handshake tells it: of the view that who connects now will be in.
+  std::uint32_t epoch() const { return epoch_; }
+  van::Peer connect(SchedulerClient client);
+  // From a member; arrives later, in order.
+  void send(van::Peer peer, const van::Message& message);
+  // The member ends the connection, or has died.
+  void hang_up(van::Peer peer);
+  const van::Job& job() const { return job_; }
+  std::uint32_t views() const { return job_.epoch(); }
+
+ private:
+  struct Connection {
+    SchedulerClient client;
+    Time last_up{};  // arrival of what was sent last, in each direction
+    Time last_down{};
+    Time heard{};
+    bool open = true;
+  };
+  static van::Job::Options options(std::uint32_t workers, std::uint32_t servers, std::uint32_t least, Duration silence);
+  void tell(van::Peer peer, const van::Message& message);
+  void close(van::Peer peer, const std::string& why);
+  void check();
+  Duration travel() { return network_.conditions.delay + network_.random.between({}, network_.conditions.jitter); }
+
+  Network& network_;
+  const Duration silence_;
+  std::uint32_t epoch_ = 1;
+  van::Peer last_ = 0;
+  std::map<van::Peer, Connection> connections_;
+  van::Job job_;
+};
+
+}  // namespace bps::sim

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shape.h"
+
+namespace bps::sim {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+Shape Shape::draw(Random& random) {
+  Shape made;
+  made.workers = 2 + static_cast<std::uint32_t>(random.below(3));
+  made.dedicated = random.chance(0.7);
+  made.servers = made.dedicated ? 1 + static_cast<std::uint32_t>(random.below(3)) : made.workers;
+  made.least = random.chance(0.3) ? 0 : 1;
+  made.steps = 2 + static_cast<std::uint32_t>(random.below(4));
+  made.open_calls = 1 + static_cast<std::uint32_t>(random.below(4));
+  constexpr std::uint64_t kPartitions[] = {512, 4096, 12288};  // the last one needs a large slot
+  made.partition_bytes = random.one_of(kPartitions);
+  constexpr tensor::OperationKind kKinds[] = {tensor::OperationKind::kPushPull, tensor::OperationKind::kPushPull,
+                                              tensor::OperationKind::kReduceScatter, tensor::OperationKind::kAllGather,
+                                              tensor::OperationKind::kBroadcast};
+  const std::uint64_t tensors = 1 + random.below(5);
+  for (std::uint64_t i = 0; i < tensors; ++i) {
+    made.tensors.push_back({random.one_of(kKinds), 1 + random.below(5 * made.partition_bytes / 4), random.chance(0.6)});
+  }
+  constexpr std::uint64_t kCredits[] = {0, 1, 3};  // partitions under way to one server
+  made.credit = random.one_of(kCredits) * made.partition_bytes * made.servers;
+  made.window = 1 + static_cast<std::uint32_t>(random.below(4));
+  made.slot_memory = random.chance(0.5) ? 100'000 * made.workers : 0;  // few small slots, or many
+  made.data_connections = 1 + random.below(2);
+  made.hasty = random.chance(0.3) ? 0.15 : 0;
+  made.faults = random.chance(0.25) ? 0 : 1 + static_cast<std::uint32_t>(random.below(4));
+  Conditions& network = made.conditions;
+  network.delay = random.between(microseconds(1), microseconds(200));
+  network.jitter = random.between(microseconds(1), milliseconds(1));
+  constexpr double kRates[] = {1e7, 1e8, 1e9};
+  network.bytes_per_s = random.one_of(kRates);
+  network.window = 1 + random.below(16);
+  network.refuse = random.chance(0.5) ? 0.2 : 0;
+  network.patience = random.between(milliseconds(200), milliseconds(3000));
+  network.by_process = random.chance(0.5);
+  return made;
+}
+
+}  // namespace bps::sim

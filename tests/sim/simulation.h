@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// One job, from its start to its end, as a seed decides it: its shape, its network, what its programs do, and what
+// happens to it. Ends with a Violation if anything does not hold that must.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "process.h"
+
+namespace bps::sim {
+
+struct Fault {
+  enum class Kind { kKill, kPowerLoss, kPause, kCut, kBreak } kind{};
+  Duration at{};
+  Duration length{};  // kPause, kCut
+  std::uint32_t process = 0;
+  std::uint32_t other = 0;  // kCut: what `process` sends there does not arrive
+
+  std::string describe() const;
+};
+
+struct Outcome {
+  std::uint64_t hash = 0;
+  std::uint64_t events = 0;
+  std::uint32_t views = 0;
+  std::uint32_t steps = 0;  // committed by the worker that has committed most
+  std::string violation;    // empty: none
+};
+
+class Simulation {
+ public:
+  // `keep`: which of the seed's faults happen, bit by bit; for shrinking.
+  Simulation(std::uint64_t seed, bool prints, std::uint64_t keep = ~std::uint64_t{0});
+
+  Outcome run();
+  const std::vector<Fault>& faults() const { return faults_; }
+  std::string describe() const;
+
+ private:
+  void draw_faults(std::uint64_t keep);
+  void happen(const Fault& fault);
+  void run_until_end();
+  bool is_at_end() const;
+  bool is_mild() const;
+  void check_end();
+
+  EventQueue events_;
+  Trace trace_;
+  Random random_;
+  const Shape shape_;
+  Network network_;
+  Scheduler scheduler_;
+  std::vector<Fault> faults_;
+  Time last_fault_{};
+  std::vector<std::unique_ptr<Process>> processes_;
+};
+
+}  // namespace bps::sim

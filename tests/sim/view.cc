@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "view.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+namespace bps::sim {
+
+View::View(const Shape& shape, Network& network, const van::Membership& members, std::uint32_t id,
+           const std::vector<Machine>& machine_of)
+    : membership(members),
+      self(*membership.by_id(id)),
+      transport(network, machine_of[id - 1], reactor.counters()),
+      network_(network),
+      machine_(machine_of[id - 1]) {
+  van::Group group{0, std::vector<std::uint32_t>(membership.workers)};
+  std::iota(group.ranks.begin(), group.ranks.end(), 0);
+  all = std::make_shared<const van::Group>(std::move(group));
+  if (self.server_rank >= 0) {
+    server::ServerLoopOptions options{.window = shape.window, .largest_partition = 1 << 20};
+    options.slot_memory = shape.slot_memory;
+    options.epoch = epoch();
+    options.node = self.id;
+    options.reactor = &reactor;
+    server_loop = std::make_unique<server::ServerLoop>(
+        options, membership, std::vector<transport::Transport*>{&transport}, reactor.counters());
+    server_loop->add_group(*all);
+  }
+  if (self.worker_rank >= 0) make_worker(shape, machine_of);
+}
+
+View::~View() {
+  network_.stop_listening(machine_, epoch());
+}
+
+void View::make_worker(const Shape& shape, const std::vector<Machine>& machine_of) {
+  worker::WorkerLoopOptions options;
+  options.places = membership.servers;
+  options.scheduling_credit = shape.credit;
+  options.largest_partition = shape.partition_bytes;
+  options.staging_bytes = 4 * shape.partition_bytes;
+  options.epoch = epoch();
+  options.silence_s = std::chrono::duration<double>(shape.silence).count();
+  worker_loop = std::make_unique<worker::WorkerLoop>(options, reactor);
+  for (std::uint32_t rank = 0; rank < membership.servers; ++rank) {
+    const van::Node& node = *membership.server(rank);
+    transport::ConnectRequest request{
+        .address = {}, .hello = {.node = self.id}, .deadline = Deadline::never(), .whom = "server"};
+    const Bytes address = address_of(machine_of[node.id - 1], epoch());
+    request.address = address;
+    worker::ServerConnection& server =
+        worker_loop->add_server(rank, node.id, "server " + std::to_string(rank), transport);
+    transport::ControlEndpoint* control = transport.attach(transport.connect_control(request), server);
+    std::vector<transport::DataEndpoint*> data;
+    for (std::size_t i = 0; i < shape.data_connections; ++i) {
+      data.push_back(transport.attach(transport.connect_data(request), server));
+    }
+    worker_loop->open(server, control, data);
+    servers.push_back(&server);
+  }
+  for (std::uint32_t i = 0; i < shape.tensors.size(); ++i) tensors.push_back(make_tensor(shape, i));
+}
+
+std::shared_ptr<worker::Tensor> View::make_tensor(const Shape& shape, std::uint32_t number) const {
+  constexpr std::uint32_t kElement = 4;
+  const std::uint64_t bytes = shape.tensors[number].elements * kElement;
+  auto made = std::make_shared<worker::Tensor>(
+      tensor::Partitioning(bytes, kElement, shape.partition_bytes),
+      tensor::Partitioning(bytes, kElement, shape.partition_bytes, membership.workers));
+  made->name = "t" + std::to_string(number);
+  made->id = number + 1;
+  made->group = all;
+  made->member = static_cast<std::uint16_t>(self.worker_rank);
+  made->dtype = Dtype::kInt32;
+  made->bytes = bytes;
+  const auto plan = [&](const tensor::Partitioning& cut) {
+    worker::Plan made_plan(membership.servers);
+    for (std::uint32_t i = 0; i < cut.count(); ++i) {
+      made_plan[mix(number * 1000 + i) % membership.servers].push_back({i});
+    }
+    return made_plan;
+  };
+  made->whole_plan = plan(made->whole);
+  made->sharded_plan = plan(made->sharded);
+  return made;
+}
+
+void View::accept(std::unique_ptr<transport::IncomingConnection> incoming) {
+  if (server_loop) server_loop->accept(std::move(incoming), &transport);
+}
+
+bool View::turn() {
+  bool found = reactor.loop().run_due() > 0;
+  found |= transport.poll() > 0;
+  if (server_loop) found |= server_loop->step();
+  if (worker_loop) found |= worker_loop->step();
+  return found;
+}
+
+bool View::blocked() const {
+  return (server_loop && server_loop->blocked()) || (worker_loop && worker_loop->blocked());
+}
+
+std::size_t View::slots() const {
+  std::size_t count = 0;
+  for (const worker::ServerConnection* server : servers) count += server->small_slots() + server->large_slots();
+  return count;
+}
+
+bool View::has_slots() const {
+  return std::ranges::all_of(servers,
+                             [](const auto* server) { return server->small_slots() + server->large_slots() > 0; });
+}
+
+}  // namespace bps::sim

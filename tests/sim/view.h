@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process has in one view: its loops, its transport, its connections to the servers, and its tensors. The real
+// classes, composed as node::Process composes them, but without threads: turn() is what their reactor would do.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "server/server_loop.h"
+#include "shape.h"
+#include "sim_transport.h"
+#include "transport/reactor.h"
+#include "van/membership.h"
+#include "worker/worker_loop.h"
+
+namespace bps::sim {
+
+class View {
+ public:
+  // `machine_of`: where each node of the membership runs.
+  View(const Shape& shape, Network& network, const van::Membership& membership, std::uint32_t self,
+       const std::vector<Machine>& machine_of);
+  ~View();
+
+  // True when there was anything to do.
+  bool turn();
+  // Has work that no event announces.
+  bool blocked() const;
+  Time next_timer() { return reactor.loop().next_due(); }
+  void accept(std::unique_ptr<transport::IncomingConnection> incoming);
+
+  std::uint32_t epoch() const { return membership.epoch; }
+  std::uint32_t rank() const { return static_cast<std::uint32_t>(self.worker_rank); }
+  // Landing slots that the worker holds, of all servers.
+  std::size_t slots() const;
+  bool has_slots() const;  // of each server
+
+  const van::Membership membership;
+  const van::Node& self;
+  transport::Reactor reactor{"sim", transport::Spin{}};
+  SimTransport transport;
+  std::shared_ptr<const van::Group> all;
+  std::unique_ptr<server::ServerLoop> server_loop;
+  std::unique_ptr<worker::WorkerLoop> worker_loop;
+  std::vector<worker::ServerConnection*> servers;
+  std::vector<std::shared_ptr<worker::Tensor>> tensors;
+
+ private:
+  void make_worker(const Shape& shape, const std::vector<Machine>& machine_of);
+  std::shared_ptr<worker::Tensor> make_tensor(const Shape& shape, std::uint32_t number) const;
+
+  Network& network_;
+  const Machine machine_;
+};
+
+}  // namespace bps::sim
