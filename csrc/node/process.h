@@ -13,6 +13,7 @@
 // with the object, not even destroy it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -146,8 +147,8 @@ class Process {
   std::string describe_job() const;
   std::string describe_members() const;
   void inspect();
-  void note_failure();
-  void write_dump();
+  void note_failure(Failure failure);
+  void write_dump(Failure failure);
 
   CallGate calls_;
   const ProcessOptions options_;
@@ -176,8 +177,8 @@ class Process {
   std::vector<EarlyEvent> early_events_;
   std::vector<std::shared_ptr<worker::Operation>> suspended_;
   std::mutex inspection_mutex_;
-  std::unique_ptr<Inspection> inspection_;  // guarded by inspection_mutex_
-  Clock::time_point next_file_;             // of the thread of inspection_
+  std::unique_ptr<Inspection> inspection_;                // guarded by inspection_mutex_
+  std::array<Clock::time_point, kFailures> next_file_{};  // of the thread of inspection_
   std::unique_ptr<MetricsServer> metrics_server_;
 };
 
