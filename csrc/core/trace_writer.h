@@ -19,11 +19,14 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "core/trace.h"
+#include "core/trace_text.h"
 
 namespace bps {
 
@@ -71,12 +74,15 @@ class TraceWriter {
   void write_worker(std::size_t ring, const TraceEvent& landed, const OnWorker& times);
   void write_server(std::size_t ring, const TraceEvent& replied, const OnServer& times);
   void write_operation(std::size_t ring, const TraceEvent& done);
-  std::string tensor_name(std::uint32_t tensor);
-  void begin(std::size_t ring, const char* category, const std::string& name, std::uint64_t time,
-             const std::string& args);
-  void end(std::size_t ring, const char* category, const std::string& name, std::uint64_t time);
-  void stage(std::size_t ring, const char* category, const char* name, std::uint64_t from, std::uint64_t to);
-  void event(const std::string& text);
+  void metadata(const char* what, std::size_t ring, std::string_view name);
+  void begin(std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
+  void end(std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
+  void head(const char* phase, std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
+  void stage(std::size_t ring, const char* category, std::string_view name, std::uint64_t from, std::uint64_t to);
+  void event();
+  void add_key(const TraceKey& key);
+  const std::string& name_of(std::uint32_t tensor, std::optional<std::uint32_t> partition = {});
+  const std::string& name_of_node(std::uint32_t node);
   void write_batch();
   std::string trailer() const;
 
@@ -84,9 +90,14 @@ class TraceWriter {
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   Process process_;
   std::ofstream file_;
-  std::string batch_;
-  bool any_ = false;        // events are in the file
-  std::uint64_t next_ = 0;  // identity of an asynchronous event within this process
+  TraceText text_;  // of the batch
+  std::uint64_t pid_ = 0;
+  std::string clock_;
+  std::unordered_map<std::uint32_t, std::string> quoted_;  // names of tensors, as JSON
+  std::unordered_map<std::uint32_t, std::string> nodes_;   // and of nodes
+  std::string name_;                                       // of the event that is written
+  bool any_ = false;                                       // events are in the file
+  std::uint64_t next_ = 0;                                 // identity of an asynchronous event within this process
   std::map<OpenKey, OnWorker> on_worker_;
   std::map<OpenKey, OnServer> on_server_;
   std::mutex mutex_;
