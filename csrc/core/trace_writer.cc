@@ -72,6 +72,18 @@ void TraceWriter::name_tensor(std::uint32_t tensor, const std::string& name) {
   names_[tensor] = name;
 }
 
+void TraceWriter::record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end) {
+  if (step < rounds_.first || step > rounds_.last) return;
+  TraceSpan span{.step = step, .begin = begin, .end = end};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [found, is_new] = span_numbers_.try_emplace(name, static_cast<std::uint32_t>(span_names_.size()));
+    if (is_new) span_names_.push_back(json_string(name));
+    span.name = found->second;
+  }
+  if (!spans_.push(std::move(span))) spans_dropped_.add();
+}
+
 void TraceWriter::start(Process process) {
   process_ = std::move(process);
   std::error_code error;
@@ -88,6 +100,7 @@ void TraceWriter::start(Process process) {
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     metadata("thread_name", i, "\"bps-loop-" + std::to_string(i) + '"');
   }
+  metadata("thread_name", rings_.size(), "\"program\"");
   write_batch();
   thread_ = start_thread([this] { run(); });
 }
@@ -119,6 +132,7 @@ void TraceWriter::run() {
 
 bool TraceWriter::drain() {
   bool any = false;
+  for (TraceSpan span; spans_.pop(span); any = true) write_span(span);
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     for (TraceEvent event; rings_[i].pop(event); any = true) take(i, event);
   }
@@ -220,6 +234,16 @@ void TraceWriter::write_operation(std::size_t ring, const TraceEvent& done) {
   end(ring, "operation", name, done.time);
 }
 
+void TraceWriter::write_span(const TraceSpan& span) {
+  {
+    const std::lock_guard lock(mutex_);
+    name_ = span_names_[span.name];
+  }
+  begin(rings_.size(), "program", name_, span.begin);
+  text_.add("\"step\":").add(span.step).add("}}");
+  end(rings_.size(), "program", name_, std::max(span.begin, span.end));
+}
+
 void TraceWriter::add_key(const TraceKey& key) {
   text_.add("\"tensor\":").add(key.tensor).add(",\"group\":").add(key.group).add(",\"round\":").add(key.round);
   text_.add(",\"partition\":").add(key.partition).add(",\"for_host\":").add(key.for_host ? "true" : "false");
@@ -286,6 +310,7 @@ void TraceWriter::event() {
 std::string TraceWriter::trailer() const {
   std::uint64_t dropped = 0;
   for (const TraceRing& ring : rings_) dropped += ring.dropped();
+  dropped += spans_dropped_.get();
   std::string text = "\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":{";
   text += field("version", json_string(BPS_VERSION), true);
   text += field("process", json_string(process_.name));

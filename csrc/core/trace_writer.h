@@ -38,6 +38,8 @@ class TraceWriter {
   TraceWriter& operator=(const TraceWriter&) = delete;
 
   TraceRing& add_ring() { return rings_.emplace_back(rounds_); }
+  // From any thread; of a step that is not traced nothing is noted.
+  void record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end);
   void name_tensor(std::uint32_t tensor, const std::string& name);
 
   struct Process {
@@ -51,6 +53,7 @@ class TraceWriter {
   void start(Process process);
 
  private:
+  static constexpr std::size_t kSpans = 1 << 13;  // of some hundred steps, which is seconds
   using OpenKey = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint32_t>;
   struct OnWorker {
     std::uint64_t queued = 0;
@@ -73,6 +76,7 @@ class TraceWriter {
   void take_on_server(std::size_t ring, const TraceEvent& event);
   void write_worker(std::size_t ring, const TraceEvent& landed, const OnWorker& times);
   void write_server(std::size_t ring, const TraceEvent& replied, const OnServer& times);
+  void write_span(const TraceSpan& span);
   void write_operation(std::size_t ring, const TraceEvent& done);
   void metadata(const char* what, std::size_t ring, std::string_view name);
   void begin(std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
@@ -102,8 +106,12 @@ class TraceWriter {
   std::map<OpenKey, OnServer> on_server_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::uint32_t, std::string> names_;  // guarded by mutex_
-  bool stops_ = false;                          // guarded by mutex_
+  std::map<std::uint32_t, std::string> names_;         // guarded by mutex_
+  std::map<std::string, std::uint32_t> span_numbers_;  // guarded by mutex_
+  std::vector<std::string> span_names_;                // guarded by mutex_; as JSON
+  MpscRing<TraceSpan> spans_{kSpans};
+  Counter spans_dropped_;
+  bool stops_ = false;  // guarded by mutex_
   std::thread thread_;
 };
 

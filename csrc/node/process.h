@@ -106,6 +106,11 @@ class Process {
   // JSON: what the scheduler knows, and what all members of the job say of themselves. Throws what ask_scheduler()
   // throws.
   std::string dump_job(bool with_stacks) const;
+  bool is_traced() const { return trace_ != nullptr; }
+  // Adds what the program did, in one of its steps, to the trace; times are of the monotonic clock, in nanoseconds.
+  void trace_span(const std::string& name, std::uint32_t step, std::uint64_t begin_ns, std::uint64_t end_ns) {
+    if (trace_) trace_->record_span(name, step, begin_ns, end_ns);
+  }
   // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> routes() const;
 
