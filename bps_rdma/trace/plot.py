@@ -30,9 +30,10 @@ def save_plot(found: dict[str, Any], path: Path) -> None:
     hidden = found["hidden_percent"]
     title = "" if hidden is None else f"\n{hidden:.0f} % of the communication is hidden behind computation"
     steps.set(title=f"steps, on the slowest worker{title}", xlabel="step", ylabel="ms")
-    steps.set_ylim(bottom=0)
+    # Above the bars there is room for the legend.
+    steps.set_ylim(0, 1.4 * max((row["took_ms"] for row in found["steps"]), default=1.0))
     steps.grid(visible=True, alpha=0.3)
-    steps.legend(frameon=False, fontsize=9)
+    steps.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
     last = found["last_ranks"][:20]
     ranks.bar([str(row["rank"]) for row in last], [row["waited_ms"] for row in last], color=_DARK)
     ranks.set(title="the first contribution waited for this rank", xlabel="rank", ylabel="ms, all rounds")
