@@ -80,7 +80,7 @@ def test_the_scheduler_tells_who_is_missing_and_goes_on():
         dump = dumps(job, "scheduler")[-1]
         assert (dump["role"], dump["phase"]) == ("scheduler", "running")
         assert dump["calls"] == [{"what": "barrier of group 0", "ranks": [0], "missing": [1]}]
-        assert [(one["rank"], one["server_rank"]) for one in dump["members"]] == [(-1, 0), (0, -1), (1, -1)]
+        assert {(one["rank"], one["server_rank"]) for one in dump["members"]} == {(-1, 0), (0, -1), (1, -1)}
         assert [(one["name"], one["ranks"]) for one in dump["groups"]] == [("", [0, 1]), ("alone", [1])]
         job.set_mark("go on")
         assert job.results() == [True, False]
