@@ -155,7 +155,7 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
     if state == "running" and (operations or (report or {}).get("calls")):
         state = "waiting"
     rounds = (report or {}).get("rounds", [])
-    oldest_round = max(rounds, key=lambda one: int(one["since_ms"]), default=None)
+    oldest_round = max(rounds, key=lambda one: int(one.get("since_ms", 0)), default=None)
     return Row(
         name=member.name + (f" + server {member.server_rank}" if member.rank >= 0 and member.server_rank >= 0 else ""),
         host=member.host,
@@ -174,7 +174,7 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
         awaited_by=awaited_by,
         last_percent=None,
         is_slowest=False,
-        oldest_round_ms=oldest_round["since_ms"] if oldest_round else 0,
+        oldest_round_ms=oldest_round.get("since_ms", 0) if oldest_round else 0,
         round_waits_for=oldest_round["missing"] if oldest_round else [],
     )
 
