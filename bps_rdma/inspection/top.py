@@ -146,7 +146,7 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
         state = "silent"
 
     def rate(part: str, name: str) -> float | None:
-        if report is None or earlier is None or seconds <= 0:
+        if report is None or earlier is None or seconds <= 0 or name not in earlier[part]:
             return None
         return max(float(report[part][name] - earlier[part][name]) / seconds, 0.0)
 
