@@ -4,17 +4,20 @@
 //
 //   path_bench operation N     N push_pulls of one partition of 64 bytes on each worker
 //   path_bench partition N     N partitions in operations of 256
+//   path_bench traced N        the same with a trace, whose events are taken out of the rings after each operation
 //   path_bench descriptor N    N descriptors through a ring in shared memory
 //   path_bench credits N       N control messages of 8 landing slots, written and read
 //   path_bench queue N         N operations through a send queue of 1,000
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/trace.h"
 #include "server/server_loop.h"
 #include "tensor/push_header.h"
 #include "transport/local/self_transport.h"
@@ -44,7 +47,8 @@ van::Membership members() {
 
 class Job {
  public:
-  explicit Job(std::uint32_t partitions) : partitions_(partitions) {
+  explicit Job(std::uint32_t partitions, bool is_traced = false) : partitions_(partitions) {
+    if (is_traced) counters_.trace = &rings_.emplace_back(TracedRounds{});
     group_ = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
     server_loop_.add_group(*group_);
     for (std::uint32_t i = 0; i < kWorkers; ++i) add_worker(i);
@@ -62,6 +66,11 @@ class Job {
     }
     ++round_;
     while (!operations[0]->done() || !operations[1]->done()) turn();
+    TraceEvent event;
+    for (TraceRing& ring : rings_) {
+      while (ring.pop(event)) {
+      }
+    }
   }
 
  private:
@@ -75,6 +84,7 @@ class Job {
   void add_worker(std::uint32_t rank) {
     Rank worker;
     worker.reactor = std::make_unique<transport::Reactor>("path", transport::Spin{});
+    if (counters_.trace != nullptr) worker.reactor->counters().trace = &rings_.emplace_back(TracedRounds{});
     worker.worker_loop = std::make_unique<worker::WorkerLoop>(
         worker::WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = 1 << 20, .staging_bytes = 1 << 20},
         *worker.reactor);
@@ -108,6 +118,7 @@ class Job {
   }
 
   const std::uint32_t partitions_;
+  std::deque<TraceRing> rings_;
   Counters counters_;
   transport::local::SelfTransport transport_{counters_};
   server::ServerLoop server_loop_{
@@ -125,6 +136,12 @@ void operations(long count) {
 void partitions(long count) {
   constexpr long kInOne = 256;
   Job job(kInOne);
+  for (long i = 0; i < count; i += kInOne) job.round();
+}
+
+void traced(long count) {
+  constexpr long kInOne = 256;
+  Job job(kInOne, true);
   for (long i = 0; i < count; i += kInOne) job.round();
 }
 
@@ -183,16 +200,13 @@ int main(int argc, char** argv) {
   struct {
     std::string_view name;
     void (*run)(long);
-  } constexpr kCases[] = {{"operation", operations},
-                          {"partition", partitions},
-                          {"descriptor", descriptors},
-                          {"credits", credits},
-                          {"queue", queue}};
+  } constexpr kCases[] = {{"operation", operations},   {"partition", partitions}, {"traced", traced},
+                          {"descriptor", descriptors}, {"credits", credits},      {"queue", queue}};
   for (const auto& one : kCases) {
     if (what != one.name || count <= 0) continue;
     one.run(count);
     return 0;
   }
-  std::fprintf(stderr, "usage: path_bench operation|partition|descriptor|credits|queue N\n");
+  std::fprintf(stderr, "usage: path_bench operation|partition|traced|descriptor|credits|queue N\n");
   return 2;
 }

@@ -561,6 +561,16 @@ class Process:
         """
         Of a process that has been renewed.
         """
+    def trace_span(
+        self,
+        name: str,
+        step: typing.SupportsInt | typing.SupportsIndex,
+        begin_ns: typing.SupportsInt | typing.SupportsIndex,
+        end_ns: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Adds what the program did in one of its steps to the trace. Times are those of time.monotonic_ns().
+        """
     def wait_for_end(self) -> bool: ...
     @property
     def epoch(self) -> int: ...
@@ -576,6 +586,8 @@ class Process:
         """
         After shutdown(): whether nothing of it is left.
         """
+    @property
+    def is_traced(self) -> bool: ...
     @property
     def rank(self) -> int: ...
     @property

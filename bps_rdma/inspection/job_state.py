@@ -15,10 +15,12 @@ from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.inspection import local
 
-# A process answers at once unless its loops hang, and then after half a second; the scheduler waits 1.2 s for members.
-_LOCAL_TIMEOUT_S = 1.5
+# A process answers at once, unless its loops hang, and then after half a second; stacks may take 0.4 s more. One that
+# asks the scheduler waits a second for all members.
+_LOCAL_TIMEOUT_S = 1.0
 _STOPPED_TIMEOUT_S = 0.1  # of one that the kernel calls stopped
-_JOB_TIMEOUT_S = 1.6
+_JOB_TIMEOUT_S = 1.1
+_REMOTE_TIMEOUT_S = 1.3  # over the network
 
 _MOST_AT_ONCE = 64
 
@@ -164,7 +166,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 def _gather_from(address: str, stacks: bool) -> JobState:
     host, port = address_of(address)
-    scheduler, reports = _core.ask_job(_core.Config(), host, port, stacks, _JOB_TIMEOUT_S)
+    scheduler, reports = _core.ask_job(_core.Config(), host, port, stacks, _REMOTE_TIMEOUT_S)
     reply = {"scheduler": json.loads(scheduler), "members": [json.loads(report) for report in reports]}
     return _combine([], reply, set(), address)
 

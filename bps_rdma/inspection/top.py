@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FIRST_INTERVAL_S = 0.5
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,16 @@ class Row:
     operations_per_s: float | None
     tensor_bytes_per_s: float | None  # of operations that have ended here
     sent_bytes_per_s: float | None  # on data connections
+    received_bytes_per_s: float | None  # contributions that its server took, and results that the rank got
+    credits: int | None  # landing slots of servers that it may fill now; None: none are needed
     stalls_per_s: float | None  # waits for credits
     open_operations: int
     oldest_ms: int
     awaited_by: int  # operations and calls of other ranks
+    last_percent: float | None  # of the last rounds: its push was the last one
+    is_slowest: bool
+    oldest_round_ms: int  # of the rounds that its server has open
+    round_waits_for: list[int]  # ranks whose push that round lacks
 
 
 def top(
@@ -99,11 +107,35 @@ def rows_of(before: JobState, now: JobState, seconds: float) -> list[Row]:
         oldest[wait.rank] = max(oldest.get(wait.rank, 0), wait.since_ms)
         for rank in wait.missing:
             awaited[rank] = awaited.get(rank, 0) + 1
+    last = _last_percent(now)
+    slowest = _slowest(awaited, last)
     rows = []
     for node, member in sorted(now.members.items()):
-        earlier = before.members.get(node)
-        rows.append(_row(member, earlier, seconds, oldest.get(member.rank, 0), awaited.get(member.rank, 0)))
+        waits = (oldest.get(member.rank, 0), awaited.get(member.rank, 0))
+        row = _row(member, before.members.get(node), seconds, *waits)
+        rows.append(replace(row, last_percent=last.get(member.rank), is_slowest=member.rank in slowest))
     return rows
+
+
+def _last_percent(job: JobState) -> dict[int, float]:
+    """By rank: of the last rounds that servers have ended, of how many its push came last, in %."""
+    ranks = Counter(
+        one["last_rank"]
+        for member in job.members.values()
+        for one in (member.report or {}).get("recent_rounds", [])
+        if one["state"] == "done"
+    )
+    total = sum(ranks.values())
+    return {rank: 100.0 * ranks[rank] / total for rank in job.workers()} if total else {}
+
+
+def _slowest(awaited: dict[int, int], last: dict[int, float]) -> set[int]:
+    """The ranks that most others wait for now, else the one that was last far more often than chance would have it."""
+    most = max(awaited.values(), default=0)
+    if most:
+        return {rank for rank, count in awaited.items() if count == most}
+    limit = min(75.0, 200.0 / max(len(last), 1))
+    return {rank for rank, percent in last.items() if len(last) > 1 and percent >= limit}
 
 
 def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, awaited_by: int) -> Row:
@@ -114,7 +146,7 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
         state = "silent"
 
     def rate(part: str, name: str) -> float | None:
-        if report is None or earlier is None or seconds <= 0:
+        if report is None or earlier is None or seconds <= 0 or name not in earlier[part]:
             return None
         return max(float(report[part][name] - earlier[part][name]) / seconds, 0.0)
 
@@ -122,6 +154,8 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
     operations = {one["operation"] for one in report["operations"] if one["operation"]} if report else set()
     if state == "running" and (operations or (report or {}).get("calls")):
         state = "waiting"
+    rounds = (report or {}).get("rounds", [])
+    oldest_round = max(rounds, key=lambda one: int(one.get("since_ms", 0)), default=None)
     return Row(
         name=member.name + (f" + server {member.server_rank}" if member.rank >= 0 and member.server_rank >= 0 else ""),
         host=member.host,
@@ -132,10 +166,16 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
         operations_per_s=rate("counters", "operations"),
         tensor_bytes_per_s=rate("counters", "operation_bytes"),
         sent_bytes_per_s=rate("counters", "data_bytes"),
+        received_bytes_per_s=rate("counters", "received_bytes"),
+        credits=(report or {}).get("credits"),
         stalls_per_s=rate("counters", "credit_stalls"),
         open_operations=len(operations),
         oldest_ms=oldest_ms,
         awaited_by=awaited_by,
+        last_percent=None,
+        is_slowest=False,
+        oldest_round_ms=oldest_round.get("since_ms", 0) if oldest_round else 0,
+        round_waits_for=oldest_round["missing"] if oldest_round else [],
     )
 
 
@@ -148,22 +188,31 @@ def _table(state: JobState, rows: list[Row]) -> RenderableType:
     table = Table(box=SIMPLE_HEAD)
     for title in ("member", "host", "pid", "state"):
         table.add_column(title)
-    for title in ("CPU %", "memory", "ops/s", "tensors/s", "sent/s", "stalls/s", "open", "oldest", "awaited by"):
+    for title in ("CPU %", "memory", "ops/s", "tensors/s", "sent/s", "received/s", "credits", "stalls/s", "open",
+                  "oldest", "awaited by", "last %", "oldest round"):  # fmt: skip
         table.add_column(title, justify="right")
+    table.add_column("waits for")
     colours = {"silent": "red", "lost": "red", "waiting": "yellow"}
     for row in rows:
         style = colours.get(row.state, "")
+        name = Text(f"{row.name} (slowest)", style="red") if row.is_slowest else Text(row.name)
         table.add_row(
-            row.name, row.host, str(row.pid), Text(row.state, style=style), _number(row.cpu_percent),
+            name, row.host, str(row.pid), Text(row.state, style=style), _number(row.cpu_percent),
             _bytes(row.memory_bytes), _number(row.operations_per_s), _bytes(row.tensor_bytes_per_s),
-            _bytes(row.sent_bytes_per_s), _number(row.stalls_per_s), str(row.open_operations or "-"),
-            f"{row.oldest_ms / 1e3:.1f} s" if row.oldest_ms else "-", str(row.awaited_by or "-"),
+            _bytes(row.sent_bytes_per_s), _bytes(row.received_bytes_per_s), _number(row.credits),
+            _number(row.stalls_per_s), str(row.open_operations or "-"), _seconds(row.oldest_ms),
+            str(row.awaited_by or "-"), _number(row.last_percent), _seconds(row.oldest_round_ms),
+            ", ".join(map(str, row.round_waits_for[:_MOST_NAMED])) or "-",
         )  # fmt: skip
     workers = sum(1 for member in state.members.values() if member.rank >= 0)
     servers = sum(1 for member in state.members.values() if member.server_rank >= 0)
     phase = (state.scheduler or {}).get("phase", "without its scheduler")
     title = f"{state.name or 'job'}: {workers} workers, {servers} servers, {phase}"
     return Group(Text(title, style="bold"), table, Text(diagnose(state).text))
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1e3:.1f} s" if ms else "-"
 
 
 def _number(value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from bps_rdma import job
 from bps_rdma.errors import BpsError
+from bps_rdma.spans import spans
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
@@ -91,6 +93,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._sync = True  # of the last forward; see no_sync()
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._queued = False  # this backward will call _end_of_backward()
+        self._backward_began = 0  # time.monotonic_ns()
         self._order: list[Place] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
         self._epoch = job.current().epoch  # of the view in which that is so
@@ -112,7 +115,10 @@ class DistributedDataParallel(torch.nn.Module):
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named_inputs)
         self._begin()
-        outputs = self.module(*inputs, **named_inputs)
+        noted = spans()
+        noted.step = self.synchronizer.passes
+        with noted.around("forward"):
+            outputs = self.module(*inputs, **named_inputs)
         if self._sync:
             # The callback for the end of backward is registered at its beginning: the hooks of parameters may run in a
             # nested backward, when parts of the module are checkpointed.
@@ -147,6 +153,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not self._queued:
             self._rebuild_once()
             self._queued = True
+            self._backward_began = time.monotonic_ns()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _rebuild_once(self) -> None:
@@ -157,6 +164,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _end_of_backward(self) -> None:
         self._pending = True
+        spans().add("backward", self._backward_began)
         self.finish_gradient_synchronization()
 
     def finish_gradient_synchronization(self) -> None:

@@ -14,6 +14,7 @@ from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.operations.compressed import NONE
+from bps_rdma.spans import spans
 from bps_rdma.torch import start, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
@@ -174,7 +175,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Synchronises, then steps. With a closure: after each call of it, and its loss is the mean over the ranks."""
         if closure is None:
             self._synchronize_once()
-            return super().step(**options)
+            with spans().around("optimizer"):
+                return super().step(**options)
 
         def synchronized() -> Any:
             loss = closure()

@@ -23,6 +23,7 @@ from bps_rdma import Group, Handle, arrays, job
 from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.operations.compressed import EXACT
+from bps_rdma.spans import spans
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
@@ -62,6 +63,7 @@ class GradientSynchronizer:
             _check(place)
         self.open = False  # between the first gradient of a pass and its end
         self._epoch = 0  # of the view in which the pass began
+        self._spans = spans()
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
         self._strategy = strategy_of(strategy)
@@ -98,6 +100,8 @@ class GradientSynchronizer:
         """Opens a pass, if none is open: also when there is no gradient here, other ranks may have some."""
         if not self.open:
             self._epoch = job.current().epoch
+            self._spans = spans()
+            self._spans.step = self.passes
             self.open = True
 
     def ready(self, place: Place) -> None:
@@ -108,6 +112,9 @@ class GradientSynchronizer:
             InvalidTensorError: it is sparse.
         """
         self.begin()
+        if self._spans.is_on:
+            now = time.monotonic_ns()
+            self._spans.add(f"gradient ready: {place.name}", now, now)
         unit = self._unit_of[place]
         gradient = place.parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
@@ -149,7 +156,8 @@ class GradientSynchronizer:
                 unit.wait()
 
     def _start(self, unit: Unit) -> None:
-        unit.start()
+        with self._spans.around(f"launch {unit.name}"):
+            unit.start()
         self._started[unit] = None  # only now: what could not be started is not waited for
 
     def finish(self) -> None:
@@ -163,9 +171,10 @@ class GradientSynchronizer:
             return
         begin = time.perf_counter()
         try:
-            self.complete()
-            self._wait_for_all()
-            job.commit(self.sent.group)  # or some ranks would use gradients that others have not got
+            with self._spans.around("wait for gradients"):
+                self.complete()
+                self._wait_for_all()
+                job.commit(self.sent.group)  # or some ranks would use gradients that others have not got
         finally:
             self._reset()
             self.exposed_s += time.perf_counter() - begin
@@ -212,8 +221,9 @@ class GradientSynchronizer:
         unit = self._unit_of[place]
         assert isinstance(unit, Single)
         begin = time.perf_counter()
-        unit.wait()
-        unused = self._unused()
+        with self._spans.around("wait for gradients"):
+            unit.wait()
+            unused = self._unused()
         self.exposed_s += time.perf_counter() - begin
         mean = unit.release()
         return None if place in unused else mean

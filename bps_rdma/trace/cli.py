@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bps_rdma import extras
-from bps_rdma.bench.outputs import check_outputs, wrote
+from bps_rdma.bench.outputs import check_outputs, progress, wrote
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.terminal import closing, wide_console
-from bps_rdma.trace.files import find
+from bps_rdma.trace.files import Trace, find, paths
 from bps_rdma.trace.merge import merge as merged
 from bps_rdma.trace.summary import summarize
 
@@ -22,6 +23,8 @@ app = typer.Typer(
     epilog=closing("BPS_TRACE=/tmp/trace bps run -np 2 train.py", "bps trace summary /tmp/trace"),
     pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True, subcommand_metavar="COMMAND",
 )  # fmt: skip
+
+_LARGE = 20_000_000  # bytes, which take about two seconds to read
 
 Folder = Annotated[Path, typer.Argument(help="The folder that BPS_TRACE named.")]
 
@@ -37,7 +40,7 @@ def merge(
 
     Clocks of several hosts are brought together by the messages between them; it prints how well.
     """
-    trace = merged(find(folder))
+    trace = merged(_read(folder))
     out.write_text(json.dumps(trace))
     for clock in trace["otherData"]["clocks"]:
         error = "not aligned" if clock["error_us"] is None else f"within {clock['error_us']:.1f} us"
@@ -63,7 +66,7 @@ def summary(
     check_outputs(None, plot)
     if plot is not None and not extras.is_installed("matplotlib"):
         raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
-    found = summarize(find(folder), longest)
+    found = summarize(_read(folder), longest)
     if plot is not None:
         from bps_rdma.trace.plot import save_plot
 
@@ -75,10 +78,21 @@ def summary(
     stages = [{name: value for name, value in row.items() if name != "meaning"} for row in found["stages"]]
     _print("Stages, milliseconds", stages)
     _print("Steps, milliseconds", found["steps"][-20:])
+    if found["hidden_percent"] is not None:
+        print(f"{found['hidden_percent']:.1f} % of the communication was hidden behind computation")
     _print("Whose contribution was the last", found["last_ranks"][:20])
     _print("Longest waits", found["longest_waits"])
     if found["dropped"]:
         print(f"{found['dropped']} events were dropped: trace fewer rounds, with BPS_TRACE_START_STEP and _END_STEP")
+
+
+def _read(folder: Path) -> list[Trace]:
+    """All traces; in a terminal with a bar, where that takes seconds."""
+    total = sum(path.stat().st_size for path in paths(folder))
+    if total < _LARGE or not sys.stderr.isatty():
+        return find(folder)
+    with progress(f"reading {total / 1e6:.0f} MB") as tell:
+        return find(folder, lambda path, done: tell(path.parent.name, done / total))
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:

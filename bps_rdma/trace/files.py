@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ Key = tuple[int, int, int, int]  # group, tensor, round, partition
 
 @dataclass
 class Span:
-    """An operation, a partition on a worker, or a round on a server, with its stages in order."""
+    """An operation, a partition on a worker, a round on a server, or what a program did; with its stages in order."""
 
     name: str
     args: dict[str, Any]
@@ -45,18 +45,33 @@ class Trace:
     operations: list[Span] = field(default_factory=list)
     partitions: list[Span] = field(default_factory=list)
     rounds: list[Span] = field(default_factory=list)
+    program: list[Span] = field(default_factory=list)
 
 
-def find(folder: Path) -> list[Trace]:
+def paths(folder: Path) -> list[Path]:
+    """The files of a folder that BPS_TRACE has named."""
+    return sorted(folder.glob("*/comm*.json"))
+
+
+def find(folder: Path, tell: Callable[[Path, int], None] = lambda path, done: None) -> list[Trace]:
     """The traces of all processes in a folder.
+
+    Args:
+        folder: that BPS_TRACE has named.
+        tell: called before each file, with the bytes of those before it.
 
     Raises:
         InvalidArgumentError: there is none, or a file is not one.
     """
-    paths = sorted(folder.glob("*/comm*.json"))
-    if not paths:
+    found = paths(folder)
+    if not found:
         raise InvalidArgumentError(f"{folder} has no traces", "name the folder that BPS_TRACE named")
-    return [read(path) for path in paths]
+    traces, done = [], 0
+    for path in found:
+        tell(path, done)
+        traces.append(read(path))
+        done += path.stat().st_size
+    return traces
 
 
 def read(path: Path) -> Trace:
@@ -65,6 +80,7 @@ def read(path: Path) -> Trace:
         content = json.loads(path.read_text())
         trace = Trace(path, content["traceEvents"], content["otherData"])
         lists = {"operation": trace.operations, "partition": trace.partitions, "round": trace.rounds}
+        lists["program"] = trace.program
         for category, span in _spans(trace.events):
             lists[category].append(span)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bps_rdma.trace.files import Span, Trace
 from bps_rdma.trace.merge import named, tensor_names
+from bps_rdma.trace.steps import covered, hidden_percent, steps_of
 
 _STAGES = {
     "queued": "in the send queue, behind others",
@@ -35,7 +36,8 @@ def summarize(traces: Sequence[Trace], longest: int = 10) -> dict[str, Any]:
         "processes": [trace.about["process"] for trace in traces],
         "dropped": sum(trace.about["dropped"] for trace in traces),
         "stages": [_stage(name, text, spans) for name, text in _STAGES.items()],
-        "steps": _steps(traces),
+        "steps": steps_of(traces) or _rounds(traces),
+        "hidden_percent": hidden_percent(traces),
         "last_ranks": _last_ranks(waits),
         "longest_waits": [
             {
@@ -73,7 +75,7 @@ def _stage(name: str, text: str, spans: Iterable[Span]) -> dict[str, Any]:
     }
 
 
-def _steps(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+def _rounds(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """By round: how long it took on the slowest worker, and how much of that some partition was under way."""
     workers: Mapping[int, list[tuple[float, float]]] = defaultdict(list)
     for trace in traces:
@@ -82,20 +84,11 @@ def _steps(traces: Sequence[Trace]) -> list[dict[str, Any]]:
             by_round[span.args["round"]].append((span.begin, span.end))
         for number, times in by_round.items():
             took = max(end for _, end in times) - min(begin for begin, _ in times)
-            workers[number].append((took / 1e3, _covered(times) / 1e3))
+            workers[number].append((took / 1e3, covered(times) / 1e3))
     return [
         {"step": number, "took_ms": round(max(times)[0], 6), "under_way_ms": round(max(times)[1], 6)}
         for number, times in sorted(workers.items())
     ]
-
-
-def _covered(times: list[tuple[float, float]]) -> float:
-    """The length of the union of these intervals."""
-    total, until = 0.0, float("-inf")
-    for begin, end in sorted(times):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
 
 
 def _last_ranks(waits: Sequence[tuple[float, Span]]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from bps_rdma.launch.run import run_job
 from bps_rdma.scale_model import Hosts, Protocol, simulate
 from bps_rdma.terminal import wide_console
 from bps_rdma.tune.measure import Found, Tell, Trial, has_servers_of_its_own, measure
+from bps_rdma.tune.model import step_seconds
 
 
 def tune(
@@ -93,10 +94,17 @@ def settings_of(found: Found) -> dict[str, str]:
 def to_json(found: Found, topology: tuple[int, int, float] | None) -> dict[str, Any]:
     """All figures, in bytes and seconds."""
     text = asdict(found) | {"settings": settings_of(found), "bucket_mb": found.bucket / (1 << 20)}
+    text["step"] = {"predicted_s": found.costs.step(found.nbytes, found.bucket, found.backward_s)}
+    text["step"]["measured_s"] = found.backward_s + _seconds_of(found.buckets, found.bucket)
     if topology is not None:
         hosts, ranks, gbit = topology
-        text["predicted"] = {"hosts": hosts, "ranks": ranks, "gbit": gbit, "seconds": predict(found, *topology)}
+        predicted = {"seconds": predict(found, *topology), "step_seconds": predict_step(found, *topology)}
+        text["predicted"] = {"hosts": hosts, "ranks": ranks, "gbit": gbit} | predicted
     return text
+
+
+def _seconds_of(trials: list[Trial], nbytes: int) -> float:
+    return next(trial.seconds for trial in trials if trial.nbytes == nbytes)
 
 
 def predict(found: Found, hosts: int, ranks: int, gbit: float) -> float:
@@ -104,10 +112,20 @@ def predict(found: Found, hosts: int, ranks: int, gbit: float) -> float:
 
     A model (bps_rdma.scale_model) with servers inside the workers, and half the measured overhead as latency.
     """
+    return _predict(found, found.nbytes, hosts, ranks, gbit)
+
+
+def predict_step(found: Found, hosts: int, ranks: int, gbit: float) -> float:
+    """Seconds of a backward pass that sends its gradients in the best buckets, on the same cluster."""
+    buckets = max(round(found.nbytes / found.bucket), 1)
+    return step_seconds(found.backward_s, buckets, _predict(found, found.nbytes // buckets, hosts, ranks, gbit))
+
+
+def _predict(found: Found, nbytes: int, hosts: int, ranks: int, gbit: float) -> float:
     protocol = Protocol(
         partition_bytes=found.partition or Protocol.partition_bytes, latency_s=found.costs.overhead_s / 2
     )
-    return simulate([Hosts(hosts, gbit, worker=True, server=True, ranks=ranks)], found.nbytes, protocol).seconds
+    return simulate([Hosts(hosts, gbit, worker=True, server=True, ranks=ranks)], nbytes, protocol).seconds
 
 
 def _show(found: Found, topology: tuple[int, int, float] | None, *, as_json: bool, plot: Path | None) -> None:
@@ -143,12 +161,16 @@ def _print(found: Found, topology: tuple[int, int, float] | None) -> None:
         print(f"export {name}={value}")
     if found.partitions and found.partition is None:
         print("# BYTEPS_PARTITION_BYTES: the default is as good as any")
+    step_s = found.costs.step(found.nbytes, found.bucket, found.backward_s)
+    measured_s = found.backward_s + _seconds_of(found.buckets, found.bucket)
+    print(f"# a step: {measured_s * 1e3:.1f} ms measured, {step_s * 1e3:.1f} ms by the model")
     print(f"# bps_rdma.torch.DistributedDataParallel(model, bucket_mb={found.bucket / (1 << 20):g})")
     if topology is not None:
         hosts, ranks, gbit = topology
         print(
             f"# predicted for {hosts} hosts with {ranks} ranks and {gbit:g} Gbit/s each: "
-            f"{predict(found, *topology) * 1e3:.1f} ms to sum all gradients"
+            f"{predict(found, *topology) * 1e3:.1f} ms to sum all gradients, "
+            f"{predict_step(found, *topology) * 1e3:.1f} ms for a step"
         )
 
 

@@ -27,7 +27,7 @@ _PARTITIONS = tuple(1 << power for power in range(16, 23))  # 64 KiB to 4 MiB
 _CYCLES = 5
 _WARM_UP = 2
 _FEWEST, _MOST = 3, 200  # rounds of one turn
-_NOISE = 1.05
+_NOISE = 1.02
 _NAME = "bps-tune"
 
 

@@ -41,10 +41,29 @@ class Costs:
         """The size of buckets, bytes, with the least that shows of sending `nbytes`; at most all of it."""
         return min(max(round(math.sqrt(nbytes * self.bytes_per_s * self.overhead_s)), 1), nbytes)
 
+    def step(self, nbytes: int, bucket: int, backward_s: float) -> float:
+        """Seconds of a step that makes `nbytes` in a backward pass and sends them in buckets of `bucket` bytes."""
+        buckets = max(round(nbytes / bucket), 1)
+        return step_seconds(backward_s, buckets, self.seconds(round(nbytes / buckets)))
+
     def visible(self, nbytes: int, bucket: int) -> float:
         """Seconds that show when `nbytes` are sent in buckets of `bucket` bytes: the last one, and all overheads."""
         buckets = max(round(nbytes / bucket), 1)
         return nbytes / (self.bytes_per_s * buckets) + buckets * self.overhead_s
+
+
+def step_seconds(backward_s: float, buckets: int, bucket_s: float) -> float:
+    """How long a backward pass and the sending of its gradients take together.
+
+    The pass completes a bucket after the other, at even intervals; they are sent one after the other, each as soon as
+    it is complete and the one before it is over. Either the last bucket follows the pass, or all follow the first one.
+
+    Args:
+        backward_s: seconds of the pass alone.
+        buckets: into which the gradients are cut.
+        bucket_s: seconds of sending one.
+    """
+    return max(backward_s + bucket_s, backward_s / buckets + buckets * bucket_s)
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Costs:

@@ -44,7 +44,8 @@ void usage() {
       "  --version    print the version and exit");
 }
 
-// SIGINT and SIGTERM, taken by a thread of its own: they end the scheduler as its destructor would.
+// Signals, taken by a thread of its own: SIGINT and SIGTERM end the scheduler as its destructor would, SIGUSR1 shows on
+// standard error what the job does.
 class Signals {
  public:
   // Before any other thread starts: threads inherit what is blocked.
@@ -53,16 +54,21 @@ class Signals {
     for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::sigaddset(&set_, number);
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
-  void stop_on_signal(bps::van::Scheduler& scheduler) {
+  void take_for(bps::van::Scheduler& scheduler) {
     waiter_ = bps::start_thread([this, &scheduler] {
-      int number = 0;
-      if (::sigwait(&set_, &number) != 0 || number == SIGUSR1) return;
-      received_ = number;
-      scheduler.stop();
+      for (int number = 0; ::sigwait(&set_, &number) == 0 && !finished_;) {
+        if (number == SIGUSR1) {
+          std::fputs(("bps DUMP " + scheduler.dump() + "\n").c_str(), stderr);
+          continue;
+        }
+        received_ = number;
+        return scheduler.stop();
+      }
     });
   }
   // The signal that came, or 0.
   int finish() {
+    finished_ = true;
     ::pthread_kill(waiter_.native_handle(), SIGUSR1);
     waiter_.join();
     return received_;
@@ -71,6 +77,7 @@ class Signals {
  private:
   sigset_t set_;
   std::thread waiter_;
+  std::atomic<bool> finished_{false};
   std::atomic<int> received_{0};
 };
 
@@ -123,7 +130,7 @@ int run(bps::SettingValues values, const std::string& address) {
                bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str(),
                scheduler.port(), known.has_begun ? ", in the place of a scheduler that was lost" : "");
   const auto metrics = bps::node::serve_scheduler(settings.metrics, scheduler);
-  signals.stop_on_signal(scheduler);
+  signals.take_for(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {
     case SIGTERM: return 0;  // this is how launchers end it

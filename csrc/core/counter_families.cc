@@ -22,6 +22,8 @@ constexpr Row kRows[] = {
     {"data_bytes", "bps_sent_bytes_total", "plane", "data",
      "Bytes written into peers' memory, or posted to peers that read them in place; and those of control messages."},
     {"control_bytes", "bps_sent_bytes_total", "plane", "control", ""},
+    {"received_bytes", "bps_received_bytes_total", "", "",
+     "Bytes of the contributions that servers of this process took, and of the results that its workers got."},
     {"forged", "bps_forged_messages_total", "", "",
      "Control messages with a wrong authentication code; each ended its connection."},
     {"copies", "bps_copies_total", "", "", "Extra copies of payload: staging, and copies between processes."},

@@ -17,6 +17,7 @@ struct Counters {
   // Transport
   Counter data_writes;       // writes with immediate posted on data endpoints, whatever their length
   Counter data_bytes;        // bytes those put into peers' memory, or posted to peers that read them in place
+  Counter received_bytes;    // of contributions that servers here took, and of results that workers here got
   Counter control_messages;  // messages sent on control endpoints
   Counter control_bytes;
   Counter forged;  // control messages whose authentication code was wrong; each ended its connection
@@ -52,6 +53,7 @@ struct Counters {
   std::vector<std::pair<std::string, std::uint64_t>> list() const {
     return {{"data_writes", data_writes.get()},
             {"data_bytes", data_bytes.get()},
+            {"received_bytes", received_bytes.get()},
             {"control_messages", control_messages.get()},
             {"control_bytes", control_bytes.get()},
             {"forged", forged.get()},

@@ -50,6 +50,14 @@ struct TraceEvent {
   std::uint64_t value = 0;  // bytes
 };
 
+// What the program did meanwhile, as it says itself: "forward", "wait". Times as in TraceEvent.
+struct TraceSpan {
+  std::uint32_t name = 0;  // TraceWriter::record_span() numbers them
+  std::uint32_t step = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
 // The rounds to be noted, the last one included.
 struct TracedRounds {
   std::uint32_t first = 0;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <utility>
@@ -24,13 +23,6 @@ constexpr auto kPeriod = std::chrono::milliseconds(100);
 constexpr int kNiceness = 10;  // it gives way to what it traces; the rings hold what comes meanwhile
 // Partitions under way that are remembered, far more than a job has; what fails at other places leaves entries behind.
 constexpr std::size_t kMostOpen = 1 << 17;
-
-std::string microseconds(std::uint64_t ns) {
-  std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), "%llu.%03llu", static_cast<unsigned long long>(ns / 1000),
-                static_cast<unsigned long long>(ns % 1000));
-  return text.data();
-}
 
 std::string field(const char* name, const std::string& json, bool first = false) {
   std::string text(first ? "" : ",");
@@ -80,6 +72,18 @@ void TraceWriter::name_tensor(std::uint32_t tensor, const std::string& name) {
   names_[tensor] = name;
 }
 
+void TraceWriter::record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end) {
+  if (step < rounds_.first || step > rounds_.last) return;
+  TraceSpan span{.step = step, .begin = begin, .end = end};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [found, is_new] = span_numbers_.try_emplace(name, static_cast<std::uint32_t>(span_names_.size()));
+    if (is_new) span_names_.push_back(json_string(name));
+    span.name = found->second;
+  }
+  if (!spans_.push(std::move(span))) spans_dropped_.add();
+}
+
 void TraceWriter::start(Process process) {
   process_ = std::move(process);
   std::error_code error;
@@ -89,18 +93,22 @@ void TraceWriter::start(Process process) {
     log_warning("nothing is traced: cannot write " + process_.file);
     return;
   }
-  const std::string pid = std::to_string(::getpid());
+  pid_ = static_cast<std::uint64_t>(::getpid());
+  clock_ = clock_identity();
   file_ << "{\"traceEvents\":[\n";
-  event(R"({"ph":"M","name":"process_name","pid":)" + pid + R"(,"tid":0,"args":{"name":)" + json_string(process_.name) +
-        "}}");
+  metadata("process_name", 0, json_string(process_.name));
   for (std::size_t i = 0; i < rings_.size(); ++i) {
-    std::string text = R"({"ph":"M","name":"thread_name","pid":)" + pid;
-    text += field("tid", std::to_string(i));
-    text += R"(,"args":{"name":"bps-loop-)" + std::to_string(i) + "\"}}";
-    event(text);
+    metadata("thread_name", i, "\"bps-loop-" + std::to_string(i) + '"');
   }
+  metadata("thread_name", rings_.size(), "\"program\"");
   write_batch();
   thread_ = start_thread([this] { run(); });
+}
+
+void TraceWriter::metadata(const char* what, std::size_t ring, std::string_view name) {
+  event();
+  text_.add("{\"ph\":\"M\",\"name\":\"").add(what).add("\",\"pid\":").add(pid_).add(",\"tid\":").add(ring);
+  text_.add(",\"args\":{\"name\":").add(name).add("}}");
 }
 
 void TraceWriter::run() {
@@ -124,6 +132,7 @@ void TraceWriter::run() {
 
 bool TraceWriter::drain() {
   bool any = false;
+  for (TraceSpan span; spans_.pop(span); any = true) write_span(span);
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     for (TraceEvent event; rings_[i].pop(event); any = true) take(i, event);
   }
@@ -187,116 +196,136 @@ void TraceWriter::take_on_server(std::size_t ring, const TraceEvent& event) {
 
 void TraceWriter::write_worker(std::size_t ring, const TraceEvent& landed, const OnWorker& times) {
   const TraceKey& key = landed.key;
-  const std::string name = tensor_name(key.tensor) + " [" + std::to_string(key.partition) + "]";
-  std::string args = field("tensor", std::to_string(key.tensor), true);
-  args += field("group", std::to_string(key.group));
-  args += field("round", std::to_string(key.round));
-  args += field("partition", std::to_string(key.partition));
-  args += field("for_host", key.for_host ? "true" : "false");
-  args += field("server", json_string(process_.name_of_node ? process_.name_of_node(landed.peer) : ""));
-  args += field("bytes", std::to_string(times.bytes));
-  begin(ring, "partition", name, times.queued, args);
+  const std::string& name = name_of(key.tensor, key.partition);
+  begin(ring, "partition", name, times.queued);
+  add_key(key);
+  text_.add(",\"server\":").add(name_of_node(landed.peer)).add(",\"bytes\":").add(times.bytes).add("}}");
   const std::uint64_t waits = times.stalled == 0 ? times.sent : std::min(times.stalled, times.sent);
-  stage(ring, "partition", "queued", times.queued, waits);
-  if (times.stalled != 0) stage(ring, "partition", "credit wait", waits, times.sent);
-  stage(ring, "partition", "sent", times.sent, landed.time);
+  stage(ring, "partition", "\"queued\"", times.queued, waits);
+  if (times.stalled != 0) stage(ring, "partition", "\"credit wait\"", waits, times.sent);
+  stage(ring, "partition", "\"sent\"", times.sent, landed.time);
   end(ring, "partition", name, landed.time);
 }
 
 void TraceWriter::write_server(std::size_t ring, const TraceEvent& replied, const OnServer& times) {
   const TraceKey& key = replied.key;
-  const std::string name = tensor_name(key.tensor) + " [" + std::to_string(key.partition) + "]";
-  std::string args = field("tensor", std::to_string(key.tensor), true);
-  args += field("group", std::to_string(key.group));
-  args += field("round", std::to_string(key.round));
-  args += field("partition", std::to_string(key.partition));
-  args += field("for_host", key.for_host ? "true" : "false");
-  args += field("first_rank", std::to_string(times.first_rank));
-  args += field("last_rank", std::to_string(times.last_rank));
-  args += field("bytes", std::to_string(times.bytes));
-  begin(ring, "round", name, times.first, args);
-  stage(ring, "round", "waits for ranks", times.first, times.last);
-  stage(ring, "round", "sum", times.last, times.summed);
-  stage(ring, "round", "answer", times.summed, replied.time);
+  const std::string& name = name_of(key.tensor, key.partition);
+  begin(ring, "round", name, times.first);
+  add_key(key);
+  text_.add(",\"first_rank\":").add(times.first_rank).add(",\"last_rank\":").add(times.last_rank);
+  text_.add(",\"bytes\":").add(times.bytes).add("}}");
+  stage(ring, "round", "\"waits for ranks\"", times.first, times.last);
+  stage(ring, "round", "\"sum\"", times.last, times.summed);
+  stage(ring, "round", "\"answer\"", times.summed, replied.time);
   end(ring, "round", name, replied.time);
 }
 
 void TraceWriter::write_operation(std::size_t ring, const TraceEvent& done) {
-  const std::string name = tensor_name(done.key.tensor);
-  std::string args = field("tensor", std::to_string(done.key.tensor), true);
-  args += field("group", std::to_string(done.key.group));
-  args += field("round", std::to_string(done.key.round));
-  begin(ring, "operation", name, done.time - std::min(done.time, done.value), args);
+  const TraceKey& key = done.key;
+  const std::string& name = name_of(key.tensor);
+  begin(ring, "operation", name, done.time - std::min(done.time, done.value));
+  text_.add("\"tensor\":")
+      .add(key.tensor)
+      .add(",\"group\":")
+      .add(key.group)
+      .add(",\"round\":")
+      .add(key.round)
+      .add("}}");
   end(ring, "operation", name, done.time);
 }
 
-// Servers do not know names.
-std::string TraceWriter::tensor_name(std::uint32_t tensor) {
-  const std::lock_guard lock(mutex_);
-  const auto found = names_.find(tensor);
-  return found == names_.end() ? "tensor " + std::to_string(tensor) : found->second;
+void TraceWriter::write_span(const TraceSpan& span) {
+  {
+    const std::lock_guard lock(mutex_);
+    name_ = span_names_[span.name];
+  }
+  begin(rings_.size(), "program", name_, span.begin);
+  text_.add("\"step\":").add(span.step).add("}}");
+  end(rings_.size(), "program", name_, std::max(span.begin, span.end));
 }
 
-void TraceWriter::begin(std::size_t ring, const char* category, const std::string& name, std::uint64_t time,
-                        const std::string& args) {
+void TraceWriter::add_key(const TraceKey& key) {
+  text_.add("\"tensor\":").add(key.tensor).add(",\"group\":").add(key.group).add(",\"round\":").add(key.round);
+  text_.add(",\"partition\":").add(key.partition).add(",\"for_host\":").add(key.for_host ? "true" : "false");
+}
+
+// As JSON. Servers do not know names; what a worker is told later is looked up again.
+const std::string& TraceWriter::name_of(std::uint32_t tensor, std::optional<std::uint32_t> partition) {
+  std::string& known = quoted_[tensor];
+  if (known.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = names_.find(tensor); found != names_.end()) known = json_string(found->second);
+  }
+  if (!partition && !known.empty()) return known;
+  name_ = known.empty() ? "\"tensor " + std::to_string(tensor) + '"' : known;
+  if (partition) {
+    name_.pop_back();
+    name_ += " [";
+    name_ += std::to_string(*partition);
+    name_ += "]\"";
+  }
+  return name_;
+}
+
+const std::string& TraceWriter::name_of_node(std::uint32_t node) {
+  std::string& known = nodes_[node];
+  if (known.empty()) known = json_string(process_.name_of_node ? process_.name_of_node(node) : "");
+  return known;
+}
+
+void TraceWriter::begin(std::size_t ring, const char* category, std::string_view name, std::uint64_t time) {
   ++next_;
-  std::string text = R"({"ph":"b","cat":")";
-  text += category;
-  text += '"';
-  text += field("name", json_string(name));
-  text += field("id2", "{\"local\":\"" + std::to_string(next_) + "\"}");
-  text += field("pid", std::to_string(::getpid()));
-  text += field("tid", std::to_string(ring));
-  text += field("ts", microseconds(time));
-  text += field("args", "{" + args + "}");
-  text += '}';
-  event(text);
+  head("b", ring, category, name, time);
+  text_.add(",\"args\":{");
 }
 
-void TraceWriter::end(std::size_t ring, const char* category, const std::string& name, std::uint64_t time) {
-  std::string text = R"({"ph":"e","cat":")";
-  text += category;
-  text += '"';
-  text += field("name", json_string(name));
-  text += field("id2", "{\"local\":\"" + std::to_string(next_) + "\"}");
-  text += field("pid", std::to_string(::getpid()));
-  text += field("tid", std::to_string(ring));
-  text += field("ts", microseconds(time));
-  text += '}';
-  event(text);
+void TraceWriter::end(std::size_t ring, const char* category, std::string_view name, std::uint64_t time) {
+  head("e", ring, category, name, time);
+  text_.add("}");
 }
 
-void TraceWriter::stage(std::size_t ring, const char* category, const char* name, std::uint64_t from,
+void TraceWriter::head(const char* phase, std::size_t ring, const char* category, std::string_view name,
+                       std::uint64_t time) {
+  event();
+  text_.add("{\"ph\":\"").add(phase).add("\",\"cat\":\"").add(category).add("\",\"name\":").add(name);
+  text_.add(",\"id2\":{\"local\":\"").add(next_).add("\"},\"pid\":").add(pid_).add(",\"tid\":").add(ring);
+  text_.add(",\"ts\":").add_microseconds(time);
+}
+
+void TraceWriter::stage(std::size_t ring, const char* category, std::string_view name, std::uint64_t from,
                         std::uint64_t to) {
   --next_;  // it belongs to the event around it
-  begin(ring, category, name, from, "");
+  begin(ring, category, name, from);
+  text_.add("}}");
   end(ring, category, name, std::max(from, to));
 }
 
-void TraceWriter::event(const std::string& text) {
-  if (any_) batch_ += ",\n";
+// One begins.
+void TraceWriter::event() {
+  if (any_) text_.add(",\n");
   any_ = true;
-  batch_ += text;
 }
 
 // What ends the file, and the next batch goes over.
 std::string TraceWriter::trailer() const {
   std::uint64_t dropped = 0;
   for (const TraceRing& ring : rings_) dropped += ring.dropped();
+  dropped += spans_dropped_.get();
   std::string text = "\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":{";
   text += field("version", json_string(BPS_VERSION), true);
   text += field("process", json_string(process_.name));
   text += field("host", json_string(process_.host));
   text += field("worker_rank", std::to_string(process_.worker_rank));
   text += field("server_rank", std::to_string(process_.server_rank));
-  text += field("clock", json_string(clock_identity()));
+  text += field("clock", json_string(clock_));
   text += field("dropped", std::to_string(dropped));
   text += "}}\n";
   return text;
 }
 
 void TraceWriter::write_batch() {
-  file_ << std::exchange(batch_, "");
+  file_ << text_.text();
+  text_.clear();
   const auto here = file_.tellp();
   file_ << trailer() << std::flush;
   if (!file_) throw Error(ErrorCode::kTransport, "cannot write " + process_.file, "look at the space on that disk");

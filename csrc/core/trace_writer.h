@@ -19,11 +19,14 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "core/trace.h"
+#include "core/trace_text.h"
 
 namespace bps {
 
@@ -35,6 +38,8 @@ class TraceWriter {
   TraceWriter& operator=(const TraceWriter&) = delete;
 
   TraceRing& add_ring() { return rings_.emplace_back(rounds_); }
+  // From any thread; of a step that is not traced nothing is noted.
+  void record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end);
   void name_tensor(std::uint32_t tensor, const std::string& name);
 
   struct Process {
@@ -48,6 +53,7 @@ class TraceWriter {
   void start(Process process);
 
  private:
+  static constexpr std::size_t kSpans = 1 << 13;  // of some hundred steps, which is seconds
   using OpenKey = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint32_t>;
   struct OnWorker {
     std::uint64_t queued = 0;
@@ -70,13 +76,17 @@ class TraceWriter {
   void take_on_server(std::size_t ring, const TraceEvent& event);
   void write_worker(std::size_t ring, const TraceEvent& landed, const OnWorker& times);
   void write_server(std::size_t ring, const TraceEvent& replied, const OnServer& times);
+  void write_span(const TraceSpan& span);
   void write_operation(std::size_t ring, const TraceEvent& done);
-  std::string tensor_name(std::uint32_t tensor);
-  void begin(std::size_t ring, const char* category, const std::string& name, std::uint64_t time,
-             const std::string& args);
-  void end(std::size_t ring, const char* category, const std::string& name, std::uint64_t time);
-  void stage(std::size_t ring, const char* category, const char* name, std::uint64_t from, std::uint64_t to);
-  void event(const std::string& text);
+  void metadata(const char* what, std::size_t ring, std::string_view name);
+  void begin(std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
+  void end(std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
+  void head(const char* phase, std::size_t ring, const char* category, std::string_view name, std::uint64_t time);
+  void stage(std::size_t ring, const char* category, std::string_view name, std::uint64_t from, std::uint64_t to);
+  void event();
+  void add_key(const TraceKey& key);
+  const std::string& name_of(std::uint32_t tensor, std::optional<std::uint32_t> partition = {});
+  const std::string& name_of_node(std::uint32_t node);
   void write_batch();
   std::string trailer() const;
 
@@ -84,15 +94,24 @@ class TraceWriter {
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   Process process_;
   std::ofstream file_;
-  std::string batch_;
-  bool any_ = false;        // events are in the file
-  std::uint64_t next_ = 0;  // identity of an asynchronous event within this process
+  TraceText text_;  // of the batch
+  std::uint64_t pid_ = 0;
+  std::string clock_;
+  std::unordered_map<std::uint32_t, std::string> quoted_;  // names of tensors, as JSON
+  std::unordered_map<std::uint32_t, std::string> nodes_;   // and of nodes
+  std::string name_;                                       // of the event that is written
+  bool any_ = false;                                       // events are in the file
+  std::uint64_t next_ = 0;                                 // identity of an asynchronous event within this process
   std::map<OpenKey, OnWorker> on_worker_;
   std::map<OpenKey, OnServer> on_server_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::uint32_t, std::string> names_;  // guarded by mutex_
-  bool stops_ = false;                          // guarded by mutex_
+  std::map<std::uint32_t, std::string> names_;         // guarded by mutex_
+  std::map<std::string, std::uint32_t> span_numbers_;  // guarded by mutex_
+  std::vector<std::string> span_names_;                // guarded by mutex_; as JSON
+  MpscRing<TraceSpan> spans_{kSpans};
+  Counter spans_dropped_;
+  bool stops_ = false;  // guarded by mutex_
   std::thread thread_;
 };
 

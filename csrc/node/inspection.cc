@@ -135,8 +135,14 @@ void Inspection::ask(const van::Question& question) {
   add_one(woken_.get());
 }
 
-void Inspection::note_failure() {
-  if (thread_.joinable() && !failed_.exchange(true)) add_one(woken_.get());
+void Inspection::note_failure(Failure failure) {
+  if (thread_.joinable() && !failed_[static_cast<std::size_t>(failure)].exchange(true)) add_one(woken_.get());
+}
+
+void Inspection::write_files() {
+  for (std::size_t i = 0; i < kFailures; ++i) {
+    if (failed_[i].exchange(false)) source_.write_file(static_cast<Failure>(i));
+  }
 }
 
 void Inspection::run() {
@@ -145,9 +151,10 @@ void Inspection::run() {
     pollfd waits[] = {{signalled_.get(), POLLIN, 0}, {woken_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     if (::poll(waits, std::size(waits), -1) < 0 && errno != EINTR) return;
     try {
-      if (take(woken_.get()) && ends_) return;
+      const bool ends = take(woken_.get()) && ends_;
+      write_files();  // also at the end, which may have come because of the failure
+      if (ends) return;
       answer_questions();
-      if (failed_.exchange(false)) source_.write_file();
       if (take(signalled_.get())) {
         const std::string text = "bps DUMP " + source_.report(false) + "\n";
         (void)std::fwrite(text.data(), 1, text.size(), stderr);

@@ -16,7 +16,10 @@
 // Threading: any thread. Errors: without threads or descriptors nobody is answered, and a line in the log says so.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -29,6 +32,13 @@
 
 namespace bps::node {
 
+// What makes a process write what it knows.
+enum class Failure : std::uint8_t {
+  kOfOperation,  // a worker's
+  kOfRound,      // a server's
+};
+constexpr std::size_t kFailures = 2;
+
 class Inspection {
  public:
   // Called on threads of the object.
@@ -36,25 +46,26 @@ class Inspection {
     std::function<std::string(bool stacks)> report;
     std::function<std::string(bool stacks)> job;  // throws Error
     std::function<void(const van::Reply&)> reply;
-    std::function<void()> write_file;  // an operation has failed: see BPS_DUMP_DIR
+    std::function<void(Failure)> write_file;  // see BPS_DUMP_DIR
   };
 
   // Of several objects the newest one gets the signal.
   explicit Inspection(Source source);
-  // Waits for a reply that is under way.
+  // Waits for a reply that is under way, and writes what is to be written.
   ~Inspection();
   Inspection(const Inspection&) = delete;
   Inspection& operator=(const Inspection&) = delete;
 
   // From any thread; returns at once.
   void ask(const van::Question& question);
-  void note_failure();
+  void note_failure(Failure failure);
 
  private:
   void listen();
   void run();
   void answer_client();
   void answer_questions();
+  void write_files();
   void answer_about_job(Fd client, bool stacks);
   void end_relays(bool all);
 
@@ -63,7 +74,7 @@ class Inspection {
   Fd woken_;      // counts questions, and the end
   Fd listener_;
   std::atomic<bool> ends_{false};
-  std::atomic<bool> failed_{false};
+  std::array<std::atomic<bool>, kFailures> failed_{};
   std::mutex mutex_;
   std::vector<van::Question> questions_;  // guarded by mutex_
   // Asks the scheduler, which asks all members: so this process must be able to answer meanwhile.

@@ -93,7 +93,8 @@ void Loops::make_rdma_transports() {
   for (std::size_t i = 0; i < made.size(); ++i) add(*loops_[i], Kind::kRdma, std::move(made[i]));
 }
 
-void Loops::start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost) {
+void Loops::start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost,
+                          const std::function<void()>& when_failed) {
   server::ServerLoopOptions options;
   options.window = options_.settings.server.window;
   options.slot_memory = options_.settings.server.slot_memory / loops_.size();
@@ -108,6 +109,8 @@ void Loops::start_servers(const van::Membership& members, const van::Node& self,
       loop->server_loop = std::make_unique<server::ServerLoop>(options, members, std::move(write_into_slots),
                                                                loop->reactor->counters());
       loop->server_loop->when_lost = when_lost;
+      loop->server_loop->when_round_fails(when_failed);
+      loop->recorder = &loop->server_loop->recorder();
       for (const van::Group& group : loop->groups) loop->server_loop->add_group(group);
       loop->reactor->add(loop->server_loop.get());
       for (auto& [kind, incoming] : std::exchange(loop->early, {})) accept_on(*loop, kind, std::move(incoming));
@@ -197,10 +200,14 @@ std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline
   for (const auto& loop : loops_) {
     auto ask = std::make_shared<std::packaged_task<OpenState()>>([&loop = *loop, most] {
       OpenState state{.loop = loop.reactor->name(), .answered = true};
-      if (loop.worker_loop) state.partitions = loop.worker_loop->list_open(most);
+      if (loop.worker_loop) {
+        state.partitions = loop.worker_loop->list_open(most);
+        state.worker = loop.worker_loop->usage();
+      }
       if (!loop.server_loop) return state;
       state.rounds = loop.server_loop->open_rounds();
       state.listed = loop.server_loop->list_open(most);
+      state.last_failed_round = loop.server_loop->last_failure();
       return state;
     });
     answers.push_back(ask->get_future());
@@ -212,6 +219,19 @@ std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline
     states.push_back(ready ? answers[i].get() : OpenState{.loop = loops_[i]->reactor->name()});
   }
   return states;
+}
+
+std::vector<server::RoundRecorder::Record> Loops::recent_rounds(std::size_t most) const {
+  std::vector<server::RoundRecorder::Record> all;
+  for (const auto& loop : loops_) {
+    const server::RoundRecorder* recorder = loop->recorder;
+    if (recorder == nullptr) continue;
+    const auto some = recorder->list();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  std::ranges::stable_sort(all, {}, &server::RoundRecorder::Record::ended);
+  if (all.size() > most) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most));
+  return all;
 }
 
 std::vector<std::pair<std::string, std::uint64_t>> Loops::counters() const {
@@ -249,6 +269,7 @@ std::vector<Loops::Usage> Loops::usage(const Deadline& deadline) const {
       if (!loop.server_loop) return usage;
       usage.slot_bytes = loop.server_loop->slot_bytes();
       usage.open_rounds = loop.server_loop->open_rounds();
+      usage.oldest_round_s = loop.server_loop->oldest_round_s();
       return usage;
     }));
   }

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,8 +29,9 @@ struct Loop {
   std::unique_ptr<transport::Reactor> reactor;
   std::array<transport::Transport*, transport::kKinds> transports{};  // nullptr: not on this loop
   std::unique_ptr<server::ServerLoop> server_loop;
-  std::unique_ptr<worker::WorkerLoop> worker_loop;  // goes first: what it still sends belongs to rounds
-  std::uint64_t seen_turns = 0;                     // by the watchdog
+  std::atomic<const server::RoundRecorder*> recorder{nullptr};  // of server_loop, for threads that do not own it
+  std::unique_ptr<worker::WorkerLoop> worker_loop;              // goes first: what it still sends belongs to rounds
+  std::uint64_t seen_turns = 0;                                 // by the watchdog
   // Connections that came in before the membership was known, and groups that its server loop is to know.
   std::vector<std::pair<transport::Kind, std::unique_ptr<transport::IncomingConnection>>> early;
   std::vector<van::Group> groups;
@@ -54,7 +57,9 @@ class Loops {
 
   // Once all members are known. `when_lost`: the connection to a worker broke; answer with lose_node().
   using WhenLost = std::function<void(std::uint32_t node, const std::string& why)>;
-  void start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost);
+  // `when_failed`: a round has.
+  void start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost,
+                     const std::function<void()>& when_failed);
   // Takes an incoming connection to the loop that its hello names.
   void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
   // Returns when every loop knows the group.
@@ -77,9 +82,13 @@ class Loops {
     std::string loop;
     bool answered = false;
     std::size_t rounds = 0;  // all of them
+    worker::WorkerUsage worker{};
     std::vector<worker::OpenPartition> partitions{};
     std::vector<server::OpenRound> listed{};
+    std::string last_failed_round{};  // of the server loop; "" if none failed
   };
+  // The last rounds of the server loops that are over, the oldest first, also of loops that hang.
+  std::vector<server::RoundRecorder::Record> recent_rounds(std::size_t most) const;
   std::vector<OpenState> open_state(std::size_t most, const Deadline& deadline) const;
 
   // Summed over the loops.
@@ -92,6 +101,7 @@ class Loops {
     bool answered = false;
     std::uint64_t slot_bytes = 0;
     std::uint64_t open_rounds = 0;
+    double oldest_round_s = 0;
     worker::WorkerUsage worker{};
   };
   std::vector<Usage> usage(const Deadline& deadline) const;

@@ -132,7 +132,7 @@ void Process::inspect() {
       std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return dump(with_stacks); },
                                                       .job = [this](bool with_stacks) { return dump_job(with_stacks); },
                                                       .reply = [this](const van::Reply& reply) { van_->reply(reply); },
-                                                      .write_file = [this] { write_dump(); }});
+                                                      .write_file = [this](Failure failure) { write_dump(failure); }});
   const std::lock_guard lock(inspection_mutex_);
   inspection_ = std::move(inspection);
 }
@@ -151,8 +151,10 @@ void Process::listen() {
 
 void Process::start_servers() {
   if (options_.startup.is_server() || hosts_.active()) {
-    loops_->start_servers(van_->membership(), van_->self(),
-                          [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); });
+    loops_->start_servers(
+        van_->membership(), van_->self(),
+        [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); },
+        [this] { note_failure(Failure::kOfRound); });
   } else {
     listeners_.reset();
   }

@@ -13,6 +13,7 @@
 // with the object, not even destroy it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -105,6 +106,11 @@ class Process {
   // JSON: what the scheduler knows, and what all members of the job say of themselves. Throws what ask_scheduler()
   // throws.
   std::string dump_job(bool with_stacks) const;
+  bool is_traced() const { return trace_ != nullptr; }
+  // Adds what the program did, in one of its steps, to the trace; times are of the monotonic clock, in nanoseconds.
+  void trace_span(const std::string& name, std::uint32_t step, std::uint64_t begin_ns, std::uint64_t end_ns) {
+    if (trace_) trace_->record_span(name, step, begin_ns, end_ns);
+  }
   // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> routes() const;
 
@@ -146,8 +152,8 @@ class Process {
   std::string describe_job() const;
   std::string describe_members() const;
   void inspect();
-  void note_failure();
-  void write_dump();
+  void note_failure(Failure failure);
+  void write_dump(Failure failure);
 
   CallGate calls_;
   const ProcessOptions options_;
@@ -176,8 +182,8 @@ class Process {
   std::vector<EarlyEvent> early_events_;
   std::vector<std::shared_ptr<worker::Operation>> suspended_;
   std::mutex inspection_mutex_;
-  std::unique_ptr<Inspection> inspection_;  // guarded by inspection_mutex_
-  Clock::time_point next_file_;             // of the thread of inspection_
+  std::unique_ptr<Inspection> inspection_;                // guarded by inspection_mutex_
+  std::array<Clock::time_point, kFailures> next_file_{};  // of the thread of inspection_
   std::unique_ptr<MetricsServer> metrics_server_;
 };
 

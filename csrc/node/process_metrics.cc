@@ -27,6 +27,7 @@ constexpr double kPatience_s = 2;
 struct Sum {
   double slot_bytes = 0;
   double open_rounds = 0;
+  double oldest_round_s = 0;
   double registered_bytes = 0;
   double open_operations = 0;
   double oldest_s = 0;
@@ -40,6 +41,7 @@ Sum sum_of(const std::vector<Loops::Usage>& loops) {
     if (!loop.answered) ++sum.silent_loops;
     sum.slot_bytes += static_cast<double>(loop.slot_bytes);
     sum.open_rounds += static_cast<double>(loop.open_rounds);
+    sum.oldest_round_s = std::max(sum.oldest_round_s, loop.oldest_round_s);
     sum.registered_bytes += static_cast<double>(loop.worker.registered_bytes);
     sum.open_operations += static_cast<double>(loop.worker.open_operations);
     sum.oldest_s = std::max(sum.oldest_s, loop.worker.oldest_s);
@@ -125,6 +127,8 @@ MetricFamilies Process::metric_families() const {
     families.push_back(std::move(connections));
   }
   families.push_back(gauge("bps_open_rounds", "Rounds that server loops of this process have open.", sum.open_rounds));
+  families.push_back(gauge("bps_oldest_round_age_seconds", "Since the first push of the oldest round that is open.",
+                           sum.oldest_round_s));
   families.push_back(gauge("bps_slot_memory_bytes", "Landing slots and room for results.", sum.slot_bytes));
   std::vector<RdmaPort> ports;
   for (const transport::rdma::Rail& rail : loops_->rails()) {

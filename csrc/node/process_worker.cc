@@ -164,15 +164,15 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
 }
 
 // From any thread, and perhaps with mutex_ held: by one that tells the worker of a loss.
-void Process::note_failure() {
+void Process::note_failure(Failure failure) {
   if (options_.settings.dump_dir.empty()) return;
   const std::lock_guard lock(inspection_mutex_);
-  if (inspection_) inspection_->note_failure();
+  if (inspection_) inspection_->note_failure(failure);
 }
 
 void Process::make_worker() {
   auto worker = connect_worker();
-  worker->on_failure = [this] { note_failure(); };
+  worker->on_failure = [this] { note_failure(Failure::kOfOperation); };
   std::vector<EarlyEvent> early;
   {
     const std::lock_guard lock(mutex_);

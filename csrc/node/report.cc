@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "core/json.h"
@@ -24,7 +25,7 @@ namespace bps::node {
 namespace {
 
 constexpr double kPatience_s = 0.5;
-constexpr double kPatienceForJob_s = 1.2;
+constexpr double kPatienceForJob_s = 1.0;  // a report with stacks takes 0.9 s at most
 constexpr std::size_t kMostPerLoop = 256;
 constexpr std::size_t kMostRecent = 64;
 constexpr auto kBetweenFiles = std::chrono::seconds(10);
@@ -54,16 +55,44 @@ std::string to_json(const server::OpenRound& one) {
   JsonObject object;
   object.add("group", one.key.group).add("tensor", one.key.tensor).add("partition", one.key.partition);
   object.add("round", one.number).add("for_host", one.key.for_host).add("waits_for", name_of(one.waits));
-  return object.add_raw("missing", missing.end()).end();
+  return object.add("since_ms", one.since_ms).add_raw("missing", missing.end()).end();
+}
+
+// Times: since it began, and from there.
+std::string to_json(const server::RoundRecorder::Record& one) {
+  const auto ms = [](std::uint64_t from, std::uint64_t to) {
+    return static_cast<std::int64_t>((to - from) / 1'000'000);
+  };
+  JsonObject object;
+  object.add("group", one.key.group).add("tensor", one.key.tensor).add("partition", one.key.partition);
+  object.add("round", one.number).add("for_host", one.key.for_host).add("bytes", one.bytes);
+  object.add("state", std::string(one.failed ? "failed" : "done")).add("last_rank", one.last_rank);
+  object.add("age_ms", ms(one.opened, coarse_now_ns()));
+  object.add("summed_ms", one.summed == 0 ? -1 : ms(one.opened, one.summed));
+  return object.add("ended_ms", ms(one.opened, one.ended)).end();
 }
 
 std::string to_json(const worker::FlightRecorder::Record& one) {
   using End = worker::FlightRecorder::End;
+  const worker::Tensor& tensor = *one.tensor;
   JsonObject object;
-  object.add("kind", std::string(worker::name_of(one.kind))).add("name", one.tensor->name);
-  object.add("bytes", one.tensor->bytes).add("round", one.round).add("age_ms", one.age_ms);
+  object.add("kind", std::string(worker::name_of(one.kind))).add("name", tensor.name).add("tensor", tensor.id);
+  object.add("group", tensor.group->id).add("dtype", std::string(to_string(tensor.dtype))).add("bytes", tensor.bytes);
   const char* state = one.end == End::kNone ? "open" : one.end == End::kDone ? "done" : "failed";
+  object.add("round", one.round).add("age_ms", one.age_ms);
   return object.add("state", std::string(state)).add("duration_us", one.duration_us).end();
+}
+
+std::string groups_of(const std::vector<worker::FlightRecorder::Record>& operations) {
+  std::map<std::uint32_t, const van::Group*> groups;
+  for (const auto& one : operations) groups.emplace(one.tensor->group->id, one.tensor->group.get());
+  JsonList list;
+  for (const auto& [id, group] : groups) {
+    JsonList ranks;
+    for (const std::uint32_t rank : group->ranks) ranks.add(rank);
+    list.add_raw(JsonObject().add("id", id).add_raw("ranks", ranks.end()).end());
+  }
+  return list.end();
 }
 
 std::string usage() {
@@ -84,14 +113,24 @@ std::string describe_loops(const std::vector<Loops::OpenState>& states, JsonObje
   JsonList loops;
   JsonList operations;
   JsonList rounds;
+  std::string last_failed_round;
+  bool needs_credits = false;
+  std::uint64_t credits = 0;
   for (const Loops::OpenState& state : states) {
     JsonObject loop;
     loop.add("name", state.loop).add("answered", state.answered).add("open_rounds", state.rounds);
     loops.add_raw(loop.end());
+    for (const worker::WorkerUsage::Server& one : state.worker.servers) {
+      needs_credits |= one.needs_slots;
+      if (one.needs_slots) credits += one.small_slots + one.large_slots;
+    }
     for (const worker::OpenPartition& one : state.partitions) operations.add_raw(to_json(one));
     for (const server::OpenRound& one : state.listed) rounds.add_raw(to_json(one));
+    if (!state.last_failed_round.empty()) last_failed_round = state.last_failed_round;
   }
   into.add_raw("operations", operations.end()).add_raw("rounds", rounds.end());
+  into.add("last_failed_round", last_failed_round);
+  if (needs_credits) into.add("credits", credits);
   return loops.end();
 }
 
@@ -141,18 +180,25 @@ std::string Process::dump(bool with_stacks) const {
   object.add_raw("calls", calls.end());
   object.add_raw("loops", describe_loops(loops_->open_state(kMostPerLoop, Deadline::after(kPatience_s)), object));
   JsonList recent;
+  std::string groups = "[]";  // of these operations
   std::string last_failure;
   {
     const std::lock_guard lock(mutex_);
     if (worker_) {
-      for (const auto& one : worker_->recent(kMostRecent)) recent.add_raw(to_json(one));
+      const auto operations = worker_->recent(kMostRecent);
+      for (const auto& one : operations) recent.add_raw(to_json(one));
+      groups = groups_of(operations);
       last_failure = worker_->last_failure();
     }
   }
   JsonObject counters;
   for (const auto& [name, count] : loops_->counters()) counters.add(name, count);
+  JsonList recent_rounds;
+  for (const auto& one : loops_->recent_rounds(kMostRecent)) recent_rounds.add_raw(to_json(one));
   object.add("last_failure", last_failure)
+      .add_raw("recent_rounds", recent_rounds.end())
       .add_raw("recent", recent.end())
+      .add_raw("groups", groups)
       .add_raw("counters", counters.end())
       .add_raw("usage", usage());
   if (with_stacks) object.add("stacks", stacks());
@@ -167,11 +213,13 @@ std::string Process::dump_job(bool with_stacks) const {
   return JsonObject().add_raw("scheduler", state.scheduler).add_raw("members", members.end()).end();
 }
 
-// One file for each process. Many operations may fail for one cause.
-void Process::write_dump() {
+// One file for each process. Many operations may fail for one cause; but what a server saw, and what the worker of the
+// same process says a moment later, both deserve one.
+void Process::write_dump(Failure failure) {
   const auto now = Clock::now();
-  if (options_.settings.dump_dir.empty() || now < next_file_) return;
-  next_file_ = now + kBetweenFiles;
+  Clock::time_point& next = next_file_[static_cast<std::size_t>(failure)];
+  if (options_.settings.dump_dir.empty() || now < next) return;
+  next = now + kBetweenFiles;
   write_whole(options_.settings.dump_dir + "/bps-" + host_name() + "-" + std::to_string(::getpid()) + ".json",
               dump(true) + "\n");
 }

@@ -223,6 +223,12 @@ void bind_process(py::module_& module) {
            MayWait(), "(name, type, help, [(suffix, labels, value)]) of each family that Prometheus is told.")
       .def("dump", as_call(+[](Process& p) { return p.dump(false); }), MayWait(),
            "JSON: the operations that are not finished, and the rounds that servers of this process have open.")
+      .def_property_readonly("is_traced", as_call(+[](Process& p) { return p.is_traced(); }))
+      .def("trace_span",
+           as_call(+[](Process& p, const std::string& name, std::uint32_t step, std::uint64_t begin_ns,
+                       std::uint64_t end_ns) { p.trace_span(name, step, begin_ns, end_ns); }),
+           py::arg("name"), py::arg("step"), py::arg("begin_ns"), py::arg("end_ns"),
+           "Adds what the program did in one of its steps to the trace. Times are those of time.monotonic_ns().")
       .def_property_readonly("routes", as_call(+[](Process& p) { return p.routes(); }))
       .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))
       .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))

@@ -19,6 +19,7 @@ struct OpenRound {
 
   RoundKey key;
   std::uint32_t number = 0;
+  std::int64_t since_ms = 0;  // it was opened, by the first push
   Waits waits = Waits::kForPushes;
   std::vector<std::uint32_t> missing;  // worker ranks
 };

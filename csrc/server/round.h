@@ -85,6 +85,9 @@ struct Round {
   std::uint16_t worker_loop = 0;  // of the workers: all loops that talk to this one about a partition have one index
   std::uint32_t place = 0;        // for_host: where the host's contribution goes on to
   std::int32_t priority = 0;      // for_host: the highest of the ranks
+  std::uint64_t opened = 0;       // coarse_now_ns(), as summed_at
+  std::uint64_t summed_at = 0;    // 0: the result is not known
+  std::uint32_t last_rank = 0;    // whose push came last
   std::uint32_t pushed = 0;
   std::uint32_t done = 0;
   std::uint32_t landing = 0;           // members with Arrival::landing

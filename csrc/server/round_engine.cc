@@ -181,7 +181,15 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
     if ((pushes || pulls) && !std::exchange(arrival.done, true)) ++round.done;
   }
   tell_relays(round);
+  note_failure(round);
   close_if_over(round);
+}
+
+void RoundEngine::note_failure(const Round& round) {
+  const auto& [group, tensor, partition, for_host] = round.key;
+  last_failure_ = "round " + std::to_string(round.number) + " of tensor " + std::to_string(tensor) + ", partition " +
+                  std::to_string(partition) + ", group " + std::to_string(group) + ": " + round.failure->what;
+  if (when_failed) when_failed();
 }
 
 // Ranks of other hosts may wait for others of their host to push.
@@ -265,10 +273,12 @@ std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
   constexpr std::uint32_t kNobody = ~std::uint32_t{0};
   std::vector<OpenRound> list;
   const std::span open(table_.open());
+  const std::uint64_t now = coarse_now_ns();
   for (const Round* round : open.first(std::min(most, open.size()))) {
     OpenRound one;
     one.key = round->key;
     one.number = round->number;
+    one.since_ms = static_cast<std::int64_t>((now - round->opened) / 1'000'000);
     one.missing = ranks_without_push(*round, kNobody);
     if (round->failure || round->held_at != 0) {
       one.waits = Waits::kForMembers;
@@ -280,6 +290,13 @@ std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
     list.push_back(std::move(one));
   }
   return list;
+}
+
+double RoundEngine::oldest_s() const {
+  const auto& open = table_.open();
+  if (open.empty()) return 0;
+  const Round* oldest = *std::ranges::min_element(open, {}, &Round::opened);
+  return static_cast<double>(coarse_now_ns() - oldest->opened) * 1e-9;
 }
 
 // What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come;

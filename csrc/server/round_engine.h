@@ -106,6 +106,13 @@ class RoundEngine final : public tensor::ContributionSource {
   std::size_t open_rounds() const { return table_.open().size(); }
   // The first `most` of them.
   std::vector<OpenRound> list_open(std::size_t most) const;
+  // Since the oldest of them was opened, in seconds; 0 if none is.
+  double oldest_s() const;
+  // Those that are over; from any thread.
+  const RoundRecorder& recorder() const { return table_.recorder(); }
+  // The last round that failed, and why, as a sentence without its end; "" if none did.
+  const std::string& last_failure() const { return last_failure_; }
+  std::function<void()> when_failed;  // a round; set before the loop starts
 
   // From the network, for a relay.
   Status read(std::uint32_t contribution, std::byte* into) override;
@@ -123,6 +130,7 @@ class RoundEngine final : public tensor::ContributionSource {
     transport::RemoteSpan span;                          // the payload is in the worker's memory
     std::uint32_t contributor;                           // to the round that it belongs to, once that is known
     const compress::Compression* compression = nullptr;  // of the payload
+    std::uint64_t payload = 0;                           // its bytes
   };
 
   // round_engine_data_path.cc
@@ -181,6 +189,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
   void disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session);
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
+  void note_failure(const Round& round);
   void tell_network(const Round& round, const RoundFailure& why);
   void tell_relays(const Round& round);
 
@@ -218,6 +227,7 @@ class RoundEngine final : public tensor::ContributionSource {
   std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;
   const RoundGroup* latest_group_ = nullptr;  // most pushes belong to the same one as the push before
   std::optional<RoundFailure> view_ended_;
+  std::string last_failure_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::unordered_map<std::uint64_t, StoredPartition> stored_;  // by tensor and partition
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile

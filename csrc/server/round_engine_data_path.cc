@@ -67,6 +67,7 @@ void RoundEngine::take(Push& push) {
   Round& round = *admitted;
   Arrival& arrival = round.arrivals[push.contributor];
   counters_.pushes.add();
+  if (has_payload) counters_.received_bytes.add(push.payload);
   record(round, arrival, push);
   if (push.compression != nullptr) {
     arrival.is_compressed = true;
@@ -109,7 +110,7 @@ Round* RoundEngine::admit(Push& push) {
                           .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
                           .largest_partition = largest(header),
-                          .payload = is_plain ? header.length : payload_bytes(push, room),
+                          .payload = push.payload = is_plain ? header.length : payload_bytes(push, room),
                           .room = room,
                           .landed = push.slot != nullptr};
   if (const char* fault = find_fault(header, limits)) {
@@ -196,6 +197,7 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   if (!pushes) return;
   arrival.pushed = true;
   ++round.pushed;
+  round.last_rank = push.session.worker_rank();
   arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
   arrival.is_unrounded = (header.flags & tensor::kUnrounded) != 0;
   if (arrival.has_payload) {
@@ -295,6 +297,7 @@ void RoundEngine::sum_compressed(Round& round) {
 void RoundEngine::answer_all(Round& round, const std::byte* result, const std::byte* code) {
   const bool is_two_phase = round.is_two_phase();
   round.summed = true;
+  round.summed_at = coarse_now_ns();
   counters_.rounds.add();
   counters_.summed_bytes.add(round.first.length);
   if (counters_.trace != nullptr) trace(TraceStage::kSummed, round, 0);

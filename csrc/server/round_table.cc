@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/round_table.h"
 
+#include "core/clock.h"
+
 namespace bps::server {
 namespace {
 
@@ -82,6 +84,7 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   free_.pop_back();
   round->key = key;
   round->number = number;
+  round->opened = coarse_now_ns();
   round->group = &group;
   round->contributors = &group.contributors(key.for_host);
   round->arrivals.resize(round->contributors->size());
@@ -97,6 +100,7 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
 }
 
 void RoundTable::close(Round* round) {
+  recorder_.note(*round, coarse_now_ns());
   KeyRounds& state = *round->of_key;
   Round** next = &state.open;
   while (*next != round) next = &(*next)->next_of_key;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/round.h"
+#include "server/round_recorder.h"
 
 namespace bps::server {
 
@@ -53,6 +54,8 @@ class RoundTable {
 
   const std::vector<Round*>& open() const { return open_; }
   std::size_t keys() const { return keys_.size(); }
+  // The last ones that are over; from any thread.
+  const RoundRecorder& recorder() const { return recorder_; }
 
  private:
   // An entry of the hash table, with what the allocator and the table add to it.
@@ -63,6 +66,7 @@ class RoundTable {
   std::deque<Round> rounds_;
   std::vector<Round*> free_;
   std::vector<Round*> open_;
+  RoundRecorder recorder_;
 };
 
 }  // namespace bps::server

@@ -45,6 +45,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
 
   // Takes a worker's connection, which came by `transport`, or rejects it with a line in the log.
   void accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport);
+  // Called after a round has failed. Set before the reactor starts.
+  void when_round_fails(std::function<void()> call) { rounds_.when_failed = std::move(call); }
   void add_group(const van::Group& group) { rounds_.add_group(group); }
   // Makes this loop a relay of its host: the rounds of the host's ranks, and the way on for what they contribute.
   tensor::ContributionSource& relay_by(tensor::ContributionSender& network) {
@@ -70,6 +72,10 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   std::size_t open_rounds() const { return rounds_.open_rounds(); }
   // The first `most` of them, on the reactor's thread.
   std::vector<OpenRound> list_open(std::size_t most) const { return rounds_.list_open(most); }
+  double oldest_round_s() const { return rounds_.oldest_s(); }
+  const std::string& last_failure() const { return rounds_.last_failure(); }
+  // The last rounds that are over; from any thread.
+  const RoundRecorder& recorder() const { return rounds_.recorder(); }
 
  private:
   void on_message(WorkerSession& from, std::span<const std::byte> message) override;

@@ -35,6 +35,7 @@ class Calls {
   void gone(const Member& member);
   // As JSON: which ranks wait in barriers, or to form a group, and for whom.
   std::string waiting() const;
+  std::string groups() const { return registry_.describe_groups(); }
 
   std::uint64_t declared() const { return declared_; }
   std::uint64_t barriers() const { return barriers_; }

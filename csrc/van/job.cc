@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "core/json.h"
-
 namespace bps::van {
 namespace {
 
@@ -42,7 +40,7 @@ bool Job::knows(Peer peer) const {
 bool Job::receive(Peer peer, Message&& message) {
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
   if (const auto* asked = std::get_if<Ask>(&message))
-    return inquiries_.ask(peer, *asked, members_.get(), state()), true;
+    return inquiries_.ask(peer, *asked, members_.get(), describe().end()), true;
   if (const auto* report = std::get_if<Rejoin>(&message)) return rejoin(peer, *report);
   if (phase_ == Phase::kReuniting && reunion_.knows(peer)) {  // calls have to be made again in the next view
     if (const auto* leave = std::get_if<Leave>(&message)) reunion_.add_leave(peer, *leave);
@@ -77,7 +75,8 @@ bool Job::receive(Peer peer, Message&& message) {
 }
 
 // As JSON: which processes it waits for, and which calls wait for which ranks.
-std::string Job::state() const {
+// What every Ask is told.
+JsonObject Job::describe() const {
   constexpr const char* kPhases[] = {"gathering", "reuniting", "running", "renewing", "over"};
   JsonObject state;
   state.add("phase", std::string(kPhases[static_cast<std::size_t>(phase_)])).add("epoch", epoch_);
@@ -93,6 +92,13 @@ std::string Job::state() const {
   }
   if (calls_) state.add_raw("calls", calls_->waiting());
   state.add_raw("members", members_ ? describe_members(*members_, events_.silence_ms) : "[]");
+  return state;
+}
+
+std::string Job::dump() const {
+  JsonObject state = describe();
+  if (!calls_) state.add_raw("calls", "[]");
+  state.add("role", std::string("scheduler")).add_raw("groups", calls_ ? calls_->groups() : "[]");
   return state.end();
 }
 

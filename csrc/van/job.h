@@ -23,6 +23,7 @@
 #include <unordered_map>
 
 #include "core/clock.h"
+#include "core/json.h"
 #include "van/calls.h"
 #include "van/inquiries.h"
 #include "van/member_table.h"
@@ -63,6 +64,8 @@ class Job {
   void give_up();
 
   Phase phase() const { return phase_; }
+  // What SIGUSR1 shows of it, as JSON: the phase, its members, who waits for whom in a call, and the groups.
+  std::string dump() const;
   // Once over: every worker left and nobody was lost.
   bool ended_well() const { return ended_well_; }
   // Whether this peer waits for the others, or is a member.
@@ -75,7 +78,7 @@ class Job {
   std::uint64_t barriers() const { return calls_ ? calls_->barriers() : 0; }
 
  private:
-  std::string state() const;
+  JsonObject describe() const;
   bool join(Peer peer, const Join& join);
   bool rejoin(Peer peer, const Rejoin& report);
   void begin_reunion();

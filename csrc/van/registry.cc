@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/dtype.h"
+#include "core/json.h"
 #include "tensor/key_map.h"
 
 namespace bps::van {
@@ -136,6 +137,20 @@ const Group& Registry::add_group(std::vector<std::uint32_t> ranks, const std::st
 
 const Group* Registry::group(std::uint32_t id) const {
   return id < groups_.size() ? &groups_[id].group : nullptr;
+}
+
+std::string Registry::describe_groups() const {
+  std::map<std::uint32_t, std::string> names;
+  for (const auto& [key, id] : group_ids_) names[id] = key.second;
+  JsonList list;
+  for (const Entry& entry : groups_) {
+    JsonList ranks;
+    for (const std::uint32_t rank : entry.group.ranks) ranks.add(rank);
+    JsonObject one;
+    one.add("id", entry.group.id).add("name", names[entry.group.id]).add_raw("ranks", ranks.end());
+    list.add_raw(one.end());
+  }
+  return list.end();
 }
 
 }  // namespace bps::van

@@ -56,6 +56,8 @@ class Registry {
   const Group& add_group(std::vector<std::uint32_t> ranks, const std::string& name);
   // nullptr for an id that does not exist. Group 0, all workers, always does.
   const Group* group(std::uint32_t id) const;
+  // As JSON: [{"id", "name", "ranks"}].
+  std::string describe_groups() const;
 
  private:
   struct Tensor {

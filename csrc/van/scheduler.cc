@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/threads.h"
 #include "transport/listener.h"
@@ -26,6 +28,7 @@ constexpr auto kLinger = std::chrono::seconds(2);
 constexpr double kMostSilence = 0.9;
 // Members notice within the time-out that a scheduler is lost, and then look for the next one several times a second.
 constexpr double kReunionGraceSeconds = 2;
+constexpr auto kDumpPatience = std::chrono::milliseconds(500);
 
 Fd listen_on_first_free(const SchedulerOptions& options) {
   for (std::size_t i = 0; i < options.ports.size(); ++i) {
@@ -112,6 +115,15 @@ class Scheduler::Impl {
   void stop() {
     stopping_ = true;
     loop_.wake();
+  }
+
+  // The closure may run when nobody waits any more.
+  std::string dump() {
+    const auto told = std::make_shared<std::promise<std::string>>();
+    std::future<std::string> reply = told->get_future();
+    loop_.post([this, told] { told->set_value(job_.dump()); });
+    if (reply.wait_for(kDumpPatience) == std::future_status::ready) return reply.get();
+    return JsonObject().add("role", std::string("scheduler")).add("error", std::string("its thread hangs")).end();
   }
 
   Counters counters() const {
@@ -289,6 +301,9 @@ bool Scheduler::stepped_down() const {
 }
 void Scheduler::stop() {
   impl_->stop();
+}
+std::string Scheduler::dump() const {
+  return impl_->dump();
 }
 Scheduler::Counters Scheduler::counters() const {
   return impl_->counters();

@@ -47,6 +47,9 @@ class Scheduler {
   bool stepped_down() const;
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
+  // What the job does, as JSON, for people; {"error"} when the scheduler's thread does not answer soon. From any
+  // thread.
+  std::string dump() const;
   // What the scheduler counted: declares, barriers, lost nodes, refused callers; and what is not a counter: members,
   // the number of the view, and for how long the most silent member has said nothing, as of the last look (four in the
   // time-out of heartbeats).

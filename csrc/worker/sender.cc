@@ -92,6 +92,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   entry.server = &server;
   entry.part = part;
   entry.length = placement.payload_bytes();
+  entry.answer_length = placement.wants_data() ? placement.answer_bytes() : 0;
   entry.staged = staged;
   server.count_sent(entry.length);
   batch_.bytes += entry.length;

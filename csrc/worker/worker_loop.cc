@@ -314,6 +314,7 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
     }
   }
   counters_.partitions.add();
+  counters_.received_bytes.add(entry->answer_length);
   complete(InFlightTable::index_of(immediate), true);
 }
 
@@ -329,6 +330,7 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
     }
     if (entry->landed) (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
     counters_.partitions.add();
+    counters_.received_bytes.add(entry->answer_length);
     complete(InFlightTable::index_of(immediate), true);
   }
 }

@@ -11,6 +11,7 @@ import pytest
 
 PARTITION = 16_384
 COUNT = 40_960  # float32: ten partitions
+OPERATIONS = ("push_pull", "reduce_scatter", "all_gather")
 
 
 def measured(bps: Any, op: str, memory: str, rounds: int) -> dict[str, int]:
@@ -88,9 +89,14 @@ def test_bytes_moved(transport):
     rounds, workers = 7, 2
     whole = COUNT * 4 * rounds
     # Push: everything, from every rank. Pull over a network: everything to those ranks that are not the server itself.
-    push_pull = totals("push_pull", transport, "empty", workers, rounds)["data_bytes"]
-    scatter = totals("reduce_scatter", transport, "empty", workers, rounds)["data_bytes"]
-    gather = totals("all_gather", transport, "empty", workers, rounds)["data_bytes"]
+    counted = {
+        op: totals(op, transport, "empty", workers, rounds) for op in ("push_pull", "reduce_scatter", "all_gather")
+    }
+    push_pull, scatter, gather = (one["data_bytes"] for one in counted.values())
+    # By servers, and by ranks, wherever the bytes come from.
+    assert [one["received_bytes"] for one in counted.values()] == [
+        whole * workers + whole * workers, whole * workers + whole, whole + whole * (workers - 1)
+    ]  # fmt: skip
     if transport == "tcp":
         assert push_pull == whole * workers + whole
         assert scatter == whole * workers  # the own part is summed where it is wanted: no answer travels

@@ -56,6 +56,12 @@ def test_it_names_the_rank_that_everybody_waits_for(transport, tmp_path):
         assert all(loop["answered"] for loop in during["loops"] + after["loops"])
         (waiting,) = during["rounds"]
         assert (waiting["waits_for"], waiting["missing"], waiting["round"]) == ("pushes", [1], 0)
+        assert 0 <= waiting["since_ms"] <= 60_000 * cluster.PATIENCE
+        (over,) = after["recent_rounds"]
+        assert (over["state"], over["last_rank"], over["round"], over["tensor"]) == ("done", 1, 0, waiting["tensor"])
+        assert 0 <= over["summed_ms"] <= over["ended_ms"] <= over["age_ms"]
+        assert after["recent"][-1]["tensor"] == over["tensor"]
+        assert not during["recent_rounds"]
     operations = found[0][0]["operations"]
     assert {one["operation"] for one in operations} == {f"push_pull of '{NAME}', round 0"}
     assert {one["waits_for"] for one in operations} == {"answer"}

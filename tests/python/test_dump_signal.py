@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import cluster
 import numpy as np
+import pytest
 from rank_main import await_mark, mark
 from test_dump import until
 
@@ -53,6 +56,54 @@ def test_ranks_and_servers_tell_what_they_wait_for(transport):
         assert operation["operation"] == "push_pull of 'late', round 0"
         (open_round,) = dumps(job, "server 0")[0]["rounds"]
         assert (open_round["waits_for"], open_round["missing"]) == ("pushes", [1])
+
+
+def one_is_late(bps: Any) -> bool:
+    group = bps.new_group([1], name="alone") if bps.rank() == 1 else None
+    mark("running")
+    if bps.rank() == 1:
+        this_is_where_rank_1_hangs()
+    bps.barrier()
+    return group is None
+
+
+def test_the_scheduler_tells_who_is_missing_and_goes_on():
+    with cluster.Job(one_is_late, workers=2, servers=1) as job:
+        job.await_marks("running")
+
+        def waits() -> bool:
+            job.kill("scheduler", signal.SIGUSR1)
+            time.sleep(0.1)
+            return any(dump["calls"] for dump in dumps(job, "scheduler"))
+
+        until(waits)
+        dump = dumps(job, "scheduler")[-1]
+        assert (dump["role"], dump["phase"]) == ("scheduler", "running")
+        assert dump["calls"] == [{"what": "barrier of group 0", "ranks": [0], "missing": [1]}]
+        assert {(one["rank"], one["server_rank"]) for one in dump["members"]} == {(-1, 0), (0, -1), (1, -1)}
+        assert [(one["name"], one["ranks"]) for one in dump["groups"]] == [("", [0, 1]), ("alone", [1])]
+        job.set_mark("go on")
+        assert job.results() == [True, False]
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 128 + signal.SIGINT)])
+def test_a_scheduler_that_has_told_ends_by_signals_as_ever(signum: int, status: int, tmp_path: Path):
+    env = cluster.clean_env(DMLC_NUM_WORKER="1", DMLC_NUM_SERVER="1", DMLC_PS_ROOT_URI="127.0.0.1")
+    env |= {"DMLC_PS_ROOT_PORT": str(cluster.free_port()), "BPS_SECRET": "it is one"}
+    log = tmp_path / "log"
+    with log.open("wb") as out, subprocess.Popen([cluster.binary("bps-scheduler")], env=env, stderr=out) as scheduler:
+        try:
+            until(lambda: "waiting for" in log.read_text())
+            for number in (1, 2):
+                scheduler.send_signal(signal.SIGUSR1)
+                until(lambda number=number: log.read_text().count("bps DUMP ") == number)
+            scheduler.send_signal(signum)
+            assert scheduler.wait(20 * cluster.PATIENCE) == status
+        finally:
+            scheduler.kill()
+    first = json.loads(log.read_text().partition("bps DUMP ")[2].splitlines()[0])
+    assert (first["phase"], first["members"]) == ("gathering", [])
+    assert "0 of 1 worker" in first["missing"]
 
 
 def handles_it_itself(bps: Any) -> list[int]:

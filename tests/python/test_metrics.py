@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -71,6 +72,35 @@ def pushes(bps: Any) -> dict[str, int]:
     return dict(bps.metrics()["total"])
 
 
+def one_is_late(bps: Any) -> None:
+    if bps.rank() == 1:
+        await_mark("looked")
+    bps.push_pull(np.ones(8, np.float32), name="x")
+
+
+def test_the_age_of_the_oldest_round_grows():
+    port = free_ports(2)
+    with cluster.start(one_is_late, env={"BPS_METRICS_PORT": str(port)}) as job:
+
+        def age() -> float:
+            """On the rank whose server has the round."""
+            ages = [0.0]
+            for rank in range(2):
+                with contextlib.suppress(OSError):  # it has not begun to listen
+                    ages.append(value(samples(fetch(port + rank)[2]), "bps_oldest_round_age_seconds"))
+            return max(ages)
+
+        deadline = time.monotonic() + 30 * cluster.PATIENCE
+        while (first := age()) == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        began = time.monotonic()
+        time.sleep(0.3)
+        assert first + 0.25 < age() < first + time.monotonic() - began + 1
+        job.set_mark("looked")
+        job.results()
+
+
 @pytest.fixture(scope="module")
 def embedded() -> tuple[list[str], list[dict[str, int]]]:
     """What two ranks serve after five rounds, and what metrics() returns to them then."""
@@ -114,6 +144,7 @@ def test_gauges(embedded):
         assert value(found, "bps_epoch") == 1
         assert value(found, "bps_workers") == value(found, "bps_servers") == 2
         assert value(found, "bps_open_operations") == value(found, "bps_open_rounds") == 0
+        assert value(found, "bps_oldest_round_age_seconds") == 0
         assert value(found, "bps_registered_memory_bytes") >= COUNT * 4
         other = f"server {1 - rank}"  # over TCP: it grants landing slots, and those are all here again
         assert value(found, "bps_credits", peer=other, size="large") > 0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bps_rdma.tune.model import Costs, fit, neighbours
+from bps_rdma.tune.model import Costs, fit, neighbours, step_seconds
 
 SIZES = [1 << power for power in range(10, 25)]
 COMMAND = [sys.executable, "-P", "-m", "bps_rdma"]
@@ -47,6 +47,14 @@ def test_no_number_of_buckets_is_better_than_the_best(overhead: float, rate: flo
         assert best <= 1.1 * costs.visible(nbytes, nbytes // count)
 
 
+@given(st.floats(0, 1), st.integers(1, 50), st.floats(1e-6, 1))
+def test_the_step_is_that_of_buckets_sent_one_after_the_other(backward: float, buckets: int, each: float) -> None:
+    sent = 0.0
+    for index in range(buckets):
+        sent = max(sent, backward * (index + 1) / buckets) + each
+    assert step_seconds(backward, buckets, each) == pytest.approx(sent)
+
+
 @given(st.integers(1, 1 << 30), st.integers(1 << 14, 1 << 30))
 def test_sizes_to_try_are_around_the_one_that_is_asked_for(bucket: int, nbytes: int) -> None:
     found = neighbours(min(bucket, nbytes), nbytes, (1 << 20,))
@@ -70,6 +78,7 @@ def test_it_starts_ranks_and_names_settings(tmp_path: Path) -> None:
     text = tune("-np", "3", "--hosts", "16", "--ranks", "8", "--gbit", "200", "--plot", str(plot))
     assert "3 ranks" in text
     assert "bucket_mb=" in text
+    assert "# a step: " in text
     assert "16 hosts with 8 ranks and 200 Gbit/s" in text
     assert "\x1b" not in text
     assert plot.stat().st_size > 10_000
@@ -84,6 +93,9 @@ def test_machines_get_all_figures() -> None:
     assert found["bucket"] in {trial["nbytes"] for trial in found["buckets"]}
     assert found["bucket_mb"] == found["bucket"] / (1 << 20)
     assert found["predicted"]["seconds"] > 0
+    assert found["predicted"]["step_seconds"] > 0.005
+    assert found["step"]["predicted_s"] > 0.005
+    assert found["step"]["measured_s"] > 0
     for trial in found["partitions"] + found["buckets"]:
         assert trial["lower"] <= trial["seconds"] <= trial["upper"]
     wanted = {} if found["partition"] is None else {"BYTEPS_PARTITION_BYTES": str(found["partition"])}

@@ -7,11 +7,12 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from test_rails import enter
 
 from bps_rdma.inspection import local
 from bps_rdma.inspection.commands import explain
-from bps_rdma.inspection.diagnosis import Diagnosis
+from bps_rdma.inspection.diagnosis import Diagnosis, waits_of
 from bps_rdma.inspection.job_state import JobState, Member, gather
 
 WORKERS = 3
 COMMAND = [sys.executable, "-P", "-m", "bps_rdma"]
 CULPRIT = 1
+MOST_S = 2.0
+SETTLES_S = 2.0
+OTHERS = (0, 2)
 
 
 def state_of(job: cluster.Job) -> JobState | None:
@@ -41,8 +45,44 @@ def state_of(job: cluster.Job) -> JobState | None:
     return None
 
 
+def answer(
+    job: cluster.Job, hangs: Callable[[JobState], bool], inside: Sequence[str] = (), env: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What the command `bps why` says first, once the job has hung for two seconds.
+
+    It must say so within two seconds, with the stacks, from the start of its process to its end. A machine that is busy
+    with something else makes any command late, so one that is late is measured again; its first answer counts.
+    """
+    deadline = time.monotonic() + 30 * cluster.PATIENCE
+    while (state := state_of(job)) is None or not hangs(state):
+        assert time.monotonic() < deadline, state and waits_of(state)
+        time.sleep(0.05)
+    time.sleep(SETTLES_S)
+    program = [*inside, *COMMAND, "why", "--json", "--job", job.name]
+    answers = []
+    times: list[float] = []
+    while not times or (min(times) > MOST_S * cluster.PATIENCE and len(times) < 3):
+        began = time.monotonic()
+        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60, env=env)
+        times.append(time.monotonic() - began)
+        assert done.returncode == 0, done.stderr + done.stdout
+        answers += json.loads(done.stdout)
+    print(f"bps why took {', '.join(f'{took:.2f}' for took in times)} s")
+    assert min(times) < MOST_S * cluster.PATIENCE, times
+    found: dict[str, Any] = answers[0]
+    return found
+
+
+def ranks_that_wait(*ranks: int) -> Callable[[JobState], bool]:
+    return lambda state: {wait.rank for wait in waits_of(state)} == set(ranks)
+
+
+def ranks_of(found: dict[str, Any]) -> list[int]:
+    return [one["rank"] for one in found["culprits"]]
+
+
 def why(job: cluster.Job, is_it: Callable[[Diagnosis], bool]) -> Diagnosis:
-    """The first diagnosis that is right; the hang may not have begun when the first one is made."""
+    """The first diagnosis that is right, for tests of something else: the hang may not have begun at the first one."""
     deadline = time.monotonic() + 30 * cluster.PATIENCE
     while True:
         state = state_of(job)
@@ -97,12 +137,24 @@ def in_python(bps: Any) -> float:
 @pytest.mark.parametrize("servers", [None, 1])
 def test_a_rank_that_is_in_its_own_code(servers: int | None, transport: str) -> None:
     with cluster.Job(in_python, workers=WORKERS, servers=servers, env=cluster.over(transport)) as job:
-        found = why(job, is_hung)
-        assert found.waits[0].what == "push_pull of 'w', round 1"
-        assert "this_is_where_it_hangs" in (found.culprits[0].report or {})["stacks"]
+        found = answer(job, ranks_that_wait(*OTHERS))
+        assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
+        assert found["operation"] == "push_pull of 'w', round 1"
+        assert "this_is_where_it_hangs" in found["stacks"]["rank 1"]
         assert end_all(job) == [WORKERS] * WORKERS
         pids = [job.pid(f"rank {rank}") for rank in range(WORKERS)]
     assert not [process for process in local.find() if process.pid in pids]
+
+
+def test_a_deadline_that_is_far_away() -> None:
+    """Nothing fails for an hour; it is named all the same, and with it when it would have failed."""
+    with cluster.Job(in_python, workers=2, env={"BPS_TIMEOUT": "3600"}) as job:
+        found = answer(job, ranks_that_wait(0))
+        assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
+        assert re.search(r"its deadline is in 35\d\d s", found["text"])
+        assert 2000 <= found["since_ms"] < 60_000 * cluster.PATIENCE
+        assert "this_is_where_it_hangs" in found["stacks"]["rank 1"]
+        end_all(job)
 
 
 def holds_the_gil(bps: Any) -> float:
@@ -115,8 +167,9 @@ def holds_the_gil(bps: Any) -> float:
 
 def test_a_rank_whose_python_stands_still() -> None:
     with cluster.Job(holds_the_gil, workers=WORKERS) as job:
-        found = why(job, is_hung)
-        assert "holds_the_gil" in (found.culprits[0].report or {})["stacks"]
+        found = answer(job, ranks_that_wait(*OTHERS))
+        assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
+        assert "holds_the_gil" in found["stacks"]["rank 1"]
         job.kill(f"rank {CULPRIT}", signal.SIGUSR1)  # pause() returns
         assert job.results() == [WORKERS] * WORKERS
 
@@ -138,10 +191,12 @@ def in_another_collective(bps: Any) -> float:
 
 def test_a_rank_in_another_collective() -> None:
     with cluster.Job(in_another_collective, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
-        found = why(job, lambda found: found.kind == "order" and len(found.waits) == WORKERS)
-        assert CULPRIT in names(found)
-        assert "barrier of group 0" in found.text
-        assert "push_pull of 'w', round 0" in found.text
+        found = answer(job, ranks_that_wait(*range(WORKERS)))
+        assert found["kind"] == "order"
+        assert CULPRIT in ranks_of(found)
+        assert "barrier of group 0" in found["text"]
+        assert "push_pull of 'w', round 0" in found["text"]
+        assert "in_another_collective" in found["stacks"]["rank 1"]
         kill_all(job)
         job.outcomes()
 
@@ -153,11 +208,12 @@ def in_another_order(bps: Any) -> float:
 
 def test_ranks_that_call_in_different_orders() -> None:
     with cluster.Job(in_another_order, workers=WORKERS, servers=2, env={"BPS_TIMEOUT": "3600"}) as job:
-        found = why(job, lambda found: found.kind == "order" and len(found.waits) == WORKERS)
-        assert CULPRIT in names(found)
-        assert "push_pull of 'a', round 0" in found.text
-        assert "push_pull of 'b', round 0" in found.text
-        assert "its deadline" not in found.text
+        found = answer(job, ranks_that_wait(*range(WORKERS)))
+        assert found["kind"] == "order"
+        assert CULPRIT in ranks_of(found)
+        assert "push_pull of 'a', round 0" in found["text"]
+        assert "push_pull of 'b', round 0" in found["text"]
+        assert "its deadline" not in found["text"]
         kill_all(job)
         job.outcomes()
 
@@ -174,6 +230,23 @@ def test_another_size_is_no_hang() -> None:
     assert all("'w'" in text and "rank 0" in text and "rank 1" in text for text in texts)
 
 
+def without_a_name(bps: Any) -> float:
+    """Calls without a name are matched by element type and size: those of another size never meet."""
+    return float(bps.push_pull(np.ones(7 if bps.rank() == CULPRIT else 5, np.float32))[0])
+
+
+def test_another_size_without_a_name() -> None:
+    with cluster.Job(without_a_name, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
+        found = answer(job, ranks_that_wait(*range(WORKERS)))
+        assert found["kind"] == "order"
+        assert CULPRIT in ranks_of(found)
+        assert re.search(r"\b5\b", found["text"]), found["text"]
+        assert re.search(r"\b7\b", found["text"]), found["text"]
+        assert "without_a_name" in found["stacks"]["rank 1"]
+        kill_all(job)
+        job.outcomes()
+
+
 def sums_after(bps: Any) -> str:
     add(bps, "w")
     mark("ready")
@@ -182,27 +255,27 @@ def sums_after(bps: Any) -> str:
     return "done"
 
 
-def stopped(member: str, workers: int, servers: int | None) -> tuple[Diagnosis, float]:
+def stopped(member: str, workers: int, servers: int | None) -> dict[str, Any]:
     with cluster.Job(sums_after, workers=workers, servers=servers) as job:
         job.await_marks("ready")
         stop(job, member)
         job.set_mark("stopped")
-        found = why(job, lambda found: found.kind == "process" and bool(found.waits))
-        began = time.monotonic()
-        assert state_of(job) is not None
-        took = time.monotonic() - began
+        found = answer(job, lambda state: bool(waits_of(state)))
+        pid = job.pid(member)
         job.kill(member, signal.SIGCONT)
         assert job.results() == ["done"] * workers
-        return found, took
+        assert f"kill -CONT {pid}" in found["text"]
+        return found
 
 
 @pytest.mark.parametrize(("member", "servers"), [("rank 1", None), ("rank 1", 1), ("server 0", 1), ("rank 0", None)])
 def test_a_process_that_is_stopped(member: str, servers: int | None) -> None:
     """Of rank 0, which hosts the scheduler without dedicated servers, the others know enough."""
-    found, took = stopped(member, 2, servers)
-    assert [one.name for one in found.culprits] == [member]
-    assert f"kill -CONT {found.culprits[0].pid}" in found.text
-    assert took < 2 * cluster.PATIENCE
+    found = stopped(member, 2, servers)
+    assert found["kind"] == "process"
+    (culprit,) = found["culprits"]
+    kind, index = member.split()
+    assert culprit["rank" if kind == "rank" else "server_rank"] == int(index)
 
 
 def sums_across(bps: Any, namespaces: list[str]) -> str:
@@ -212,7 +285,9 @@ def sums_across(bps: Any, namespaces: list[str]) -> str:
     add(bps, "w")
     mark("ready")
     await_mark("stopped")
-    bps.push_pull(np.ones(1 << 20, np.float32), name="large")
+    handle = bps.push_pull_async(np.ones(1 << 20, np.float32), name="large")
+    mark("sends")
+    bps.synchronize(handle)
     bps.barrier()
     bps.shutdown()
     return "done"
@@ -227,19 +302,11 @@ def test_a_network_that_is_cut(networks: network.Network) -> None:
         job.await_marks("ready")
         networks.cut("rank 1", "data", "out")
         job.set_mark("stopped")
-        seen = []  # what it said until it was right
-        deadline = time.monotonic() + 30 * cluster.PATIENCE
-        while True:
-            program = [*networks.inside("rank 0"), *COMMAND, "why", "--json"]
-            done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
-            found = json.loads(done.stdout) or [{"kind": "not even a job"}]  # a busy process may be late
-            if found[0]["kind"] == "network":
-                break
-            seen.append((found[0].get("text"), done.stderr))
-            assert time.monotonic() < deadline, seen
-            time.sleep(0.1)
-        assert 1 in [one["rank"] for one in found[0]["culprits"]]
-        assert "has not arrived" in found[0]["text"]
+        job.await_marks("sends")
+        found = answer(job, lambda _: True, inside=networks.inside("rank 0"))
+        assert found["kind"] == "network", found["text"]
+        assert 1 in ranks_of(found)
+        assert "has not arrived" in found["text"]
         networks.mend("data")
         assert job.results() == ["done", "done"]
 
@@ -257,9 +324,10 @@ def test_the_scheduler_is_stopped() -> None:
         job.await_marks("ready")
         stop(job, "scheduler")
         job.set_mark("stopped")
-        found = why(job, lambda found: found.kind == "scheduler" and len(found.waits) == 2)
-        assert found.waits[0].what == "the barrier of group 0"
-        assert not found.culprits
+        found = answer(job, ranks_that_wait(0, 1))
+        assert found["kind"] == "scheduler"
+        assert found["operation"] == "the barrier of group 0"
+        assert not found["culprits"]
         job.kill("scheduler", signal.SIGCONT)
         assert job.results() == [True, True]
 
@@ -278,8 +346,9 @@ def test_the_scheduler_is_gone() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert state.scheduler is None
-        found = explain(state)
-        assert (found.kind, names(found)) == ("rank", [CULPRIT])  # the sums do not need a scheduler
+        found = answer(job, ranks_that_wait(0))
+        assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])  # the sums do not need a scheduler
+        assert "this_is_where_it_hangs" in found["stacks"]["rank 1"]
         job.set_mark("go on")
         job.outcomes()
 
@@ -380,18 +449,25 @@ def fails(bps: Any) -> str:
     return str(error.value)
 
 
+def complete(folder: Path) -> dict[int, Path]:
+    """By process: the files that are there as a whole."""
+    files = {int(file.stem.rpartition("-")[2]): file for file in folder.glob("*.json")}
+    return {pid: file for pid, file in files.items() if file.read_text().endswith("\n")}
+
+
 def test_a_rank_whose_operation_fails_leaves_a_file(tmp_path: Path) -> None:
     with cluster.Job(fails, workers=2, servers=1, env={"BPS_DUMP_DIR": str(tmp_path), "BPS_TIMEOUT": "0.5"}) as job:
+        pids = [job.pid("rank 0"), job.pid("server 0")]
         deadline = time.monotonic() + 30 * cluster.PATIENCE
-        while not (files := list(tmp_path.glob("*.json"))) or not files[0].read_text().endswith("\n"):
-            assert time.monotonic() < deadline
+        while not (files := complete(tmp_path)).keys() >= set(pids):
+            assert time.monotonic() < deadline, files
             time.sleep(0.05)
-        pid = job.pid("rank 0")
         end_all(job)
-    (file,) = files
-    assert file.name.endswith(f"-{pid}.json")
-    assert file.stat().st_mode & 0o077 == 0
-    report = json.loads(file.read_text())
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files.values())
+    report, of_server = (json.loads(files[pid].read_text()) for pid in pids)
+    assert of_server["last_failed_round"].startswith("round 0 of tensor ")
+    (failed,) = of_server["rounds"]  # until rank 1, which has not come, knows
+    assert (failed["waits_for"], failed["missing"]) == ("members", [1])
     (last,) = [one for one in report["recent"] if one["name"] == "w"]
     assert (last["kind"], last["round"], last["bytes"]) == ("push_pull", 0, 36)
     assert "most recent call first" in report["stacks"]

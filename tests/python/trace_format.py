@@ -37,7 +37,7 @@ def check(text: str) -> dict[str, Any]:
             continue
         assert event["ph"] in ("b", "e"), event
         assert isinstance(event["ts"], (int, float)), event
-        assert event["cat"] in ("operation", "partition", "round"), event
+        assert event["cat"] in ("operation", "partition", "round", "program"), event
         assert event["pid"] in named, "an event of a process without a name"
         stack = open_[event["pid"], event["cat"], event["id2"]["local"]]
         if event["ph"] == "b":

@@ -22,6 +22,7 @@ from test_counters import (  # noqa: F401  tests that run here over rdma
     test_control_endpoints_carry_no_payload,
     test_two_writes_per_partition,
 )
+from test_metrics import fetch, free_ports, samples
 
 TRANSPORTS = ["rdma"]  # of the tests from test_counters
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
@@ -102,6 +103,38 @@ def test_two_devices_share_the_loops(spare_device, servers):
     sent = [fabric.hardware_counters(hca)["sent_pkts"] - b for hca, b in zip(devices, before, strict=True)]
     assert all(one["copies"] == 0 for one in found)
     assert min(sent) > 0.3 * sum(sent), f"packets sent: {dict(zip(devices, sent, strict=True))}"
+
+
+def port_events(port: int) -> dict[str, float]:
+    """What the metrics of a rank say of the device under test, by the names of its driver."""
+    return {
+        one.labels["counter"]: one.value
+        for one in samples(fetch(port)[2])
+        if one.name == "bps_rdma_port_events_total" and one.labels["device"] == fabric.HCA
+    }
+
+
+def test_metrics_tell_what_the_device_counts():
+    """Packets, and retransmissions, which are what a network with losses shows first."""
+    port = free_ports(2)
+    env = RDMA | CUT | {"BPS_METRICS_PORT": str(port)}
+    with cluster.start(works_on_demand, workers=2, env=env) as job:
+        job.await_marks("ready")
+        told = [port_events(port)]
+        counted = [fabric.hardware_counters()]
+        job.set_mark("go")
+        job.await_marks("worked")
+        counted.append(fabric.hardware_counters())
+        told.append(port_events(port))
+        job.set_mark("end")
+        job.results()
+    assert set(told[0]) >= set(counted[0])
+    if fabric.is_rxe():
+        assert {"sent_pkts", "retry_exceeded_err", "completer_retry_err", "out_of_seq_request"} <= set(told[0])
+        assert told[1]["sent_pkts"] - told[0]["sent_pkts"] >= 2 * ROUNDS * COUNT * 4 // 4096
+    for name in {"sent_pkts", "rcvd_pkts"} & set(told[0]):  # looks are one after the other, and counters only grow
+        looks = [told[0][name], counted[0][name], counted[1][name], told[1][name]]
+        assert looks == sorted(looks), name
 
 
 def test_a_job_leaves_no_verbs_objects():

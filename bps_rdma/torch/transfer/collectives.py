@@ -11,6 +11,7 @@ import bps_rdma
 from bps_rdma import Group, Handle, arrays, job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import Options, ReduceOp, start
+from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.dense import DTYPES, as_bytes
 from bps_rdma.torch.transfer.device import Device, device_of
 from bps_rdma.torch.transfer.operation import Layout, StagedOperation
@@ -33,7 +34,8 @@ class _Pipelines:
             config = job.current().config
             chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES")
             slots = config.integer("BPS_GPU_CHUNKS")
-            found = self._made[place, members.id] = CopyPipeline(device, members.size, chunk_bytes, slots)
+            found = CopyPipeline(device, members.size, chunk_bytes, slots, spans())
+            self._made[place, members.id] = found
         return found
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from bps_rdma import Handle
+from bps_rdma.spans import Spans
 from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.operation import StagedOperation
 from bps_rdma.torch.transfer.slots import Slot, Slots
@@ -54,6 +56,7 @@ class Chunk:
     columns: tuple[int, int]
     slot: Slot
     filled: Any = field(default=None)  # event: it has been copied down
+    began: int = 0  # the copy, time.monotonic_ns()
     handle: Handle | None = None
 
     def row(self, number: int) -> torch.Tensor:
@@ -75,10 +78,12 @@ class CopyPipeline:
         ranks: of the group; chunks of some operations have a row for each of them.
         chunk_bytes: largest chunk with one row; others are larger in large groups.
         slots: shared slots.
+        spans: where copies are noted; the thread that copies up then waits for the end of each.
     """
 
-    def __init__(self, device: Device, ranks: int, chunk_bytes: int, slots: int) -> None:
+    def __init__(self, device: Device, ranks: int, chunk_bytes: int, slots: int, spans: Spans | None = None) -> None:
         self._device = device
+        self._spans = spans if spans is not None and spans.is_on else None
         self.completed = 0  # chunks
         self._chunk_bytes = chunk_bytes
         self._largest = max(chunk_bytes, ranks * _SMALLEST_ROW)
@@ -184,6 +189,7 @@ class CopyPipeline:
             if chunk.slot.emptied is not None:
                 self._device.order(self._down, chunk.slot.emptied)
             begin, end = chunk.columns
+            chunk.began = time.monotonic_ns()
             for row, tensor in operation.layout.sources:
                 self._device.copy(chunk.row(row), tensor[begin:end], self._down)
             chunk.filled = self._device.record(self._down)
@@ -198,6 +204,8 @@ class CopyPipeline:
         operation = chunk.cursor.operation
         try:
             self._device.wait(chunk.filled)
+            if self._spans is not None:
+                self._spans.add(f"copy to host: {operation.name} [{chunk.number}]", chunk.began)
             if not operation.failed:
                 chunk.handle = operation.send(chunk.rows(), chunk.number)
         except Exception as error:
@@ -251,9 +259,13 @@ class CopyPipeline:
         try:
             chunk.handle.wait()
             begin, end = chunk.columns
+            began = time.monotonic_ns()
             for row, tensor in operation.layout.targets:
                 self._device.copy(tensor[begin:end], chunk.row(row), self._up)
             chunk.slot.emptied = self._device.record(self._up)
+            if self._spans is not None:
+                self._device.wait(chunk.slot.emptied)
+                self._spans.add(f"copy to device: {operation.name} [{chunk.number}]", began)
             self.completed += 1
             cursor.completed += 1
             if cursor.completed == len(cursor.pieces):
