@@ -139,6 +139,7 @@ class RoundEngine final : public tensor::ContributionSource {
   static void acknowledge(Arrival& arrival);
   void complete(Round& round);
   void sum(Round& round);
+  void end_pass(Round& round, Status status, WorkerSession* broken);
   void sum_compressed(Round& round);
   std::uint64_t compressed_bytes(Push& push, std::uint64_t room);
   std::uint64_t payload_bytes(Push& push, std::uint64_t room);

@@ -163,7 +163,9 @@ std::uint64_t RoundEngine::payload_bytes(Push& push, std::uint64_t room) {
   } else if (push.from.direct()->get({push.span.key, push.span.address, sizeof head}, head) != Status::kOk) {
     return 0;
   }
-  return tensor::unrounded_bytes(head, header.length / size_of(header.dtype));
+  const std::uint64_t elements = header.length / size_of(header.dtype);
+  const std::uint64_t bytes = tensor::unrounded_bytes(head, elements);
+  return bytes <= tensor::most_unrounded_bytes(header.dtype, elements) ? bytes : 0;
 }
 
 std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
@@ -247,10 +249,19 @@ void RoundEngine::sum(Round& round) {
   WorkerSession* broken = nullptr;
   if (const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
       status != Status::kOk) {
-    return broken->lose(status == Status::kProtocol ? "it sent a sum that its host cannot have made"
-                                                    : "its memory cannot be reached");
+    return end_pass(round, status, broken);
   }
   answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
+}
+
+// A pass has not come to its end: the fault of a worker, or of nobody.
+void RoundEngine::end_pass(Round& round, Status status, WorkerSession* broken) {
+  if (status == Status::kNoMemory) {
+    return fail(round, {ErrorCode::kInternal, "the server has no memory for this sum",
+                        "use more servers, or give them more memory"});
+  }
+  broken->lose(status == Status::kProtocol ? "it sent a payload that no worker can have made"
+                                           : "its memory cannot be reached");
 }
 
 // The slot of the first compressed payload that travelled takes the code of the result. Nobody pulls later: who sends
@@ -281,8 +292,7 @@ void RoundEngine::sum_compressed(Round& round) {
   }
   if (status != Status::kOk) {
     round.result = nullptr;
-    return broken->lose(status == Status::kProtocol ? "it sent a payload that its compression cannot have written"
-                                                    : "its memory cannot be reached");
+    return end_pass(round, status, broken);
   }
   for (Arrival& arrival : round.arrivals) {
     if (arrival.slot == round.result) arrival.slot = nullptr;

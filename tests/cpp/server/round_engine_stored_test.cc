@@ -123,6 +123,46 @@ TEST_F(StoredTest, WhatDoesNotFitIsRefused) {
   ASSERT_EQ(failures(2).size(), 1U) << "nobody adds in the name of another rank";
 }
 
+TEST_F(StoredTest, AStoreThatFailsLeavesWhatWasThere) {
+  use_slots(4);
+  store();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {  // nobody has a payload
+    tensor::PushHeader push = header(i, tensor::kIsPush | kPull, stores_);
+    push.kind = tensor::OperationKind::kStore;
+    land(i, push);
+  }
+  for (std::uint32_t i = 0; i < kWorkers; ++i) answers(i);
+  land(1, addition(1, 0));
+  EXPECT_EQ(answers(1), (Floats{3}));
+}
+
+TEST_F(StoredTest, AnAdditionThatCannotBeReadDoesNotCount) {
+  use_slots(4);
+  store();
+  data(1).put_on_same_host();
+  data(1).reachable = false;
+  post(1, addition(1, 0));
+  engine.fail_lost();
+  land(0, addition(0, 0));
+  EXPECT_EQ(answers(0), (Floats{2}));
+}
+
+TEST_F(StoredTest, AMemberAloneReplacesNothingOfTheOthers) {
+  use_slots(4);
+  engine.add_group(van::Group{7, {2}});
+  store();
+  for (const std::uint32_t group : {tensor::kAlone | 2, 7U}) {
+    tensor::PushHeader push = header(2, kPush | tensor::kIsPull);
+    push.kind = tensor::OperationKind::kStore;
+    push.group = group;
+    push.member = 0;
+    land(2, push);
+    answers(2);
+  }
+  land(1, addition(1, 0));
+  EXPECT_EQ(answers(1), (Floats{3})) << "what all have stored, and not what rank 2 has";
+}
+
 TEST_F(StoredTest, InPlace) {
   share_memory();
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
