@@ -29,6 +29,15 @@ void require(const Memory& memory, Dtype dtype, std::size_t elements) {
               "pass an array of the size and dtype of the one that the sum was made for");
 }
 
+void require(const std::vector<std::uint32_t>& elements, std::size_t count) {
+  for (const std::uint32_t element : elements) {
+    if (element < count) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no element " + std::to_string(element) + " among " + std::to_string(count),
+                "pass elements of the sum");
+  }
+}
+
 std::span<double> doubles(const Memory& memory) {
   return {reinterpret_cast<double*>(memory.address), memory.elements};
 }
@@ -62,6 +71,7 @@ void bind_exact(py::module_& module) {
       .def(
           "copy_parts",
           [](const ExactAccumulator& sum, const std::vector<std::uint32_t>& elements, const Memory& into) {
+            require(elements, sum.elements());
             require(into, Dtype::kFloat64, elements.size() * server::Superaccumulator::kParts);
             std::ranges::copy(sum.parts(elements), doubles(into).begin());
           },
@@ -70,6 +80,7 @@ void bind_exact(py::module_& module) {
           "round",
           [](const ExactAccumulator& sum, const Memory& sums, const std::vector<std::uint32_t>& elements,
              const Memory& parts, std::uint32_t divisor, bool is_divided, const Memory& into) {
+            require(elements, sum.elements());
             require(sums, Dtype::kFloat64, sum.elements());
             require(parts, Dtype::kFloat64, elements.size() * server::Superaccumulator::kParts);
             require(into, sum.dtype(), sum.elements());
