@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/float_environment.h"
 #include "python/bind.h"
 #include "python/memory.h"
 #include "server/exact_accumulator.h"
@@ -55,6 +56,7 @@ void bind_exact(py::module_& module) {
           [](ExactAccumulator& sum, const Memory& elements) {
             require(elements, sum.dtype(), sum.elements());
             const py::gil_scoped_release release;
+            const DefaultFloatEnvironment not_the_callers;
             sum.add(elements.address);
           },
           py::arg("elements"))
@@ -84,6 +86,7 @@ void bind_exact(py::module_& module) {
             require(sums, Dtype::kFloat64, sum.elements());
             require(parts, Dtype::kFloat64, elements.size() * server::Superaccumulator::kParts);
             require(into, sum.dtype(), sum.elements());
+            const DefaultFloatEnvironment not_the_callers;
             sum.round(doubles(sums), elements, doubles(parts), divisor, is_divided, into.address);
           },
           py::arg("sums"), py::arg("elements"), py::arg("parts"), py::arg("divisor"), py::arg("is_divided"),
