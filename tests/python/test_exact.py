@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import resource
 from typing import Any
 
 import cluster
@@ -13,7 +14,7 @@ import pytest
 from exact_reference import COUNT, exact_sum, gradients
 
 import bps_rdma
-from bps_rdma import job
+from bps_rdma import _core, arrays, job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchError
 
 TCP = {"BPS_TRANSPORT": "tcp"}
@@ -186,3 +187,45 @@ def test_sums_of_gradients_take_no_repairs() -> None:
         ordinary[-1000:] = 0
         total.add(ordinary)
     assert len(total._sum.beyond()) < COUNT // 100
+
+
+def overflown(bps: Any) -> None:
+    """A gradient of nothing but infinities and NaN takes little more memory than one of numbers."""
+    count = 300_000
+    gradient = np.full(count, np.inf, np.float32)
+    gradient[1::3] = np.nan
+    gradient[2::3] = np.inf if bps.rank() == 0 else -np.inf
+    gradient[:4] = [1e38, 1, -np.inf, 1e30]
+    total = bps.ExactSum(gradient, name="g")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    total.add(gradient)
+    total.add(np.full(count, 1e-38, np.float32))
+    result = total.push_pull()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert grown < 80_000, grown
+    assert result[:4].tolist() == [2e38, 2, -np.inf, np.float32(2e30)]
+    assert np.isposinf(result[6::3]).all()
+    assert np.isnan(result[4::3]).all()
+    assert np.isnan(result[5::3]).all()  # infinities of both signs
+
+
+def test_what_is_not_finite_takes_no_memory() -> None:
+    cluster.run(overflown, workers=2)
+
+
+def test_elements_beyond_the_sum_are_refused() -> None:
+    one = np.ones(4, np.float32)
+    total = _core.ExactAccumulator(arrays.Dtype.float32, 4)
+    width = total.parts_per_element
+    sums, parts = np.zeros(4), np.zeros(width)
+    with pytest.raises(InvalidArgumentError, match="no element 4 among 4"):
+        total.copy_parts([4], arrays.describe(parts, True))
+    with pytest.raises(InvalidArgumentError, match="no element 4000000000 among 4"):
+        total.round(
+            arrays.describe(sums, False),
+            [4_000_000_000],
+            arrays.describe(parts, False),
+            1,
+            False,
+            arrays.describe(one, True),
+        )

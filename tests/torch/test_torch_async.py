@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import cluster
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError
 
 ASYNC = {"BPS_ASYNC": "1"}
 
@@ -106,6 +107,127 @@ def refused(bps: Any) -> None:
 
 def test_compression_is_refused() -> None:
     cluster.run(refused, workers=1, env=ASYNC)
+
+
+def refused_by_settings(bps: Any) -> None:
+    import bps_rdma.torch
+
+    with pytest.raises(InvalidArgumentError, match=r"BPS_EXACT=1|BPS_COMPRESSION=int8"):
+        bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(linear(0).parameters(), lr=0.1))
+    bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(linear(0).parameters(), lr=0.1), exact=False)
+
+
+@pytest.mark.parametrize("setting", [{"BPS_EXACT": "1"}, {"BPS_COMPRESSION": "int8"}])
+def test_settings_that_changes_of_weights_cannot_have_are_refused(setting: dict[str, str]) -> None:
+    cluster.run(refused_by_settings, workers=1, env=ASYNC | setting)
+
+
+class Counting:
+    """Weights that begin at zero, of two dtypes, and whose every step adds one."""
+
+    def __init__(self, elements: int) -> None:
+        import bps_rdma.torch
+
+        dtypes = (torch.float32, torch.float64)
+        self.parameters = [nn.Parameter(torch.zeros(elements, dtype=dtype)) for dtype in dtypes]
+        self.optimizer = bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(self.parameters, lr=1.0))
+
+    def step(self, change: float = 1) -> None:
+        for parameter in self.parameters:
+            parameter.grad = torch.full_like(parameter, -change)
+        self.optimizer.step()
+
+    def values(self) -> set[float]:
+        return {value for parameter in self.parameters for value in parameter.detach().unique().tolist()}
+
+
+def waits_too_long(bps: Any, elements: int) -> None:
+    counting = Counting(elements)
+    if bps.rank() == 0:
+        counting.step()
+        with pytest.raises(DeadlineError):
+            counting.step()  # its change is with the servers, in part
+        with pytest.raises(DeadlineError):
+            counting.step()  # which must be completed first: nothing is added
+        while True:
+            try:
+                counting.step()
+                break
+            except DeadlineError:
+                continue
+    else:
+        time.sleep(4)
+        for _ in range(2):
+            counting.step()
+    bps.barrier()
+    counting.step(0)
+    assert counting.values() == {3 + 2}
+
+
+# Partitions that fit the servers' slots, and more than those: then some have not been sent when the deadline passes.
+@pytest.mark.parametrize("elements", [1000, 200_000])
+def test_after_a_deadline_nothing_is_lost_or_added_twice(elements: int) -> None:
+    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "1.5", "BPS_TRANSPORT": "tcp"}
+    small = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384"}
+    cluster.run(waits_too_long, elements, workers=2, env=env | small)
+
+
+def meets_too_late(bps: Any) -> None:
+    counting = Counting(1000)
+    if bps.rank() == 1:
+        time.sleep(3)
+    with pytest.raises(DeadlineError):
+        counting.step()
+    counting.step()
+    assert counting.values() == {2 * 2}
+
+
+def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
+    cluster.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "1.5"})
+
+
+def diverges(bps: Any) -> None:
+    counting = Counting(100)
+    counting.step()
+    counting.optimizer._bps_steps += bps.rank()  # as if a step had failed on one rank alone
+    with pytest.raises(MismatchError, match="store_weights"):
+        counting.step()
+    counting.optimizer.store_weights()
+    before = counting.values()
+    counting.step()
+    assert counting.values() == {min(before) + 2}
+
+
+def test_ranks_that_have_not_completed_the_same_steps_are_told() -> None:
+    cluster.run(diverges, workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
+
+
+def loads(bps: Any) -> None:
+    counting = Counting(100)
+    counting.step(0)
+    loaded = [torch.full_like(p, 7) for p in counting.parameters]
+    with torch.no_grad():  # as load_state_dict() does it
+        for parameter, value in zip(counting.parameters, loaded, strict=True):
+            parameter.copy_(value)
+    with pytest.raises(InvalidArgumentError, match="store_weights"):
+        counting.step()
+    counting.optimizer.store_weights()
+    with torch.no_grad():
+        for parameter, value in zip(counting.parameters, loaded, strict=True):
+            parameter.copy_(value)  # nothing new
+    bps.barrier()
+    counting.step()
+    bps.barrier()
+    counting.step(0)
+    assert counting.values() == {7 + bps.size()}
+    bps.barrier()
+    counting.optimizer.unstore_weights()
+    assert counting.values() == {7 + bps.size()}
+
+
+@pytest.mark.parametrize("staleness", ["-1", "0"])
+def test_parameters_that_were_replaced_are_not_added(staleness: str) -> None:
+    cluster.run(loads, workers=2, env=ASYNC | {"BPS_STALENESS": staleness})
 
 
 def goes_on(bps: Any) -> float:
