@@ -334,48 +334,44 @@ TEST(Superaccumulator, KeepsWhatCancels) {
   EXPECT_EQ(std::bit_cast<std::uint64_t>(sum.value(1, Rounding::kNearest)), 0U);
 }
 
-// Of so many sources even numbers of one exponent may need more bits than a float64 has: the look at exponents must not
-// take that for much room.
+// Of so many sources even numbers of one exponent may need more bits than there are: the look at exponents must not
+// take less than no room for much. Half of the sources cancel the other half, so that what is rounded on the way shows.
 template <typename T>
-void expect_exact_sum_of_many(std::size_t count) {
-  constexpr std::size_t kElements = 2000;  // whole runs, which are added in the quick ways
-  // Alternating signs, and an odd one out: what is rounded on the way shows, because most of it cancels.
-  std::vector<T> large(kElements, from_double<T>(std::is_same_v<T, Float16> ? 65504 : 3.3e38));
-  std::vector<T> minus(kElements, from_double<T>(std::is_same_v<T, Float16> ? -65504 : -3.3e38));
-  std::vector<T> small(kElements, from_double<T>(std::is_same_v<T, Float16> ? 6e-8 : 1e-40));
+void expect_exact_sum_of_many(std::size_t count, double large, double small) {
+  constexpr std::size_t kElements = 64;  // a run, which is added in the quick ways
+  std::vector<T> plus(kElements, from_double<T>(large));
+  std::vector<T> minus(kElements, from_double<T>(-large));
+  std::vector<T> between(kElements, from_double<T>(small));
   std::vector<const std::byte*> at;
   ExactSum sum;
   sum.begin({kDtypeOf<T>, ReduceOp::kExactSum, 1});
   for (std::size_t i = 0; i < count; ++i) {
     sum.add_plain();
-    at.push_back(bytes_of(i == count / 2 ? small : i < count / 2 ? large : minus));
+    at.push_back(bytes_of(i == count / 2 ? between : i < count / 2 ? plus : minus));
   }
   std::vector<T> result(kElements);
   std::byte* const into = bytes_of(result);
   sum.sum(0, kElements, at, {&into, 1});
-  // An odd count has as many large ones as their opposites.
-  for (const T one : result) ASSERT_EQ(std::memcmp(&one, &small[0], sizeof one), 0) << to_double(one);
+  for (const T one : result) ASSERT_EQ(to_double(one), to_double(between[0])) << count;
 }
 
-TEST(ExactSumOfMany, Float16) {
+TEST(ExactSumOfMany, RoundsNothing) {
   const std::string_view best = reduce_isa();
   for (const std::string_view isa : available_reduce_isas()) {
     ASSERT_TRUE(set_reduce_isa(isa));
-    expect_exact_sum_of_many<Float16>(8195);
-    expect_exact_sum_of_many<Float16>(20001);
+    expect_exact_sum_of_many<Float16>(8197, 65504, 6e-8);
+    expect_exact_sum_of_many<Float16>(20001, 65504, 6e-8);
+    expect_exact_sum_of_many<Float16>(20001, 1.9990234375, 1);
+    expect_exact_sum_of_many<Bfloat16>(140001, 1.9921875, 1);
+    expect_exact_sum_of_many<float>(4001, 3e38, 1e-40);
   }
   set_reduce_isa(best);
-}
-
-TEST(ExactSumOfMany, Bfloat16) {
-  expect_exact_sum_of_many<Bfloat16>(4001);
-  expect_exact_sum_of_many<Bfloat16>(70001);
 }
 
 // All of a host's ranks at the end of the range: the sum is cut into numbers that are not beyond it, none is lost.
 TEST(Superaccumulator, ASumFarBeyondTheLargestNumberTravelsWhole) {
   constexpr double kMost = std::numeric_limits<double>::max();
-  for (const int count : {2, 24, 25, 63, 64, 65, 100, 1000, 65535}) {
+  for (const int count : {2, 24, 25, 64, 65, 1000, 10000}) {
     for (const double sign : {1.0, -1.0}) {
       constexpr std::uint64_t kElements = 3;
       std::vector<std::byte> bytes(tensor::most_unrounded_bytes(Dtype::kFloat64, kElements));
