@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import resource
+from fractions import Fraction
 from typing import Any
 
 import cluster
 import numpy as np
 import pytest
-from exact_reference import COUNT, exact_sum, gradients
+from exact_reference import COUNT, exact_sum, gradients, rounded
 
 import bps_rdma
 from bps_rdma import _core, arrays, job
@@ -229,3 +230,25 @@ def test_elements_beyond_the_sum_are_refused() -> None:
             False,
             arrays.describe(one, True),
         )
+
+
+def many_halves(bps: Any) -> None:
+    """8,196 terms of float16 at both ends of its range: their sum is exact in float64, and no accumulator is needed."""
+    count, elements = 8196, 64
+    random = np.random.default_rng(8)
+    terms = random.choice(np.array([65504, -65504, 2**-24, 1, -(2.0**-14)], np.float16), (count, elements))
+    terms[: count // 2, 0], terms[count // 2 :, 0] = 65504, -65504
+    terms[7, 0] = 2**-24
+    terms[:, 1] = 65504
+    total = bps.ExactSum(terms[0], name="g")
+    for one in terms[bps.rank() :: bps.size()]:
+        total.add(one)
+    assert not total._sum.beyond()
+    units = (terms.astype(np.float64) * 2**24).astype(np.int64).sum(axis=0).tolist()  # below 2^53
+    result = total.push_pull()
+    assert result.tolist() == [float(rounded(Fraction(unit, 2**24), "float16")) for unit in units]
+
+
+def test_float16_with_as_many_terms_as_float64_holds() -> None:
+    cluster.run(many_halves, workers=2)
+

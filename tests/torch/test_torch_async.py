@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import cluster
@@ -11,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError
+from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
 
 ASYNC = {"BPS_ASYNC": "1"}
 
@@ -232,7 +235,6 @@ def test_parameters_that_were_replaced_are_not_added(staleness: str) -> None:
 
 def goes_on(bps: Any) -> float:
     import bps_rdma.torch
-    from bps_rdma.errors import RoundAbortedError
 
     model = linear(0)
     optimizer = bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
@@ -240,9 +242,6 @@ def goes_on(bps: Any) -> float:
     step = 0
     while step < 40:
         if bps.rank() == 1 and bps.size() == 3 and step == 10:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         (model(torch.ones(1, 30)) ** 2).sum().backward()
@@ -267,3 +266,60 @@ def test_a_job_that_may_lose_members_goes_on() -> None:
     assert not outcomes[0].error, outcomes[0].error
     assert not outcomes[2].error, outcomes[2].error
     assert outcomes[0].value == outcomes[2].value
+
+
+def is_lost(bps: Any) -> list[bool]:
+    """The weights are gone with the process that kept a part of them; every rank has them as it last saw them."""
+    counting = Counting(100_000)
+    counting.step()
+    bps.barrier()
+    if bps.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen = counting.values()
+    with pytest.raises(PeerLostError, match="worker 1|rank 1|server 1"):
+        while True:
+            seen = counting.values()
+            counting.step(0)
+    return [value in seen for value in counting.values()]
+
+
+def test_a_lost_worker_that_is_a_server_takes_weights_with_it() -> None:
+    env = ASYNC | {"BPS_HEARTBEAT_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
+    with cluster.start(is_lost, workers=3, env=env) as job:
+        for rank, outcome in enumerate(job.outcomes(but=[1])):
+            assert rank == 1 or (not outcome.error and all(outcome.value)), outcome.error
+
+
+def goes_on_without(bps: Any, steps: int) -> set[float]:
+    """What is lost comes back from the lowest rank; each rank hears of the loss at most once."""
+    counting = Counting(100_000)
+    aborted = done = 0
+    while done < steps:
+        try:
+            counting.step()
+        except RoundAbortedError:
+            aborted += 1
+            continue
+        done += 1
+        if done == 5:
+            bps.barrier()
+            (Path(os.environ["READY"]) / str(bps.rank())).touch()
+        time.sleep(0.02)
+    assert aborted <= 1
+    bps.barrier()
+    counting.step(0)
+    values = counting.values()
+    assert max(values) <= steps * bps.size() and min(values) > 5
+    return values
+
+
+def test_a_lost_server_is_no_end_where_members_may_be_lost(tmp_path: Path) -> None:
+    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "2", "READY": str(tmp_path)}
+    with cluster.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        job.kill("server 1")
+        one, other = job.outcomes()
+    assert not one.error, one.error
+    assert not other.error, other.error
+    assert one.value == other.value
