@@ -143,7 +143,8 @@ class ExactSum:
         nan = nan | (positive & negative)
         sums[odd[positive & ~nan]] = np.inf
         sums[odd[negative & ~nan]] = -np.inf
-        return odd[~(nan | positive | negative)].tolist()
+        longer_ones: list[int] = odd[~(nan | positive | negative)].tolist()
+        return longer_ones
 
     def _parts(self, beyond: list[int], priority: int, timeout: float | None) -> Any:
         """What all ranks have added to elements whose sum is longer than a float64."""

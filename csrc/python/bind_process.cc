@@ -290,8 +290,7 @@ void bind_process(py::module_& module) {
           },
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
-          py::arg("timeout_s") = py::none(), py::arg("survives") = true,
-          py::arg("again") = false,
+          py::arg("timeout_s") = py::none(), py::arg("survives") = true, py::arg("again") = false,
           "awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss "
           "of "
           "a server does not abort it.");

@@ -40,7 +40,8 @@ class CompressedSummer {
   // whose payload cannot be read is named in `broken`. May throw std::bad_alloc, before anything has changed.
   Status sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
              WorkerSession*& broken);
-  // Of a round that has failed: what the partition's last result lost is not made up for, as the workers forget it, too.
+  // Of a round that has failed: what the partition's last result lost is not made up for, as the workers forget it,
+  // too.
   void forget(const Round& round);
 
  private:

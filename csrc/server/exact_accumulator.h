@@ -2,8 +2,9 @@
 // Adds arrays of floating point, element by element, without rounding: what a rank does with its micro-batches before
 // the ranks add theirs.
 //
-// Each element is a float64 as long as that holds the sum, which it does if that is not finite; otherwise it is NaN from
-// then on, and the sum is in a superaccumulator beside it, of which there are as many as it takes. Threading: one thread at a time. May throw std::bad_alloc.
+// Each element is a float64 as long as that holds the sum, which it does if that is not finite; otherwise it is NaN
+// from then on, and the sum is in a superaccumulator beside it, of which there are as many as it takes. Threading: one
+// thread at a time. May throw std::bad_alloc.
 #pragma once
 
 #include <cstddef>

@@ -59,7 +59,13 @@ class RoundEngine final : public tensor::ContributionSource {
   };
   RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
               Counters& counters)
-      : limits_(limits), hosts_(hosts), sessions_(sessions), pool_(pool), counters_(counters), table_(limits.table), shares_(limits.kept_bytes) {}
+      : limits_(limits),
+        hosts_(hosts),
+        sessions_(sessions),
+        pool_(pool),
+        counters_(counters),
+        table_(limits.table),
+        shares_(limits.kept_bytes) {}
 
   void add_group(const van::Group& group) {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
@@ -227,7 +233,7 @@ class RoundEngine final : public tensor::ContributionSource {
   std::optional<RoundFailure> view_ended_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> stored_;
-  StoredPartition storing_;  // of the pass in progress
+  StoredPartition storing_;      // of the pass in progress
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
 };

@@ -51,7 +51,8 @@ void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint&
   take(push);
 }
 
-void RoundEngine::take(Push& push) {
+// Without memory for a new key or round, the sender is lost, which ends its operations, and not the loop.
+void RoundEngine::take(Push& push) try {
   Round* admitted = nullptr;
   if (push.header.epoch == limits_.epoch) {
     admitted = admit(push);
@@ -96,6 +97,8 @@ void RoundEngine::take(Push& push) {
   } else if ((push.header.flags & tensor::kIsPush) != 0 && waits_for_starved(round)) {
     wait(round);
   }
+} catch (const std::bad_alloc&) {
+  push.session.lose("the server has no memory for what it pushes");
 }
 
 // The round that a push belongs to. Returns nullptr for a push that is refused or ignored.

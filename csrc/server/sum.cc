@@ -54,16 +54,7 @@ Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const 
 
 // Memory is taken for the first block, before it is written, or for no block.
 Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
-                   tensor::UnroundedWriter* unrounded) {
-  try {
-    return add_up(what, length, plan, broken, unrounded);
-  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error
-    return Status::kNoMemory;
-  }
-}
-
-Status Summer::add_up(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
-                      tensor::UnroundedWriter* unrounded) {
+                   tensor::UnroundedWriter* unrounded) try {
   const auto& [sources, targets] = plan;
   const std::size_t element = size_of(what.dtype);
   const bool exact = is_exact(what.op);
@@ -122,6 +113,8 @@ Status Summer::add_up(const Reduction& what, std::uint64_t length, const SumPlan
   }
   if (unrounded != nullptr) unrounded->finish();
   return Status::kOk;
+} catch (const std::exception&) {  // std::bad_alloc, or std::length_error
+  return Status::kNoMemory;
 }
 
 }  // namespace bps::server

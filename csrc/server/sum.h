@@ -23,8 +23,6 @@ class Summer {
              tensor::UnroundedWriter* unrounded = nullptr);
 
  private:
-  Status add_up(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
-                tensor::UnroundedWriter* unrounded);
   Status begin_exact(const Reduction& what, std::uint64_t elements, const SumPlan& plan, WorkerSession*& broken,
                      tensor::UnroundedWriter* unrounded);
   std::byte* scratch(std::size_t index);

@@ -159,7 +159,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
             except DeadlineError:
                 continue
     else:
-        time.sleep(4)
+        time.sleep(5)
         for _ in range(2):
             counting.step()
     bps.barrier()
@@ -167,26 +167,26 @@ def waits_too_long(bps: Any, elements: int) -> None:
     assert counting.values() == {3 + 2}
 
 
-# Partitions that fit the servers' slots, and more than those: then some have not been sent when the deadline passes.
-@pytest.mark.parametrize("elements", [1000, 200_000])
-def test_after_a_deadline_nothing_is_lost_or_added_twice(elements: int) -> None:
-    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "1.5", "BPS_TRANSPORT": "tcp"}
+# More partitions than the servers' slots: some have not been sent when the deadline passes.
+def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
+    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
     small = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384"}
-    cluster.run(waits_too_long, elements, workers=2, env=env | small)
+    cluster.run(waits_too_long, 200_000, workers=2, env=env | small)
 
 
 def meets_too_late(bps: Any) -> None:
     counting = Counting(1000)
     if bps.rank() == 1:
-        time.sleep(3)
+        time.sleep(2.5)
     with pytest.raises(DeadlineError):
         counting.step()
+    time.sleep(1 - bps.rank())
     counting.step()
     assert counting.values() == {2 * 2}
 
 
 def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
-    cluster.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "1.5"})
+    cluster.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "2"})
 
 
 def diverges(bps: Any) -> None:
@@ -240,7 +240,7 @@ def goes_on(bps: Any) -> float:
     optimizer = bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     aborted = 0
     step = 0
-    while step < 40:
+    while step < 40 or bps.size() == 3:  # nobody waits for the one that is lost: they may be done before they know
         if bps.rank() == 1 and bps.size() == 3 and step == 10:
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
@@ -276,10 +276,13 @@ def is_lost(bps: Any) -> list[bool]:
     if bps.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     seen = counting.values()
-    with pytest.raises(PeerLostError, match="worker 1|rank 1|server 1"):
-        while True:
-            seen = counting.values()
+    lost: PeerLostError | None = None
+    while lost is None:
+        seen = counting.values()
+        try:
             counting.step(0)
+        except PeerLostError as error:
+            lost = error
     return [value in seen for value in counting.values()]
 
 
@@ -309,7 +312,8 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
     bps.barrier()
     counting.step(0)
     values = counting.values()
-    assert max(values) <= steps * bps.size() and min(values) > 5
+    assert max(values) <= steps * bps.size()
+    assert min(values) > 5
     return values
 
 

@@ -101,9 +101,10 @@ def test_compression_is_refused() -> None:
 
 def with_flushed_subnormals(bps: Any) -> None:
     """What the caller's thread does with subnormal numbers is its own affair."""
-    assert torch.set_flush_denormal(True)
     tiny = torch.full((5000,), 1e-40)
     bits = tiny.view(torch.int32).clone()
+    assert bits.all()
+    assert torch.set_flush_denormal(True)
     for name, exact in (("exact", True), ("plain", False)):
         for timeout in (None, 60):
             result = bps.push_pull(tiny, name=name, average=False, exact=exact, timeout=timeout)

@@ -15,7 +15,6 @@ import exact_reference
 import pytest
 import torch
 
-
 # Of their exact sum, rounded once; test_pins() computes them by rational arithmetic.
 PINS = {
     "float32": "fd44a87d0298522603aea0d92c6c8f8b22afe5b2080da452a98d722c546d358e",
@@ -78,7 +77,7 @@ def test_pins(dtype: str) -> None:
 def summed(bps: Any) -> dict[str, str]:
     """In turns, or in blocks whose order each rank has for itself."""
     found = {}
-    for dtype in PINS:
+    for dtype, pin in PINS.items():
         total = bps.ExactSum(gradients(dtype)[0], name=dtype)
         turns = range(8)[bps.rank() :: bps.size()]
         blocks = range(8 // bps.size() * bps.rank(), 8 // bps.size() * (bps.rank() + 1))
@@ -87,11 +86,11 @@ def summed(bps: Any) -> dict[str, str]:
             for number in way:
                 total.add(gradients(dtype)[number])
             found[dtype] = digest(total.push_pull())
-            assert found[dtype] == PINS[dtype], (dtype, way)
+            assert found[dtype] == pin, (dtype, way)
     if bps.size() == 8:  # the same in one call, of what nobody has added up before
-        for dtype in PINS:
+        for dtype, pin in PINS.items():
             one = bps.push_pull(gradients(dtype)[bps.rank()], average=False, name=f"{dtype} in one", exact=True)
-            assert digest(one) == PINS[dtype], dtype
+            assert digest(one) == pin, dtype
     return found
 
 

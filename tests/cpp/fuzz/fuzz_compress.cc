@@ -51,8 +51,8 @@ static std::vector<std::shared_ptr<const compress::Codec>> make_all() {
   return all;
 }
 
-// A label that a member writes: a server makes a codec of it or refuses it, and nothing else. How long a code is must be
-// known for every length of partition.
+// A label that a member writes: a server makes a codec of it or refuses it, and nothing else. How long a code is must
+// be known for every length of partition.
 static void parse(std::string_view text) {
   try {
     const auto compression = compress::parse_compression(text);

@@ -36,7 +36,7 @@ constexpr std::uint32_t kOthers = 1;  // the second one all but this one
 constexpr std::uint32_t kAnswer = 77;
 constexpr std::uint32_t kHostAnswer = 78;  // of what rank 1 pushes for its host
 constexpr std::uint32_t kEpoch = 1;
-constexpr std::uint32_t kStored = 12;  // the tensor whose weights the server keeps
+constexpr std::uint32_t kStored = 12;     // the tensor whose weights the server keeps
 constexpr std::size_t kMostBytes = 4096;  // of one input
 
 struct RecordingControl final : ControlEndpoint {
@@ -398,7 +398,8 @@ Bytes disguise(PushHeader& header, Input& input) {
       break;
     }
     case 2: {  // compressed
-      constexpr std::string_view kTexts[] = {"int8", "topk:k=0.1", "randomk:k=3", "onebit:feedback=1", "int4:feedback=1"};
+      constexpr std::string_view kTexts[] = {"int8", "topk:k=0.1", "randomk:k=3", "onebit:feedback=1",
+                                             "int4:feedback=1"};
       header.flags |= tensor::kCompressed;
       header.flags &= ~tensor::kForHost;
       compress::Label label = compress::make_label(kTexts[input.take<std::uint8_t>() % std::size(kTexts)]);
