@@ -77,6 +77,7 @@ from bps_rdma.operations import (
     shard_bounds,
     store,
     synchronize,
+    unstore,
     wait,
 )
 
@@ -139,5 +140,6 @@ __all__ = [
     "size",
     "store",
     "synchronize",
+    "unstore",
     "wait",
 ]

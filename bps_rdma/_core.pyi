@@ -553,6 +553,7 @@ class Process:
         awaited: bool,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
         survives: bool = True,
+        again: bool = False,
     ) -> Handle:
         """
         awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it.

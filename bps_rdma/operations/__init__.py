@@ -35,7 +35,7 @@ from bps_rdma.operations.push_pull import (
 )
 from bps_rdma.operations.start import shard_bounds
 from bps_rdma.operations.wait import poll, synchronize, wait
-from bps_rdma.operations.weights import accumulate, accumulate_async, store
+from bps_rdma.operations.weights import accumulate, accumulate_async, store, unstore
 
 __all__ = [
     "Options",
@@ -63,5 +63,6 @@ __all__ = [
     "shard_bounds",
     "store",
     "synchronize",
+    "unstore",
     "wait",
 ]

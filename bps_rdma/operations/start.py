@@ -16,6 +16,7 @@ from bps_rdma.operations.options import AVERAGE, Options
 
 Handle = _core.Handle
 Kind = _core.Kind
+_NOBODY = (1 << 32) - 1  # as a root
 _PUSH_PULL, _BOOL = Kind.push_pull, arrays.Dtype.bool  # looked up once: an attribute of a pybind11 enum costs a call
 
 
@@ -30,6 +31,7 @@ class Described(NamedTuple):
         elements: of the whole tensor.
         root: place in the group of the rank that is copied, for a broadcast; see accumulate() for that.
         copy_to: address to which the source must be copied first; 0: none.
+        again: see accumulate().
     """
 
     kind: Kind
@@ -39,6 +41,7 @@ class Described(NamedTuple):
     elements: int
     root: int = 0
     copy_to: int = 0
+    again: bool = False
 
 
 def reduce(array: Any, result: Any, options: Options) -> Handle:
@@ -79,10 +82,17 @@ def store(array: Any, root: int, options: Options) -> Handle:
     return _run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
 
 
-def accumulate(delta: Any, out: Any, most_ahead: int, options: Options) -> Handle:
+def unstore(array: Any, options: Options) -> Handle:
+    """Starts replacing `array` by what the servers keep, on every rank; they forget it."""
+    memory = arrays.describe(array, True)
+    return _run(Described(Kind.store, memory, memory, array, memory.elements, _NOBODY), options)
+
+
+def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Options) -> Handle:
     """Starts adding `delta` to what the servers keep, which goes into `out`; None: into a new array.
 
     `most_ahead`: by how many of them this rank may be ahead of the slowest one, plus one; 0: by any number.
+    `again`: it is the latest one, which has failed, and is added where it was not.
     """
     source = arrays.describe(delta, False)
     result = arrays.empty_like(delta) if out is None else out
@@ -93,7 +103,8 @@ def accumulate(delta: Any, out: Any, most_ahead: int, options: Options) -> Handl
             f"{source.dtype.name}",
             "pass an array of the same size and dtype",
         )
-    return _run(Described(Kind.accumulate, source, target, result, source.elements, most_ahead), options)
+    described = Described(Kind.accumulate, source, target, result, source.elements, most_ahead, again=again)
+    return _run(described, options)
 
 
 def scattering(array: Any, out: Any, options: Options) -> Described:
@@ -142,8 +153,8 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
 
 
 def _run(described: Described, options: Options) -> Handle:
-    kind, source, target, result, count, root, _ = described
-    return _start(kind, source, target, result, count, options, root=root)
+    kind, source, target, result, count, root, _, again = described
+    return _start(kind, source, target, result, count, options, root=root, again=again)
 
 
 def _start(
@@ -156,18 +167,19 @@ def _start(
     pushes: bool = True,
     pulls: bool = True,
     root: int = 0,
+    again: bool = False,
 ) -> Handle:
     op, name, priority, _, timeout, awaited, _ = options
     try:
         job = current()
         tensor = tensor_of(job, kind, source, count, options)
         return job.process.start_operation(
-            tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout
+            tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout, again=again
         )
     except RoundAbortedError:  # nothing has been started
         if not resume():
             raise
-        return _start(kind, source, target, result, count, options, pushes, pulls, root)
+        return _start(kind, source, target, result, count, options, pushes, pulls, root, again)
     except TypeError:
         argument_types.explain(name=name, priority=priority, timeout=timeout)
         raise

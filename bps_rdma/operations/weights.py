@@ -14,7 +14,7 @@ from bps_rdma.operations.options import SUM, Options
 
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
 
-_MOST_AHEAD = (1 << 31) - 2
+_MOST_AHEAD = (1 << 16) - 2
 
 
 def store(
@@ -28,7 +28,8 @@ def store(
     """Makes the servers keep the `array` of worker rank `root`, replaces it by that on every rank, and returns it.
 
     A collective call: every rank of the group must make it. From then on each rank can accumulate() by itself. Calling
-    it again replaces what the servers keep.
+    it again replaces what the servers keep; unstore() gives their memory back. If it fails, they keep what they kept,
+    or, where a name has several partitions, perhaps the new array in some of them: call it again.
 
     Args:
         array: as for push_pull_inplace().
@@ -39,8 +40,32 @@ def store(
     Raises:
         InvalidArgumentError: there is no name; `root` is not in the group; or the ranks of a host sum first: set
             BPS_ASYNC=1 in the whole job. Otherwise as push_pull_inplace().
+        BpsError: the servers have no memory for it. They keep at most three quarters of what they have.
     """
     start.store(array, root, _options(name, priority, group, timeout, awaited=True)).wait()
+    return array
+
+
+def unstore(
+    array: A,
+    name: str | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> A:
+    """Replaces `array` on every rank by what the servers keep, which they keep no more, and returns it.
+
+    A collective call, as store(): it ends what that began, with the same array on all ranks.
+
+    Args:
+        array: of the same size and dtype as the array that was given to store().
+        name: of the weights.
+        priority, group, timeout: as for push_pull_inplace().
+
+    Raises:
+        InvalidArgumentError: the servers keep nothing of this name. Otherwise as push_pull_inplace().
+    """
+    start.unstore(array, _options(name, priority, group, timeout, awaited=True)).wait()
     return array
 
 
@@ -52,6 +77,7 @@ def accumulate(
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
+    again: bool = False,
 ) -> Any:
     """Adds `delta` to the weights that the servers keep, and returns them, without waiting for other ranks.
 
@@ -66,13 +92,16 @@ def accumulate(
         staleness: how many additions this rank may be ahead of the slowest rank of the group: if it is more, the call
             waits for that rank. Ranks that have ended or are lost are not waited for. Default: any number.
         priority, group, timeout: as for push_pull_inplace().
+        again: the latest call of this name has failed, and `delta` is the same: what the servers have not added of it
+            is added now, and nothing twice. For that `delta` must not have been `out`.
 
     Raises:
-        InvalidArgumentError: the servers keep nothing of this name; or `staleness` is negative.
-        DeadlineError: other ranks have not caught up; names them. What this rank has added stays.
+        InvalidArgumentError: the servers keep nothing of this name; or `staleness` is negative, or 65,535 or more.
+        DeadlineError: other ranks have not caught up; names them. What the servers have added stays; partitions that
+            had not been sent are not added. `again=True` completes it.
         PeerLostError: a server is lost, and with it the weights. Otherwise as push_pull_inplace().
     """
-    return _start(delta, name, out, staleness, priority, group, timeout, awaited=True).wait()
+    return _start(delta, name, out, staleness, priority, group, timeout, again, awaited=True).wait()
 
 
 def accumulate_async(
@@ -83,9 +112,10 @@ def accumulate_async(
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
+    again: bool = False,
 ) -> Handle:
     """Starts accumulate(); the handle gives the weights. Neither array may be used until then."""
-    return _start(delta, name, out, staleness, priority, group, timeout, awaited=False)
+    return _start(delta, name, out, staleness, priority, group, timeout, again, awaited=False)
 
 
 def _start(
@@ -96,13 +126,14 @@ def _start(
     priority: int,
     group: Group | None,
     timeout: float | None,
+    again: bool,
     *,
     awaited: bool,
 ) -> Handle:
     if staleness is not None and not (isinstance(staleness, int) and 0 <= staleness <= _MOST_AHEAD):
-        raise InvalidArgumentError(f"staleness={staleness!r}", "pass a whole number from 0 on, or None")
+        raise InvalidArgumentError(f"staleness={staleness!r}", f"pass a whole number from 0 to {_MOST_AHEAD}, or None")
     options = _options(name, priority, group, timeout, awaited=awaited)
-    return start.accumulate(delta, out, 0 if staleness is None else staleness + 1, options)
+    return start.accumulate(delta, out, 0 if staleness is None else staleness + 1, again, options)
 
 
 def _options(name: str | None, priority: int, group: Group | None, timeout: float | None, *, awaited: bool) -> Options:

@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from bps_rdma import Group, job
-from bps_rdma.operations import Options, ReduceOp, accumulate_async, start, store
+from bps_rdma import Group, Handle, job
+from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
+from bps_rdma.operations import Options, ReduceOp, accumulate_async, start, store, unstore
 from bps_rdma.operations.compressed import NONE
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.transfer import zeros_beside
@@ -21,21 +23,33 @@ class _Weights:
 
     def __init__(self, name: str, parameters: list[torch.nn.Parameter]) -> None:
         self.name = name
+        self.sent = False  # of a change that is not over: perhaps the servers have it
         self._parameters = parameters
+        self._versions: list[int] = []
         count = sum(p.numel() for p in parameters)
         beside = torch.empty(0, dtype=parameters[0].dtype)
         self.known = zeros_beside(beside, count, beside.dtype)
         self.delta = zeros_beside(beside, count, beside.dtype)
 
     def read(self, into: torch.Tensor) -> None:
-        """Copies the parameters."""
+        """Copies the parameters, and remembers that nobody has changed them since."""
         for parameter, part in zip(self._parameters, self._parts(into), strict=True):
             part.copy_(parameter.detach().reshape(-1))
+        self._versions = [parameter._version for parameter in self._parameters]
 
     def write(self) -> None:
         """Makes the parameters what is known of them."""
         for parameter, part in zip(self._parameters, self._parts(self.known), strict=True):
             parameter.detach().copy_(part.view_as(parameter))
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def was_changed(self, known: bool) -> bool:
+        """Whether somebody has written to the parameters; `known`: something else than what is known of them."""
+        return any(
+            parameter._version != version
+            and not (known and torch.equal(parameter.detach().reshape(-1), part.to(parameter.device)))
+            for parameter, version, part in zip(self._parameters, self._versions, self._parts(self.known), strict=True)
+        )
 
     def _parts(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         begin = 0
@@ -47,64 +61,154 @@ class _Weights:
 class AsynchronousOptimizer(torch.optim.Optimizer):
     """What DistributedOptimizer() returns with BPS_ASYNC=1; see docs/async.md."""
 
+    _bps_weights: list[_Weights]
+    _bps_handles: list[Handle]  # of what is under way
+    _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
+    _bps_steps: int  # that all ranks have completed, with BPS_STALENESS=0
+
     def _begin(self, named: Iterable[tuple[str, torch.nn.Parameter]], group: Group | None) -> None:
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for _, parameter in named:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        prefix = unique("Weights")
+        self._bps_prefix = unique("Weights")
         self._bps_weights = [
-            _Weights(f"{prefix}.{str(dtype).removeprefix('torch.')}", parameters)
+            _Weights(f"{self._bps_prefix}.{str(dtype).removeprefix('torch.')}", parameters)
             for dtype, parameters in by_dtype.items()
         ]
         self._bps_group = group
-        self._bps_store()
+        self._bps_handles = []
+        self.store_weights()
 
-    def _bps_store(self) -> None:
-        """The weights of the group's first rank become those of all, and those that the servers keep."""
+    def store_weights(self) -> None:
+        """The parameters of the group's first rank become those of all ranks, and those that the servers keep.
+
+        A collective call: every rank of the group must make it. Call it after the parameters have been replaced, as by
+        load_state_dict(). A change of this rank that the servers have not got, because step() has failed, is lost.
+        """
+        self._bps_settle()
         running = job.current()
         root = (self._bps_group or running.world).ranks[0]
         for weights in self._bps_weights:
             weights.read(weights.known)
-            if running.staleness == 0:  # gradients of one step meet, as always: nothing has to be kept
-                start.broadcast(weights.known, root, self._bps_options(weights)).wait()
+            if running.staleness == 0:  # changes of one step meet, as always: nothing has to be kept
+                start.broadcast(weights.known, root, self._bps_options(weights.name)).wait()
             else:
                 store(weights.known, root, weights.name, group=self._bps_group)
             weights.write()
         self._bps_epoch = running.epoch
+        self._bps_unfinished = False
+        self._bps_steps = 0
 
-    def _bps_options(self, weights: _Weights) -> Options:
-        return Options(ReduceOp.sum, weights.name, 0, self._bps_group, None, True, NONE)
+    def unstore_weights(self) -> None:
+        """The parameters of all ranks become what the servers keep, which they keep no more: the end of training.
+
+        A collective call: every rank of the group must make it. With BPS_STALENESS=0 servers keep nothing, and it does
+        nothing. store_weights() begins again.
+        """
+        self._bps_settle()
+        if job.current().staleness == 0:
+            return
+        for weights in self._bps_weights:
+            unstore(weights.known, weights.name, group=self._bps_group)
+            weights.write()
+
+    def _bps_options(self, name: str) -> Options:
+        return Options(ReduceOp.sum, name, 0, self._bps_group, None, True, NONE)
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Steps with this rank's gradients, adds the change to the servers' weights, and takes these over.
+
+        If it fails, the change is not lost: the next step first completes it, and then steps. Nothing is added twice.
 
         Raises:
             DeadlineError: the slowest rank is more than BPS_STALENESS steps behind, and has not caught up.
             PeerLostError: a server is lost, and with it the weights.
             RoundAbortedError: the job goes on with other ranks. This rank's weights are as its optimizer has left
                 them; the next step first makes those of the lowest rank everyone's.
+            InvalidArgumentError: the parameters are not what the last step has left: call store_weights() on all ranks.
+            MismatchError: with BPS_STALENESS=0, a step has failed on this rank and not on others, or the other way
+                round: call store_weights() on all ranks.
         """
         running = job.current()
         if running.epoch != self._bps_epoch:
-            self._bps_store()
+            self.store_weights()
+        self._bps_settle()
+        if any(weights.was_changed(known=not self._bps_unfinished) for weights in self._bps_weights):
+            raise InvalidArgumentError(
+                "parameters were changed since the last step: every rank would add that change to the weights",
+                "call store_weights() of the optimizer on all ranks after load_state_dict(), or whatever changed them",
+            )
+        if self._bps_unfinished and running.staleness != 0:
+            self._bps_add(running.staleness)
         result = super().step(closure, **options)
         for weights in self._bps_weights:
             weights.read(weights.delta)
             weights.delta.sub_(weights.known)
-        if running.staleness == 0:
-            for weights in self._bps_weights:
-                start.reduce(weights.delta, weights.delta, self._bps_options(weights)).wait()
-                weights.known.add_(weights.delta)
-                weights.write()
-            return result
-        handles = [
-            accumulate_async(w.delta, w.name, out=w.known, staleness=running.staleness, group=self._bps_group)
-            for w in self._bps_weights
-        ]
-        for weights, handle in zip(self._bps_weights, handles, strict=True):
-            handle.wait()
-            weights.write()
+            weights.sent = False
+        self._bps_unfinished = True
+        self._bps_meet() if running.staleness == 0 else self._bps_add(running.staleness)
         return result
+
+    def _bps_add(self, staleness: int | None) -> None:
+        """Adds the deltas where that has not been done, and takes over what the servers keep."""
+        with self._bps_all_awaited():
+            for weights in self._bps_weights:
+                again, weights.sent = weights.sent, True
+                try:
+                    handle = accumulate_async(
+                        weights.delta, weights.name, weights.known, staleness, group=self._bps_group, again=again
+                    )
+                except BpsError:
+                    weights.sent = again
+                    raise
+                self._bps_handles.append(handle)
+        self._bps_finish()
+
+    def _bps_meet(self) -> None:
+        """Adds the deltas of all ranks: each of them has come as far, or nothing is changed."""
+        steps = np.full(1, self._bps_steps, np.int64)
+        with self._bps_all_awaited():
+            for weights in self._bps_weights:
+                # In place: after a failure it is computed anew, from parameters that have the change still.
+                self._bps_handles.append(start.reduce(weights.delta, weights.delta, self._bps_options(weights.name)))
+            self._bps_handles.append(start.reduce(steps, steps, self._bps_options(f"{self._bps_prefix}.steps")))
+        size = (self._bps_group or job.current().world).size
+        if int(steps[0]) != size * self._bps_steps:
+            raise MismatchError(
+                "ranks have not completed the same steps, because one of them failed on some ranks only",
+                "call store_weights() of the optimizer on all ranks",
+            )
+        for weights in self._bps_weights:
+            weights.known.add_(weights.delta)
+        self._bps_steps += 1
+        self._bps_finish()
+
+    def _bps_finish(self) -> None:
+        self._bps_unfinished = False
+        for weights in self._bps_weights:
+            weights.write()
+
+    @contextlib.contextmanager
+    def _bps_all_awaited(self) -> Iterator[None]:
+        """Afterwards nothing is under way, whatever has failed: the buffers are this rank's again."""
+        failure: BpsError | None = None
+        try:
+            yield
+        except BpsError as error:
+            failure = error
+        failure = self._bps_settle(failure)
+        if failure is not None:
+            raise failure
+
+    def _bps_settle(self, failure: BpsError | None = None) -> BpsError | None:
+        """Waits for what is under way, which an interrupted call may have left; the first failure, after `failure`."""
+        while self._bps_handles:
+            try:
+                self._bps_handles[0].wait()
+            except BpsError as error:
+                failure = failure or error
+            self._bps_handles.pop(0)  # not when it was interrupted
+        return failure
 
     def synchronize(self) -> None:
         """Nothing: there are no gradients to wait for."""

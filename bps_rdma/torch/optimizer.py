@@ -76,6 +76,8 @@ def DistributedOptimizer(  # noqa: N802
         how = compressor_of(compression, exact)
         if how.dtype is not None or how.method not in (None, NONE):
             raise InvalidArgumentError("changes of weights travel as they are", "do without compression and exact")
+        if how.method is None:
+            _refuse_settings()
         kept = rebase(optimizer, AsynchronousOptimizer)
         kept._begin(named, ours)
         return kept
@@ -85,6 +87,18 @@ def DistributedOptimizer(  # noqa: N802
         backward_passes_per_step,
     )
     return result
+
+
+def _refuse_settings() -> None:
+    """Raises InvalidArgumentError where a setting asks for what changes of weights cannot have."""
+    running = job.current()
+    for name in ("BPS_EXACT", "BPS_COMPRESSION"):
+        value = running.config.text(name)
+        if value not in ("", "0", NONE):
+            raise InvalidArgumentError(
+                f"changes of weights travel as they are, and there is {name}={value}",
+                f"do without {name}, or without BPS_ASYNC; or pass exact=False if {name} is for other tensors",
+            )
 
 
 def names_of(

@@ -49,6 +49,7 @@ enum class [[nodiscard]] Status : std::uint8_t {
   kAgain,     // a window is full; retry after the next poll
   kPeerLost,  // the peer is gone, or its memory is
   kProtocol,  // the peer sent what it may not send
+  kNoMemory,  // of this process
 };
 
 inline const char* to_string(Status status) {
@@ -57,6 +58,7 @@ inline const char* to_string(Status status) {
     case Status::kAgain: return "window full";
     case Status::kPeerLost: return "connection lost";
     case Status::kProtocol: return "protocol violated";
+    case Status::kNoMemory: return "no memory";
   }
   return "?";
 }

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -107,6 +108,12 @@ std::optional<LimitReached> limit_behind(int error) {
                         "raise it: `ulimit -u 65536`, `docker run --pids-limit`, or LimitNPROC= in a unit"};
   }
   return std::nullopt;
+}
+
+std::uint64_t memory_limit() {
+  struct sysinfo system{};
+  ::sysinfo(&system);
+  return std::min<std::uint64_t>(memory_of_cgroups().limit, system.totalram * system.mem_unit);
 }
 
 void check_memory(std::uint64_t bytes, const std::string& what_for) {

@@ -23,6 +23,9 @@ std::optional<LimitReached> limit_behind(int error);
 // 1 MiB is not checked.
 void check_memory(std::uint64_t bytes, const std::string& what_for);
 
+// The memory that this process may use: that of its cgroup, or of the machine.
+std::uint64_t memory_limit();
+
 // Throws kTransport: the system refused a thread with this errno.
 [[noreturn]] void throw_no_thread(int error);
 

@@ -176,7 +176,7 @@ constexpr Setting kTable[] = {
     {"BPS_ASYNC", "BYTEPS_ENABLE_ASYNC", "0", kFlag, worker<&WorkerSettings::async>,
      "1: DistributedOptimizer trains asynchronously: servers keep the weights, and no rank waits for another; see "
      "docs/async.md"},
-    {"BPS_STALENESS", "", "-1", whole(-1, 1 << 20), worker<&WorkerSettings::staleness>,
+    {"BPS_STALENESS", "", "-1", whole(-1, 65534), worker<&WorkerSettings::staleness>,
      "how many steps a rank may be ahead of the slowest one with BPS_ASYNC; -1: any number; 0: training is "
      "synchronous"},
     {"BPS_BUILT_IN_HASH_COEF", "BYTEPS_BUILT_IN_HASH_COEF", "1", whole(1),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <future>
 
+#include "core/limits.h"
 #include "core/log.h"
 #include "node/local_address.h"
 #include "node/tcp_rails.h"
@@ -98,6 +99,7 @@ void Loops::start_servers(const van::Membership& members, const van::Node& self,
   server::ServerLoopOptions options;
   options.window = options_.settings.server.window;
   options.slot_memory = options_.settings.server.slot_memory / loops_.size();
+  options.kept_memory = memory_limit() / 4 * 3 / loops_.size();
   options.largest_partition = 1 << 30;
   options.epoch = members.epoch;
   options.node = self.id;

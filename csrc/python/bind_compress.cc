@@ -9,6 +9,7 @@
 #include "compress/compression.h"
 #include "compress/label.h"
 #include "core/error.h"
+#include "core/float_environment.h"
 #include "python/bind.h"
 
 namespace bps::python {
@@ -38,6 +39,7 @@ void bind_compress(py::module_& module) {
             std::vector<float> values(from.size() / sizeof(float));
             std::memcpy(values.data(), from.data(), values.size() * sizeof(float));
             std::string code(one.codec->encoded_size(values.size()), '\0');
+            const DefaultFloatEnvironment not_the_callers;
             one.codec->encode(values, std::as_writable_bytes(std::span(code)), seed);
             return py::bytes(code);
           },
@@ -47,6 +49,7 @@ void bind_compress(py::module_& module) {
           [](const Compression& one, const py::bytes& code, std::size_t elements) {
             const std::string_view from(code);
             std::vector<float> values(elements);
+            const DefaultFloatEnvironment not_the_callers;
             if (one.codec->decode(std::as_bytes(std::span(from)), values, compress::Into::kReplace) !=
                 compress::Decoded::kOk) {
               throw Error(ErrorCode::kInvalidArgument,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/float_environment.h"
 #include "python/bind.h"
 #include "python/memory.h"
 #include "server/exact_accumulator.h"
@@ -29,6 +30,15 @@ void require(const Memory& memory, Dtype dtype, std::size_t elements) {
               "pass an array of the size and dtype of the one that the sum was made for");
 }
 
+void require(const std::vector<std::uint32_t>& elements, std::size_t count) {
+  for (const std::uint32_t element : elements) {
+    if (element < count) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no element " + std::to_string(element) + " among " + std::to_string(count),
+                "pass elements of the sum");
+  }
+}
+
 std::span<double> doubles(const Memory& memory) {
   return {reinterpret_cast<double*>(memory.address), memory.elements};
 }
@@ -46,6 +56,7 @@ void bind_exact(py::module_& module) {
           [](ExactAccumulator& sum, const Memory& elements) {
             require(elements, sum.dtype(), sum.elements());
             const py::gil_scoped_release release;
+            const DefaultFloatEnvironment not_the_callers;
             sum.add(elements.address);
           },
           py::arg("elements"))
@@ -62,6 +73,7 @@ void bind_exact(py::module_& module) {
       .def(
           "copy_parts",
           [](const ExactAccumulator& sum, const std::vector<std::uint32_t>& elements, const Memory& into) {
+            require(elements, sum.elements());
             require(into, Dtype::kFloat64, elements.size() * server::Superaccumulator::kParts);
             std::ranges::copy(sum.parts(elements), doubles(into).begin());
           },
@@ -70,9 +82,11 @@ void bind_exact(py::module_& module) {
           "round",
           [](const ExactAccumulator& sum, const Memory& sums, const std::vector<std::uint32_t>& elements,
              const Memory& parts, std::uint32_t divisor, bool is_divided, const Memory& into) {
+            require(elements, sum.elements());
             require(sums, Dtype::kFloat64, sum.elements());
             require(parts, Dtype::kFloat64, elements.size() * server::Superaccumulator::kParts);
             require(into, sum.dtype(), sum.elements());
+            const DefaultFloatEnvironment not_the_callers;
             sum.round(doubles(sums), elements, doubles(parts), divisor, is_divided, into.address);
           },
           py::arg("sums"), py::arg("elements"), py::arg("parts"), py::arg("divisor"), py::arg("is_divided"),

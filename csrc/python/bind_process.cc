@@ -266,13 +266,18 @@ void bind_process(py::module_& module) {
           "start_operation",
           [](Process& p, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
              const Memory& source, const Memory& target, py::object result, bool pushes, bool pulls, std::uint32_t root,
-             std::int32_t priority, bool awaited, std::optional<double> timeout_s, bool survives) {
+             std::int32_t priority, bool awaited, std::optional<double> timeout_s, bool survives, bool again) {
             worker::Request request;
             request.kind = kind;
             request.op = op;
             request.pushes = pushes;
             request.pulls = pulls;
-            (kind == tensor::OperationKind::kAccumulate ? request.most_ahead : request.root) = root;
+            if (kind == tensor::OperationKind::kAccumulate) {
+              request.addition.most_ahead = static_cast<std::uint16_t>(root);
+              request.again = again;
+            } else {
+              request.root = root;
+            }
             request.input = source.address;
             request.output = target.address;
             request.input_allocation = source.block;
@@ -291,7 +296,7 @@ void bind_process(py::module_& module) {
           },
           py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"),
           py::arg("pushes"), py::arg("pulls"), py::arg("root"), py::arg("priority"), py::arg("awaited"),
-          py::arg("timeout_s") = py::none(), py::arg("survives") = true,
+          py::arg("timeout_s") = py::none(), py::arg("survives") = true, py::arg("again") = false,
           "awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss "
           "of "
           "a server does not abort it.");

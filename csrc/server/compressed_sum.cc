@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
+#include <utility>
 
 #include "compress/error_feedback.h"
 #include "compress/scratch.h"
@@ -40,6 +42,28 @@ Status CompressedSummer::read(const Arrival& arrival, std::size_t bytes, std::sp
   return Status::kOk;
 }
 
+// Of the group's tensor, whose partitions keep their size.
+std::vector<float>& CompressedSummer::residual_of(const Round& round, std::size_t count) {
+  const auto found = residuals_.find(round.key);
+  if (found != residuals_.end() && found->second.size() == count) return found->second;
+  forget(round);
+  std::vector<float> made(count);
+  std::vector<float>& place = residuals_[round.key];
+  if (!shares_.take(round.group->group.ranks, count * sizeof(float))) {
+    residuals_.erase(round.key);
+    throw std::bad_alloc();
+  }
+  place = std::move(made);
+  return place;
+}
+
+void CompressedSummer::forget(const Round& round) {
+  const auto found = residuals_.find(round.key);
+  if (found == residuals_.end()) return;
+  shares_.give_back(round.group->group.ranks, found->second.size() * sizeof(float));
+  residuals_.erase(found);
+}
+
 Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
                              WorkerSession*& broken) {
   const compress::Compression& compression = *round.compression;
@@ -50,8 +74,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
   auto* const bytes = reinterpret_cast<std::byte*>(sum.data());
   std::vector<float>* residual = nullptr;
   if (compression.feedback) {
-    residual = &residuals_[round.key];
-    residual->resize(count);
+    residual = &residual_of(round, count);
   }
   // Before any payload is read, because that may use the same memory.
   if (code == nullptr)

@@ -6,7 +6,7 @@
 // those that came compressed. With error feedback this server remembers of each partition what its last result lost.
 //
 // Threading: one thread. Errors: find() answers nullptr for what no worker sends; sum() says who sent what cannot be
-// read. Memory: one residual per partition with feedback, made with its first round.
+// read. Memory: one residual per partition with feedback, made with its first round, and bounded by MemoryShares.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,7 @@
 
 #include "compress/compression.h"
 #include "compress/label.h"
+#include "server/memory_shares.h"
 #include "server/round_table.h"
 #include "server/sum.h"
 
@@ -24,6 +25,9 @@ namespace bps::server {
 
 class CompressedSummer {
  public:
+  // `shares`: what residuals are counted by. It must outlive this.
+  explicit CompressedSummer(MemoryShares& shares) : shares_(shares) {}
+
   // What a label means; nullptr when it means nothing here. The same object for the same label.
   const compress::Compression* find(const compress::Label& label);
 
@@ -36,6 +40,9 @@ class CompressedSummer {
   // whose payload cannot be read is named in `broken`. May throw std::bad_alloc, before anything has changed.
   Status sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
              WorkerSession*& broken);
+  // Of a round that has failed: what the partition's last result lost is not made up for, as the workers forget it,
+  // too.
+  void forget(const Round& round);
 
  private:
   static Status read(const Arrival& arrival, std::size_t bytes, std::span<const std::byte>& payload);
@@ -43,6 +50,9 @@ class CompressedSummer {
   static constexpr std::size_t kMostTexts = 4096;  // that members can make a server remember
   std::unordered_map<std::string, std::shared_ptr<const compress::Compression>> known_;
   const compress::Compression* latest_ = nullptr;  // most pushes name the same one as the push before
+  std::vector<float>& residual_of(const Round& round, std::size_t count);
+
+  MemoryShares& shares_;
   std::unordered_map<RoundKey, std::vector<float>, RoundKeyHash> residuals_;
 };
 

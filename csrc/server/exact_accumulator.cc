@@ -2,6 +2,7 @@
 #include "server/exact_accumulator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "server/reduce.h"
@@ -49,9 +50,18 @@ double ExactAccumulator::keep(std::size_t index) {
   double added = 0;
   std::byte* into = reinterpret_cast<std::byte*>(&added);
   run_exactly(dtype_, true, {&from, &kPlain, 1, &into, 1, 1, 1, nothing, nullptr});
-  const auto [place, fresh] = beyond_.try_emplace(static_cast<std::uint32_t>(index));
-  if (fresh) place->second.add(sums_[index]);
-  place->second.add(added);
+  const auto element = static_cast<std::uint32_t>(index);
+  const auto found = beyond_.find(element);
+  const bool is_beyond = found != beyond_.end();
+  // A number that is not finite decides the sum, whatever else is in it: a float64 holds that.
+  if (!std::isfinite(added) || (!is_beyond && !std::isfinite(sums_[index]))) {
+    if (is_beyond) beyond_.erase(found);
+    const double sum = is_beyond ? added : sums_[index] + added;
+    return std::isnan(sum) ? kNaN : sum;
+  }
+  Superaccumulator& sum = is_beyond ? found->second : beyond_[element];
+  if (!is_beyond) sum.add(sums_[index]);
+  sum.add(added);
   return kNaN;
 }
 

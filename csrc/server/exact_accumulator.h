@@ -2,8 +2,9 @@
 // Adds arrays of floating point, element by element, without rounding: what a rank does with its micro-batches before
 // the ranks add theirs.
 //
-// Each element is a float64 as long as that holds the sum; it is NaN from then on, and the sum is in a superaccumulator
-// beside it, of which there are as many as it takes. Threading: one thread at a time. May throw std::bad_alloc.
+// Each element is a float64 as long as that holds the sum, which it does if that is not finite; otherwise it is NaN
+// from then on, and the sum is in a superaccumulator beside it, of which there are as many as it takes. Threading: one
+// thread at a time. May throw std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +29,9 @@ class ExactAccumulator {
   // As many elements of the type. Afterwards each sum is right, or NaN and beyond().
   void add(const std::byte* elements);
 
-  // NaN where a float64 does not hold the sum.
+  // NaN where the sum is NaN, or a float64 does not hold it.
   std::span<const double> sums() const { return sums_; }
-  // Those elements, ascending.
+  // The elements that a float64 does not hold, ascending.
   std::vector<std::uint32_t> beyond() const;
   // Of each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
   std::vector<double> parts(std::span<const std::uint32_t> elements) const;

@@ -56,13 +56,17 @@ double ExactSum::repair(std::size_t index) {
       sum.add(value_of(what_.dtype, sources_[i] + index * size_of(what_.dtype)));
       continue;
     }
-    for (const double term : readers_[i].terms(element)) sum.add(term);
+    const auto [terms, is_first_scaled] = readers_[i].terms(element);
+    for (const double& term : terms) {
+      is_first_scaled && &term == terms.data() ? sum.add_scaled(term) : sum.add(term);
+    }
   }
   if (writer_ != nullptr) {
     double terms[Superaccumulator::kMostTerms];
-    const std::size_t count = sum.expand(terms);
-    if (count == 1) return terms[0];
-    writer_->add(element, {terms, count});
+    bool is_first_scaled = false;
+    const std::size_t count = sum.expand(terms, is_first_scaled);
+    if (count == 1 && !is_first_scaled) return terms[0];
+    writer_->add(element, {terms, count}, is_first_scaled);
     return std::numeric_limits<double>::quiet_NaN();
   }
   const bool again = what_.dtype != Dtype::kFloat64 || what_.op == ReduceOp::kExactSumToOdd;

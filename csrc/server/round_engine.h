@@ -36,6 +36,7 @@
 
 #include "core/metrics.h"
 #include "server/compressed_sum.h"
+#include "server/memory_shares.h"
 #include "server/open_round.h"
 #include "server/round_table.h"
 #include "server/stored_partition.h"
@@ -54,10 +55,17 @@ class RoundEngine final : public tensor::ContributionSource {
     std::uint32_t epoch = 1;
     Location here{};
     RoundTable::Limits table{};
+    std::uint64_t kept_bytes = ~std::uint64_t{0};  // between rounds, for each rank: see MemoryShares
   };
   RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
               Counters& counters)
-      : limits_(limits), hosts_(hosts), sessions_(sessions), pool_(pool), counters_(counters), table_(limits.table) {}
+      : limits_(limits),
+        hosts_(hosts),
+        sessions_(sessions),
+        pool_(pool),
+        counters_(counters),
+        table_(limits.table),
+        shares_(limits.kept_bytes) {}
 
   void add_group(const van::Group& group) {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
@@ -147,6 +155,7 @@ class RoundEngine final : public tensor::ContributionSource {
   static void acknowledge(Arrival& arrival);
   void complete(Round& round);
   void sum(Round& round);
+  void end_pass(Round& round, Status status, WorkerSession* broken);
   void sum_compressed(Round& round);
   std::uint64_t compressed_bytes(Push& push, std::uint64_t room);
   std::uint64_t payload_bytes(Push& push, std::uint64_t room);
@@ -196,7 +205,10 @@ class RoundEngine final : public tensor::ContributionSource {
   // round_engine_stored.cc
   const RoundGroup* add_alone(std::uint32_t rank);
   StoredPartition* find_stored(const RoundKey& key);
-  std::byte* store(Round& round);
+  bool make_stored(Round& round);
+  bool keep_stored(Round& round);
+  void unstore(Round& round);
+  void forget(StoredPartition& stored);
   void accumulate(Round& round);
   void go_on(StoredPartition& stored, bool whatever);
   std::vector<std::uint32_t> ranks_behind(const Round& round) const;
@@ -220,8 +232,9 @@ class RoundEngine final : public tensor::ContributionSource {
   SlotPool& pool_;
   Counters& counters_;
   RoundTable table_;
+  MemoryShares shares_;  // weights, and what compression has lost
   Summer summer_;
-  CompressedSummer compressed_summer_;
+  CompressedSummer compressed_summer_{shares_};
   SumPlan plan_;                                   // of the pass in progress; keeps its capacity
   tensor::ContributionSender* network_ = nullptr;  // of a relay
   std::unordered_map<std::uint32_t, std::unique_ptr<RoundGroup>> groups_;
@@ -229,7 +242,8 @@ class RoundEngine final : public tensor::ContributionSource {
   std::optional<RoundFailure> view_ended_;
   std::string last_failure_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
-  std::unordered_map<std::uint64_t, StoredPartition> stored_;  // by tensor and partition
+  std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> stored_;
+  StoredPartition storing_;      // of the pass in progress
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
 };

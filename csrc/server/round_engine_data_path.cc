@@ -51,7 +51,8 @@ void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint&
   take(push);
 }
 
-void RoundEngine::take(Push& push) {
+// Without memory for a new key or round, the sender is lost, which ends its operations, and not the loop.
+void RoundEngine::take(Push& push) try {
   Round* admitted = nullptr;
   if (push.header.epoch == limits_.epoch) {
     admitted = admit(push);
@@ -97,6 +98,8 @@ void RoundEngine::take(Push& push) {
   } else if ((push.header.flags & tensor::kIsPush) != 0 && waits_for_starved(round)) {
     wait(round);
   }
+} catch (const std::bad_alloc&) {
+  push.session.lose("the server has no memory for what it pushes");
 }
 
 // The round that a push belongs to. Returns nullptr for a push that is refused or ignored.
@@ -164,7 +167,9 @@ std::uint64_t RoundEngine::payload_bytes(Push& push, std::uint64_t room) {
   } else if (push.from.direct()->get({push.span.key, push.span.address, sizeof head}, head) != Status::kOk) {
     return 0;
   }
-  return tensor::unrounded_bytes(head, header.length / size_of(header.dtype));
+  const std::uint64_t elements = header.length / size_of(header.dtype);
+  const std::uint64_t bytes = tensor::unrounded_bytes(head, elements);
+  return bytes <= tensor::most_unrounded_bytes(header.dtype, elements) ? bytes : 0;
 }
 
 std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
@@ -235,24 +240,37 @@ void RoundEngine::complete(Round& round) {
 }
 
 void RoundEngine::sum(Round& round) {
-  std::byte* kept = nullptr;
-  if (round.first.kind == tensor::OperationKind::kStore && (kept = store(round)) == nullptr) return;
+  const bool stores = round.first.kind == tensor::OperationKind::kStore;
   plan_.read_from(round);
   if (plan_.sources.empty()) {
+    if (stores) return unstore(round);
     return fail(round, {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
   }
   if (plan_.write_to(round)) {
     if (!find_result_slot(round)) return wait(round);
     plan_.targets.push_back({.bytes = round.result->payload()});
   }
-  if (kept != nullptr) plan_.targets.push_back({.bytes = kept});
+  if (stores) {
+    if (!make_stored(round)) return;
+    plan_.targets.push_back({.bytes = storing_.bytes.data()});
+  }
   WorkerSession* broken = nullptr;
   if (const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
       status != Status::kOk) {
-    return broken->lose(status == Status::kProtocol ? "it sent a sum that its host cannot have made"
-                                                    : "its memory cannot be reached");
+    return end_pass(round, status, broken);
   }
+  if (stores && !keep_stored(round)) return;
   answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
+}
+
+// A pass has not come to its end: the fault of a worker, or of nobody.
+void RoundEngine::end_pass(Round& round, Status status, WorkerSession* broken) {
+  if (status == Status::kNoMemory) {
+    return fail(round, {ErrorCode::kInternal, "the server has no memory for this sum",
+                        "use more servers, or give them more memory"});
+  }
+  broken->lose(status == Status::kProtocol ? "it sent a payload that no worker can have made"
+                                           : "its memory cannot be reached");
 }
 
 // The slot of the first compressed payload that travelled takes the code of the result. Nobody pulls later: who sends
@@ -283,8 +301,7 @@ void RoundEngine::sum_compressed(Round& round) {
   }
   if (status != Status::kOk) {
     round.result = nullptr;
-    return broken->lose(status == Status::kProtocol ? "it sent a payload that its compression cannot have written"
-                                                    : "its memory cannot be reached");
+    return end_pass(round, status, broken);
   }
   for (Arrival& arrival : round.arrivals) {
     if (arrival.slot == round.result) arrival.slot = nullptr;

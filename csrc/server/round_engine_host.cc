@@ -48,7 +48,7 @@ Status RoundEngine::read(std::uint32_t contribution, std::byte* into) {
   WorkerSession* broken = nullptr;
   const Status status =
       summer_.sum(reduction_of(round), round.first.length, plan_, broken, unrounded ? &*unrounded : nullptr);
-  if (status != Status::kOk) broken->lose("its memory cannot be read");
+  if (broken != nullptr) broken->lose("its memory cannot be read");
   return status;
 }
 

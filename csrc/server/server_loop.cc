@@ -28,8 +28,12 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
       hosts_(membership_),
       counters_(counters),
       pool_(std::move(slot_transports), options_.reactor),
-      rounds_({options.largest_partition, options.epoch, locate(options.node, membership_, hosts_)}, hosts_, sessions_,
-              pool_, counters) {}
+      rounds_({.largest_partition = options.largest_partition,
+               .epoch = options.epoch,
+               .here = locate(options.node, membership_, hosts_),
+               .table = {},
+               .kept_bytes = options.kept_memory / std::max(membership_.workers, 1U)},
+              hosts_, sessions_, pool_, counters) {}
 
 // ---- Sessions
 

@@ -32,6 +32,8 @@ namespace bps::server {
 struct ServerLoopOptions {
   std::uint32_t window = 8;       // large landing slots per worker loop, at most
   std::uint64_t slot_memory = 0;  // bytes for the slots of all workers; fewer each when they are many; 0: no limit
+  // Bytes that it may keep between rounds, for all workers: see MemoryShares.
+  std::uint64_t kept_memory = ~std::uint64_t{0};
   std::uint64_t largest_partition = 0;    // bytes; refuses more
   std::uint32_t epoch = 1;                // what carries another one is dropped and counted
   std::uint32_t node = 0;                 // of this process in the membership

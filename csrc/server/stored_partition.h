@@ -3,7 +3,8 @@
 // have changed, and which each of them gets back at once, with what others have added meanwhile.
 //
 // A rank may be bounded in how many additions it is ahead of the slowest one: then it is answered when the others have
-// caught up. Ranks that are gone are not waited for. Threading: the server loop's.
+// caught up. Ranks that are gone are not waited for. A rank that does not know whether its latest addition has arrived
+// sends it again: it is added if it was not. Threading: the server loop's.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,13 @@ namespace bps::server {
 struct StoredPartition {
   Dtype dtype{};
   std::vector<std::byte> bytes;
+  std::uint64_t counted = 0;             // of these, in MemoryShares
   std::vector<std::uint32_t> ranks;      // who may add
   std::vector<std::uint64_t> additions;  // of each of them
-  std::vector<std::size_t> waiting;      // rounds, by their number in the table, that others must catch up with
+  // The round in which the latest of them was sent first, plus one: so that one that failed for its rank, and is sent
+  // again, is not added twice.
+  std::vector<std::uint64_t> latest;
+  std::vector<std::size_t> waiting;  // rounds, by their number in the table, that others must catch up with
 
   // The place of a rank among those who may add, or the number of them.
   std::size_t place_of(std::uint32_t rank) const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "server/reduce.h"
 
@@ -51,8 +52,9 @@ Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const 
   return Status::kOk;
 }
 
+// Memory is taken for the first block, before it is written, or for no block.
 Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
-                   tensor::UnroundedWriter* unrounded) {
+                   tensor::UnroundedWriter* unrounded) try {
   const auto& [sources, targets] = plan;
   const std::size_t element = size_of(what.dtype);
   const bool exact = is_exact(what.op);
@@ -111,6 +113,8 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
   }
   if (unrounded != nullptr) unrounded->finish();
   return Status::kOk;
+} catch (const std::exception&) {  // std::bad_alloc, or std::length_error
+  return Status::kNoMemory;
 }
 
 }  // namespace bps::server

@@ -18,7 +18,7 @@ namespace bps::server {
 class Summer {
  public:
   // Sums the `length` bytes of one partition. A worker whose memory cannot be reached ends the pass and is named in
-  // `broken`. With `unrounded` an exact sum goes there, and to no target.
+  // `broken`. With `unrounded` an exact sum goes there, and to no target. kNoMemory: nothing has been written.
   Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
              tensor::UnroundedWriter* unrounded = nullptr);
 

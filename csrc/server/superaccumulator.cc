@@ -68,7 +68,7 @@ struct Superaccumulator::Magnitude {
   }
 };
 
-void Superaccumulator::add(double value) {
+void Superaccumulator::add(double value, std::size_t above) {
   const auto bits = std::bit_cast<std::uint64_t>(value);
   const bool is_negative = bits >> 63 != 0;
   const auto exponent = static_cast<int>(bits >> kMantissaBits & 0x7ff);
@@ -84,7 +84,7 @@ void Superaccumulator::add(double value) {
   const int shift = place % 32;
   const std::uint64_t low = mantissa << shift;  // the lower 64 of 84 bits
   const std::uint64_t high = shift == 0 ? 0 : mantissa >> (64 - shift);
-  std::int64_t* digit = digits_.data() + place / 32;
+  std::int64_t* digit = digits_.data() + static_cast<std::size_t>(place / 32) + above;
   digit[0] += sign * static_cast<std::int64_t>(low & 0xffffffff);
   digit[1] += sign * static_cast<std::int64_t>(low >> 32);
   digit[2] += sign * static_cast<std::int64_t>(high);
@@ -104,7 +104,7 @@ void Superaccumulator::add_parts(std::span<const double, kParts> parts) {
   for (std::size_t i = 0; i < std::size(counts); ++i) *counts[i] += static_cast<std::uint32_t>(parts[kDigits + i]);
 }
 
-double Superaccumulator::value(std::uint32_t divisor, Rounding rounding) const {
+double Superaccumulator::value(std::uint32_t divisor, Rounding rounding, int scale) const {
   if (nans_ > 0 || (infinities_ > 0 && negative_infinities_ > 0)) return kNaN;
   if (infinities_ > 0) return kInfinity;
   if (negative_infinities_ > 0) return -kInfinity;
@@ -123,19 +123,23 @@ double Superaccumulator::value(std::uint32_t divisor, Rounding rounding) const {
   } else if (half && (rest || (kept & 1) != 0)) {
     ++kept;
   }
-  const double found = std::ldexp(static_cast<double>(kept), last - kLowest - 1074);  // exact, or infinite
+  const double found = std::ldexp(static_cast<double>(kept), last - kLowest - 1074 + scale);  // exact, or infinite
   const bool is_beyond = rounding == Rounding::kToOdd && std::isinf(found);
   const double size = is_beyond ? std::numeric_limits<double>::max() : found;
   return magnitude.is_negative ? -size : size;
 }
 
-std::size_t Superaccumulator::expand(std::span<double, kMostTerms> terms) const {
+std::size_t Superaccumulator::expand(std::span<double, kMostTerms> terms, bool& is_first_scaled) const {
   Superaccumulator left = *this;
   std::size_t count = 0;
+  // The sum of all hosts may be finite, although this part of it is beyond the largest number.
+  is_first_scaled = is_finite() && std::isinf(left.value(1, Rounding::kNearest));
+  if (is_first_scaled) {
+    terms[count++] = left.value(1, Rounding::kNearest, -32 * static_cast<int>(kScaledDigits));
+    left.add_scaled(-terms[0]);
+  }
   while (count < terms.size()) {
-    double term = left.value(1, Rounding::kNearest);
-    // The sum of others may be finite, although this part of it is beyond the largest number.
-    if (std::isinf(term)) term = left.value(1, Rounding::kToOdd);
+    const double term = left.value(1, Rounding::kNearest);
     if (count > 0 && term == 0) break;
     terms[count++] = term;
     if (!std::isfinite(term) || term == 0) break;

@@ -20,20 +20,29 @@ class Superaccumulator {
   // As numbers that can be added to those of other accumulators, in any order, in float64 without rounding: at most
   // 2^20 of them. The digits, then how many NaN, infinities, negative infinities, and other than negative zeros.
   static constexpr std::size_t kParts = kDigits + 4;
-  // The largest number of float64 that a sum has to be cut into: see expand().
+  // More than the number of float64 that a sum has to be cut into: see expand().
   static constexpr std::size_t kMostTerms = 64;
 
-  void add(double value);
+  void add(double value) { add(value, 0); }
+  // 2^64 times as much.
+  void add_scaled(double value) { add(value, kScaledDigits); }
   void add_parts(std::span<const double, kParts> parts);
   void to_parts(std::span<double, kParts> parts) const;
 
   enum class Rounding : std::uint8_t { kNearest, kToOdd };
   // The sum divided by `divisor`, which is at least 1, rounded once.
-  double value(std::uint32_t divisor, Rounding rounding) const;
-  // Numbers of float64 whose sum it is, the largest first; one that is not finite, or zero, is all there is.
-  std::size_t expand(std::span<double, kMostTerms> terms) const;
+  double value(std::uint32_t divisor, Rounding rounding) const { return value(divisor, rounding, 0); }
+  // Numbers of float64 whose sum it is, the largest first; one that is not finite, or zero, is all there is. A sum that
+  // is beyond the largest number has a first one that stands for 2^64 times as much: that is `is_first_scaled`.
+  std::size_t expand(std::span<double, kMostTerms> terms, bool& is_first_scaled) const;
 
  private:
+  static constexpr std::size_t kScaledDigits = 2;  // of the highest number, the last ones there are
+  void add(double value, std::size_t above);
+  // 2^`scale` times as much.
+  double value(std::uint32_t divisor, Rounding rounding, int scale) const;
+  bool is_finite() const { return nans_ == 0 && infinities_ == 0 && negative_infinities_ == 0; }
+
   struct Magnitude;
   std::array<std::int64_t, kDigits> digits_{};
   std::uint32_t nans_ = 0;

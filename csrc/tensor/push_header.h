@@ -48,6 +48,17 @@ enum PushFlags : std::uint8_t {
   kUnrounded = 128,
 };
 
+// What PushHeader::place says of an addition.
+struct Addition {
+  std::uint16_t most_ahead;  // of the slowest rank, in additions, plus one; 0: any number
+  std::uint16_t tries;       // so many rounds ago it was sent first, and may have been added; 0: it is new
+
+  static constexpr Addition of(std::uint32_t place) {
+    return {static_cast<std::uint16_t>(place), static_cast<std::uint16_t>(place >> 16)};
+  }
+  constexpr std::uint32_t place() const { return std::uint32_t{tries} << 16 | most_ahead; }
+};
+
 struct PushHeader {
   std::uint16_t version;
   Dtype dtype;
@@ -64,9 +75,10 @@ struct PushHeader {
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
-  std::int32_t priority;  // kForHost: of the operation, for the queue of the relay; else zero
-  // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: by how many of them this
-  // rank may be ahead of the slowest, plus one; 0: by any number. Else zero.
+  // kForHost: of the operation, for the queue of the relay. kAccumulate: the group that has stored what is added to.
+  // Else zero.
+  std::int32_t priority;
+  // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: see Addition. Else zero.
   std::uint32_t place;
 
   static constexpr void fields(auto& io, auto& m) {
@@ -89,7 +101,7 @@ struct PushHeader {
     const auto has = [&](std::uint8_t all) { return (m.flags & all) == all; };
     const auto has_any = [&](std::uint8_t some) { return (m.flags & some) != 0; };
     const bool accumulates = m.kind == OperationKind::kAccumulate;
-    if (!has(kForHost) && (m.priority != 0 || (m.place != 0 && !accumulates))) return false;
+    if (!has(kForHost) && !accumulates && (m.priority != 0 || m.place != 0)) return false;
     if (has(kTwoPhase) && (!has(kBoth) || has(kForHost))) return false;
     if (has(kCompressed)) {
       const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;
@@ -102,6 +114,8 @@ struct PushHeader {
       return false;
     }
     if (m.kind >= OperationKind::kStore && has_any(kForHost | kTwoPhase | kCompressed | kUnrounded)) return false;
+    // What everybody of a group adds to is not one rank's to replace.
+    if (m.kind == OperationKind::kStore && (m.group & kAlone) != 0) return false;
     return !accumulates || (has(kHasPayload | kBoth | kWantsData) && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
   }
 };

@@ -4,6 +4,8 @@
 // 16 bytes (how many bytes there are in all, as 64 bits; zeros), one float64 per element, and then, for each element
 // whose sum one float64 does not hold, in the order of elements: its number and how many terms there are, as 32 bits
 // each, and those terms in float64, whose sum it is. Its own float64 is NaN. A NaN without such an entry is a NaN.
+// Where the highest bit of the number of terms is set, the first of them stands for 2^64 times as much: a sum of
+// float64 may be beyond the largest of them by as much as there are ranks.
 //
 // Nothing here throws or allocates. A reader never leaves the bytes that it was given, whatever is in them, also if
 // they change while it reads: a server has them from a peer.
@@ -21,7 +23,14 @@ namespace bps::tensor {
 
 inline constexpr std::size_t kUnroundedHeader = 16;
 
+// Numbers of float64 whose sum is what one of them does not hold.
+struct Terms {
+  std::span<const double> terms;
+  bool is_first_scaled = false;  // the first one stands for 2^64 times as much
+};
+
 // How many float64 the sum of some numbers of this type can need. Float16: 2^-24 to 2^16, and up to 8,192 terms.
+// Float64: 2,115 bits with 65,536 terms, 53 in each.
 constexpr std::size_t most_terms(Dtype dtype) {
   return dtype == Dtype::kFloat16 ? 1 : dtype == Dtype::kFloat64 ? 64 : 6;
 }
@@ -44,6 +53,8 @@ inline std::uint64_t unrounded_bytes(const std::byte* from, std::uint64_t elemen
   return bytes < kUnroundedHeader + elements * sizeof(double) ? 0 : bytes;
 }
 
+inline constexpr std::uint32_t kFirstScaled = std::uint32_t{1} << 31;
+
 class UnroundedWriter {
  public:
   // `into` has most_unrounded_bytes().
@@ -52,8 +63,9 @@ class UnroundedWriter {
 
   // Where the float64 of the elements belong.
   std::byte* sums() const { return start_ + kUnroundedHeader; }
-  void add(std::uint32_t element, std::span<const double> terms) {
-    const std::uint32_t head[] = {element, static_cast<std::uint32_t>(terms.size())};
+  void add(std::uint32_t element, std::span<const double> terms, bool is_first_scaled = false) {
+    const auto count = static_cast<std::uint32_t>(terms.size());
+    const std::uint32_t head[] = {element, is_first_scaled ? count | kFirstScaled : count};
     std::memcpy(end_, head, sizeof head);
     std::memcpy(end_ + sizeof head, terms.data(), terms.size_bytes());
     end_ += sizeof head + terms.size_bytes();
@@ -77,18 +89,19 @@ class UnroundedReader {
 
   const std::byte* sums() const { return sums_; }
   // The terms of an element. Elements must be asked for in order; the answer is valid until the next call.
-  std::span<const double> terms(std::uint32_t element) {
+  Terms terms(std::uint32_t element) {
     std::uint32_t head[2];
     while (left_.size() >= sizeof head) {
       std::memcpy(head, left_.data(), sizeof head);
       if (head[0] > element) break;
-      const std::size_t count = std::min({std::size_t{head[1]}, (left_.size() - sizeof head) / sizeof(double), kMost});
+      const std::size_t claimed = head[1] & ~kFirstScaled;
+      const std::size_t count = std::min({claimed, (left_.size() - sizeof head) / sizeof(double), kMost});
       std::memcpy(terms_, left_.data() + sizeof head, count * sizeof(double));
       left_ = left_.subspan(sizeof head + count * sizeof(double));
-      if (head[0] == element) return {terms_, count};
+      if (head[0] == element) return {{terms_, count}, (head[1] & kFirstScaled) != 0};
     }
     std::memcpy(terms_, sums_ + element * sizeof(double), sizeof(double));
-    return {terms_, 1};
+    return {{terms_, 1}, false};
   }
 
  private:

@@ -24,6 +24,7 @@
 
 #include "core/clock.h"
 #include "core/fd.h"
+#include "core/float_environment.h"
 
 namespace bps::transport {
 
@@ -47,6 +48,7 @@ class ProgressLock {
     {
       std::unique_lock lock(mutex_, std::try_to_lock);
       if (lock.owns_lock() && reactor_ != nullptr && !caller_sleeps_.load(std::memory_order_relaxed)) {
+        const DefaultFloatEnvironment not_the_callers;
         begin_progress(at_most);
         Outcome outcome = Outcome::kComeBack;
         while (!done()) {

@@ -63,6 +63,7 @@ Transport* Reactor::transport(std::string_view name) const {
 void Reactor::start() {
   thread_ = start_thread([this] {
     name_thread(name_);
+    const DefaultFloatEnvironment not_the_makers;
     run();
   });
 }

@@ -43,7 +43,7 @@ class HostContribution final : public Transfer {
   tensor::PushHeader header_{};
   Part part_;
   std::shared_ptr<const Tensor> tensor_;  // if it is compressed
-  std::uint64_t unrounded_bytes_ = 0;     // of an exact sum: the most until it is made
+  std::uint64_t unrounded_bytes_ = 0;     // of an exact sum: the most there can be
   std::optional<Error> failure_;
   std::vector<std::uint32_t> missing_;
   bool delivered_ = false;

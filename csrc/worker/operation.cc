@@ -298,7 +298,10 @@ tensor::PushHeader Operation::make_header() const {
   header.group = tensor->group->id;
   header.tensor = tensor->id;
   header.round = round;
-  if (request.kind == tensor::OperationKind::kAccumulate) header.place = request.most_ahead;
+  if (request.kind == tensor::OperationKind::kAccumulate) {
+    header.priority = static_cast<std::int32_t>(tensor->stored_by);
+    header.place = request.addition.place();
+  }
   return header;
 }
 

@@ -40,7 +40,8 @@ struct Request {
   bool pushes = true;  // kSplit: push() and pull() are two requests of one round
   bool pulls = true;
   std::uint32_t root = 0;                  // place in the group; kBroadcast, kStore
-  std::uint32_t most_ahead = 0;            // kAccumulate: see tensor::PushHeader::place
+  tensor::Addition addition{};             // kAccumulate; with `again`, its tries are counted by the worker
+  bool again = false;                      // kAccumulate: the latest addition, whatever servers have of it
   std::byte* input = nullptr;              // kReduceScatter: the whole tensor; kAllGather: the own shard
   std::byte* output = nullptr;             // kReduceScatter: the own shard; kAllGather: the whole tensor
   transport::Allocation input_allocation;  // the blocks around them, which are registered

@@ -37,9 +37,11 @@ struct Tensor {
   std::atomic<std::uint32_t> next_round{0};
   // push() and pull() apart: which round each of them is at.
   std::atomic<std::uint32_t> next_pull{0};
-  std::shared_ptr<Tensor> alone;    // the same as this rank's alone, for kAccumulate; made at first use
-  std::atomic<bool> failed{false};  // the scheduler said that ranks disagree
-  std::string why_failed;           // set before `failed`
+  std::shared_ptr<Tensor> alone;         // the same as this rank's alone, for kAccumulate; made at first use
+  std::uint32_t stored_by = 0;           // of such a one: the group whose weights they are,
+  std::atomic<std::uint32_t> latest{0};  // and the round in which the latest addition was sent first
+  std::atomic<bool> failed{false};       // the scheduler said that ranks disagree
+  std::string why_failed;                // set before `failed`
   // Of the job: an operation has failed because the view has ended. It may have been told so by another member, before
   // this one has heard it from the scheduler.
   std::shared_ptr<std::atomic<bool>> view_ended;

@@ -2,6 +2,7 @@
 #include "worker/worker.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -391,6 +392,7 @@ std::shared_ptr<Tensor> Worker::alone(Tensor& tensor) {
     made.name = tensor.name;
     made.id = tensor.id;
     made.group = std::make_shared<const van::Group>(van::Group{tensor::kAlone | rank(), {rank()}});
+    made.stored_by = tensor.group->id;
     made.dtype = tensor.dtype;
     made.bytes = tensor.bytes;
     made.shape = tensor.shape;
@@ -419,9 +421,22 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, c
   const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? alone(*whose) : whose;
   require_alive(*tensor, request.kind);
   const std::uint32_t round = next_round(*tensor, request);
-  auto operation = make_operation(tensor, request, round, sequence_.fetch_add(1));
+  Request what = request;
+  if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
+  auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1));
   launch(operation, request.awaited);
   return operation;
+}
+
+// What is sent again names the round in which it was sent first.
+void Worker::count_tries(Tensor& tensor, Request& request, std::uint32_t round) {
+  if (!request.again) tensor.latest.store(round);
+  const std::uint32_t tries = round - tensor.latest.load();
+  if (tries > std::numeric_limits<std::uint16_t>::max()) {
+    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' was sent too often without success",
+                "call store() again, on every rank");
+  }
+  request.addition.tries = static_cast<std::uint16_t>(tries);
 }
 
 std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {

@@ -126,6 +126,7 @@ class Worker {
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
   static std::uint32_t next_round(Tensor& tensor, const Request& request);
+  static void count_tries(Tensor& tensor, Request& request, std::uint32_t round);
   std::shared_ptr<Tensor> alone(Tensor& tensor);
   void require_direct() const;
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,

@@ -94,6 +94,27 @@ def test_a_rank_that_is_too_far_ahead_waits(env: dict[str, str]) -> None:
     cluster.run(bounded, workers=2, env=env)
 
 
+def given_back(bps: Any) -> None:
+    weights = np.full(COUNT, 1, np.float32)
+    bps.store(weights, name="w")
+    bps.accumulate(weights, name="w")
+    bps.barrier()
+    mine = np.empty(COUNT, np.float32)
+    assert bps.unstore(mine, name="w") is mine
+    assert (mine == 1 + bps.size()).all()
+    with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
+        bps.accumulate(weights, name="w")
+    with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
+        bps.unstore(mine, name="w")
+    bps.store(mine, name="w")
+    assert (bps.accumulate(0 * mine, name="w") == 1 + bps.size()).all()
+
+
+@pytest.mark.parametrize("env", [{}, TCP | SMALL], ids=["shm", "tcp"])
+def test_weights_are_given_back(env: dict[str, str]) -> None:
+    cluster.run(given_back, workers=2, env=env)
+
+
 def lost_worker(bps: Any) -> int:
     one = np.ones(COUNT, np.float32)
     bps.store(np.zeros(COUNT, np.float32), name="w")

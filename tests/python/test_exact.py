@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import resource
+from fractions import Fraction
 from typing import Any
 
 import cluster
 import numpy as np
 import pytest
-from exact_reference import COUNT, exact_sum, gradients
+from exact_reference import COUNT, exact_sum, gradients, rounded
 
 import bps_rdma
-from bps_rdma import job
+from bps_rdma import _core, arrays, job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchError
 
 TCP = {"BPS_TRANSPORT": "tcp"}
@@ -186,3 +188,66 @@ def test_sums_of_gradients_take_no_repairs() -> None:
         ordinary[-1000:] = 0
         total.add(ordinary)
     assert len(total._sum.beyond()) < COUNT // 100
+
+
+def overflown(bps: Any) -> None:
+    """A gradient of nothing but infinities and NaN takes little more memory than one of numbers."""
+    count = 300_000
+    gradient = np.full(count, np.inf, np.float32)
+    gradient[1::3] = np.nan
+    gradient[2::3] = np.inf if bps.rank() == 0 else -np.inf
+    gradient[:4] = [1e38, 1, -np.inf, 1e30]
+    total = bps.ExactSum(gradient, name="g")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    total.add(gradient)
+    total.add(np.full(count, 1e-38, np.float32))
+    result = total.push_pull()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert grown < 80_000, grown
+    assert np.array_equal(result[:4], np.array([1e38, 1, -np.inf, 1e30], np.float32) * 2)
+    assert np.isposinf(result[6::3]).all()
+    assert np.isnan(result[4::3]).all()
+    assert np.isnan(result[5::3]).all()  # infinities of both signs
+
+
+def test_what_is_not_finite_takes_no_memory() -> None:
+    cluster.run(overflown, workers=2)
+
+
+def test_elements_beyond_the_sum_are_refused() -> None:
+    one = np.ones(4, np.float32)
+    total = _core.ExactAccumulator(arrays.Dtype.float32, 4)
+    width = total.parts_per_element
+    sums, parts = np.zeros(4), np.zeros(width)
+    with pytest.raises(InvalidArgumentError, match="no element 4 among 4"):
+        total.copy_parts([4], arrays.describe(parts, True))
+    with pytest.raises(InvalidArgumentError, match="no element 4000000000 among 4"):
+        total.round(
+            arrays.describe(sums, False),
+            [4_000_000_000],
+            arrays.describe(parts, False),
+            1,
+            False,
+            arrays.describe(one, True),
+        )
+
+
+def many_halves(bps: Any) -> None:
+    """8,196 terms of float16 at both ends of its range: their sum is exact in float64, and no accumulator is needed."""
+    count, elements = 8196, 64
+    random = np.random.default_rng(8)
+    terms = random.choice(np.array([65504, -65504, 2**-24, 1, -(2.0**-14)], np.float16), (count, elements))
+    terms[: count // 2, 0], terms[count // 2 :, 0] = 65504, -65504
+    terms[7, 0] = 2**-24
+    terms[:, 1] = 65504
+    total = bps.ExactSum(terms[0], name="g")
+    for one in terms[bps.rank() :: bps.size()]:
+        total.add(one)
+    assert not total._sum.beyond()
+    units = (terms.astype(np.float64) * 2**24).astype(np.int64).sum(axis=0).tolist()  # below 2^53
+    result = total.push_pull()
+    assert result.tolist() == [float(rounded(Fraction(unit, 2**24), "float16")) for unit in units]
+
+
+def test_float16_with_as_many_terms_as_float64_holds() -> None:
+    cluster.run(many_halves, workers=2)

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import cluster
@@ -10,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
 
 ASYNC = {"BPS_ASYNC": "1"}
 
@@ -108,19 +112,136 @@ def test_compression_is_refused() -> None:
     cluster.run(refused, workers=1, env=ASYNC)
 
 
+def refused_by_settings(bps: Any) -> None:
+    import bps_rdma.torch
+
+    with pytest.raises(InvalidArgumentError, match=r"BPS_EXACT=1|BPS_COMPRESSION=int8"):
+        bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(linear(0).parameters(), lr=0.1))
+    bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(linear(0).parameters(), lr=0.1), exact=False)
+
+
+@pytest.mark.parametrize("setting", [{"BPS_EXACT": "1"}, {"BPS_COMPRESSION": "int8"}])
+def test_settings_that_changes_of_weights_cannot_have_are_refused(setting: dict[str, str]) -> None:
+    cluster.run(refused_by_settings, workers=1, env=ASYNC | setting)
+
+
+class Counting:
+    """Weights that begin at zero, of two dtypes, and whose every step adds one."""
+
+    def __init__(self, elements: int) -> None:
+        import bps_rdma.torch
+
+        dtypes = (torch.float32, torch.float64)
+        self.parameters = [nn.Parameter(torch.zeros(elements, dtype=dtype)) for dtype in dtypes]
+        self.optimizer = bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(self.parameters, lr=1.0))
+
+    def step(self, change: float = 1) -> None:
+        for parameter in self.parameters:
+            parameter.grad = torch.full_like(parameter, -change)
+        self.optimizer.step()
+
+    def values(self) -> set[float]:
+        return {value for parameter in self.parameters for value in parameter.detach().unique().tolist()}
+
+
+def waits_too_long(bps: Any, elements: int) -> None:
+    counting = Counting(elements)
+    if bps.rank() == 0:
+        counting.step()
+        with pytest.raises(DeadlineError):
+            counting.step()  # its change is with the servers, in part
+        with pytest.raises(DeadlineError):
+            counting.step()  # which must be completed first: nothing is added
+        while True:
+            try:
+                counting.step()
+                break
+            except DeadlineError:
+                continue
+    else:
+        time.sleep(5)
+        for _ in range(2):
+            counting.step()
+    bps.barrier()
+    counting.step(0)
+    assert counting.values() == {3 + 2}
+
+
+# More partitions than the servers' slots: some have not been sent when the deadline passes.
+def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
+    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
+    small = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384"}
+    cluster.run(waits_too_long, 200_000, workers=2, env=env | small)
+
+
+def meets_too_late(bps: Any) -> None:
+    counting = Counting(1000)
+    if bps.rank() == 1:
+        time.sleep(2.5)
+    with pytest.raises(DeadlineError):
+        counting.step()
+    time.sleep(1 - bps.rank())
+    counting.step()
+    assert counting.values() == {2 * 2}
+
+
+def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
+    cluster.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "2"})
+
+
+def diverges(bps: Any) -> None:
+    counting = Counting(100)
+    counting.step()
+    counting.optimizer._bps_steps += bps.rank()  # as if a step had failed on one rank alone
+    with pytest.raises(MismatchError, match="store_weights"):
+        counting.step()
+    counting.optimizer.store_weights()
+    before = counting.values()
+    counting.step()
+    assert counting.values() == {min(before) + 2}
+
+
+def test_ranks_that_have_not_completed_the_same_steps_are_told() -> None:
+    cluster.run(diverges, workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
+
+
+def loads(bps: Any) -> None:
+    counting = Counting(100)
+    counting.step(0)
+    loaded = [torch.full_like(p, 7) for p in counting.parameters]
+    with torch.no_grad():  # as load_state_dict() does it
+        for parameter, value in zip(counting.parameters, loaded, strict=True):
+            parameter.copy_(value)
+    with pytest.raises(InvalidArgumentError, match="store_weights"):
+        counting.step()
+    counting.optimizer.store_weights()
+    with torch.no_grad():
+        for parameter, value in zip(counting.parameters, loaded, strict=True):
+            parameter.copy_(value)  # nothing new
+    bps.barrier()
+    counting.step()
+    bps.barrier()
+    counting.step(0)
+    assert counting.values() == {7 + bps.size()}
+    bps.barrier()
+    counting.optimizer.unstore_weights()
+    assert counting.values() == {7 + bps.size()}
+
+
+@pytest.mark.parametrize("staleness", ["-1", "0"])
+def test_parameters_that_were_replaced_are_not_added(staleness: str) -> None:
+    cluster.run(loads, workers=2, env=ASYNC | {"BPS_STALENESS": staleness})
+
+
 def goes_on(bps: Any) -> float:
     import bps_rdma.torch
-    from bps_rdma.errors import RoundAbortedError
 
     model = linear(0)
     optimizer = bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     aborted = 0
     step = 0
-    while step < 40:
+    while step < 40 or bps.size() == 3:  # nobody waits for the one that is lost: they may be done before they know
         if bps.rank() == 1 and bps.size() == 3 and step == 10:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         (model(torch.ones(1, 30)) ** 2).sum().backward()
@@ -145,3 +266,64 @@ def test_a_job_that_may_lose_members_goes_on() -> None:
     assert not outcomes[0].error, outcomes[0].error
     assert not outcomes[2].error, outcomes[2].error
     assert outcomes[0].value == outcomes[2].value
+
+
+def is_lost(bps: Any) -> list[bool]:
+    """The weights are gone with the process that kept a part of them; every rank has them as it last saw them."""
+    counting = Counting(100_000)
+    counting.step()
+    bps.barrier()
+    if bps.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen = counting.values()
+    lost: PeerLostError | None = None
+    while lost is None:
+        seen = counting.values()
+        try:
+            counting.step(0)
+        except PeerLostError as error:
+            lost = error
+    return [value in seen for value in counting.values()]
+
+
+def test_a_lost_worker_that_is_a_server_takes_weights_with_it() -> None:
+    env = ASYNC | {"BPS_HEARTBEAT_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
+    with cluster.start(is_lost, workers=3, env=env) as job:
+        for rank, outcome in enumerate(job.outcomes(but=[1])):
+            assert rank == 1 or (not outcome.error and all(outcome.value)), outcome.error
+
+
+def goes_on_without(bps: Any, steps: int) -> set[float]:
+    """What is lost comes back from the lowest rank; each rank hears of the loss at most once."""
+    counting = Counting(100_000)
+    aborted = done = 0
+    while done < steps:
+        try:
+            counting.step()
+        except RoundAbortedError:
+            aborted += 1
+            continue
+        done += 1
+        if done == 5:
+            bps.barrier()
+            (Path(os.environ["READY"]) / str(bps.rank())).touch()
+        time.sleep(0.02)
+    assert aborted <= 1
+    bps.barrier()
+    counting.step(0)
+    values = counting.values()
+    assert max(values) <= steps * bps.size()
+    assert min(values) > 5
+    return values
+
+
+def test_a_lost_server_is_no_end_where_members_may_be_lost(tmp_path: Path) -> None:
+    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "2", "READY": str(tmp_path)}
+    with cluster.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        job.kill("server 1")
+        one, other = job.outcomes()
+    assert not one.error, one.error
+    assert not other.error, other.error
+    assert one.value == other.value

@@ -97,3 +97,26 @@ def refused(bps: Any) -> None:
 
 def test_compression_is_refused() -> None:
     cluster.run(refused, workers=1)
+
+
+def with_flushed_subnormals(bps: Any) -> None:
+    """What the caller's thread does with subnormal numbers is its own affair."""
+    tiny = torch.full((5000,), 1e-40)
+    bits = tiny.view(torch.int32).clone()
+    assert bits.all()
+    assert torch.set_flush_denormal(True)
+    for name, exact in (("exact", True), ("plain", False)):
+        for timeout in (None, 60):
+            result = bps.push_pull(tiny, name=name, average=False, exact=exact, timeout=timeout)
+            assert torch.equal(result.view(torch.int32), bits * bps.size()), name
+    total = bps.ExactSum(tiny, name="total")
+    for _ in range(3):
+        total.add(tiny)
+    assert torch.equal(total.push_pull().view(torch.int32), bits * 3 * bps.size())
+    assert (tiny * 1.0).view(torch.int32).eq(0).all(), "the caller has its setting still"
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("env", [{}, {"BPS_TRANSPORT": "tcp"}], ids=["shm", "tcp"])
+def test_sums_do_not_flush_subnormals(env: dict[str, str]) -> None:
+    cluster.run(with_flushed_subnormals, workers=2, env=env)

@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "compress/label.h"
 #include "core/event_loop.h"
 #include "core/log.h"
 #include "fuzz/fuzz.h"
@@ -35,6 +36,7 @@ constexpr std::uint32_t kOthers = 1;  // the second one all but this one
 constexpr std::uint32_t kAnswer = 77;
 constexpr std::uint32_t kHostAnswer = 78;  // of what rank 1 pushes for its host
 constexpr std::uint32_t kEpoch = 1;
+constexpr std::uint32_t kStored = 12;     // the tensor whose weights the server keeps
 constexpr std::size_t kMostBytes = 4096;  // of one input
 
 struct RecordingControl final : ControlEndpoint {
@@ -206,6 +208,7 @@ class Job {
       say(rank, encode(tensor::Attach{kPartition, true, 1}, kEpoch));
     }
     settle();
+    if (direct && !hosts) store();
   }
 
   std::uint32_t slots_of(std::uint32_t rank) { return static_cast<std::uint32_t>(control(rank).slots.size()); }
@@ -231,6 +234,10 @@ class Job {
   }
   void describe(std::uint32_t rank, std::span<const std::byte> header, const RemoteSpan& span) {
     if (transport_.direct) transport_.ends[rank]->sink->on_descriptor(*transport_.ends[rank], header, span);
+  }
+  // What the member's memory begins with.
+  void fill(std::uint32_t rank, std::span<const std::byte> bytes) {
+    if (transport_.direct) std::memcpy(transport_.ends[rank]->tensor.data(), bytes.data(), bytes.size());
   }
   void settle() {
     for (int i = 0; i < 3; ++i) {
@@ -271,6 +278,21 @@ class Job {
     append(tensor::bytes_of(made));
     append(std::as_bytes(std::span(values)));
     send(rank, message_);
+  }
+  // All members make the server keep weights, to which each of them may add.
+  void store() {
+    for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
+      PushHeader made = header(rank, 0);
+      made.kind = tensor::OperationKind::kStore;
+      made.tensor = kStored;
+      if (rank > 0) made.flags &= ~tensor::kHasPayload;
+      describe(rank, tensor::bytes_of(made), {1, 0, kPartition});
+    }
+    settle();
+    for (const auto& end : transport_.ends) {
+      fuzz::expect(end->answers.size() == 1);
+      end->answers.clear();
+    }
   }
   // Completes, for the host, if the member that has gone bad pushes as it should.
   void push_for_host() {
@@ -360,6 +382,50 @@ class Job {
   std::unique_ptr<server::ServerLoop> server_;
 };
 
+// What a push may be beside a plain one, and what its payload begins with.
+Bytes disguise(PushHeader& header, Input& input) {
+  Bytes head;
+  const auto append = [&](std::span<const std::byte> bytes) { head.insert(head.end(), bytes.begin(), bytes.end()); };
+  switch (input.take<std::uint8_t>() % 5) {
+    case 0: break;
+    case 1: {  // the exact sum of a host
+      header.op = input.take<std::uint8_t>() % 2 == 0 ? ReduceOp::kExactSum : ReduceOp::kExactAverage;
+      header.flags |= tensor::kUnrounded;
+      const std::uint64_t lengths[] = {input.take<std::uint64_t>(), 16 + 2 * kPartition, kPartition, 16 + 8 * kFloats};
+      const std::uint64_t parts[] = {lengths[input.take<std::uint8_t>() % std::size(lengths)], 0};
+      append(std::as_bytes(std::span(parts)));
+      if (input.take<std::uint8_t>() % 2 == 0) header.length = 1024;
+      break;
+    }
+    case 2: {  // compressed
+      constexpr std::string_view kTexts[] = {"int8", "topk:k=0.1", "randomk:k=3", "onebit:feedback=1",
+                                             "int4:feedback=1"};
+      header.flags |= tensor::kCompressed;
+      header.flags &= ~tensor::kForHost;
+      compress::Label label = compress::make_label(kTexts[input.take<std::uint8_t>() % std::size(kTexts)]);
+      for (auto changes = input.take<std::uint8_t>() % 4; changes > 0; --changes) {
+        label[input.take<std::uint8_t>() % label.size()] = input.take<std::byte>();
+      }
+      append(label);
+      break;
+    }
+    case 3:  // weights for the server to keep, or to give back
+      header.kind = tensor::OperationKind::kStore;
+      header.tensor = kStored;
+      header.round = 1;
+      break;
+    default:  // something to be added to them
+      header.kind = tensor::OperationKind::kAccumulate;
+      header.op = ReduceOp::kSum;
+      header.tensor = kStored;
+      header.group = tensor::kAlone | kBad;
+      header.member = 0;
+      header.round = input.take<std::uint8_t>();
+      header.place = input.take<std::uint32_t>() & 0x00030003;
+  }
+  return head;
+}
+
 // One step of the member that has gone bad.
 void misbehave(Job& job, Input& input) {
   const auto step = input.take<std::uint8_t>();
@@ -383,14 +449,22 @@ void misbehave(Job& job, Input& input) {
       const auto choice = input.take<std::uint8_t>();
       PushHeader header = Job::header(kBad, choice % 3);
       if ((choice & 64) != 0) header.flags |= tensor::kForHost;
+      const Bytes head = disguise(header, input);
+      job.fill(kBad, head);
       for (auto changes = input.take<std::uint8_t>() % 8; changes > 0; --changes) {
         const auto at = input.take<std::uint8_t>() % sizeof header;
         codec::writable_bytes_of(header)[at] = input.take<std::byte>();
       }
       const auto slot = job.slot_of(kBad, input.take<std::uint8_t>());
       const auto bytes = tensor::bytes_of(header);
-      job.describe(kBad, bytes, {input.take<std::uint8_t>() % 3U, input.take<std::uint16_t>(), header.length});
-      return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, sizeof header}, bytes);
+      const std::uint64_t lengths[] = {header.length, kPartition, input.take<std::uint64_t>(), head.size()};
+      const std::uint64_t length = lengths[input.take<std::uint8_t>() % std::size(lengths)];
+      const auto place = input.take<std::uint16_t>();
+      job.describe(kBad, bytes, {input.take<std::uint8_t>() % 3U, place < 256 ? 0U : place, length});
+      Bytes message(bytes.begin(), bytes.end());
+      message.insert(message.end(), head.begin(), head.end());
+      const std::uint64_t sent = sizeof header + (head.empty() ? 0 : length);
+      return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, sent}, message);
     }
     case 2: {  // any write near a slot that it knows
       auto slot = job.slot_of(kBad, input.take<std::uint8_t>());

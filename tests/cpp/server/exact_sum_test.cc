@@ -334,6 +334,103 @@ TEST(Superaccumulator, KeepsWhatCancels) {
   EXPECT_EQ(std::bit_cast<std::uint64_t>(sum.value(1, Rounding::kNearest)), 0U);
 }
 
+// Of so many sources even numbers of one exponent may need more bits than there are: the look at exponents must not
+// take less than no room for much. Half of the sources cancel the other half, so that what is rounded on the way shows.
+template <typename T>
+void expect_exact_sum_of_many(std::size_t count, double large, double small) {
+  constexpr std::size_t kElements = 64;  // a run, which is added in the quick ways
+  std::vector<T> plus(kElements, from_double<T>(large));
+  std::vector<T> minus(kElements, from_double<T>(-large));
+  std::vector<T> between(kElements, from_double<T>(small));
+  std::vector<const std::byte*> at;
+  ExactSum sum;
+  sum.begin({kDtypeOf<T>, ReduceOp::kExactSum, 1});
+  for (std::size_t i = 0; i < count; ++i) {
+    sum.add_plain();
+    at.push_back(bytes_of(i == count / 2 ? between : i < count / 2 ? plus : minus));
+  }
+  std::vector<T> result(kElements);
+  std::byte* const into = bytes_of(result);
+  sum.sum(0, kElements, at, {&into, 1});
+  for (const T one : result) ASSERT_EQ(to_double(one), to_double(between[0])) << count;
+}
+
+TEST(ExactSumOfMany, RoundsNothing) {
+  const std::string_view best = reduce_isa();
+  for (const std::string_view isa : available_reduce_isas()) {
+    ASSERT_TRUE(set_reduce_isa(isa));
+    expect_exact_sum_of_many<Float16>(8197, 65504, 6e-8);
+    expect_exact_sum_of_many<Float16>(20001, 65504, 6e-8);
+    expect_exact_sum_of_many<Float16>(20001, 1.9990234375, 1);
+    expect_exact_sum_of_many<Bfloat16>(140001, 1.9921875, 1);
+    expect_exact_sum_of_many<float>(4001, 3e38, 1e-40);
+  }
+  set_reduce_isa(best);
+}
+
+// All of a host's ranks at the end of the range: the sum is cut into numbers that are not beyond it, none is lost.
+TEST(Superaccumulator, ASumFarBeyondTheLargestNumberTravelsWhole) {
+  constexpr double kMost = std::numeric_limits<double>::max();
+  for (const int count : {2, 24, 25, 64, 65, 1000, 10000}) {
+    for (const double sign : {1.0, -1.0}) {
+      constexpr std::uint64_t kElements = 3;
+      std::vector<std::byte> bytes(tensor::most_unrounded_bytes(Dtype::kFloat64, kElements));
+      tensor::UnroundedWriter writer(bytes.data(), kElements);
+      std::vector<double> most{sign * kMost, 1, sign * kMost};
+      std::vector<double> least{sign * 5e-324, 0, 0};
+      ExactSum host;
+      host.begin({Dtype::kFloat64, ReduceOp::kExactSum, 1}, &writer);
+      std::vector<const std::byte*> at;
+      for (int i = 0; i <= count; ++i) {
+        host.add_plain();
+        at.push_back(bytes_of(i == 0 ? least : most));
+      }
+      std::byte* const sums = writer.sums();
+      host.sum(0, kElements, at, {&sums, 1});
+      writer.finish();
+      const std::uint64_t used = tensor::unrounded_bytes(bytes.data(), kElements);
+      ASSERT_LE(used, bytes.size());
+
+      // Another host has the opposites, but for the smallest number: that is what is left.
+      for (double& one : most) one = -one;
+      ExactSum server;
+      server.begin({Dtype::kFloat64, ReduceOp::kExactSum, 1});
+      server.add_unrounded({{bytes.data(), used}, kElements});
+      at.assign(1, nullptr);
+      for (int i = 0; i < count; ++i) {
+        server.add_plain();
+        at.push_back(bytes_of(most));
+      }
+      std::vector<double> result(kElements);
+      std::byte* const into = bytes_of(result);
+      server.sum(0, kElements, at, {&into, 1});
+      EXPECT_EQ(result[0], sign * 5e-324) << count;
+      EXPECT_EQ(result[1], 0) << count;
+      EXPECT_EQ(result[2], 0) << count;
+    }
+  }
+}
+
+// What is not finite needs no more than a number: memory does not grow by what an overflow leaves in a gradient.
+TEST(ExactAccumulator, KeepsInfinitiesAndNanInTheirPlace) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  ExactAccumulator sum(Dtype::kFloat32, 6);
+  std::vector<float> first{INFINITY, NAN, INFINITY, 1, 1e38F, 1e38F};
+  std::vector<float> second{INFINITY, 1, -INFINITY, NAN, 1e-38F, 1e-38F};
+  std::vector<float> third{-1e38F, 1e-38F, 1, 1, 1, -INFINITY};
+  for (auto* one : {&first, &second, &third}) sum.add(bytes_of(*one));
+  EXPECT_EQ(sum.beyond(), std::vector<std::uint32_t>{4});
+  EXPECT_EQ(sum.sums()[0], INFINITY);
+  for (const std::size_t i : {1, 2, 3}) EXPECT_TRUE(std::isnan(sum.sums()[i])) << i;
+  EXPECT_EQ(sum.sums()[5], -INFINITY) << "also after it was longer than a float64";
+  std::vector<float> result(6);
+  const std::vector<double> sums{INFINITY, kNan, kNan, kNan, kNan, -INFINITY};
+  sum.round(sums, sum.beyond(), sum.parts(sum.beyond()), 1, false, bytes_of(result));
+  EXPECT_EQ(result[0], INFINITY);
+  EXPECT_EQ(result[4], 1e38F);
+  EXPECT_EQ(result[5], -INFINITY);
+}
+
 TEST(Unrounded, ReaderStaysWithinItsBytesWhateverTheyAre) {
   std::mt19937_64 random(19);
   for (int trial = 0; trial < 2000; ++trial) {
@@ -343,7 +440,7 @@ TEST(Unrounded, ReaderStaysWithinItsBytesWhateverTheyAre) {
     tensor::UnroundedReader reader(bytes, elements);  // under the address sanitizer
     for (std::uint32_t i = 0; i < elements; ++i) {
       double sum = 0;
-      for (const double term : reader.terms(i)) sum += term;
+      for (const double term : reader.terms(i).terms) sum += term;
       static_cast<void>(sum);
     }
   }

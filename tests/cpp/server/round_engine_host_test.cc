@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounds of a host, at its relay: ranks 0 and 1 are here, rank 2 is on another host. And rounds to which hosts
 // contribute, at a server.
+#include <limits>
+
 #include "server/round_engine_fixture.h"
 
 namespace bps::server {
@@ -238,6 +240,46 @@ TEST_F(RoundEngineHostTest, ARankThatLeavesMayHaveContributedAtItsRelay) {
   engine.leave_rank(0, "worker 0 has left");
   engine.fail_lost();
   EXPECT_EQ(failures(2).size(), 1U) << "nobody of that host is left";
+}
+
+// A relay on the server's host posts a head that promises more than any host can have summed, and a span as long.
+TEST_F(RoundEngineHostTest, AnExactSumThatIsLongerThanAnyIsRefusedBeforeMemoryIsTakenForIt) {
+  constexpr std::uint64_t kElements = kBytes / sizeof(float);
+  const std::uint64_t most = tensor::most_unrounded_bytes(Dtype::kFloat32, kElements);
+  for (const std::uint64_t claimed : {std::uint64_t{1} << 60, most + 1}) {
+    std::vector<std::uint64_t> head(most / sizeof(std::uint64_t) + 1);
+    head[0] = claimed;
+    auto push = of_network(0, kPush | kPull | tensor::kUnrounded);
+    push.op = ReduceOp::kExactSum;
+    sessions[0]->on_descriptor(data(0), tensor::bytes_of(push),
+                               {0, reinterpret_cast<std::uint64_t>(head.data()), claimed});
+    ASSERT_EQ(failures(0).size(), 1U) << claimed;
+    EXPECT_NE(failures(0)[0].what.find("refused a push"), std::string::npos);
+    control(0).messages.clear();
+  }
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, AnExactSumOfAHostMayBeAsLongAsOneCanBe) {
+  constexpr std::uint64_t kElements = kBytes / sizeof(float);
+  std::vector<std::byte> sum(tensor::most_unrounded_bytes(Dtype::kFloat32, kElements));
+  tensor::UnroundedWriter writer(sum.data(), kElements);
+  const std::vector<double> terms(tensor::most_terms(Dtype::kFloat32), 1.0);
+  for (std::uint32_t i = 0; i < kElements; ++i) writer.add(i, terms);
+  writer.finish();
+  auto push = of_network(0, kPush | kPull | tensor::kUnrounded);
+  auto other = of_network(2, kPush | kPull);
+  push.op = other.op = ReduceOp::kExactSum;
+  // What a float64 does not hold is read from the entries only where that is NaN.
+  for (std::uint32_t i = 0; i < kElements; ++i) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    std::memcpy(writer.sums() + i * sizeof nan, &nan, sizeof nan);
+  }
+  sessions[0]->on_descriptor(data(0), tensor::bytes_of(push),
+                             {0, reinterpret_cast<std::uint64_t>(sum.data()), sum.size()});
+  post(2, other);
+  EXPECT_EQ(memory[2].front(), 6 + 3);
+  EXPECT_EQ(memory[2].back(), 6 + 3);
 }
 
 }  // namespace

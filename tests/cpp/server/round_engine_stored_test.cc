@@ -123,6 +123,92 @@ TEST_F(StoredTest, WhatDoesNotFitIsRefused) {
   ASSERT_EQ(failures(2).size(), 1U) << "nobody adds in the name of another rank";
 }
 
+TEST_F(StoredTest, AStoreThatFailsLeavesWhatWasThere) {
+  use_slots(6);
+  store();
+  land(1, addition(1, 0));
+  answers(1);
+  data(0).put_on_same_host();
+  data(0).reachable = false;
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    tensor::PushHeader push = header(i, i == 0 ? kPush | tensor::kIsPull : tensor::kIsPush | kPull, stores_);
+    push.kind = tensor::OperationKind::kStore;
+    i == 0 ? post(i, push) : static_cast<void>(land(i, push));
+  }
+  engine.fail_lost();
+  for (std::uint32_t i = 1; i < kWorkers; ++i) answers(i);
+  land(1, addition(1, 1, 2));
+  EXPECT_TRUE(answers(1).empty()) << "it is two ahead of rank 2, as before";
+  land(2, addition(2, 0));
+  EXPECT_EQ(answers(1), (Floats{1 + 2 + 2 + 3}));
+}
+
+TEST_F(StoredTest, AMemberAloneReplacesNothingOfTheOthers) {
+  use_slots(4);
+  engine.add_group(van::Group{7, {2}});
+  store();
+  for (const std::uint32_t group : {tensor::kAlone | 2, 7U}) {
+    tensor::PushHeader push = header(2, kPush | tensor::kIsPull);
+    push.kind = tensor::OperationKind::kStore;
+    push.group = group;
+    push.member = 0;
+    land(2, push);
+    answers(2);
+  }
+  land(1, addition(1, 0));
+  EXPECT_EQ(answers(1), (Floats{3})) << "what all have stored, and not what rank 2 has";
+}
+
+TEST_F(StoredTest, OneThatIsSentAgainIsAddedOnce) {
+  use_slots(6);
+  store();
+  const auto again = [&](std::uint32_t round, std::uint16_t tries) {
+    tensor::PushHeader push = addition(1, round);
+    push.place = tensor::Addition{.most_ahead = 0, .tries = tries}.place();
+    return push;
+  };
+  land(1, again(0, 0));
+  EXPECT_EQ(answers(1), (Floats{3}));
+  land(1, again(1, 1));
+  EXPECT_EQ(answers(1), (Floats{3})) << "it has come before";
+  land(1, again(2, 0));
+  EXPECT_EQ(answers(1), (Floats{5}));
+  land(1, again(4, 1));
+  EXPECT_EQ(answers(1), (Floats{7})) << "what was sent first in round 3 has never come";
+  land(1, again(5, 2));
+  EXPECT_EQ(answers(1), (Floats{7}));
+}
+
+TEST_F(StoredTest, WhatIsTakenBackIsNotKept) {
+  use_slots(4);
+  store();
+  land(1, addition(1, 0));
+  answers(1);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    tensor::PushHeader push = header(i, tensor::kIsPush | kPull, stores_);
+    push.kind = tensor::OperationKind::kStore;
+    land(i, push);
+  }
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(answers(i), (Floats{3}));
+  land(1, addition(1, 1));
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kInvalidArgument);
+}
+
+TEST(MemoryShares, EachMemberBearsItsPart) {
+  MemoryShares shares(10'000);
+  const std::vector<std::uint32_t> all{0, 1, 2, 3};
+  const std::vector<std::uint32_t> one{2};
+  EXPECT_TRUE(shares.take(all, 30'000));
+  EXPECT_FALSE(shares.take(one, 4'000));
+  EXPECT_FALSE(shares.take(one, ~std::uint64_t{0} - 1000));
+  EXPECT_TRUE(shares.take(one, 1'000));
+  EXPECT_FALSE(shares.take(all, 8'000)) << "rank 2 has no room";
+  EXPECT_EQ(shares.used(0), (30'000U + 512) / 4);
+  shares.give_back(one, 1'000);
+  EXPECT_TRUE(shares.take(all, 8'000));
+}
+
 TEST_F(StoredTest, InPlace) {
   share_memory();
   for (std::uint32_t i = 0; i < kWorkers; ++i) {

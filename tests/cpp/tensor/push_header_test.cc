@@ -29,7 +29,7 @@ TEST(PushHeader, GoldenBytes) {
   header.length = 0x18;
   header.answer_key = 0x19;
   header.answer_address = 0x1a;
-  constexpr std::uint8_t kGolden[64] = {9,    0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
+  constexpr std::uint8_t kGolden[64] = {10,   0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
                                         0x0a, 9,    8,    0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12, 0x11, 0x10, 0x17, 0x16,
                                         0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0,    0,    0,
                                         0,    0x19, 0,    0,    0,    0,    0,    0,    0,    0x1a, 0,    0,    0,
@@ -72,6 +72,14 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
     h.place = 7;
   };
   EXPECT_FALSE(refused(accumulates));
+  EXPECT_FALSE(refused([&](PushHeader& h) { accumulates(h), h.priority = 5; })) << "the group that has stored it";
+  const auto stores = [](PushHeader& h) {
+    h.kind = OperationKind::kStore;
+    h.op = ReduceOp::kSum;
+  };
+  EXPECT_FALSE(refused(stores));
+  EXPECT_TRUE(refused([&](PushHeader& h) { stores(h), h.group = kAlone | 3; })) << "no rank stores for itself";
+  EXPECT_TRUE(refused([&](PushHeader& h) { stores(h), h.priority = 5; }));
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.op = ReduceOp::kMax; }));
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.group = 3; }));
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.flags &= ~kWantsData; }));

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the processor rounds, which each thread sets for itself: torch.set_flush_denormal() makes subnormal numbers zero,
+// and fesetround() rounds elsewhere than to nearest. Sums must not depend on it: a caller that waits makes progress
+// itself, and a new thread begins with what its maker has set.
+//
+// Threading: of the thread that it is made on, and for as long as it lives. Costs a few instructions where nothing is
+// set, and nothing is written then.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace bps {
+
+class DefaultFloatEnvironment {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatEnvironment() : before_(_mm_getcsr()) {
+    if ((before_ & ~kFlags) != kDefault) [[unlikely]]
+      _mm_setcsr(kDefault | (before_ & kFlags));
+  }
+  ~DefaultFloatEnvironment() {
+    if ((before_ & ~kFlags) != kDefault) [[unlikely]]
+      _mm_setcsr(before_);
+  }
+
+ private:
+  static constexpr std::uint32_t kFlags = 0x3f;      // what has happened so far, which is no setting
+  static constexpr std::uint32_t kDefault = 0x1f80;  // to nearest, subnormal numbers as they are, no exceptions
+  const std::uint32_t before_;
+#elif defined(__aarch64__)
+  DefaultFloatEnvironment() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    if (before_ != 0) [[unlikely]]
+      set(0);
+  }
+  ~DefaultFloatEnvironment() {
+    if (before_ != 0) [[unlikely]]
+      set(before_);
+  }
+
+ private:
+  static void set(std::uint64_t value) { asm volatile("msr fpcr, %0" : : "r"(value) : "memory"); }
+  std::uint64_t before_ = 0;
+#else
+  DefaultFloatEnvironment() = default;
+  ~DefaultFloatEnvironment() = default;
+
+ private:
+#endif
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+};
+
+}  // namespace bps
