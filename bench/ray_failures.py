@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-KINDS = ["killed worker", "killed server", "raising worker", "SIGTERM", "SIGSTOP", "dead node"]
+KINDS = ["killed worker", "killed server", "killed scheduler", "raising worker", "SIGTERM", "SIGSTOP", "dead node"]
 ENDS = ["dead driver", "ray stop"]
 _STEP_OF_THE_END = 20
 _MEMBERS = ("bps-", "ray::rank", "ray::server", "ray::scheduler", "ray::Rank", "ray::Helper")
@@ -67,11 +67,12 @@ def note(folder: Path, what: str) -> None:
 
 
 def meet(kind: str) -> None:
-    """What happens to this rank, or to a server of its job."""
+    """What happens to this rank, or to a server or the scheduler of its job."""
     if kind == "raising worker":
         raise ValueError("no such sample")
-    if kind == "killed server":
-        os.kill(next(pid for pid, name in members() if name == "bps-server"), signal.SIGKILL)
+    if kind in ("killed server", "killed scheduler"):
+        program = kind.replace("killed ", "bps-")
+        os.kill(next(pid for pid, name in members() if name == program), signal.SIGKILL)
         return
     found = {"killed worker": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}.get(kind)
     if found is not None:
@@ -116,6 +117,7 @@ def one_round(kind: str, cluster: Any) -> tuple[float, float, float]:
     bps_rdma.ray.run(
         train, {"folder": str(folder), "kind": kind}, hosts=ranks, max_failures=1,
         servers=2 if kind == "killed server" else 0, server_resources={"CPU": 0.5},
+        own_scheduler=kind == "killed scheduler",
     )  # fmt: skip
     ending.join()
     logging.getLogger("bps_rdma.ray").removeHandler(attempts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torch loads to find the backend bps: the entry point of `torch.distributed.backends` (torch 2.14 and later).
 
-It stands beside the package bps_rdma, because torch loads it in every program: where bps_rdma itself cannot be imported
-there must be a warning, and not the end of `import torch`.
+Torch 2.14 loads it when a group asks for bps. It stands beside the package bps_rdma, so that a torch which loaded it in
+every program would give a warning where bps_rdma cannot be imported, and no more: `import torch` must not end there.
 """
 
 from __future__ import annotations

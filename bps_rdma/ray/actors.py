@@ -86,15 +86,19 @@ class Rank(Member):
 class Helper(Member):
     """A process that belongs to no rank."""
 
+    _scheduler: subprocess.Popen[bytes] | None = None
+
+    def start_scheduler(self, known: bytes | None) -> bytes | None:
+        """Start `bps-scheduler`, for which serve() then waits; see scheduler_run.start_scheduler()."""
+        self._scheduler, known = start_scheduler(known)
+        return known
+
     def serve(self, role: str) -> None:
         """Run the plain binary of a role until it ends; it does not outlive this call, nor this process.
 
         It stays in the process group of the actor, which Ray kills with the actor.
         """
-        if role == "scheduler":
-            child = start_scheduler()
-        else:
-            child = subprocess.Popen([find_binary(f"bps-{role}")], stdin=subprocess.DEVNULL)
+        child = self._scheduler or subprocess.Popen([find_binary(f"bps-{role}")], stdin=subprocess.DEVNULL)
         try:
             status = child.wait()
         finally:

@@ -20,7 +20,6 @@ from bps_rdma.ray.actors import Helper, Rank, Whereabouts
 from bps_rdma.ray.environment import Address, Identity
 from bps_rdma.ray.errors import Failure, StartError
 from bps_rdma.ray.placement import Place, Placement, Shape, addresses
-from bps_rdma.ray.scheduler_run import forget_scheduler
 
 
 @dataclass
@@ -49,13 +48,14 @@ class Group:
         self._shape = shape
         inherited = dict(runtime_env or {})
         variables = {**inherited.get("env_vars", {}), **env}
-        self._runtime_env = {**inherited, "env_vars": variables} if variables else inherited or None
+        self.runtime_env = {**inherited, "env_vars": variables} if variables else inherited or None
         # With BPS_SCHEDULER_PATIENCE=0 members end with their scheduler: see environment.adopt().
         self.waits_for_schedulers = variables.get("BPS_SCHEDULER_PATIENCE", "30").strip() not in ("0", "0.0")
         self.ranks: list[Actor] = []
         self.servers: list[Actor] = []
         self.scheduler: Actor | None = None
         self._identity: Identity | None = None
+        self._run_of_scheduler: Any = None  # the future of what another scheduler must know
         try:
             for place in placement.ranks:
                 self.ranks.append(self._start(Rank, f"rank {place.rank}", place, shape.rank_resources))
@@ -72,7 +72,7 @@ class Group:
         rest = dict(resources)
         options: dict[str, Any] = {
             "num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0), "resources": rest or None,
-            "max_restarts": 0, "max_task_retries": 0, "runtime_env": self._runtime_env,
+            "max_restarts": 0, "max_task_retries": 0, "runtime_env": self.runtime_env,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement.group, place.bundle),
         }  # fmt: skip
         return Actor(label, place.node, ray.remote(**options)(kind).remote(label))
@@ -112,7 +112,13 @@ class Group:
         return {actor.handle.run.remote(pickled): actor for actor in self.ranks}, serving
 
     def _serve(self, actor: Actor) -> Any:
-        return actor.handle.serve.remote("scheduler" if actor is self.scheduler else "server")
+        if actor is not self.scheduler:
+            return actor.handle.serve.remote("server")
+        known = None
+        with contextlib.suppress(Exception):  # there is none, or it ended before it had told
+            known = ray.get(self._run_of_scheduler, timeout=0)
+        self._run_of_scheduler = actor.handle.start_scheduler.remote(known)
+        return actor.handle.serve.remote("scheduler")
 
     def start_again(self, lost: Actor, pickled: Any) -> tuple[Any, Actor]:
         """Start an actor in the place of a lost member, which enters the running job; its future, and itself.
@@ -145,9 +151,6 @@ class Group:
         for actor in self.actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor.handle, no_restart=True)
-        if self._shape.least and self._identity is not None:
-            with contextlib.suppress(Exception):
-                forget_scheduler(self._identity.name)
         self._placement.release()
 
     def __enter__(self) -> Group:
@@ -179,15 +182,18 @@ def _gather(actors: Mapping[str, Actor], method: str, arguments: Mapping[str, An
             found[actor.label] = ray.get(done[0])
         except Exception as error:
             failure = Failure(actor.label, actor.where, error)
-            raise StartError(
-                f"{actor.label} ({actor.where}) did not start: {_reason(failure.cause)}",
-                "bps_rdma and what it needs must be importable by the Python of every node",
-            ) from error
+            reason, hint = _reason(failure.cause)
+            raise StartError(f"{actor.label} ({actor.where}) did not start: {reason}", hint) from error
     return found
 
 
-def _reason(error: BaseException) -> str:
-    """The line of Ray's text that tells most: the last one of a traceback."""
+def _reason(error: BaseException) -> tuple[str, str]:
+    """The line of Ray's text that tells most, which is the last one of a traceback; and what to do."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if "Error:" in line and not line.startswith("File ")]
-    return (named or lines or [type(error).__name__])[-1]
+    because = [line for line in lines if " because " in line]
+    if because and not named:
+        hint = "killed, often for lack of memory, or crashed: see there `dmesg` and /tmp/ray/session_latest/logs"
+        return because[0].partition(". ")[0], hint
+    hint = "bps_rdma and what it needs must be importable by the Python of every node"
+    return (named or lines or [type(error).__name__])[-1], hint

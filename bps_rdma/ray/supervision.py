@@ -11,6 +11,7 @@ import ray
 from bps_rdma.ray.errors import Failure, JobFailedError, Kind
 from bps_rdma.ray.group import Actor, Group
 from bps_rdma.ray.losses import Losses
+from bps_rdma.ray.states import states_of
 
 # After a member's end the others raise within 2 s. They may be heard of first.
 _CAUSE_FOLLOWS_S = 2.0
@@ -35,10 +36,7 @@ def results_of(group: Group, pickled: Any, timeout: float | None, losses: Losses
         if not done and for_newcomers is not None and for_newcomers == min(limits):
             break  # they came too late
         if not done:
-            late = ", ".join(f"{waiting[ref].label} ({waiting[ref].where})" for ref in ranks if ref in waiting)
-            raise JobFailedError(
-                f"{late} did not return within {timeout:g} s", "raise the time-out, or see what they wait for"
-            )
+            raise _too_late(group, [waiting[ref] for ref in ranks if ref in waiting], timeout)
         actor = waiting.pop(done[0])
         failure = _look(done[0], actor, results)
         if failure is None:
@@ -51,6 +49,14 @@ def results_of(group: Group, pickled: Any, timeout: float | None, losses: Losses
         else:
             raise _explain(_and_others(failure, waiting, losses.recent()))
     return [results.get(actor.label) for actor in group.ranks]
+
+
+def _too_late(group: Group, late: list[Actor], timeout: float | None) -> JobFailedError:
+    named = ", ".join(f"{actor.label} ({actor.where})" for actor in late)
+    return JobFailedError(
+        f"{named} did not return within {timeout:g} s: {states_of(late, group.runtime_env)}",
+        "raise the time-out, or see what they wait for",
+    )
 
 
 def _look(ref: Any, actor: Actor, results: dict[str, Any]) -> Failure | None:

@@ -4,14 +4,23 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import manifests
 import pytest
+import yaml
 from fields import KINDS
 
+# Labels of the pods that a policy lets in; operators give them to all pods of a resource.
+POLICIES = {
+    "job.yaml": {"bps-job": "train"},
+    "servers.yaml": {"bps-job": "train"},
+    "jobset.yaml": {"jobset.sigs.k8s.io/jobset-name": "bps"},
+    "pytorchjob.yaml": {"training.kubeflow.org/job-name": "bps"},
+}
 OLDEST, NEWEST = "1.28", kubernetes_validate.latest_version()
 
 
@@ -72,6 +81,7 @@ def test_a_wrong_field_of_a_container_is_found(name: str) -> None:
         ("rayjob.yaml", "minReplicas: 2", 'minReplicas: "2"'),
         ("rayjob.yaml", 'num-cpus: "0"', "num-cpus: 0"),
         ("job.yaml", "backoffLimit: 6", "backoffLimits: 6"),
+        *((name, "policyTypes", "policyType") for name in POLICIES),
     ],
 )
 def test_a_wrong_field_of_a_resource_is_found(name: str, old: str, new: str) -> None:
@@ -92,6 +102,61 @@ def test_what_every_pod_has(name: str) -> None:
                 for variable in container.get("env", []):
                     if variable["name"] == "BPS_SECRET":
                         assert variable["valueFrom"]["secretKeyRef"] == {"name": "bps", "key": "secret"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_only_pods_of_the_job_reach_each_other(name: str) -> None:
+    *others, policy = manifests.load(name)
+    wanted = POLICIES[name]
+    assert policy["kind"] == "NetworkPolicy"
+    assert policy["spec"] == {
+        "podSelector": {"matchLabels": wanted},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": wanted}}]}],
+    }
+    pods = [template for one in others for template in innermost(one)]
+    assert pods
+    ours = [document for document in others if document["kind"] in ("JobSet", "PyTorchJob")]
+    if ours:
+        assert [document["metadata"]["name"] for document in ours] == list(wanted.values())
+    else:
+        assert all(wanted.items() <= template["metadata"]["labels"].items() for template in pods)
+
+
+def innermost(node: Any) -> list[dict[str, Any]]:
+    """The templates of pods within."""
+    if isinstance(node, list):
+        return [found for value in node for found in innermost(value)]
+    if not isinstance(node, dict):
+        return []
+    found = [node["template"]] if "containers" in node.get("template", {}).get("spec", {}) else []
+    return found + [more for value in node.values() for more in innermost(value)]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_lines_for_rdma_fit(name: str) -> None:
+    """When they are uncommented every rank and server has the device, and may lock memory."""
+    text = (manifests.FOLDER / name).read_text()
+    with_rdma = re.sub(r"^( *)# (rdma/hca: |securityContext: )", r"\1\2", text, flags=re.MULTILINE)
+    documents = list(yaml.safe_load_all(with_rdma))
+    check_all(documents)
+    containers = [one for document in documents for pod in manifests.pod_specs(document) for one in pod["containers"]]
+    assert containers
+    for container in containers:
+        if container["command"] == ["bps-scheduler"]:
+            assert "securityContext" not in container
+        else:
+            assert container["resources"]["limits"]["rdma/hca"] == 1
+            assert container["securityContext"] == {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}}
+
+
+def test_a_policy_can_let_in_servers_of_dpus() -> None:
+    """The pods of dpu-servers.yaml have the addresses of their hosts."""
+    line = "- ipBlock: {cidr: 10.0.0.0/24}"
+    documents = manifests.load("servers.yaml", {f"# {line}": line})
+    check_all(documents)
+    (rule,) = documents[-1]["spec"]["ingress"]
+    assert rule["from"][1] == {"ipBlock": {"cidr": "10.0.0.0/24"}}
 
 
 @pytest.mark.parametrize("name", manifests.NAMES)

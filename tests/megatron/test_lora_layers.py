@@ -36,15 +36,11 @@ def loss_of(training: Training) -> float:
 
 def trained(bps: Any, setup: Setup, file: Path | None = None) -> dict[str, Any]:
     training = started(setup)
+    gradients = []  # of each step
     for _ in range(STEPS):
         training.step()
+        gradients.append(gradients_of(training))
     state = megatron.lora_state(training.model)
-    gradients = all(
-        parameter.main_grad.any()
-        for chunk in training.model
-        for parameter in chunk.parameters()
-        if parameter.requires_grad
-    )
     if file:
         megatron.save_lora(training.model, file)
     before = loss_of(training)
@@ -54,6 +50,16 @@ def trained(bps: Any, setup: Setup, file: Path | None = None) -> dict[str, Any]:
     dist.destroy_process_group()
     bps.shutdown()
     return found
+
+
+def gradients_of(training: Training) -> dict[str, torch.Tensor]:
+    """Of each trained parameter of this rank, in the last step."""
+    return {
+        name: parameter.main_grad.clone()
+        for chunk in training.model
+        for name, parameter in chunk.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def shape(**sizes: Any) -> Setup:
@@ -111,7 +117,11 @@ def test_full_recomputation_trains_every_stage(sizes):
     plain = ranks_of(shape(**sizes), dp=1)
     again = ranks_of(shape(recompute=True, **sizes), dp=1)
     for one, other in zip(plain, again, strict=True):
-        assert other["gradients"]
+        assert all(gradient.any() for gradient in one["gradients"][-1].values())
+        for gradients, wanted in zip(other["gradients"], one["gradients"], strict=True):
+            assert gradients.keys() == wanted.keys()
+            assert len(wanted) == len(one["state"]) // sizes.get("pp", 1)  # the state is that of all stages
+            assert [name for name in wanted if not torch.equal(gradients[name], wanted[name])] == []
         the_same(other, one)
 
 

@@ -58,7 +58,10 @@ def cluster_of_two():
 
 @pytest.fixture
 def two_nodes(cluster_of_two):
-    """The cluster; checks that a test leaves no process, shared memory or socket behind."""
+    """The cluster; checks that a test leaves no process nor shared memory behind.
+
+    Sockets of a job have no names in a file system, and go with its processes.
+    """
     ray_jobs.await_nodes(cluster_of_two)
     with ray_jobs.nothing_left():
         yield cluster_of_two

@@ -93,11 +93,85 @@ def sums(rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def looks_for_its_secret(_: Any) -> dict[str, Any]:
+    """While the job runs: in the command lines of all processes; and what Ray keeps of the environment."""
+    import numpy as np
+    import ray
+
+    import bps_rdma
+
+    bps_rdma.init()
+    bps_rdma.push_pull(np.ones(10), name="x")
+    secret = os.environ["BPS_SECRET"]
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if secret.encode() in file.read_bytes():
+                found.append(str(file))
+    bps_rdma.barrier()
+    runtime_env = ray.get_runtime_context().get_runtime_env_string()
+    return {"secret": secret, "in_command_lines": found, "runtime_env": runtime_env}
+
+
+def files_with(text: str) -> list[str]:
+    """What Ray has written to its folder and has this text in it: logs, events, sessions."""
+    found = []
+    for folder, _, names in os.walk(os.environ["RAY_TMPDIR"]):
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file() and text.encode() in path.read_bytes():
+                    found.append(str(path))
+    return found
+
+
+def await_text(text: str) -> None:
+    """Until Ray has written it; what was told before that is then written, too."""
+    deadline = time.monotonic() + 30 * PATIENCE
+    while not files_with(text):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def meets_an_end(config: dict[str, Any]) -> list[float]:
     """Takes steps whose sums say how far the job is; in the first start, one rank meets an end after some steps.
 
-    With a folder it saves each step and goes on from the last one.
+    It saves each step in its folder and goes on from the last one. It writes down when ranks learn of the end, and when
+    the next start has taken a step.
     """
+    try:
+        return takes_steps(config)
+    except Exception:
+        note(Path(config["folder"]) / f"knew-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}")
+        raise
+
+
+def plan(folder: Path, end: str, rank: int = 1) -> dict[str, Any]:
+    """The argument of meets_an_end()."""
+    return {"folder": str(folder), "steps": 6, "at": 3, "rank": rank, "end": end}
+
+
+def undisturbed(folder: Path, ranks: int = 2) -> list[float]:
+    """What every rank of meets_an_end() returns."""
+    import bps_rdma.ray
+
+    folder.mkdir()
+    found = bps_rdma.ray.run(meets_an_end, plan(folder, "", rank=-1), hosts=ranks)
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+def note(file: Path) -> None:
+    """Writes down when something happened."""
+    whole = file.with_name(f".{file.name}")
+    whole.write_text(repr(time.time()))
+    whole.rename(file)
+
+
+def noted(file: Path) -> float:
+    return float(file.read_text())
+
+
+def takes_steps(config: dict[str, Any]) -> list[float]:
     import numpy as np
 
     import bps_rdma
@@ -112,9 +186,11 @@ def meets_an_end(config: dict[str, Any]) -> list[float]:
     weights[:] = begun
     for step in range(begun, config["steps"]):
         if first and rank == config["rank"] and step == config["at"]:
-            (Path(config["folder"]) / "happened").write_text(repr(time.time()))
+            note(Path(config["folder"]) / "happened")
             end(config["end"])
         found = bps_rdma.push_pull(np.random.default_rng([step, rank]).random(1000), name="x", timeout=60 * PATIENCE)
+        if not first and step == begun:
+            note(Path(config["folder"]) / f"went-on-{rank}")
         history = np.append(history, found.sum())
         weights[:] = step + 1
         np.save(saved.with_suffix(".history.npy"), history)
@@ -151,6 +227,27 @@ def survives(config: dict[str, Any]) -> dict[str, Any]:
         in_view += 1
         if step > 3 and size == config["last"] and in_view >= 5:
             return {"rank": bps_rdma.rank(), "sizes": sizes, "texts": texts, "pid": os.getpid()}
+
+
+def is_late_for_a_barrier(_: Any) -> str | None:
+    """Rank 1 does not come; what rank 0 is told."""
+    import numpy as np
+
+    import bps_rdma
+
+    bps_rdma.init()
+    said = None
+    if bps_rdma.rank() == 0:
+        try:
+            bps_rdma.barrier(timeout=0.5)
+        except bps_rdma.DeadlineError as error:
+            said = str(error)
+    bps_rdma.push_pull(np.ones(1), name="afterwards")
+    return said
+
+
+def never_joins(_: Any) -> None:
+    end("stop" if os.environ["RANK"] == "1" else "hang")
 
 
 def end(how: str) -> None:

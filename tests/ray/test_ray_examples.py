@@ -47,9 +47,12 @@ def paths() -> str:
     return os.pathsep.join([str(Path(bps_rdma.__file__).parent.parent), os.environ["PYTHONPATH"]])
 
 
-def locally(folder: Path, ranks: int, script: str, *options: str) -> dict[str, Any]:
+def locally(folder: Path, ranks: int, script: str, *options: str, by: str = "torchrun") -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
-    return start(folder, [*launcher, str(cluster.free_port())], EXAMPLES / script, *options)
+    launcher = (
+        ["-m", "bps_rdma", "run", "-np", str(ranks)] if by == "bps run" else [*launcher, str(cluster.free_port())]
+    )
+    return start(folder, launcher, EXAMPLES / script, *options)
 
 
 def on_ray(two_nodes, folder: Path, ranks: int, script: Path, *options: str) -> dict[str, Any]:
@@ -58,12 +61,15 @@ def on_ray(two_nodes, folder: Path, ranks: int, script: Path, *options: str) -> 
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [pytest.param(name, marks=[] if name == "pp2-cp2" else pytest.mark.long) for name in SHAPES],
+    ("shape", "by"),
+    [
+        ("pp2-cp2", "bps run"),  # test_a_training_goes_on_in_either_mode has torchrun
+        *(pytest.param(name, "torchrun", marks=pytest.mark.long) for name in SHAPES),
+    ],
 )
-def test_one_script_in_both_modes(two_nodes, tmp_path, shape):
+def test_one_script_in_both_modes(two_nodes, tmp_path, shape, by):
     ranks, options = SHAPES[shape]
-    wanted = locally(tmp_path, ranks, "train.py", *options, "--steps", "4")
+    wanted = locally(tmp_path, ranks, "train.py", *options, "--steps", "4", by=by)
     found = on_ray(two_nodes, tmp_path, ranks, EXAMPLES / "train.py", *options, "--steps", "4")
     assert found == wanted
     assert len(set(wanted["losses"])) == 4
@@ -98,6 +104,18 @@ def test_a_training_goes_on_in_either_mode(two_nodes, tmp_path):
     assert again["first"] == 4
     assert again["losses"] == undisturbed["losses"][4:]
     assert again["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["torchrun", "bps run"])
+def test_ray_goes_on_from_a_checkpoint_of_one_machine(two_nodes, tmp_path, by):
+    options, saved = ["--tp", "2", "--steps"], ["--checkpoints", str(tmp_path / "saved")]
+    undisturbed = locally(tmp_path, 2, "train.py", *options, "4", by=by)
+    begun = locally(tmp_path, 2, "train.py", *options, "2", *saved, by=by)
+    on = on_ray(two_nodes, tmp_path, 2, EXAMPLES / "train.py", *options, "4", *saved)
+    assert (begun["first"], on["first"]) == (0, 2)
+    assert begun["losses"] + on["losses"] == undisturbed["losses"]
+    assert on["weights"] == undisturbed["weights"]
 
 
 def test_adapters_train_on_ray(two_nodes, tmp_path):

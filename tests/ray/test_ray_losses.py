@@ -68,7 +68,7 @@ def test_a_lost_scheduler_is_started_again(two_nodes, tmp_path, caplog, end, ser
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith("scheduler (")
     assert warning.endswith("; it is started again")
-    assert not internal_kv._internal_kv_list(b"bps_rdma/scheduler/")
+    assert internal_kv._internal_kv_list(b"bps_rdma/") == []
 
 
 @pytest.mark.long

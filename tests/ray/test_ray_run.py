@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import re
+import secrets
 import threading
 
 import pytest
@@ -49,6 +50,25 @@ def test_an_actor_of_a_raylet_that_srun_started(two_nodes):
     assert ray.get(alone.remote()) == 1
 
 
+def test_the_secret_is_written_nowhere(two_nodes):
+    """A word that the user passes to the same members by env is found where Ray writes: the test looks there."""
+    word = secrets.token_hex(32)
+    found = bps_rdma.ray.run(
+        ray_jobs.looks_for_its_secret,
+        hosts=2,
+        servers=1,
+        env={"BPS_LOG_LEVEL": "debug", "OF_THE_USER": word},
+    )
+    for one in found:
+        assert len(one["secret"]) == 64
+        assert one["in_command_lines"] == []
+        assert word in one["runtime_env"]
+        assert one["secret"] not in one["runtime_env"]
+    assert len({one["secret"] for one in found}) == 1
+    ray_jobs.await_text(word)
+    assert ray_jobs.files_with(found[0]["secret"]) == []
+
+
 def size_of_job() -> int:
     import bps_rdma
 
@@ -80,8 +100,8 @@ def test_two_jobs_at_once(two_nodes):
         thread.start()
     for thread in threads:
         thread.join()
-    secrets = collections.Counter(one["env"]["BPS_SECRET"] for ranks in found.values() for one in ranks)
-    assert sorted(secrets.values()) == [2, 2]
+    theirs = collections.Counter(one["env"]["BPS_SECRET"] for ranks in found.values() for one in ranks)
+    assert sorted(theirs.values()) == [2, 2]
 
 
 @pytest.mark.parametrize(
