@@ -25,7 +25,7 @@ ARG BUILD_JOBS=""
 RUN set -eu; \
     native=$(dpkg --print-architecture); \
     [ "${TARGETARCH:-$native}" = "$native" ] || { export CMAKE_TOOLCHAIN_FILE=/src/cmake/aarch64.cmake; tool=aarch64-linux-gnu-; }; \
-    cmake -S /src -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBPS_PYTHON=OFF -DBPS_RDMA=ON -DBPS_PRECOMPILE=ON; \
+    cmake -S /src -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBPS_PYTHON=OFF -DBPS_RDMA=ON; \
     cmake --build /build --target bps-server bps-scheduler --parallel "${BUILD_JOBS:-$(nproc)}"; \
     mkdir /out; \
     install --strip --strip-program="${tool:-}strip" /build/bps-server /build/bps-scheduler /out
