@@ -10,8 +10,6 @@
 namespace bps::node {
 namespace {
 
-constexpr std::size_t kLeastBytes = 16;  // anybody who connects gets something to test guesses against
-
 // Whether all processes of the job run on this host, as far as this one can tell. Where it is mistaken, processes of
 // other hosts find that they have no secret, and are refused.
 bool is_on_one_host(const JobSettings& settings, const Startup& startup) {
@@ -40,7 +38,7 @@ JobSecret job_secret(const JobSettings& settings, const Startup& startup) {
   if (startup.hosts_scheduler && startup.workers == 1) return random_secret(startup);
   if (!settings.secret.empty()) {
     JobSecret found = from(startup, settings.secret);
-    if (settings.secret.size() < kLeastBytes) {
+    if (settings.secret.size() < kLeastSecretBytes) {
       found.warning = "BPS_SECRET has " + std::to_string(settings.secret.size()) +
                       " characters, which can be guessed: use random text (openssl rand -hex 32)";
     }

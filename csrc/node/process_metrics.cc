@@ -21,7 +21,7 @@ namespace {
 
 using Type = MetricFamily::Type;
 
-constexpr double kPatience_s = 2;
+constexpr double kPatienceForLoops_s = 2;
 
 // Of all loops that have answered.
 struct Sum {
@@ -88,7 +88,7 @@ MetricFamilies peer_families(const Sum& sum, const van::Membership& members) {
 
 std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
   auto all = loops_->counters();
-  const Sum sum = sum_of(loops_->usage(Deadline::after(kPatience_s)));
+  const Sum sum = sum_of(loops_->usage(Deadline::after(kPatienceForLoops_s)));
   all.emplace_back("slot_bytes", static_cast<std::uint64_t>(sum.slot_bytes));
   all.emplace_back("open_rounds", static_cast<std::uint64_t>(sum.open_rounds));
   all.emplace_back("silent_loops", static_cast<std::uint64_t>(sum.silent_loops));
@@ -98,7 +98,7 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
 MetricFamilies Process::metric_families() const {
   const van::Node& self = van_->self();
   const van::Membership& members = van_->membership();
-  const std::vector<Loops::Usage> loops = loops_->usage(Deadline::after(kPatience_s));
+  const std::vector<Loops::Usage> loops = loops_->usage(Deadline::after(kPatienceForLoops_s));
   const Sum sum = sum_of(loops);
   MetricFamilies families;
   families.push_back(

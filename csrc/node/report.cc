@@ -24,7 +24,7 @@
 namespace bps::node {
 namespace {
 
-constexpr double kPatience_s = 0.5;
+constexpr double kPatienceForState_s = 0.5;
 constexpr double kPatienceForJob_s = 1.0;  // a report with stacks takes 0.9 s at most
 constexpr std::size_t kMostPerLoop = 256;
 constexpr std::size_t kMostRecent = 64;
@@ -178,7 +178,8 @@ std::string Process::dump(bool with_stacks) const {
     calls.add_raw(JsonObject().add("what", call.what).add("since_ms", call.since_ms).end());
   }
   object.add_raw("calls", calls.end());
-  object.add_raw("loops", describe_loops(loops_->open_state(kMostPerLoop, Deadline::after(kPatience_s)), object));
+  object.add_raw("loops",
+                 describe_loops(loops_->open_state(kMostPerLoop, Deadline::after(kPatienceForState_s)), object));
   JsonList recent;
   std::string groups = "[]";  // of these operations
   std::string last_failure;

@@ -22,7 +22,6 @@ namespace bps::node {
 namespace {
 
 constexpr std::size_t kMostBytes = 4096;
-constexpr std::size_t kLeastBytes = 16;  // fewer can be guessed
 constexpr const char* kName = "secret";
 
 std::string octal(mode_t mode) {
@@ -61,7 +60,7 @@ std::string read_checked(const Fd& file, const std::string& path, bool may_be_of
   constexpr const char* kSpace = " \t\r\n";
   text.erase(text.find_last_not_of(kSpace) + 1);
   text.erase(0, text.find_first_not_of(kSpace));
-  if (text.size() < kLeastBytes) {
+  if (text.size() < kLeastSecretBytes) {
     reject("the secret in " + path + " has " + std::to_string(text.size()) + " bytes, which is too short",
            "make a longer one: openssl rand -hex 32 > " + path);
   }

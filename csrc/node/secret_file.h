@@ -2,9 +2,13 @@
 // Files that hold a secret.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 namespace bps::node {
+
+// Fewer can be guessed: anybody who connects gets something to test guesses against.
+inline constexpr std::size_t kLeastSecretBytes = 16;
 
 // Its text, without white space at the ends. Throws kInvalidArgument unless it is a regular file of this user (or of
 // root) that nobody else can read or write.
