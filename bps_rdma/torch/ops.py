@@ -30,7 +30,7 @@ from bps_rdma import (
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import AnyCompression, Compression, Compressor, compressor_of
-from bps_rdma.torch.start import group_of, init, resume, suspend
+from bps_rdma.torch.start import AnyGroup, group_of, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
 
 __all__ = [
@@ -63,7 +63,7 @@ def push_pull(
     version: int = 0,
     priority: int = 0,
     compression: AnyCompression = Compression.none,
-    group: Any = None,
+    group: AnyGroup = None,
     exact: bool | None = None,
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
@@ -119,7 +119,7 @@ def push_pull_inplace(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> torch.Tensor:
     """Replaces the tensor by its sum (or mean) over all ranks, and returns it. Autograd does not record this."""
     options = _options(average, _full_name(name, tensor), priority, group, awaited=True)
@@ -133,7 +133,7 @@ def push_pull_async(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> AnyHandle:
     """Starts push_pull() without gradients; synchronize() gives the new tensor."""
     options = _options(average, _full_name(name, tensor), priority, group)
@@ -147,19 +147,19 @@ def push_pull_async_inplace(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> AnyHandle:
     """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() returns it."""
     options = _options(average, _full_name(name, tensor), priority, group)
     return transfer.all_reduce(tensor.detach(), options)
 
 
-def _options(average: bool, name: str, priority: int, group: Any, *, awaited: bool = False) -> Options:
+def _options(average: bool, name: str, priority: int, group: AnyGroup, *, awaited: bool = False) -> Options:
     op = ReduceOp.average if average else ReduceOp.sum
     return Options(op, name, priority, None if group is None else group_of(group), None, awaited)
 
 
-def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: Any = None) -> None:
+def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: AnyGroup = None) -> None:
     """Announces a name, so that its first use needs no round trip of its own. Optional.
 
     With the name alone, as in BytePS, this has no effect: a name is declared with its shape and dtype.
