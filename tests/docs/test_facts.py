@@ -85,3 +85,14 @@ def test_the_table_of_exceptions_is_complete():
     for name, base in rows.items():
         bases = {one.__name__ for one in classes[name].__mro__}
         assert not base or base in bases, f"{name} is no {base}"
+
+
+def test_defaults_that_pages_state_are_those_of_the_settings():
+    """`BPS_NAME` (value) in a page for those who come from elsewhere."""
+    text = (ROOT / "docs/coming-from.md").read_text()
+    defaults = {setting.name: setting.default for setting in bps_rdma.config()}
+    stated = dict(re.findall(r"`(BPS_[A-Z_]+)(?:=\w+)?` \(`?([0-9A-Z]+)`?[ )]", text))
+    assert len(stated) >= 3
+    assert stated == {name: defaults[name] for name in stated}
+    bucket = inspect.signature(pytest.importorskip("bps_rdma.torch").DistributedDataParallel).parameters["bucket_mb"]
+    assert f"`bucket_mb` ({bucket.default:g}" in text
