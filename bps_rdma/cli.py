@@ -211,7 +211,10 @@ def config(
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        table = Table("setting", "value", "source", "meaning", box=SIMPLE_HEAD)
+        table = Table(box=SIMPLE_HEAD)
+        for heading in ("setting", "value", "source", "meaning"):
+            # Both are copied: a name is never broken, and a value never cut.
+            table.add_column(heading, overflow="fold", no_wrap=heading == "setting")
         for setting in settings:
             source = setting.source if setting.source == "default" else f"[bold]{setting.source}[/bold]"
             table.add_row(setting.name, setting.value or "-", source, setting.help)

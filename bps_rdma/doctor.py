@@ -219,7 +219,9 @@ def _show(report: Report, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("", "", "", box=None, show_header=False, pad_edge=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
     for check in report.checks:
         hint = f"\n[cyan]{escape(check.hint)}[/cyan]" if check.hint else ""
         table.add_row(_MARKS[check.state], check.name, escape(check.fact) + hint)
@@ -227,7 +229,9 @@ def _show(report: Report, console: Console) -> None:
     chosen = {
         (rail["device"], rail["port"], rail["gid_index"]): rail["reason"] for rail in report.rdma.get("rails", [])
     }
-    gids = Table("device", "port", "GID", "type", "address", "interface", "", box=SIMPLE_HEAD)
+    gids = Table(box=SIMPLE_HEAD)
+    for heading in ("device", "port", "GID", "type", "address", "interface", ""):
+        gids.add_column(heading, overflow="fold")
     for device in report.rdma.get("devices", []):
         for port in device["ports"]:
             for gid in port["gids"]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,7 +33,11 @@ def wide_console() -> Console:
     """
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() or os.environ.get("COLUMNS") else Console(width=160)
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # for run_app(), which knows the exit status
+
+    return Ours() if sys.stdout.isatty() or os.environ.get("COLUMNS") else Ours(width=160)
 
 
 def closing(*examples: str, status: str = "") -> str:
@@ -53,11 +58,17 @@ def closing(*examples: str, status: str = "") -> str:
     return "\n\n".join("\n  ".join((f"\b\n{title}", *lines)) for title, lines in blocks)
 
 
+def _without_a_reader() -> int:
+    """Discards the output from now on, for its reader, such as `head`, has ended; the status of programs in C then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return 128 + signal.SIGPIPE
+
+
 def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run `app` on these arguments, by default those of this process, and exit.
 
     The exit status is 0 or what the command returns, 1 for an error of the library, 2 for an invalid command line or
-    setting, 130 after Ctrl-C. A user's mistake never prints a traceback.
+    setting, 130 after Ctrl-C, 141 where the reader of the output has ended. A user's mistake never prints a traceback.
     """
     import typer
 
@@ -73,8 +84,13 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         status = 2 if isinstance(error, InvalidArgumentError) else 1
     except (KeyboardInterrupt, typer.Abort):
         status = 130
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        status = _without_a_reader()
+    except SystemExit:
+        # click has seen the broken pipe itself, ends with 1, and has put its own object in the place of stdout.
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+            raise
+        status = _without_a_reader()
     except usage_error as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             print(error.format_message())

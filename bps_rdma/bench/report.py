@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a benchmark. With one operation and dtype, each fits into a terminal of 80 columns."""
+"""The tables of a benchmark. Each fits into 80 columns; there, each operation and dtype has a table."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,18 +13,30 @@ from bps_rdma.bench.plan import format_size
 from bps_rdma.bench.results import CaseResult, Outcome
 from bps_rdma.bench.stats import compare, rates
 
+_NARROW = 110  # columns of a terminal in which the names of operation and dtype do not fit beside the figures
+
 
 def print_report(outcome: Outcome, console: Console) -> None:
     """Print the job, the results, the comparisons, and how many results were checked."""
     console.print(outcome.job, style="bold", highlight=False)
-    console.print(_figures(outcome))
-    for peer in outcome.plan.compare:
-        console.print(_comparison(outcome, peer))
+    for part in _kinds(outcome) if console.width < _NARROW else [outcome]:
+        console.print(_figures(part))
+        for peer in part.plan.compare:
+            console.print(_comparison(part, peer))
     console.print(
         f"{outcome.checked} results checked, all exact. GB/s: 10^9 bytes/s at the median. "
         "Rounds with several calls: ms per call, p99 over rounds.",
         highlight=False,
     )
+
+
+def _kinds(outcome: Outcome) -> list[Outcome]:
+    """The same of each operation and dtype by itself."""
+    kinds = dict.fromkeys((result.case.op, result.case.dtype) for result in outcome.results)
+    return [
+        replace(outcome, results=tuple(one for one in outcome.results if (one.case.op, one.case.dtype) == kind))
+        for kind in kinds
+    ]
 
 
 def _figures(outcome: Outcome) -> Table:

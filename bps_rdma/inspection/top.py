@@ -71,7 +71,8 @@ def top(
         if as_json:
             print(json.dumps({"job": now.name, "why": diagnose(now).text, "members": [asdict(row) for row in rows]}))
         else:
-            wide_console().print(_table(now, rows))
+            console = wide_console()
+            console.print(_table(now, rows, console.width))
         return 0
     from rich.live import Live
 
@@ -82,7 +83,8 @@ def top(
                 now, ended = _the_job(where, name), time.monotonic()
             except InvalidArgumentError:  # the job is over
                 return 0
-            live.update(_table(now, rows_of(before, now, ended - began)), refresh=True)
+            rows = rows_of(before, now, ended - began)
+            live.update(_table(now, rows, live.console.width), refresh=True)
             before, began = now, ended
 
 
@@ -179,31 +181,41 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
     )
 
 
-def _table(state: JobState, rows: list[Row]) -> RenderableType:
+_NARROW = 150  # columns of a terminal in which the whole table does not fit
+# There; --json has them.
+_LEFT_OUT = {"received/s", "credits", "stalls/s", "open", "last %", "oldest round", "waits for"}
+
+
+def _table(state: JobState, rows: list[Row], width: int) -> RenderableType:
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD)
-    for title in ("member", "host", "pid", "state"):
-        table.add_column(title)
-    for title in ("CPU %", "memory", "ops/s", "tensors/s", "sent/s", "received/s", "credits", "stalls/s", "open",
-                  "oldest", "awaited by", "last %", "oldest round"):  # fmt: skip
-        table.add_column(title, justify="right")
-    table.add_column("waits for")
     colours = {"silent": "red", "lost": "red", "waiting": "yellow"}
-    for row in rows:
-        style = colours.get(row.state, "")
-        name = Text(f"{row.name} (slowest)", style="red") if row.is_slowest else Text(row.name)
-        table.add_row(
-            name, row.host, str(row.pid), Text(row.state, style=style), _number(row.cpu_percent),
-            _bytes(row.memory_bytes), _number(row.operations_per_s), _bytes(row.tensor_bytes_per_s),
-            _bytes(row.sent_bytes_per_s), _bytes(row.received_bytes_per_s), _number(row.credits),
-            _number(row.stalls_per_s), str(row.open_operations or "-"), _seconds(row.oldest_ms),
-            str(row.awaited_by or "-"), _number(row.last_percent), _seconds(row.oldest_round_ms),
-            ", ".join(map(str, row.round_waits_for[:_MOST_NAMED])) or "-",
-        )  # fmt: skip
+    cells: list[dict[str, str | Text]] = [
+        {
+            "member": Text(f"{row.name} (slowest)", style="red") if row.is_slowest else Text(row.name),
+             "host": row.host, "pid": str(row.pid),
+            "state": Text(row.state, style=colours.get(row.state, "")), "CPU %": _number(row.cpu_percent),
+            "memory": _bytes(row.memory_bytes), "ops/s": _number(row.operations_per_s),
+            "tensors/s": _bytes(row.tensor_bytes_per_s), "sent/s": _bytes(row.sent_bytes_per_s),
+            "received/s": _bytes(row.received_bytes_per_s), "credits": _number(row.credits),
+            "stalls/s": _number(row.stalls_per_s), "open": str(row.open_operations or "-"),
+            "oldest": _seconds(row.oldest_ms), "awaited by": str(row.awaited_by or "-"),
+            "last %": _number(row.last_percent), "oldest round": _seconds(row.oldest_round_ms),
+            "waits for": ", ".join(map(str, row.round_waits_for[:_MOST_NAMED])) or "-",
+        }
+        for row in rows
+    ]  # fmt: skip
+    narrow = width < _NARROW
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0) if narrow else (0, 1))
+    titles = [title for title in cells[0] if not narrow or title not in _LEFT_OUT] if cells else []
+    for title in titles:
+        is_text = title in {"member", "host", "pid", "state", "waits for"}
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=title == "pid", overflow="fold")
+    for one in cells:
+        table.add_row(*(one[title] for title in titles))
     workers = sum(1 for member in state.members.values() if member.rank >= 0)
     servers = sum(1 for member in state.members.values() if member.server_rank >= 0)
     phase = (state.scheduler or {}).get("phase", "without its scheduler")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bps_rdma import arrays
 from bps_rdma._core import Handle
@@ -13,9 +13,53 @@ from bps_rdma.operations import start
 from bps_rdma.operations.compressed import text_of
 from bps_rdma.operations.options import Options, ReduceName, reduction
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
+Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")  # what is new has it, too; others, such as a bytearray, give one
 
 
+@overload
+def push_pull(
+    array: Numpy,
+    average: bool = ...,
+    name: str | None = ...,
+    version: int = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    op: ReduceName | None = ...,
+    timeout: float | None = ...,
+    compression: str | Mapping[str, Any] | None = ...,
+    exact: bool | None = ...,
+) -> Numpy: ...
+@overload
+def push_pull(
+    array: torch.Tensor,
+    average: bool = ...,
+    name: str | None = ...,
+    version: int = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    op: ReduceName | None = ...,
+    timeout: float | None = ...,
+    compression: str | Mapping[str, Any] | None = ...,
+    exact: bool | None = ...,
+) -> torch.Tensor: ...
+@overload
+def push_pull(
+    array: Any,
+    average: bool = ...,
+    name: str | None = ...,
+    version: int = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    op: ReduceName | None = ...,
+    timeout: float | None = ...,
+    compression: str | Mapping[str, Any] | None = ...,
+    exact: bool | None = ...,
+) -> Any: ...
 def push_pull(
     array: Any,
     average: bool = True,

@@ -16,7 +16,7 @@ from bps_rdma.torch.all_gather_bytes import all_gather_bytes, check_alike, optim
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, check_pickle, check_tensor
 from bps_rdma.torch.encoding import Encoder, decode
 from bps_rdma.torch.sharded import ShardedOptimizer
-from bps_rdma.torch.start import group_of
+from bps_rdma.torch.start import AnyGroup, group_of
 from bps_rdma.torch.transfer import members_of
 
 
@@ -24,7 +24,7 @@ def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
     root_rank: int = 0,
     prefix: str = "Parameter.",
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> None:
     """Overwrites every tensor on all ranks by that of one rank, bit for bit. Every rank of the group must call it.
 
@@ -88,7 +88,7 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int = 0,
     prefix: str = "Parameter.",
-    group: Any = None,
+    group: AnyGroup = None,
     *,
     allow_pickle: bool = False,
 ) -> None:
@@ -131,7 +131,7 @@ def broadcast_optimizer_state(
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, group: Any = None, *, allow_pickle: bool = False
+    obj: Any, root_rank: int = 0, name: str | None = None, group: AnyGroup = None, *, allow_pickle: bool = False
 ) -> Any:
     """The object of one rank, on all ranks; on `root_rank` it is `obj` itself. Every rank of the group must call it.
 

@@ -24,7 +24,7 @@ from bps_rdma.torch.names import unique
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, names_of
 from bps_rdma.torch.rebase import rebase, remove_hooks
-from bps_rdma.torch.start import init, resume, suspend
+from bps_rdma.torch.start import AnyGroup, init, resume, suspend
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
 
@@ -59,7 +59,7 @@ def CrossBarrier(  # noqa: N802
     compression: AnyCompression = Compression.none,
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
-    group: Any = None,
+    group: AnyGroup = None,
     exact: bool | None = None,
 ) -> Any:
     """The optimizer, with updates that are made during the next forward, just before a module needs them.

@@ -23,6 +23,7 @@ from bps_rdma.torch.compression import AnyCompression, Compression, compressor_o
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import remove_hooks
+from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
 
@@ -68,8 +69,8 @@ class DistributedDataParallel(torch.nn.Module):
         compression: AnyCompression = Compression.none,
         strategy: StrategyName = "bucketed",
         bucket_mb: float = 25.0,
-        group: Any = None,
-        process_group: Any = None,
+        group: AnyGroup = None,
+        process_group: AnyGroup = None,
         find_unused_parameters: bool = True,
         exact: bool | None = None,
     ) -> None:

@@ -25,6 +25,7 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.optimizer import names_of
+from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import AnyHandle
 
 
@@ -103,7 +104,7 @@ class DiLoCo:
         delay: int = 0,
         mix: float = 0.0,
         compression: AnyCompression = Compression.none,
-        group: Any = None,
+        group: AnyGroup = None,
     ) -> None:
         start.init()
         named = names_of(optimizer, named_parameters)
@@ -223,7 +224,7 @@ def LocalSGD(  # noqa: N802
     *,
     every: int = 10,
     compression: AnyCompression = Compression.none,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> DiLoCo:
     """DiLoCo whose ranks take the mean of their parameters after `every` steps (McMahan et al., 2016)."""
     return DiLoCo(

@@ -15,11 +15,22 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma import get_pushpull_speed, job, local_rank, local_size, poll, rank, shutdown, size, synchronize
+from bps_rdma import (
+    argument_types,
+    get_pushpull_speed,
+    job,
+    local_rank,
+    local_size,
+    poll,
+    rank,
+    shutdown,
+    size,
+    synchronize,
+)
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import AnyCompression, Compression, Compressor, compressor_of
-from bps_rdma.torch.start import group_of, init, resume, suspend
+from bps_rdma.torch.start import AnyGroup, group_of, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
 
 __all__ = [
@@ -52,7 +63,7 @@ def push_pull(
     version: int = 0,
     priority: int = 0,
     compression: AnyCompression = Compression.none,
-    group: Any = None,
+    group: AnyGroup = None,
     exact: bool | None = None,
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
@@ -73,7 +84,7 @@ def push_pull(
     Raises:
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
-    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group, awaited=True)
+    options = _options(average, _full_name(name, tensor), priority, group, awaited=True)
     how = compressor_of(compression, exact)
     options = options._replace(compression=how.method)
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -108,10 +119,10 @@ def push_pull_inplace(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> torch.Tensor:
     """Replaces the tensor by its sum (or mean) over all ranks, and returns it. Autograd does not record this."""
-    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group, awaited=True)
+    options = _options(average, _full_name(name, tensor), priority, group, awaited=True)
     transfer.all_reduce(tensor.detach(), options).wait()
     return tensor
 
@@ -122,10 +133,10 @@ def push_pull_async(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> AnyHandle:
     """Starts push_pull() without gradients; synchronize() gives the new tensor."""
-    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group)
+    options = _options(average, _full_name(name, tensor), priority, group)
     data = tensor.detach()
     return transfer.all_reduce(data, options, torch.empty_like(data))
 
@@ -136,19 +147,19 @@ def push_pull_async_inplace(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    group: Any = None,
+    group: AnyGroup = None,
 ) -> AnyHandle:
     """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() returns it."""
-    options = _options(average, f"byteps.{name or _call_site(tensor)}", priority, group)
+    options = _options(average, _full_name(name, tensor), priority, group)
     return transfer.all_reduce(tensor.detach(), options)
 
 
-def _options(average: bool, name: str, priority: int, group: Any, *, awaited: bool = False) -> Options:
+def _options(average: bool, name: str, priority: int, group: AnyGroup, *, awaited: bool = False) -> Options:
     op = ReduceOp.average if average else ReduceOp.sum
     return Options(op, name, priority, None if group is None else group_of(group), None, awaited)
 
 
-def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: Any = None) -> None:
+def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: AnyGroup = None) -> None:
     """Announces a name, so that its first use needs no round trip of its own. Optional.
 
     With the name alone, as in BytePS, this has no effect: a name is declared with its shape and dtype.
@@ -162,7 +173,7 @@ def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None
     """
     if like is None and shape is None:
         return
-    name = f"byteps.{name}"
+    name = _full_name(name)
     if isinstance(like, torch.Tensor):
         transfer.declare_many({name: like}, group_of(group))
         return
@@ -206,6 +217,12 @@ def push_pull_group_sync_inplace(
         complete, batch.started = batch.started, []
         bps_rdma.wait(complete)
     return handle, count
+
+
+def _full_name(name: str | None, tensor: torch.Tensor | None = None) -> str:
+    """The name for the core, of a call's `name`; without one it is made from the tensor and the calling function."""
+    argument_types.explain(name=name)  # in the caller's words: formatted, any object would be a text
+    return f"byteps.{_call_site(tensor) if tensor is not None and not name else name}"
 
 
 def _call_site(tensor: torch.Tensor) -> str:

@@ -21,6 +21,7 @@ from bps_rdma.torch.compression import AnyCompression, Compression, compressor_o
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import rebase, remove_hooks
+from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
 
@@ -32,9 +33,9 @@ def DistributedOptimizer(  # noqa: N802
     backward_passes_per_step: int = 1,
     strategy: StrategyName = "overlap",
     bucket_mb: float = 25.0,
-    group: Any = None,
+    group: AnyGroup = None,
     exact: bool | None = None,
-) -> Any:
+) -> _DistributedOptimizer | AsynchronousOptimizer:
     """The optimizer, whose step() waits until all gradients are means over all ranks.
 
     With BPS_ASYNC=1 servers keep the weights, and no rank waits for another; see docs/async.md. Otherwise gradients are

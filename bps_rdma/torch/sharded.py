@@ -16,6 +16,7 @@ from bps_rdma.torch import start
 from bps_rdma.torch.all_gather_bytes import check_alike, optimizer_lines
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.shards import Shards
+from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import members_of
 
 _OWN_KEYS = ("params", "param_names")  # of a parameter group: these differ in the inner optimizer
@@ -38,7 +39,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         optimizer_cls: type[torch.optim.Optimizer],
-        group: Any = None,
+        group: AnyGroup = None,
         **kwargs: Any,
     ) -> None:
         """Joins the job first, if this process has not joined it; see bps_rdma.torch.init().

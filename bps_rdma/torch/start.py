@@ -14,7 +14,7 @@ import secrets
 import socket
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -22,6 +22,13 @@ import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
 from bps_rdma.torch.names import Names
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    AnyGroup: TypeAlias = Group | dist.ProcessGroup | None  # None: all workers
+else:  # a build of torch may be without torch.distributed, and then has no such class
+    AnyGroup = Any
 
 _suspended: Names | None = None  # the names of the job that suspend() left, for the one that resume() joins
 
@@ -178,7 +185,7 @@ def _address_of_rank_0(store: Any) -> str:
     return socket.getfqdn()
 
 
-def group_of(group: Any) -> Group | None:
+def group_of(group: AnyGroup) -> Group | None:
     """The bps_rdma.Group with the ranks of a torch.distributed group; a Group and None are returned as they are.
 
     The first call for a group is collective: every rank of it must make it.

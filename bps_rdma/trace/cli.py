@@ -103,7 +103,7 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
         return
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name, value in rows[0].items():
-        table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     wide_console().print(table)

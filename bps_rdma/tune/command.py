@@ -190,7 +190,7 @@ def _print_trials(
     print(f"\n{title}")
     table = Table(box=SIMPLE_HEAD)
     for heading in ("size", f"{what}, ms", "quartiles", *(["model, ms"] if predicted else []), ""):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for trial in trials:
         size = "default" if trial.nbytes is None else format_size(trial.nbytes)
         model = [f"{predicted[trial.nbytes] * 1e3:.2f}"] if predicted and trial.nbytes else []

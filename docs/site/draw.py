@@ -18,13 +18,14 @@ STYLE = """
     .rank { fill: #ddf4ff; stroke: #0969da; } .server { fill: #fff8c5; stroke: #9a6700; }
     .lost { fill: #ffebe9; stroke: #cf222e; } .new { fill: #dafbe1; stroke: #1a7f37; }
     .line { fill: none; stroke: #0969da; stroke-width: 2; } .axis { fill: none; stroke: #8c959f; stroke-width: 1.5; }
+    .waits { fill: #f6f8fa; stroke: #8c959f; }
     .end { stroke: #cf222e; stroke-width: 2; stroke-dasharray: 6 4; } .tip { fill: #0969da; } .grey { fill: #8c959f; }
     @media (prefers-color-scheme: dark) {
       .page { fill: #0d1117; } text { fill: #e6edf3; } .quiet { fill: #9da7b1; }
       .rank { fill: #0c2d6b; stroke: #388bfd; } .server { fill: #341a00; stroke: #bb8009; }
       .lost { fill: #490202; stroke: #f85149; } .new { fill: #04260f; stroke: #3fb950; }
       .line { stroke: #58a6ff; } .axis { stroke: #6e7681; } .end { stroke: #f85149; } .tip { fill: #58a6ff; }
-      .grey { fill: #6e7681; }
+      .grey { fill: #6e7681; } .waits { fill: #21262d; stroke: #6e7681; }
     }
 """
 
@@ -189,7 +190,64 @@ def views() -> None:
     picture.write()
 
 
+def planes() -> None:
+    """Which bytes travel over which connections."""
+    picture = Picture(
+        "planes.svg", 860, 390, "Two planes",
+        "A rank and a server have a control connection for small messages and a data connection for partitions and "
+        "sums alone. The scheduler has control connections to both, and no gradient passes through it.",
+    )  # fmt: skip
+    picture.box(340, 20, 180, 44, "new", "scheduler")
+    for x, name, kind in ((30, "rank", "rank"), (590, "server", "server")):
+        picture.box(x, 130, 240, 230, kind)
+        picture.text(x + 120, 156, name, "strong")
+    picture.line([(335, 42), (150, 42), (150, 124)], "axis")
+    picture.line([(525, 42), (710, 42), (710, 124)], "axis")
+    picture.text(160, 86, "who takes part,", "quiet", "start")
+    picture.text(160, 104, "who was lost", "quiet", "start")
+    picture.line([(276, 190), (584, 190)], "axis")
+    picture.line([(584, 196), (276, 196)], "axis")
+    picture.text(430, 172, "control: names, credits, failures", "small")
+    picture.box(55, 240, 190, 40, "new", "tensor: a partition")
+    picture.box(55, 300, 190, 40, "new", "the same memory")
+    picture.box(615, 240, 190, 40, "new", "landing slot")
+    picture.box(615, 300, 190, 40, "new", "sum of all ranks")
+    picture.line([(249, 260), (609, 260)])
+    picture.line([(611, 320), (251, 320)])
+    picture.line([(710, 282), (710, 296)], "axis")
+    picture.text(430, 250, "data: one write there", "small")
+    picture.text(430, 310, "data: one write back", "small")
+    picture.write()
+
+
+def credit(slots: int = 4, partitions: int = 7) -> None:
+    """Why a server's memory does not grow with the model."""
+    picture = Picture(
+        "credits.svg", 860, 300, "Credits",
+        f"A server has granted a rank {slots} landing slots. The rank has sent {slots} of its {partitions} partitions; "
+        "the others wait until a sum comes back, which gives its slot back as a credit.",
+    )  # fmt: skip
+    picture.text(120, 32, f"rank: {partitions} partitions", "strong")
+    picture.text(690, 32, f"server: {slots} landing slots for this rank", "strong")
+    for i in range(partitions):
+        y = 50 + 34 * i
+        sent = i < slots
+        picture.box(40, y, 160, 28, "rank" if sent else "waits", f"partition {i}")
+        if sent:
+            picture.box(590, y, 200, 28, "server", f"slot {i}: partition {i}")
+            picture.line([(204, y + 14), (584, y + 14)])
+            picture.text(394, y + 9, "a credit is spent", "quiet")
+    waiting = 50 + 34 * slots
+    picture.line([(690, waiting - 4), (690, waiting + 14), (206, waiting + 14)])
+    picture.text(450, waiting + 34, "the sum of partition 0 comes back, and slot 0 with it:", "small")
+    picture.text(450, waiting + 52, f"now partition {slots} goes", "small")
+    picture.text(215, waiting + 84, "without a credit they wait here: no message is lost or refused", "quiet", "start")
+    picture.write()
+
+
 if __name__ == "__main__":
+    planes()
+    credit()
     links()
     one_round()
     priorities()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from common import add_options, of_all_ranks, of_the_last, ranks, setup_of, slow
 from figures import ALONE, STOCK, Outcome, save_plot, show, to_json
 from gpt import Setup, Training
 
-from bps_rdma import megatron
+from bps_rdma import extras, megatron
 from bps_rdma.bench.outputs import check_outputs
 from bps_rdma.errors import InvalidArgumentError
 
@@ -76,8 +75,10 @@ def _kinds_of(options: argparse.Namespace) -> list[str]:
         )
     json_file, plot = (Path(file) if file and file != "-" else None for file in (options.json, options.plot))
     check_outputs(json_file, plot)
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgumentError("matplotlib, which --plot needs, is not installed", "pip install 'bps_rdma[plot]'")
+    if options.plot and not extras.is_installed("matplotlib"):
+        raise InvalidArgumentError(
+            "matplotlib, which --plot needs, is not installed", extras.install_command("matplotlib")
+        )
     return kinds
 
 

@@ -82,6 +82,11 @@ def install() -> None:
     from megatron.core.transformer import torch_norm
     from megatron.core.transformer.moe import moe_utils
 
+    # The class's, and not in the mode above, which is one thread's. Each raises here, for want of a device or a driver.
+    tensor: Any = torch.Tensor
+    tensor.pin_memory = _pinned
+    tensor.is_pinned = lambda *_, **__: False
+
     megatron_random._get_cuda_rng_state = cuda.get_rng_state
     megatron_random._set_cuda_rng_state = cuda.set_rng_state
     if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 uses it without Transformer Engine, too
@@ -112,6 +117,11 @@ def pretend_a_gpu() -> None:
         from megatron.legacy import fused_kernels
 
         fused_kernels.load = lambda *_: None
+
+
+def _pinned(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """A copy, as on a GPU: Megatron frees the tensor and keeps this."""
+    return tensor.clone()
 
 
 def _norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:

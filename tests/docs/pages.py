@@ -5,8 +5,9 @@ A comment in front of a block says how it is tested; the block is a part of the 
 
     <!-- example: ranks=2 -->            Python: run by that many ranks (default: 1)
     <!-- example: file=mean.py -->       not run, but kept under that name for later blocks of the page
-    <!-- example: before=model -->       what tests/docs/before/model.py does comes first
+    <!-- example: before=model -->       what tests/docs/before/model.py does comes first; C++: model.cc
     <!-- example: run -->                shell: run; without a comment a block of shell is an error
+    <!-- example: hosts=2 -->            shell: run on that many hosts, each line where its comment says: # on host0
     <!-- example: output -->             text: what the block before has printed, where "..." stands for anything
     <!-- example: not run: the reason -->
 

@@ -9,13 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import network
 import pytest
 from pages import PAGES, ROOT, Block, blocks_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-KNOWN = {"ranks", "file", "before", "run", "output", "not run", "ends with"}
+CPP = [block for block in BLOCKS if block.language == "cpp"]
+SHOWN = {"", "text", "ini", "yaml", "toml", "json"}  # of which nothing can be run
+KNOWN = {"ranks", "file", "before", "run", "output", "not run", "ends with", "hosts"}
 BEFORE = Path(__file__).parent / "before"
 
 
@@ -34,21 +37,32 @@ def source_of(block: Block) -> str:
     return first + "\n" * (block.line - 1) + block.text
 
 
-def run(block: Block, command: list[str], folder: Path) -> None:
-    """Runs it in a folder that has what earlier blocks have left, and compares what it prints."""
+def place(block: Block, folder: Path) -> None:
+    """Puts into the folder what earlier blocks have left."""
     (folder / "examples").symlink_to(ROOT / "examples")
     for one in block.earlier:
         if "file" in one.notes:
             (folder / one.notes["file"]).write_text(one.text)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That of a user who has nothing set, and whose HOME is this folder."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
-    env |= {
+    return env | {
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "HOME": str(folder),
         "USER": "me",
     }
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def run(block: Block, command: list[str], folder: Path) -> None:
+    """Runs it in a folder that has what earlier blocks have left, and compares what it prints."""
+    place(block, folder)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == int(block.notes.get("ends with", 0)), f"{block.name}\n{done.stdout}{done.stderr}"
     if block.output is not None:
         # Ranks print in any order.
@@ -64,6 +78,10 @@ def test_there_are_examples():
     assert len(PYTHON) > 10
     assert len([block for block in PYTHON if is_run(block)]) >= 10
     assert len([block for block in SHELL if "run" in block.notes]) > 3
+    directives = {block.language for block in BLOCKS if block.language.startswith("{")}
+    assert {block.language for block in BLOCKS} - directives - SHOWN == {"python", "sh", "cpp"}, (
+        "others would not be run"
+    )
 
 
 @pytest.mark.parametrize("block", by_name(PYTHON + SHELL))
@@ -71,7 +89,7 @@ def test_each_says_how_it_is_tested(block):
     assert set(block.notes) <= KNOWN, block.name
     assert block.notes.get("not run", "a reason"), f"{block.name} does not say why it is not run"
     if block.language == "sh":
-        assert {"run", "not run"} & set(block.notes), f"{block.name} is neither run nor says why not"
+        assert {"run", "not run", "hosts"} & set(block.notes), f"{block.name} is neither run nor says why not"
         subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
     else:
         compile(block.text, block.name, "exec")
@@ -96,3 +114,39 @@ def alone(blocks: list[Block]) -> list:
 def test_shell(block, tmp_path):
     before = (BEFORE / f"{block.notes['before']}.sh").read_text() if "before" in block.notes else ""
     run(block, ["bash", "-euo", "pipefail", "-c", before + block.text], tmp_path)
+
+
+@pytest.mark.parametrize("block", by_name([one for one in CPP if "not run" not in one.notes]))
+def test_cpp(block):
+    """It compiles with the headers that it is about."""
+    source = (BEFORE / f"{block.notes['before']}.cc").read_text() + block.text + "}\n"
+    command = ["c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{ROOT / 'csrc'}", "-xc++", "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, f"{block.name}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("block", by_name([one for one in SHELL if "hosts" in one.notes]))
+def test_hosts(block, tmp_path):
+    """Several hosts, as namespaces with a network and a name each: a line runs where its comment says, or on all."""
+    if reason := network.why_not():
+        pytest.skip(f"no network namespaces here: {reason}")
+    names = [f"host{number}" for number in range(int(block.notes["hosts"]))]
+    with network.Network(names) as hosts:
+        addresses = tmp_path / "hosts"
+        addresses.write_text("".join(f"{hosts.address(name, 'data')} {name}\n" for name in names))
+        place(block, tmp_path)
+        common = "".join(line + "\n" for line in block.text.splitlines() if not re.search(r"# on host\d$", line))
+        subprocess.run(["bash", "-euc", common], cwd=tmp_path, env=environment(tmp_path), check=True, timeout=30)
+        common = "".join(line + "\n" for line in common.splitlines() if line.startswith("export "))
+        started = []
+        for name in names:
+            lines = [line for line in block.text.splitlines() if line.endswith(f"# on {name}")]
+            assert lines, f"{block.name}: nothing runs on {name}"
+            script = f"mount --bind {addresses} /etc/hosts\nhostname {name}\n{common}" + "\n".join(lines)
+            started.append(subprocess.Popen(
+                [*hosts.inside(name), "unshare", "--mount", "--uts", "bash", "-euc", script], cwd=tmp_path,
+                env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            ))  # fmt: skip
+        for one in started:
+            shown, _ = one.communicate(timeout=240)
+            assert one.returncode == 0, f"{block.name}\n{shown}"

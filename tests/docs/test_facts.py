@@ -20,7 +20,7 @@ from bps_rdma import errors
 
 COMMANDS = ("pushpull_bench", "allreduce_bench", "ddp_bench", "bps-server", "bps-scheduler", "bps run", "bps bench",
   "bps allreduce", "bps ddp-bench", "bps doctor", "bps config", "bps version", "bps env", "bps trace merge",
-  "bps trace summary")  # fmt: skip
+  "bps trace summary", "bps tune", "bps why", "bps top", "bps dump")  # fmt: skip
 # Not settings, and true all the same: of tests and tools of this repository, and of BytePS where a page says that
 # there is nothing of the kind here.
 OTHER = re.compile(r"BPS_(TEST|VM)_\w+|BPS_(SANITIZE|TESTS|BENCH|PYTHON|RDMA|VM)")
@@ -51,7 +51,7 @@ def command_lines(page: Path) -> list[str]:
 def test_options_exist(page):
     for line in command_lines(page):
         for command in COMMANDS:
-            if not re.search(rf"(^|[\s/]){re.escape(command)}\s+-", line):
+            if not re.search(rf"(^|[\s/]){re.escape(command)}\s", line):
                 continue
             rest = re.split(rf"(?:^|[\s/]){re.escape(command)}\s", line, maxsplit=1)[1]
             for word in shlex.split(rest, comments=True):
@@ -85,3 +85,14 @@ def test_the_table_of_exceptions_is_complete():
     for name, base in rows.items():
         bases = {one.__name__ for one in classes[name].__mro__}
         assert not base or base in bases, f"{name} is no {base}"
+
+
+def test_defaults_that_pages_state_are_those_of_the_settings():
+    """`BPS_NAME` (value) in a page for those who come from elsewhere."""
+    text = (ROOT / "docs/coming-from.md").read_text()
+    defaults = {setting.name: setting.default for setting in bps_rdma.config()}
+    stated = dict(re.findall(r"`(BPS_[A-Z_]+)(?:=\w+)?` \(`?([0-9A-Z]+)`?[ )]", text))
+    assert len(stated) >= 3
+    assert stated == {name: defaults[name] for name in stated}
+    bucket = inspect.signature(pytest.importorskip("bps_rdma.torch").DistributedDataParallel).parameters["bucket_mb"]
+    assert f"`bucket_mb` ({bucket.default:g}" in text

@@ -12,7 +12,7 @@ import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: here, and in the process that ranks are forked from
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'bps_rdma[megatron]'")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'megatron-core>=0.14'")
 # What the tests train is the example.
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron"))
 sys.path.append(str(Path(__file__).parents[1] / "torch"))  # the simulated device

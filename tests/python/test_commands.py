@@ -22,7 +22,8 @@ from bps_rdma import bench, cli
 from bps_rdma.bench import allreduce, ddp
 from bps_rdma.launch import bpslaunch
 
-COMMANDS = ("run", "doctor", "bench", "allreduce", "ddp-bench", "launch", "trace", "env", "config", "version")
+COMMANDS = ("run", "doctor", "why", "top", "dump", "tune", "bench", "allreduce", "ddp-bench", "launch", "env", "config",
+            "version", "trace")  # fmt: skip
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -45,16 +46,19 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_help_fits_into_80_columns_and_is_not_cut(call):
     listed = call("--help")[1]
-    for name in COMMANDS:
+    assert re.findall(r"^  ([a-z-]+) ", listed.split("Commands:")[1], re.MULTILINE) == list(COMMANDS)
+    subcommands = ("trace merge", "trace summary")
+    assert re.findall(r"^  (merge|summary) ", call("trace", "--help")[1], re.MULTILINE) == ["merge", "summary"]
+    for name in (*COMMANDS, *subcommands):
         if name == "ddp-bench":
             pytest.importorskip("torch")
-        status, out, _ = call(name, "--help")
+        status, out, _ = call(*name.split(), "--help")
         assert status == 0, name
         assert all(len(line) <= 80 for line in out.splitlines()), name
         assert "xit status" in out, name
         assert "xample" in out, name
         assert "..." not in re.sub(r"COMMAND(\}| \[ARGS\])?\.\.\.", "", out), name
-        assert f"\n  {name} " in listed
+        assert name in subcommands or f"\n  {name} " in listed
     assert "..." not in listed.split("Commands:")[1]
     assert "\x1b" not in listed
 
@@ -138,12 +142,24 @@ def sums(bps: Any) -> float:
     return float(bps.push_pull(np.ones(3), average=False)[0])
 
 
-def test_the_server_names_its_variables_and_says_when_it_is_ready():
-    server = cluster.binary("bps-server")
-    shown = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=30, check=True)
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [("bps-server", ("BPS_TRANSPORT", "--rank")), ("bps-scheduler", ("BPS_MIN_WORKERS", "--port", "75"))],
+)
+def test_the_binaries_name_their_variables(role, names):
+    binary = cluster.binary(role)
+    shown = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=30, check=True)
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-    for name in ("DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "BPS_SECRET_FILE", "BPS_TRANSPORT", "exit status"):
+    for name in (*names, "DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "BPS_SECRET_FILE", "Example", "exit status"):
         assert name in shown.stdout
+    known = {name for one in bps_rdma.config() for name in (one.name, *one.aliases)}
+    assert set(re.findall(r"(?:BPS|DMLC|BYTEPS)_[A-Z_]+", shown.stdout)) <= known
+    wrong = subprocess.run([binary, "--bogus"], capture_output=True, timeout=30, check=False)
+    assert wrong.returncode == 2
+
+
+def test_the_server_says_when_it_is_ready():
+    server = cluster.binary("bps-server")
     wrong = subprocess.run([server, "--rank", "x"], capture_output=True, timeout=30, check=False)
     assert wrong.returncode == 2
     with cluster.start(sums, workers=2, servers=1) as job:

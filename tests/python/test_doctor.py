@@ -9,8 +9,10 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import cluster
+import numpy as np
 import pytest
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
@@ -32,6 +34,23 @@ def test_a_machine_that_needs_nothing_more_is_healthy():
     assert status == 0
     assert {"system", "locked memory", "shared memory", "verbs libraries"} <= checks.keys()
     assert all(check["hint"] for check in checks.values() if check["state"] != "ok")
+
+
+def test_what_is_said_of_shared_memory_is_so(alone):
+    """Anonymous memory, of which as much is free as a job can have; no file of it is in /dev/shm."""
+    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
+    array = alone.empty(1 << 20, np.uint8)
+    array[:] = 1
+    mapped = Path("/proc/self/maps").read_text()
+    assert "/memfd:bps" in mapped
+    assert "/dev/shm" not in mapped
+    assert not before or set(Path("/dev/shm").iterdir()) <= before
+    said = doctor(env={"BPS_TRANSPORT": "tcp"})[1]["shared memory"]
+    assert said["state"] == "ok"
+    free = re.fullmatch(r"anonymous \(memfd\), of which (\d+) MiB are free; /dev/shm is not used", said["fact"])
+    assert free, said
+    total = int(re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) >> 10
+    assert 0 < int(free[1]) <= total
 
 
 def test_what_is_in_the_way_of_the_settings_is_bad_and_has_a_remedy():

@@ -57,7 +57,7 @@ def test_each_extra_is_imported_by_code():
     known = {name: module for module, name in distributions().items()}
     users = imported()
     found = required()
-    assert {"", "torch", "megatron", "ray", "ray-train", "plot", "metrics"} <= found.keys()
+    assert {"", "torch", "megatron", "ray", "ray-train", "plot", "metrics", "bench"} <= found.keys()
     for extra, requirements in found.items():
         for requirement in requirements:
             assert requirement.name in known, f"no code is known to need {requirement} of the extra {extra!r}"
@@ -74,3 +74,24 @@ def test_hints_and_extras_name_the_same_versions():
     of_extras = {r.name: str(r.specifier) for requirements in required().values() for r in requirements}
     for text in extras.PACKAGES.values():
         assert of_extras[Requirement(text).name] == str(Requirement(text).specifier), text
+
+
+def test_what_the_benchmarks_can_use_is_one_extra():
+    """`bench` is what some module of the benchmarks imports: no more, and no less."""
+    users = imported()
+    of_benchmarks = {
+        name
+        for name, importers in users.items()
+        if any(one.startswith(("bps_rdma.bench", "bps_rdma.torch.compare")) for one in importers)
+    }
+    wanted = {distributions().get(name, name) for name in of_benchmarks - BROUGHT} - {r.name for r in required()[""]}
+    assert {requirement.name for requirement in required()["bench"]} == wanted
+
+
+def test_no_hint_names_what_is_not_published():
+    """An extra can be asked for by who installs a wheel or the tree; a hint has the command that works everywhere."""
+    root = Path(__file__).parents[2]
+    files = [file for folder in ("bps_rdma", "examples") for file in (root / folder).rglob("*")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in {".py", ".md", ".sh", ".yaml"}}
+    assert len(texts) > 150
+    assert [str(file) for file, text in texts.items() if "bps_rdma[" in text] == []

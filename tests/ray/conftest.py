@@ -24,7 +24,7 @@ os.environ |= {
     "RANK": "55", "BPS_RANK": "55", "SLURM_PROCID": "55", "DMLC_ROLE": "server", "BPS_SECRET": "of an outer job",
 }  # fmt: skip
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bps_rdma[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.60'")
 import ray_jobs  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 

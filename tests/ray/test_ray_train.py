@@ -15,7 +15,7 @@ import pytest
 import ray_jobs
 import torch
 
-pytest.importorskip("pyarrow", reason="Ray Train is not installed: pip install 'bps_rdma[ray-train]'")
+pytest.importorskip("pyarrow", reason="Ray Train is not installed: pip install 'ray[train]>=2.60'")
 
 
 def loop(config: dict[str, Any]) -> None:

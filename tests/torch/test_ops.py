@@ -274,3 +274,23 @@ def resumed(bps: Any) -> None:
 
 def test_suspend_and_resume():
     cluster.run(resumed, workers=2)
+
+
+def wrong_arguments(bps: Any) -> None:
+    import bps_rdma.torch as bps_torch
+
+    x = torch.ones(3)
+    for call in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace",
+                 "push_pull_group_sync_inplace"):  # fmt: skip
+        for arguments, says in (({"name": 5}, "name=5 is not a text"), ({"priority": "high"}, "priority='high'")):
+            with pytest.raises(bps.InvalidArgumentError, match=says):
+                getattr(bps_torch, call)(x, **arguments)
+    with pytest.raises(bps.InvalidArgumentError, match="name=5 is not a text"):
+        bps_torch.declare(5, x)
+    assert x.tolist() == [1, 1, 1]
+    for name in (None, ""):  # from here
+        assert bps_torch.push_pull(x, name=name).tolist() == [1, 1, 1]
+
+
+def test_wrong_arguments_are_named_as_those_of_the_numpy_face():
+    cluster.run(wrong_arguments, workers=1)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What mypy finds in the programs of users: the step lint checks this file, and nobody runs it.
+
+An ignored error that is none any more is an error of `mypy --strict`, so that each of these lines is a test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import assert_type
+
+import bps_rdma
+import bps_rdma.torch as bps
+
+
+def wrong_choices(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    bps.DistributedDataParallel(model, strategy="bucketed")
+    bps.DistributedDataParallel(model, strategy="bucketd")  # type: ignore[arg-type]
+    bps.DistributedOptimizer(optimizer, strategy="overlapped")  # type: ignore[arg-type]
+    bps_rdma.push_pull(x, op="average")
+    bps_rdma.push_pull(x, op="mean")  # type: ignore[call-overload]
+    bps_rdma.push_pull_inplace(x, op="mean")  # type: ignore[arg-type]
+    bps_rdma.prepare("push_pul", x)  # type: ignore[arg-type]
+    bps_rdma.push_pull_inplace(x, name=5)  # type: ignore[arg-type]
+    bps.push_pull(x, name=5)  # type: ignore[arg-type]
+
+
+def groups(x: torch.Tensor, group: torch.distributed.ProcessGroup) -> None:
+    bps.push_pull(x, group=group)
+    bps.push_pull(x, group=bps_rdma.new_group([0, 1]))
+    bps.push_pull(x, group=3)  # type: ignore[arg-type]
+    bps_rdma.push_pull_inplace(x, group=group)  # type: ignore[arg-type]
+
+
+def what_comes_back(x: torch.Tensor, y: NDArray[np.float32], z: bytearray) -> None:
+    assert_type(bps.push_pull(x), torch.Tensor)
+    assert_type(bps_rdma.push_pull(x), torch.Tensor)
+    assert_type(bps_rdma.push_pull(y), NDArray[np.float32])
+    assert_type(bps_rdma.push_pull(z), Any)
+    assert_type(bps_rdma.push_pull_inplace(y), NDArray[np.float32])
+    assert_type(bps_rdma.push_pull_inplace(z), bytearray)
+    assert_type(bps_rdma.broadcast(x), torch.Tensor)
+
+
+def wrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    ours = bps.DistributedOptimizer(optimizer)
+    ours.synchronize()
+    with ours.skip_synchronize():
+        ours.step()
+    ours.synchronise()  # type: ignore[union-attr]
+    return ours
