@@ -72,15 +72,19 @@ def call(*arguments: str) -> None:
 
 
 def test_members_of_a_job(monkeypatch, capfd):
-    one = top.Row("worker 127 + server 127", "node-0123.cluster.example.org", 4194304, "waiting", 1234.0, 123456789012,
-                  98765.0, 12.3e9, 99.9e6, 12345.0, 1000, 123456, 128)  # fmt: skip
+    one = top.Row(
+        "worker 127 + server 127", "node-0123.cluster.example.org", 4194304, "waiting", cpu_percent=1234.0,
+        memory_bytes=123456789012, operations_per_s=98765.0, tensor_bytes_per_s=12.3e9, sent_bytes_per_s=99.9e6,
+        received_bytes_per_s=99.9e6, credits=1234, stalls_per_s=12345.0, open_operations=1000, oldest_ms=123456,
+        awaited_by=128, last_percent=100.0, is_slowest=True, oldest_round_ms=123456, round_waits_for=list(range(9)),
+    )  # fmt: skip
     rows = [one, replace(one, name="scheduler", state="silent", memory_bytes=None, operations_per_s=None)]
     state = JobState(name="a" * 40)
     shown = in_80_columns(monkeypatch, capfd, lambda: print_table(state, rows))
     assert "4194304" in shown
     assert "98765" in shown
-    wide = Console(width=160, file=io.StringIO())
-    wide.print(top._table(state, rows, 160))
+    wide = Console(width=300, file=io.StringIO())
+    wide.print(top._table(state, rows, 300))
     assert "stalls/s" in wide.file.getvalue()  # type: ignore[attr-defined]
 
 
