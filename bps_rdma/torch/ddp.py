@@ -88,7 +88,7 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.synchronizer = GradientSynchronizer(
-            named, prefix, strategy, bucket_mb, compressor_of(compression, exact), ours, find_unused_parameters
+            named, prefix, strategy, bucket_mb, compressor_of(compression, exact), ours, find_unused_parameters, None
         )
         self._buffers_of_root = BufferBroadcast(module, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()
@@ -104,6 +104,7 @@ class DistributedDataParallel(torch.nn.Module):
         ]
         # The module may outlive its wrapper, and get another one.
         weakref.finalize(self, remove_hooks, hooks)
+        weakref.finalize(self, remove_hooks, self.synchronizer.hooks)
 
     # ---- Forward and backward
 
@@ -192,7 +193,8 @@ class DistributedDataParallel(torch.nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Forward passes in here, and their backward, accumulate gradients on this rank only.
 
-        The first backward of a forward outside synchronises all that has been accumulated.
+        The first backward of a forward outside synchronises all that has been accumulated. Where means are exact, what
+        is accumulated is not rounded either, until it is the mean: see docs/exact.md.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -204,7 +206,10 @@ class DistributedDataParallel(torch.nn.Module):
 def _hook(wrapper: weakref.ref[DistributedDataParallel], place: Place) -> Any:
     def arrived(_: torch.Tensor) -> None:
         ddp = wrapper()
-        if ddp is not None and ddp._sync:
+        if ddp is None:
+            return
+        ddp.synchronizer.accumulated(place, not ddp._sync)
+        if ddp._sync:
             ddp._finish_after_backward()
             ddp.synchronizer.ready(place)
 
