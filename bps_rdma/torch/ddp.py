@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -188,6 +188,23 @@ class DistributedDataParallel(torch.nn.Module):
         self.synchronizer.finish()
 
     synchronize = finish_gradient_synchronization  # BytePS's name
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """What compression remembers between passes on this rank: save it beside state_dict(), each rank its own.
+
+        A collective call between passes: every rank must make it, which is why it is not a part of state_dict(). See
+        bps_rdma.feedback_state().
+        """
+        return self.synchronizer.compression_state()
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first pass.
+
+        Raises:
+            InvalidArgumentError: it is the state of another module, or of another compression.
+        """
+        if self.synchronizer.load_compression_state(state):
+            self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

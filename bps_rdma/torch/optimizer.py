@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -221,6 +221,22 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         name = f"{sent.prefix}.loss.{loss.dtype}"
         options = Options(ReduceOp.average, name, 0, sent.group, None, True)
         return transfer.all_reduce(loss.detach().clone(memory_format=torch.contiguous_format), options).wait()
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """What compression remembers between steps on this rank: save it beside state_dict(), each rank its own.
+
+        A collective call between steps: every rank must make it, which is why it is not a part of state_dict(). See
+        bps_rdma.feedback_state().
+        """
+        return self._bps_synchronizer.compression_state()
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first step.
+
+        Raises:
+            InvalidArgumentError: it is the state of other parameters, or of another compression.
+        """
+        self._bps_synchronizer.load_compression_state(state)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As usual, but refused between backward() and step(), while gradients are being synchronised."""

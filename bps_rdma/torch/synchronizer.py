@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.operations.compressed import EXACT
 from bps_rdma.spans import spans
-from bps_rdma.torch import transfer
+from bps_rdma.torch import compression_state, transfer
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import Place, Sent, Single, Unit
@@ -314,6 +314,23 @@ class GradientSynchronizer:
         self._left = {unit: len(unit.places) for unit in self.units}
 
     # ---- Between passes
+
+    def compression_state(self) -> dict[str, Any]:
+        """What compression remembers of the units, and which they are; see compression_state.py. Collective."""
+        return compression_state.save(self.units, self.sent, self._generation)
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on with the units of a saved state, and what they remembered. Collective, between passes.
+
+        Returns:
+            Whether these are not the units of the beginning: what rebuild() does has been done.
+        """
+        ordered = compression_state.order(state, self.places)
+        rebuilt = int(state["generation"]) > 0
+        if rebuilt:
+            self.rebuild(ordered)
+        compression_state.load(state, self.units, self.sent)
+        return rebuilt
 
     def rebuild(self, arrived: list[Place]) -> None:
         """Fills the buckets anew in the order in which gradients became ready on the group's first rank.
