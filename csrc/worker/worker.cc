@@ -195,7 +195,16 @@ void Worker::check_compression(const van::TensorSpec& spec) const {
     throw Error(ErrorCode::kInvalidArgument, "'" + spec.name + "' is not float64, and is to be rounded to odd",
                 "pass exact=True");
   }
-  (void)compress::parse_compression(spec.compression);
+  const auto compression = compress::parse_compression(spec.compression);
+  if (!compression->codec->is_built_in()) {
+    for (const van::Node& node : van_.membership().nodes) {
+      if (node.server_rank < 0 || node.worker_rank >= 0) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  node.describe() + " cannot sum '" + spec.name + "': the method of '" + spec.compression +
+                      "' was added to the workers, and servers by themselves do not have it",
+                  "use a method that is built in, or no dedicated servers");
+    }
+  }
   if (static_cast<Dtype>(spec.dtype) != Dtype::kFloat32) {
     throw Error(ErrorCode::kInvalidArgument,
                 "'" + spec.name + "' is " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
