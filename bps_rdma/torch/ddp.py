@@ -203,6 +203,8 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             InvalidArgumentError: it is the state of another module, or of another compression.
         """
+        if self._buffers_of_root is not None:  # declares its names, as the first forward would: their order counts
+            self._buffers_of_root.run()
         if self.synchronizer.load_compression_state(state):
             self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
 

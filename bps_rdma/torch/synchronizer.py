@@ -92,6 +92,8 @@ class GradientSynchronizer:
         self._flags = None
         if find_unused and self.places and (compressed or not self._strategy.buckets):
             self._flags = bps_rdma.empty(len(self.places), "bool")
+            if compressed:  # before the buckets, always: which server sums what follows from the order of names
+                bps_rdma.declare(f"{prefix}.used", self._flags, group=group)
         self._flags_handle: Handle | None = None
         self._unused_places: list[Place] = []
         self._use(list(reversed(self.places)))

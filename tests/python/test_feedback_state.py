@@ -46,8 +46,20 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("compression", ["int4:feedback=1", "topk:k=0.01,feedback=1,momentum=0.9"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+INT4, TOPK = "int4:feedback=1", "topk:k=0.01,feedback=1,momentum=0.9"
+
+
+@pytest.mark.parametrize(
+    ("layout", "compression"),
+    [
+        ("dedicated servers", TOPK),
+        ("two and two", INT4),
+        pytest.param("dedicated servers", INT4, marks=pytest.mark.long),
+        pytest.param("two and two", TOPK, marks=pytest.mark.long),
+        pytest.param("two hosts", INT4, marks=pytest.mark.long),
+        pytest.param("two hosts", TOPK, marks=pytest.mark.long),
+    ],
+)
 def test_a_job_goes_on_bit_by_bit(layout: str, compression: str) -> None:
     where = LAYOUTS[layout] | {"env": SMALL}
     if "servers" in where:

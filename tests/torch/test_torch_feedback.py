@@ -50,7 +50,7 @@ def train(bps: Any, face: str, steps: range, saved: list[bytes] | None, saves: b
     return b"".join(p.detach().numpy().tobytes() for p in net.parameters()), file.getvalue()
 
 
-@pytest.mark.parametrize("face", ["optimizer", "bucketed", "flat"])
+@pytest.mark.parametrize("face", ["optimizer", "bucketed", pytest.param("flat", marks=pytest.mark.long)])
 def test_training_goes_on_bit_by_bit(face: str) -> None:
     where: dict[str, Any] = cluster.on_hosts("ab") | {"env": TCP}
     whole = cluster.run(train, face, range(20), None, False, **where)
