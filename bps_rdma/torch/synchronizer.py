@@ -246,7 +246,9 @@ class GradientSynchronizer:
 
     def _wait_for_all(self) -> None:
         error: Exception | None = None
-        for unit in () if self._strategy.one_by_one else self._started.values():
+        # In the order of the units, which is the same on all ranks, and not in which they were sent: those that are
+        # unrounded may have to exchange more, which takes all ranks at once.
+        for unit in () if self._strategy.one_by_one else [self._started[u] for u in self.units if u in self._started]:
             try:
                 unit.wait()
             except Exception as caught:

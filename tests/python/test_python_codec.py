@@ -48,7 +48,7 @@ def busy(until: threading.Event) -> None:
 def used(bps: Any) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
     over = threading.Event()
-    threads = [threading.Thread(target=busy, args=(over,)) for _ in range(2)]
+    threads = [threading.Thread(target=busy, args=(over,), daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     every = [np.stack([values(rank, step) for rank in range(bps.size())]) for step in range(10)]
