@@ -89,6 +89,7 @@ def left_running(bps: Any) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
     for step in range(3):
         bps.push_pull_async(values(bps.rank(), step), name=f"{step}", compression="cut:everywhere=1")
+    bps.barrier()  # all have started theirs
     bps.shutdown()
 
 
@@ -103,7 +104,7 @@ def failing(bps: Any) -> None:
     reported: list[Any] = []
     sys.unraisablehook = lambda raised: reported.append(raised.exc_value)
     register("cut", raising if bps.rank() == 0 else encode, decode, block=1, block_bytes=2)
-    with pytest.raises(PeerLostError, match="cannot have written"):
+    with pytest.raises(PeerLostError, match="cannot have written" if bps.rank() == 1 else "lost"):
         bps.push_pull(values(0, 0), name="g", compression="cut:everywhere=1")
     if bps.rank() == 0:
         assert isinstance(reported[0], ZeroDivisionError)
@@ -130,7 +131,7 @@ def forgotten(bps: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="no compression method 'cut'"):
             bps.declare("g", values(0, 0), compression="cut")
     with pytest.raises(MismatchError):
-        bps.declare("g", values(0, 0), compression="cut" if bps.rank() == 0 else "int8")
+        bps.push_pull(values(0, 0), name="g", compression="cut" if bps.rank() == 0 else "int8")
 
 
 def test_ranks_must_register_alike() -> None:
