@@ -31,19 +31,12 @@ constexpr std::size_t kExactUnit = 2 * kDoublesInVector;
 typedef std::uint16_t HalfShorts __attribute__((vector_size(kVectorBytes / 2)));  // NOLINT
 typedef HalfShorts HalfShortsAnywhere __attribute__((aligned(1), may_alias));     // NOLINT
 
-// Written out for x86: gcc 12 moves the lanes through memory, which takes as long as the additions of a few vectors.
 inline bool any(Longs mask) {
-#if defined(__AVX512BW__)
-  return _mm512_test_epi64_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(__AVX2__)
-  return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
-#else
   std::int64_t lanes[kDoublesInVector];
   __builtin_memcpy(lanes, &mask, sizeof lanes);
   std::int64_t found = 0;
   for (const std::int64_t lane : lanes) found |= lane;
   return found != 0;
-#endif
 }
 
 // gcc 12 converts a vector of AVX2 or AVX-512 in pieces, unless it is told the instruction. With a mask, of all ones,
@@ -152,7 +145,6 @@ struct ExactFloat32 {
 struct ExactFloat64 {
   static constexpr std::size_t kBytes = 8;
   static constexpr bool kNarrows = false;
-  static constexpr int kBits = 53;
   static void load(const std::byte* from, Doubles* to) {
     to[0] = load_vector<double>(from);
     to[1] = load_vector<double>(from + kVectorBytes);
@@ -393,34 +385,6 @@ template <typename Element, bool kUnroundedResult, std::size_t kUnits>
   return true;
 }
 
-// Halves that have few bits beyond the smallest of all: as all float16 are multiples of 2^-24, sums of those below 1
-// fit a float32, whatever their exponents. Most gradients are that small, and then only the largest one is looked for.
-template <typename Element, std::size_t kUnits>
-[[gnu::always_inline]] inline bool add_small(const isa::ExactJob& job, std::size_t index, float factor) {
-  Floats sum[kUnits];
-  for (Floats& one : sum) one = -(Floats{});
-  Words largest = {};
-  for (std::size_t s = 0; s < job.source_count; ++s) {
-    const std::byte* from = job.sources[s] + index * Element::kBytes;
-#pragma GCC unroll 8
-    for (std::size_t u = 0; u < kUnits; ++u) {
-      const Floats values = Element::load(from + u * kExactUnit * Element::kBytes);
-      const Words size = (Words)values & 0x7fffffff;
-      largest = largest > size ? largest : size;
-      sum[u] += values;
-    }
-  }
-  std::uint32_t most = 127;  // the exponent of 1, less what the number of terms adds
-  for (std::size_t count = job.source_count; count > 1; count = (count + 1) / 2) --most;
-  if (any((Longs)(Words)(largest >= most << 23))) return false;
-  for (std::size_t d = 0; d < job.destination_count; ++d) {
-    std::byte* to = job.destinations[d] + index * Element::kBytes;
-#pragma GCC unroll 8
-    for (std::size_t u = 0; u < kUnits; ++u) Element::store(to + u * kExactUnit * Element::kBytes, sum[u] * factor);
-  }
-  return true;
-}
-
 // The same in float32, where that rounds nothing but the result: a sum of two float32 is rounded once, and sums of
 // halves mostly fit. Division by a power of two rounds nothing, either.
 template <typename Element, std::size_t kUnits>
@@ -465,11 +429,6 @@ void exact_run(const isa::ExactJob& job) {
       !kUnroundedResult && is_quick && divides_exactly && (Element::kBytes < 4 || job.source_count == 2);
   [[maybe_unused]] const auto factor = static_cast<float>(divisor.reciprocal);
   std::size_t index = 0;
-  if constexpr (Element::kBits == 11 && !kUnroundedResult) {
-    while (is_float && index + kUnits * kExactUnit <= job.count && add_small<Element, kUnits>(job, index, factor)) {
-      index += kUnits * kExactUnit;
-    }
-  }
   while (index + kExactUnit <= job.count) {
     if constexpr (Element::kNarrows) {
       if (is_quick && index + kUnits * kExactUnit <= job.count &&
