@@ -104,7 +104,7 @@ def failing(bps: Any) -> None:
     reported: list[Any] = []
     sys.unraisablehook = lambda raised: reported.append(raised.exc_value)
     register("cut", raising if bps.rank() == 0 else encode, decode, block=1, block_bytes=2)
-    with pytest.raises(PeerLostError, match="cannot have written" if bps.rank() == 1 else "lost"):
+    with pytest.raises(PeerLostError, match="lost"):
         bps.push_pull(values(0, 0), name="g", compression="cut:everywhere=1")
     if bps.rank() == 0:
         assert isinstance(reported[0], ZeroDivisionError)
