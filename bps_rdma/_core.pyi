@@ -27,6 +27,7 @@ __all__: list[str] = [
     "Stop",
     "Suspended",
     "Tensor",
+    "add_codec",
     "ask_job",
     "check_environment",
     "copy_bytes",
@@ -207,6 +208,10 @@ class Kind:
       store
 
       accumulate
+
+      read_feedback
+
+      write_feedback
     """
 
     __members__: typing.ClassVar[dict[str, Kind]]
@@ -214,9 +219,11 @@ class Kind:
     all_gather: typing.ClassVar[Kind]
     broadcast: typing.ClassVar[Kind]
     push_pull: typing.ClassVar[Kind]
+    read_feedback: typing.ClassVar[Kind]
     reduce_scatter: typing.ClassVar[Kind]
     split: typing.ClassVar[Kind]
     store: typing.ClassVar[Kind]
+    write_feedback: typing.ClassVar[Kind]
     @typing.overload
     def __eq__(self, other: Kind) -> builtins.bool: ...
     @typing.overload
@@ -306,6 +313,12 @@ class ExactAccumulator:
         """
         Numbers for each of these elements that can be added.
         """
+    def copy_specials(
+        self, elements: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], into: Memory
+    ) -> None:
+        """
+        For each of these elements: is it NaN, infinite, negative infinite?
+        """
     def copy_sums(self, into: Memory) -> None:
         """
         The sums as float64; NaN where that does not hold one.
@@ -359,6 +372,10 @@ class Tensor:
     """
     A declared name.
     """
+    def copy_feedback(self, momentum: bool, memory: Memory, writes: bool) -> bool:
+        """
+        Copies what this rank remembers of push_pulls, while none is in progress. False: it remembers nothing.
+        """
     def fits(self, memory: Memory, elements: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether `elements` of the dtype of `memory` are what was declared.
@@ -647,6 +664,17 @@ class PreparedOperation:
         """
         Whether there is nothing to wait for.
         """
+
+def add_codec(
+    name: str,
+    encode: typing.Any,
+    decode: typing.Any,
+    block: typing.SupportsInt | typing.SupportsIndex,
+    block_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> None:
+    """
+    See bps_rdma.compression.register().
+    """
 
 def ask_job(
     config: Config,

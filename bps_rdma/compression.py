@@ -6,14 +6,16 @@ Operations take the text of a method as `compression=`; this module is for looki
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bps_rdma import _core
+from bps_rdma.errors import InvalidArgumentError
 
-__all__ = ["METHODS", "Codec", "Method"]
+__all__ = ["METHODS", "Codec", "Method", "register"]
 
 
 class Codec:
@@ -53,6 +55,46 @@ class Codec:
             InvalidArgumentError: no array of this length has such a code.
         """
         return np.frombuffer(bytearray(self._codec.decode(code, elements)), np.float32)
+
+
+def register(
+    name: str,
+    encode: Callable[[npt.NDArray[np.float32], int], Any],
+    decode: Callable[[npt.NDArray[np.uint8], int], Any],
+    *,
+    block: int,
+    block_bytes: int,
+) -> None:
+    """Adds a method that is written in Python, to be used as `compression="name"`, or "name:feedback=1" and so on.
+
+    For trying an idea: loops of all workers call the functions, one at a time in each process, while the program's own
+    Python waits. Call it in every worker before the first declaration that names it. Only for jobs without dedicated
+    servers: those have no Python, and declarations are refused with InvalidArgumentError.
+
+    Args:
+        name: small letters, digits and underscores.
+        encode: encode(array, seed): the code of a partition, a flat float32 array, as bytes or a uint8 array; equal
+            arguments must give equal codes. A code of n elements has ceil(n / block) * block_bytes bytes.
+        decode: decode(code, elements): what a code, a uint8 array, stands for, as so many float32.
+        block: elements.
+        block_bytes: bytes of the code of each block, of which the last one may have fewer elements.
+
+    Neither may call operations of bps_rdma. What they raise is reported by sys.unraisablehook, and ends the job with
+    PeerLostError.
+
+    Raises:
+        InvalidArgumentError: the name is taken, or an argument makes no sense.
+    """
+    if block < 1 or block_bytes < 1:
+        raise InvalidArgumentError(f"block={block}, block_bytes={block_bytes}", "pass numbers of at least 1")
+
+    def encoded(floats: bytes, seed: int) -> bytes:
+        return bytes(encode(np.frombuffer(floats, np.float32), seed))
+
+    def decoded(code: bytes, elements: int) -> bytes:
+        return np.ascontiguousarray(decode(np.frombuffer(code, np.uint8), elements), np.float32).tobytes()
+
+    _core.add_codec(name, encoded, decoded, block, block_bytes)
 
 
 class Method(NamedTuple):

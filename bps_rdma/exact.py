@@ -11,9 +11,7 @@ from bps_rdma import _core, arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.job import current, group_of
-from bps_rdma.operations import start
-from bps_rdma.operations.compressed import EXACT, EXACT_TO_ODD, NONE
-from bps_rdma.operations.options import AVERAGE, SUM, Options
+from bps_rdma.unrounded import UnroundedSums
 
 __all__ = ["ExactSum"]
 
@@ -87,26 +85,12 @@ class ExactSum:
         Raises:
             InvalidArgumentError: the divisor cannot be used. Otherwise as push_pull_inplace().
         """
-        is_wide = self._sum.dtype == _FLOAT64
-        by = self._divisor(average, divisor, is_wide)
-        # A float64 is rounded to its own dtype on the way: servers must divide it.
-        divides = is_wide and by > 1
-        op, exactly = (AVERAGE, EXACT) if divides else (SUM, EXACT if is_wide else EXACT_TO_ODD)
-        sums = np.empty(self._sum.elements, np.float64)
-        self._sum.copy_sums(arrays.describe(sums, True))
-        start.reduce(sums, sums, Options(op, self._name, priority, self._group, timeout, True, exactly)).wait()
-
-        beyond = self._settle(sums, priority, timeout)
-        parts = self._parts(beyond, priority, timeout)
+        by = self._divisor(average, divisor, self._sum.dtype == _FLOAT64)
+        sums = UnroundedSums([self._sum], np.empty(self._sum.elements, np.float64), self._name, self._group)
+        sums.start(by, priority, timeout, awaited=True)
+        sums.wait()
         result = arrays.empty_like(self._like)
-        self._sum.round(
-            arrays.describe(sums, False),
-            beyond,
-            arrays.describe(parts, False),
-            by,
-            divides,
-            arrays.describe(result, True),
-        )
+        sums.round(0, result)
         return result
 
     def _divisor(self, average: bool, divisor: int | None, is_wide: bool) -> int:
@@ -121,43 +105,3 @@ class ExactSum:
                 "a sum of float64 cannot be divided exactly by a number of the caller's", "pass average=True, or none"
             )
         return divisor
-
-    def _settle(self, sums: Any, priority: int, timeout: float | None) -> list[int]:
-        """The elements whose sum is finite, and longer than a float64 on some rank: the same ones on all.
-
-        Of the others that are NaN in `sums` it writes what they are there: three bits tell, not a number of 2,176.
-        """
-        odd = np.flatnonzero(np.isnan(sums))
-        if not odd.size:
-            return []
-        ours = np.empty(self._sum.elements, np.float64)
-        self._sum.copy_sums(arrays.describe(ours, True))
-        ours = ours[odd]
-        longer = np.searchsorted(odd, np.array(self._sum.beyond(), np.int64))
-        ours[longer] = 0
-        seen = np.zeros((3, _round_up(odd.size)), bool)
-        for row, found in zip(seen, (np.isnan(ours), ours == np.inf, ours == -np.inf), strict=True):
-            row[: odd.size] = found
-        start.reduce(seen, seen, Options(SUM, None, priority, self._group, timeout, True, NONE)).wait()  # of bools: any
-        nan, positive, negative = seen[:, : odd.size]
-        nan = nan | (positive & negative)
-        sums[odd[positive & ~nan]] = np.inf
-        sums[odd[negative & ~nan]] = -np.inf
-        longer_ones: list[int] = odd[~(nan | positive | negative)].tolist()
-        return longer_ones
-
-    def _parts(self, beyond: list[int], priority: int, timeout: float | None) -> Any:
-        """What all ranks have added to elements whose sum is longer than a float64."""
-        width = self._sum.parts_per_element
-        if not beyond:
-            return np.empty(0, np.float64)
-        parts = np.zeros(_round_up(len(beyond)) * width, np.float64)
-        used = parts[: len(beyond) * width]
-        self._sum.copy_parts(beyond, arrays.describe(used, True))
-        start.reduce(parts, parts, Options(SUM, None, priority, self._group, timeout, True, NONE)).wait()
-        return used
-
-
-def _round_up(count: int) -> int:
-    """To a power of two, so that there are few sizes: each is a name to be declared."""
-    return 1 << (count - 1).bit_length()

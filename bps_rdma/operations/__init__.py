@@ -10,6 +10,7 @@ or out. Every rank of a group makes the same collective calls, with the same nam
     prepare     the same for operations that are started many times
     push_pull   sums and means, and their separate halves
     collectives reduce_scatter, all_gather and broadcast
+    feedback    what compression remembers, for checkpoints
     weights     what servers keep, for asynchronous training
     wait        waiting for operations
 """
@@ -23,6 +24,7 @@ from bps_rdma.operations.collectives import (
     reduce_scatter_async,
 )
 from bps_rdma.operations.declare import declare, declare_many, forget
+from bps_rdma.operations.feedback import feedback_state, load_feedback_state
 from bps_rdma.operations.options import Options, ReduceOp
 from bps_rdma.operations.prepare import prepare, prepare_unowned
 from bps_rdma.operations.push_pull import (
@@ -48,7 +50,9 @@ __all__ = [
     "broadcast_async",
     "declare",
     "declare_many",
+    "feedback_state",
     "forget",
+    "load_feedback_state",
     "poll",
     "prepare",
     "prepare_unowned",

@@ -61,7 +61,7 @@ def split(array: Any, options: Options, *, pushes: bool) -> Handle:
 
 def reduce_scatter(array: Any, out: Any, options: Options) -> Handle:
     """Starts the reduction of `array`, of which this rank gets its part in `out`; None: in a new array."""
-    return _run(scattering(array, out, options), options)
+    return run(scattering(array, out, options), options)
 
 
 def all_gather(array: Any, out: Any, options: Options) -> Handle:
@@ -69,23 +69,23 @@ def all_gather(array: Any, out: Any, options: Options) -> Handle:
     found = gathering(array, out, options)
     if found.copy_to:
         _core.copy_bytes(found.copy_to, found.source.address, found.source.nbytes)
-    return _run(found, options)
+    return run(found, options)
 
 
 def broadcast(array: Any, root: int, options: Options) -> Handle:
     """Starts replacing `array` by that of worker rank `root`."""
-    return _run(broadcasting(array, root, options), options)
+    return run(broadcasting(array, root, options), options)
 
 
 def store(array: Any, root: int, options: Options) -> Handle:
     """Starts replacing `array` by that of worker rank `root`, which the servers keep."""
-    return _run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
+    return run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
 
 
 def unstore(array: Any, options: Options) -> Handle:
     """Starts replacing `array` by what the servers keep, on every rank; they forget it."""
     memory = arrays.describe(array, True)
-    return _run(Described(Kind.store, memory, memory, array, memory.elements, _NOBODY), options)
+    return run(Described(Kind.store, memory, memory, array, memory.elements, _NOBODY), options)
 
 
 def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Options) -> Handle:
@@ -104,7 +104,7 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Opti
             "pass an array of the same size and dtype",
         )
     described = Described(Kind.accumulate, source, target, result, source.elements, most_ahead, again=again)
-    return _run(described, options)
+    return run(described, options)
 
 
 def scattering(array: Any, out: Any, options: Options) -> Described:
@@ -152,7 +152,8 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
     return declared(job, members, name, source, count, options.compression)
 
 
-def _run(described: Described, options: Options) -> Handle:
+def run(described: Described, options: Options) -> Handle:
+    """Starts an operation that has been described."""
     kind, source, target, result, count, root, _, again = described
     return _start(kind, source, target, result, count, options, root=root, again=again)
 

@@ -88,7 +88,12 @@ def CrossBarrier(  # noqa: N802
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     how = compressor_of(compression, exact)
     synchronizer = GradientSynchronizer(
-        named, unique("CrossBarrier"), "overlap", compression=how, group=start.group_of(group)
+        named,
+        unique("CrossBarrier"),
+        "overlap",
+        compression=how,
+        group=start.group_of(group),
+        accumulates=backward_passes_per_step > 1,
     )
     result = rebase(optimizer, _CrossBarrier)
     result._begin(model, synchronizer, backward_passes_per_step, num_steps)
@@ -116,6 +121,7 @@ class _CrossBarrier(torch.optim.Optimizer):
             if places:
                 hooks.append(module.register_forward_pre_hook(_forward_hook(me, places)))
         weakref.finalize(self, remove_hooks, hooks)
+        weakref.finalize(self, remove_hooks, synchronizer.hooks)
 
     def _arrived(self, place: Place) -> None:
         if place in self._bps_due:
@@ -124,6 +130,7 @@ class _CrossBarrier(torch.optim.Optimizer):
                 "call synchronize() after step(), or use DistributedOptimizer",
             )
         self._bps_left[place] -= 1
+        self._bps_synchronizer.accumulated(place, self._bps_left[place] > 0)
         if self._bps_left[place] == 0:
             self._bps_synchronizer.ready(place)
 

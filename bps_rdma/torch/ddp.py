@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.synchronizer = GradientSynchronizer(
-            named, prefix, strategy, bucket_mb, compressor_of(compression, exact), ours, find_unused_parameters
+            named, prefix, strategy, bucket_mb, compressor_of(compression, exact), ours, find_unused_parameters, None
         )
         self._buffers_of_root = BufferBroadcast(module, prefix, ours) if broadcast_buffers else None
         self._sync = True  # of the last forward; see no_sync()
@@ -104,6 +104,7 @@ class DistributedDataParallel(torch.nn.Module):
         ]
         # The module may outlive its wrapper, and get another one.
         weakref.finalize(self, remove_hooks, hooks)
+        weakref.finalize(self, remove_hooks, self.synchronizer.hooks)
 
     # ---- Forward and backward
 
@@ -188,11 +189,31 @@ class DistributedDataParallel(torch.nn.Module):
 
     synchronize = finish_gradient_synchronization  # BytePS's name
 
+    def compression_state_dict(self) -> dict[str, Any]:
+        """What compression remembers between passes on this rank: save it beside state_dict(), each rank its own.
+
+        A collective call between passes: every rank must make it, which is why it is not a part of state_dict(). See
+        bps_rdma.feedback_state().
+        """
+        return self.synchronizer.compression_state()
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first pass.
+
+        Raises:
+            InvalidArgumentError: it is the state of another module, or of another compression.
+        """
+        if self._buffers_of_root is not None:  # declares its names, as the first forward would: their order counts
+            self._buffers_of_root.run()
+        if self.synchronizer.load_compression_state(state):
+            self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Forward passes in here, and their backward, accumulate gradients on this rank only.
 
-        The first backward of a forward outside synchronises all that has been accumulated.
+        The first backward of a forward outside synchronises all that has been accumulated. Where means are exact, what
+        is accumulated is not rounded either, until it is the mean: see docs/exact.md.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -204,7 +225,10 @@ class DistributedDataParallel(torch.nn.Module):
 def _hook(wrapper: weakref.ref[DistributedDataParallel], place: Place) -> Any:
     def arrived(_: torch.Tensor) -> None:
         ddp = wrapper()
-        if ddp is not None and ddp._sync:
+        if ddp is None:
+            return
+        ddp.synchronizer.accumulated(place, not ddp._sync)
+        if ddp._sync:
             ddp._finish_after_backward()
             ddp.synchronizer.ready(place)
 

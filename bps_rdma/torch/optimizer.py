@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -55,7 +55,8 @@ def DistributedOptimizer(  # noqa: N802
             `model.named_parameters()`; None: they are named by their place in the optimizer.
         compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
             BPS_MIN_COMPRESS_BYTES travel between hosts, e.g. "int8:feedback=1"; see docs/compression.md.
-        backward_passes_per_step: backward passes whose gradients are added up before they are sent, not averaged.
+        backward_passes_per_step: backward passes whose gradients are added up before they are sent, not averaged; with
+            exact means without rounding, and then the same number on all ranks.
         strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
         bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
@@ -83,8 +84,10 @@ def DistributedOptimizer(  # noqa: N802
         kept._begin(named, ours)
         return kept
     result = rebase(optimizer, _DistributedOptimizer)
+    how = compressor_of(compression, exact)
+    several = backward_passes_per_step > 1
     result._begin(
-        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, compressor_of(compression, exact), ours),
+        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, how, ours, accumulates=several),
         backward_passes_per_step,
     )
     return result
@@ -147,6 +150,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         ]
         # The parameters may outlive this optimizer, and get another one.
         weakref.finalize(self, remove_hooks, hooks)
+        weakref.finalize(self, remove_hooks, synchronizer.hooks)
 
     def _arrived(self, place: Place) -> None:
         if self._bps_left[place] == 0:
@@ -156,6 +160,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             )
         self._bps_done = False
         self._bps_left[place] -= 1
+        self._bps_synchronizer.accumulated(place, self._bps_left[place] > 0)
         if self._bps_left[place] == 0:
             self._bps_synchronizer.ready(place)
 
@@ -163,6 +168,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Changes how many backward passes make a step; between two steps."""
         self._bps_passes = passes
         self._bps_left = dict.fromkeys(self._bps_left, passes)
+        self._bps_synchronizer.accumulate(passes > 1)
 
     def synchronize(self) -> None:
         """Waits until all gradients are means over the ranks. Every rank calls it, or step().
@@ -215,6 +221,22 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         name = f"{sent.prefix}.loss.{loss.dtype}"
         options = Options(ReduceOp.average, name, 0, sent.group, None, True)
         return transfer.all_reduce(loss.detach().clone(memory_format=torch.contiguous_format), options).wait()
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """What compression remembers between steps on this rank: save it beside state_dict(), each rank its own.
+
+        A collective call between steps: every rank must make it, which is why it is not a part of state_dict(). See
+        bps_rdma.feedback_state().
+        """
+        return self._bps_synchronizer.compression_state()
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first step.
+
+        Raises:
+            InvalidArgumentError: it is the state of other parameters, or of another compression.
+        """
+        self._bps_synchronizer.load_compression_state(state)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As usual, but refused between backward() and step(), while gradients are being synchronised."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,11 @@ from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.operations.compressed import EXACT
 from bps_rdma.spans import spans
-from bps_rdma.torch import transfer
+from bps_rdma.torch import compression_state, transfer
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import Place, Sent, Single, Unit
+from bps_rdma.torch.unrounded import Accumulation, UnroundedUnit
 
 
 class GradientSynchronizer:
@@ -42,6 +44,8 @@ class GradientSynchronizer:
         group: who takes part; None: all workers.
         find_unused: leave parameters that no rank used without a gradient; without buckets, and where they are
             compressed, this needs one small operation per pass. False: such parameters get zeros there.
+        accumulates: where sums are exact, whether gradients of several backward passes are added before they are sent,
+            on all ranks; None: the ranks tell each other in each pass, by one small operation. See unrounded.py.
 
     Raises:
         InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.
@@ -57,6 +61,7 @@ class GradientSynchronizer:
         compression: Compressor = Compression.none,
         group: Group | None = None,
         find_unused: bool = True,
+        accumulates: bool | None = False,
     ) -> None:
         self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for place in self.places:
@@ -69,15 +74,26 @@ class GradientSynchronizer:
         self._strategy = strategy_of(strategy)
         self._bucket_bytes = bucket_mb * 2**20
         running = job.current()
-        compressed = running.compression(Dtype.float32, 1 << 60, compression.method) not in ("", EXACT)
+        method = running.compression(Dtype.float32, 1 << 60, compression.method)
+        compressed = method not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
+        self._is_exact = method == EXACT
+        self._accumulations: dict[Place, Accumulation] = {}  # where sums are exact, and if anything accumulates
+        self.hooks: list[Any] = []  # to be removed when this object goes
+        self.accumulate(accumulates)
+        self._asked: Handle | None = None  # has any rank accumulated?
+        self._unrounded: bool | None = None  # the answer for this pass
+        self._held: list[Unit] = []  # ready to be sent, while there is no answer
+        self._taken: set[Place] = set()
         self._generation = 0
         self._arrived: list[Place] = []  # in this pass, in order
         self._seen: set[Place] = set()
-        self._started: dict[Unit, None] = {}  # in order
+        self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
         self._flags = None
         if find_unused and self.places and (compressed or not self._strategy.buckets):
             self._flags = bps_rdma.empty(len(self.places), "bool")
+            if compressed:  # before the buckets, always: which server sums what follows from the order of names
+                bps_rdma.declare(f"{prefix}.used", self._flags, group=group)
         self._flags_handle: Handle | None = None
         self._unused_places: list[Place] = []
         self._use(list(reversed(self.places)))
@@ -88,6 +104,7 @@ class GradientSynchronizer:
         self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
         self._unit_of = {place: unit for unit in self.units for place in unit.places}
         self._left = {unit: len(unit.places) for unit in self.units}
+        self._unrounded_units: dict[Unit, UnroundedUnit] = {}  # made when they are needed
         declared: dict[str | None, dict[str, torch.Tensor]] = {}  # by compression
         for name, tensor, compression in (unit.declaration() for unit in self.units):
             declared.setdefault(compression, {})[name] = tensor
@@ -102,7 +119,29 @@ class GradientSynchronizer:
             self._epoch = job.current().epoch
             self._spans = spans()
             self._spans.step = self.passes
+            self._unrounded = self._accumulates if self._is_exact else False
+            if self._unrounded is None:
+                mine = np.array([any(one.pending for one in self._accumulations.values())])
+                self._asked = bps_rdma.push_pull_async_inplace(
+                    mine, name=f"{self.sent.prefix}.accumulated", priority=1, group=self.sent.group, op="max"
+                )
             self.open = True
+
+    def accumulate(self, accumulates: bool | None) -> None:
+        """Sets `accumulates` anew, between passes."""
+        self._accumulates = accumulates
+        if self._is_exact and accumulates is not False and not self._accumulations:
+            self._accumulations = {place: Accumulation(place, self.sent) for place in self.places}
+            self.hooks.extend(one.hook for one in self._accumulations.values())
+
+    def accumulated(self, place: Place, accumulates: bool) -> None:
+        """Autograd has added a gradient to .grad: to be called for each one, before ready().
+
+        Args:
+            accumulates: more passes follow before gradients are sent.
+        """
+        if self._accumulations:
+            self._accumulations[place].after(accumulates)
 
     def ready(self, place: Place) -> None:
         """The gradient of a parameter is complete. Sends its unit if that has all its gradients now.
@@ -127,14 +166,32 @@ class GradientSynchronizer:
                     f"backward computed the gradient of {place.name!r} twice, the second time after it had been sent",
                     "checkpoint with use_reentrant=False, or use strategy='flat', which sends after backward",
                 )
-            unit.take(place)
+            self._take(unit, place)
             return
         self._seen.add(place)
         self._arrived.append(place)
-        unit.take(place)
+        self._take(unit, place)
         self._left[unit] -= 1
         if self._left[unit] == 0 and self._strategy.eager:
-            self._start(unit)
+            self._held.append(unit)
+        if self._held and self._knows(waits=False):
+            held, self._held = self._held, []
+            for one in held:
+                self._start(one)
+
+    def _take(self, unit: Unit, place: Place) -> None:
+        # On a device the unit must learn now in which stream the gradient is computed.
+        on_device = self._asked is not None and transfer.device_of(place.parameter) is not None
+        if self._knows(waits=on_device) and not self._unrounded:
+            self._taken.add(place)
+            unit.take(place)
+
+    def _knows(self, *, waits: bool) -> bool:
+        """Whether it is known if this pass sends unrounded sums."""
+        if self._asked is not None and (waits or self._asked.done()):
+            asked, self._asked = self._asked, None
+            self._unrounded = bool(asked.wait()[0])
+        return self._unrounded is not None
 
     def complete(self) -> None:
         """Sends all units that have not been sent yet: backward is over."""
@@ -145,20 +202,27 @@ class GradientSynchronizer:
             self._flags_handle = bps_rdma.push_pull_async_inplace(
                 self._flags, False, f"{self.sent.prefix}.used", priority=1, group=self.sent.group
             )
+        self._knows(waits=True)
         for unit in self.units:
             if unit in self._started:
                 continue
-            for place in unit.places:
-                if place not in self._seen and place.parameter.grad is not None:
-                    unit.take(place)  # a gradient of an earlier backward, which was not synchronised
             self._start(unit)
             if self._strategy.one_by_one:
-                unit.wait()
+                self._started[unit].wait()
 
     def _start(self, unit: Unit) -> None:
+        sends: Unit | UnroundedUnit = unit
+        if self._unrounded:
+            if unit not in self._unrounded_units:
+                self._unrounded_units[unit] = UnroundedUnit(unit, self._accumulations, self.sent)
+            sends = self._unrounded_units[unit]
+        else:
+            for place in unit.places:  # those of an earlier backward, which was not synchronised, too
+                if place not in self._taken and place.parameter.grad is not None:
+                    unit.take(place)
         with self._spans.around(f"launch {unit.name}"):
-            unit.start()
-        self._started[unit] = None  # only now: what could not be started is not waited for
+            sends.start()
+        self._started[unit] = sends  # only now: what could not be started is not waited for
 
     def finish(self) -> None:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.
@@ -182,16 +246,19 @@ class GradientSynchronizer:
 
     def _wait_for_all(self) -> None:
         error: Exception | None = None
-        for unit in () if self._strategy.one_by_one else self._started:
+        # In the order of the units, which is the same on all ranks, and not in which they were sent: those that are
+        # unrounded may have to exchange more, which takes all ranks at once.
+        for unit in () if self._strategy.one_by_one else [self._started[u] for u in self.units if u in self._started]:
             try:
                 unit.wait()
             except Exception as caught:
                 error = error or caught
         if error is not None:
             raise error
-        for unit in self._started:
+        for unit in self._started.values():
             unit.deliver()
-        for place in [*self._unused(), *(place for unit in self._started for place in unit.unused_everywhere())]:
+        unused = (place for unit in self._started.values() for place in unit.unused_everywhere())
+        for place in [*self._unused(), *unused]:
             place.parameter.grad = None
 
     def _unused(self) -> list[Place]:
@@ -218,8 +285,10 @@ class GradientSynchronizer:
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradient in time; names it.
         """
-        unit = self._unit_of[place]
+        unit: Unit | UnroundedUnit = self._unit_of[place]
         assert isinstance(unit, Single)
+        if self._is_exact and self._accumulates:
+            unit = self._unrounded_units[unit]
         begin = time.perf_counter()
         with self._spans.around("wait for gradients"):
             unit.wait()
@@ -231,7 +300,7 @@ class GradientSynchronizer:
     def begin_again(self) -> bool:
         """Whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
         if self.open and self._epoch != job.current().epoch:
-            for unit in self._started:
+            for unit in self._started.values():
                 with contextlib.suppress(BpsError):
                     unit.wait()
             self._reset()
@@ -242,10 +311,30 @@ class GradientSynchronizer:
         self._arrived = []
         self._seen = set()
         self._started = {}
+        self._taken = set()
+        self._held = []
+        self._asked = None
         self._flags_handle = None
         self._left = {unit: len(unit.places) for unit in self.units}
 
     # ---- Between passes
+
+    def compression_state(self) -> dict[str, Any]:
+        """What compression remembers of the units, and which they are; see compression_state.py. Collective."""
+        return compression_state.save(self.units, self.sent, self._generation)
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on with the units of a saved state, and what they remembered. Collective, between passes.
+
+        Returns:
+            Whether these are not the units of the beginning: what rebuild() does has been done.
+        """
+        ordered = compression_state.order(state, self.places)
+        rebuilt = int(state["generation"]) > 0
+        if rebuilt:
+            self.rebuild(ordered)
+        compression_state.load(state, self.units, self.sent)
+        return rebuilt
 
     def rebuild(self, arrived: list[Place]) -> None:
         """Fills the buckets anew in the order in which gradients became ready on the group's first rank.

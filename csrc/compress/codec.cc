@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/codec.h"
 
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <mutex>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "compress/dithering.h"
 #include "compress/float8.h"
@@ -39,7 +44,35 @@ constexpr Method kMethods[] = {
     {"dithering", make<DitheringCodec>},
 };
 
+struct Added {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Codec>, std::less<>> codecs;
+};
+Added& added() {
+  static Added& all = *new Added;  // never destroyed: loops may run until the process ends
+  return all;
+}
+
+bool is_name(std::string_view text) {
+  const auto fits = [](unsigned char c) { return std::islower(c) != 0 || std::isdigit(c) != 0 || c == '_'; };
+  return !text.empty() && text.size() <= 32 && std::islower(static_cast<unsigned char>(text[0])) != 0 &&
+         std::ranges::all_of(text, fits);
+}
+
 }  // namespace
+
+void add_codec(std::string_view name, std::shared_ptr<const Codec> codec) {
+  if (!is_name(name)) {
+    throw Error(ErrorCode::kInvalidArgument, "'" + std::string(name) + "' is not a name for a compression method",
+                "use at most 32 small letters, digits and underscores");
+  }
+  const std::lock_guard lock(added().mutex);
+  const auto is_it = [name](const Method& method) { return method.name == name; };
+  if (std::ranges::any_of(kMethods, is_it) || !added().codecs.emplace(name, std::move(codec)).second) {
+    throw Error(ErrorCode::kInvalidArgument, "there is a compression method '" + std::string(name) + "' already",
+                "use another name");
+  }
+}
 
 std::vector<std::string_view> codec_names() {
   std::vector<std::string_view> names;
@@ -53,6 +86,9 @@ std::shared_ptr<const Codec> make_codec(std::string_view name, Parameters& param
     if (method.name == name) return method.make(parameters);
     known += (known.empty() ? "" : ", ") + std::string(method.name);
   }
+  const std::lock_guard lock(added().mutex);
+  if (const auto found = added().codecs.find(name); found != added().codecs.end()) return found->second;
+  for (const auto& [other, codec] : added().codecs) known += ", " + other;
   throw Error(ErrorCode::kInvalidArgument, "there is no compression method '" + std::string(name) + "'",
               "use one of " + known);
 }

@@ -40,6 +40,8 @@ class Codec {
   // `seed`: equal seeds give equal bytes.
   virtual void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const = 0;
   [[nodiscard]] virtual Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const = 0;
+  // False for one of add_codec(): processes that have not added it cannot read its bytes.
+  virtual bool is_built_in() const { return true; }
 };
 
 // The names that make_codec() knows, such as "int8".
@@ -47,5 +49,8 @@ std::vector<std::string_view> codec_names();
 // Takes the method's own parameters from `parameters`, and leaves the others there. Throws Error (kInvalidArgument)
 // when there is no such method, or a parameter's value makes no sense.
 std::shared_ptr<const Codec> make_codec(std::string_view name, Parameters& parameters);
+// Lets make_codec() know one more method, without parameters of its own, in this process and until its end. Any thread.
+// Throws Error (kInvalidArgument) when the name is taken, or is not of the form "a_1".
+void add_codec(std::string_view name, std::shared_ptr<const Codec> codec);
 
 }  // namespace bps::compress

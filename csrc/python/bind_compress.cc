@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/float_environment.h"
 #include "python/bind.h"
+#include "python/python_codec.h"
 
 namespace bps::python {
 
@@ -19,6 +20,14 @@ namespace py = pybind11;
 using compress::Compression;
 
 void bind_compress(py::module_& module) {
+  module.def(
+      "add_codec",
+      [](const std::string& name, const py::object& encode, const py::object& decode, std::size_t block,
+         std::size_t block_bytes) {
+        compress::add_codec(name, std::make_shared<const PythonCodec>(encode, decode, block, block_bytes));
+      },
+      py::arg("name"), py::arg("encode"), py::arg("decode"), py::arg("block"), py::arg("block_bytes"),
+      "See bps_rdma.compression.register().");
   py::class_<Compression, std::shared_ptr<Compression>>(
       module, "Codec", "A method of compression, made from what users write, such as 'topk:k=0.01'.")
       .def(py::init([](const std::string& text) {

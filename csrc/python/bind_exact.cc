@@ -71,6 +71,13 @@ void bind_exact(py::module_& module) {
       .def_property_readonly_static("parts_per_element",
                                     [](const py::object&) { return server::Superaccumulator::kParts; })
       .def(
+          "copy_specials",
+          [](const ExactAccumulator& sum, const std::vector<std::uint32_t>& elements, const Memory& into) {
+            require(into, Dtype::kBool, elements.size() * 3);
+            sum.specials(elements, {reinterpret_cast<bool*>(into.address), into.elements});
+          },
+          py::arg("elements"), py::arg("into"), "For each of these elements: is it NaN, infinite, negative infinite?")
+      .def(
           "copy_parts",
           [](const ExactAccumulator& sum, const std::vector<std::uint32_t>& elements, const Memory& into) {
             require(elements, sum.elements());

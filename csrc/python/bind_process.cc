@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
+#include <cstring>
+#include <span>
 
 #include "core/fork.h"
 #include "node/process.h"
@@ -50,6 +52,24 @@ void bind_declared(py::module_& module) {
             return t.dtype == memory.dtype && t.bytes == elements * size_of(memory.dtype);
           },
           py::arg("memory"), py::arg("elements"), "Whether `elements` of the dtype of `memory` are what was declared.")
+      .def(
+          "copy_feedback",
+          [](worker::Tensor& t, bool momentum, const Memory& memory, bool writes) {
+            if (!t.compressor) return false;
+            const auto all = t.compressor->remembered(t.whole);
+            const std::span<float> kept = momentum ? all.momentum : all.residual;
+            if (kept.empty()) return false;
+            if (memory.nbytes != kept.size_bytes()) {
+              throw Error(ErrorCode::kInvalidArgument,
+                          std::to_string(memory.elements) + " elements are not what '" + t.name + "' has",
+                          "pass what was saved of a tensor of this size");
+            }
+            auto* const bytes = reinterpret_cast<std::byte*>(kept.data());
+            std::memcpy(writes ? bytes : memory.address, writes ? memory.address : bytes, memory.nbytes);
+            return true;
+          },
+          py::arg("momentum"), py::arg("memory"), py::arg("writes"),
+          "Copies what this rank remembers of push_pulls, while none is in progress. False: it remembers nothing.")
       .def_property_readonly("partitions", [](const worker::Tensor& t) { return t.whole.count(); })
       .def_property_readonly("group_size", [](const worker::Tensor& t) { return t.group->size(); })
       .def_property_readonly(

@@ -36,7 +36,9 @@ void bind_tensor(py::module_& module) {
       .value("broadcast", tensor::OperationKind::kBroadcast)
       .value("split", tensor::OperationKind::kSplit)
       .value("store", tensor::OperationKind::kStore)
-      .value("accumulate", tensor::OperationKind::kAccumulate);
+      .value("accumulate", tensor::OperationKind::kAccumulate)
+      .value("read_feedback", tensor::OperationKind::kReadFeedback)
+      .value("write_feedback", tensor::OperationKind::kWriteFeedback);
 
   module.def("make_key", &tensor::make_key, py::arg("tensor"), py::arg("partition"));
   module.def("djb2", &tensor::djb2, py::arg("key"));

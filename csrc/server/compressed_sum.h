@@ -44,14 +44,16 @@ class CompressedSummer {
   // too.
   void forget(const Round& round);
 
+  // What the last result of this partition has lost, which the next one gets; zeros before the first one. May throw
+  // std::bad_alloc.
+  std::vector<float>& residual_of(const Round& round, std::size_t count);
+
  private:
   static Status read(const Arrival& arrival, std::size_t bytes, std::span<const std::byte>& payload);
 
   static constexpr std::size_t kMostTexts = 4096;  // that members can make a server remember
   std::unordered_map<std::string, std::shared_ptr<const compress::Compression>> known_;
   const compress::Compression* latest_ = nullptr;  // most pushes name the same one as the push before
-  std::vector<float>& residual_of(const Round& round, std::size_t count);
-
   MemoryShares& shares_;
   std::unordered_map<RoundKey, std::vector<float>, RoundKeyHash> residuals_;
 };

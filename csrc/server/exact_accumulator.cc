@@ -72,6 +72,15 @@ std::vector<std::uint32_t> ExactAccumulator::beyond() const {
   return found;
 }
 
+void ExactAccumulator::specials(std::span<const std::uint32_t> elements, std::span<bool> into) const {
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    const double sum = sums_[elements[i]];
+    into[3 * i] = std::isnan(sum) && !beyond_.contains(elements[i]);
+    into[3 * i + 1] = std::isinf(sum) && sum > 0;
+    into[3 * i + 2] = std::isinf(sum) && sum < 0;
+  }
+}
+
 std::vector<double> ExactAccumulator::parts(std::span<const std::uint32_t> elements) const {
   std::vector<double> parts(elements.size() * Superaccumulator::kParts);
   for (std::size_t i = 0; i < elements.size(); ++i) {

@@ -33,6 +33,9 @@ class ExactAccumulator {
   std::span<const double> sums() const { return sums_; }
   // The elements that a float64 does not hold, ascending.
   std::vector<std::uint32_t> beyond() const;
+  // Of each of these elements three values: whether its sum is NaN, infinite, negative infinite. A sum over ranks in
+  // which one of these is true on any rank needs no parts().
+  void specials(std::span<const std::uint32_t> elements, std::span<bool> into) const;
   // Of each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
   std::vector<double> parts(std::span<const std::uint32_t> elements) const;
 

@@ -205,6 +205,7 @@ class RoundEngine final : public tensor::ContributionSource {
   // round_engine_stored.cc
   const RoundGroup* add_alone(std::uint32_t rank);
   StoredPartition* find_stored(const RoundKey& key);
+  bool plan_kept(Round& round);
   bool make_stored(Round& round);
   bool keep_stored(Round& round);
   void unstore(Round& round);

@@ -240,26 +240,23 @@ void RoundEngine::complete(Round& round) {
 }
 
 void RoundEngine::sum(Round& round) {
-  const bool stores = round.first.kind == tensor::OperationKind::kStore;
+  const bool keeps = round.first.kind >= tensor::OperationKind::kStore;
   plan_.read_from(round);
   if (plan_.sources.empty()) {
-    if (stores) return unstore(round);
+    if (keeps) return unstore(round);
     return fail(round, {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
   }
   if (plan_.write_to(round)) {
     if (!find_result_slot(round)) return wait(round);
     plan_.targets.push_back({.bytes = round.result->payload()});
   }
-  if (stores) {
-    if (!make_stored(round)) return;
-    plan_.targets.push_back({.bytes = storing_.bytes.data()});
-  }
+  if (keeps && !plan_kept(round)) return;
   WorkerSession* broken = nullptr;
   if (const Status status = summer_.sum(reduction_of(round), round.first.length, plan_, broken);
       status != Status::kOk) {
     return end_pass(round, status, broken);
   }
-  if (stores && !keep_stored(round)) return;
+  if (keeps && !tensor::is_feedback(round.first.kind) && !keep_stored(round)) return;
   answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
 }
 

@@ -43,6 +43,28 @@ StoredPartition* RoundEngine::find_stored(const RoundKey& key) {
   return found == stored_.end() ? nullptr : &found->second;
 }
 
+// What the server keeps becomes a part of the pass. False: there is no memory for it, and the round has failed.
+bool RoundEngine::plan_kept(Round& round) {
+  if (!tensor::is_feedback(round.first.kind)) {
+    if (!make_stored(round)) return false;
+    plan_.targets.push_back({.bytes = storing_.bytes.data()});
+    return true;
+  }
+  try {
+    std::vector<float>& kept = compressed_summer_.residual_of(round, round.first.length / sizeof(float));
+    auto* const bytes = reinterpret_cast<std::byte*>(kept.data());
+    if (round.first.kind == tensor::OperationKind::kReadFeedback) {
+      plan_.sources.assign(1, {.bytes = bytes});
+    } else {
+      plan_.targets.push_back({.bytes = bytes});
+    }
+    return true;
+  } catch (const std::bad_alloc&) {
+    fail(round, {ErrorCode::kInternal, "the server has no memory for what it feeds back", "use more servers"});
+    return false;
+  }
+}
+
 // Room for the result of a round that everybody takes part in, which is one more target of the pass. What was kept
 // before stays until that is complete. False: there is none, and the round has failed.
 bool RoundEngine::make_stored(Round& round) {

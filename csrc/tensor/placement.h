@@ -53,6 +53,8 @@ constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t s
     case OperationKind::kPushPull: return kBoth | kHasPayload | kWantsData;
     case OperationKind::kReduceScatter: return kBoth | kHasPayload | (own ? kWantsData : 0);
     case OperationKind::kAllGather: return kBoth | (own ? kHasPayload : kWantsData);
+    case OperationKind::kReadFeedback:
+    case OperationKind::kWriteFeedback:
     case OperationKind::kAccumulate: return kBoth | kHasPayload | kWantsData;
     case OperationKind::kStore:
     case OperationKind::kBroadcast: return kBoth | (request.root == request.member ? kHasPayload : kWantsData);

@@ -24,9 +24,16 @@ enum class OperationKind : std::uint8_t {
   kSplit,
   kStore,       // a broadcast, whose result the servers keep
   kAccumulate,  // adds to what they keep, and gets it, without the other ranks: server/stored_partition.h
+  // What servers feed back of a tensor whose sums are compressed (server/compressed_sum.h): everybody gets it, or the
+  // sum of what is pushed replaces it.
+  kReadFeedback,
+  kWriteFeedback,
 };
 constexpr bool is_valid(OperationKind kind) {
-  return kind <= OperationKind::kAccumulate;
+  return kind <= OperationKind::kWriteFeedback;
+}
+constexpr bool is_feedback(OperationKind kind) {
+  return kind >= OperationKind::kReadFeedback;
 }
 
 // The group of a rank alone, whose rounds wait for nobody. Nobody needs to make it.
@@ -112,6 +119,10 @@ struct PushHeader {
     if (m.op == ReduceOp::kExactSumToOdd && m.dtype != Dtype::kFloat64) return false;
     if (has(kUnrounded) && (!is_exact(m.op) || !has(kHasPayload) || has_any(kForHost | kTwoPhase | kCompressed))) {
       return false;
+    }
+    if (is_feedback(m.kind)) {
+      return has(kHasPayload | kBoth | kWantsData) && !has_any(kTwoPhase | kCompressed | kUnrounded) &&
+             m.op == ReduceOp::kSum && m.dtype == Dtype::kFloat32;
     }
     if (m.kind >= OperationKind::kStore && has_any(kForHost | kTwoPhase | kCompressed | kUnrounded)) return false;
     // What everybody of a group adds to is not one rank's to replace.

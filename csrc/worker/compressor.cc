@@ -40,6 +40,20 @@ void Compressor::forget_failed(std::uint64_t partition, std::uint64_t first, std
   if (momentum_) std::fill_n(momentum_.get() + first, count, 0.0F);
 }
 
+Compressor::Remembered Compressor::remembered(const tensor::Partitioning& cut) {
+  std::size_t elements = 0;
+  for (std::uint64_t partition = 0; partition < cut.count(); ++partition) {
+    const tensor::Partitioning::Piece piece = cut.piece(partition);
+    const std::size_t count = piece.length / sizeof(float);
+    forget_failed(partition, piece.offset / sizeof(float), count);
+    elements += count;
+  }
+  Remembered all;
+  if (residual_) all.residual = {residual_.get(), elements};
+  if (momentum_) all.momentum = {momentum_.get(), elements};
+  return all;
+}
+
 void Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
                         const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters) {
   const std::size_t count = placement.length / sizeof(float);

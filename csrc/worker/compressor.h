@@ -16,6 +16,7 @@
 #include "compress/compression.h"
 #include "compress/label.h"
 #include "core/metrics.h"
+#include "tensor/partition.h"
 #include "tensor/placement.h"
 
 namespace bps::worker {
@@ -54,6 +55,14 @@ class Compressor {
   // A round has failed, perhaps for some partitions only: what was remembered is forgotten, because a caller that
   // repeats it would send twice what had been left over.
   void note_failure() { failures_.fetch_add(1, std::memory_order_relaxed); }
+
+  // What is remembered of all elements, for a checkpoint; empty where the compression remembers nothing. May be
+  // written. Of a tensor with this cut, while no operation on it is in progress.
+  struct Remembered {
+    std::span<float> residual;
+    std::span<float> momentum;
+  };
+  Remembered remembered(const tensor::Partitioning& cut);
 
  private:
   struct Free {

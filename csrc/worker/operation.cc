@@ -13,8 +13,8 @@
 namespace bps::worker {
 namespace {
 
-constexpr const char* kNames[] = {"push_pull",    "reduce_scatter", "all_gather", "broadcast",
-                                  "push or pull", "store",          "accumulate"};
+constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather",       "broadcast",        "push or pull",
+                                  "store",     "accumulate",     "read of feedback", "write of feedback"};
 
 long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value, const timespec* timeout) {
   return ::syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);

@@ -195,7 +195,16 @@ void Worker::check_compression(const van::TensorSpec& spec) const {
     throw Error(ErrorCode::kInvalidArgument, "'" + spec.name + "' is not float64, and is to be rounded to odd",
                 "pass exact=True");
   }
-  (void)compress::parse_compression(spec.compression);
+  const auto compression = compress::parse_compression(spec.compression);
+  if (!compression->codec->is_built_in()) {
+    for (const van::Node& node : van_.membership().nodes) {
+      if (node.server_rank < 0 || node.worker_rank >= 0) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  node.describe() + " cannot sum '" + spec.name + "': the method of '" + spec.compression +
+                      "' was added to the workers, and servers by themselves do not have it",
+                  "use a method that is built in, or no dedicated servers");
+    }
+  }
   if (static_cast<Dtype>(spec.dtype) != Dtype::kFloat32) {
     throw Error(ErrorCode::kInvalidArgument,
                 "'" + spec.name + "' is " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
@@ -417,7 +426,8 @@ void Worker::require_direct() const {
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request) {
-  if (request.kind >= tensor::OperationKind::kStore) require_direct();
+  const bool is_stored = request.kind >= tensor::OperationKind::kStore && !tensor::is_feedback(request.kind);
+  if (is_stored) require_direct();
   const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? alone(*whose) : whose;
   require_alive(*tensor, request.kind);
   const std::uint32_t round = next_round(*tensor, request);
@@ -440,7 +450,13 @@ void Worker::count_tries(Tensor& tensor, Request& request, std::uint32_t round) 
 }
 
 std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
-  if (tensor.compressor && Compressor::applies(request.kind, request.op) && !tensor.compressor->bind(request.kind)) {
+  if (tensor::is_feedback(request.kind) && !tensor.compressor) {
+    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is not compressed: nothing of it is fed back",
+                "declare it with a compression");
+  }
+  const bool feeds = tensor::is_feedback(request.kind);  // of push_pull
+  if (tensor.compressor && (feeds || Compressor::applies(request.kind, request.op)) &&
+      !tensor.compressor->bind(feeds ? tensor::OperationKind::kPushPull : request.kind)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "'" + tensor.name + "' is compressed, and was used with another kind of operation before",
                 "use names of their own for push_pull and reduce_scatter");

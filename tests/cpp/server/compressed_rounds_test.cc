@@ -129,6 +129,44 @@ TEST_F(CompressedRoundsTest, AfterAFailureNothingIsMadeUpFor) {
   EXPECT_EQ(answer_of(2), first) << "as if it were the first round";
 }
 
+TEST_F(CompressedRoundsTest, WhatItFeedsBackCanBeReadAndReplaced) {
+  std::uint32_t round = 0;
+  // What everybody gets when worker i pushes its number.
+  const auto feedback = [&](tensor::OperationKind kind) {
+    std::vector<float> found;
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      tensor::PushHeader push = header(i, kPlain, round);
+      push.kind = kind;
+      RoundEngineTest::land(i, push);
+    }
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      const transport::WriteOp& answer = data(i).writes.back();
+      EXPECT_EQ(answer.length, kBytes);
+      found.push_back(sum_in_slot(answer));
+      engine.on_written(answer.token);
+      collect_credits(i);
+    }
+    ++round;
+    EXPECT_EQ(found[1], found[0]);
+    EXPECT_EQ(found[2], found[0]);
+    return found[0];
+  };
+  using Kind = tensor::OperationKind;
+  EXPECT_EQ(feedback(Kind::kReadFeedback), 0) << "there has been no round";
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    land_bytes(i, header(i, kCompressed, round), payload(memory[i][0] / 1000, "onebit:feedback=1"));
+  }
+  const float sent = decoded(data(0).writes.back(), "onebit:feedback=1")[0];
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.back().token);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) collect_credits(i);
+  ++round;
+  EXPECT_NEAR(feedback(Kind::kReadFeedback), 0.006F - sent, 1e-6);
+  EXPECT_EQ(feedback(Kind::kWriteFeedback), 6) << "the sum of what was pushed";
+  EXPECT_EQ(feedback(Kind::kReadFeedback), 6);
+  EXPECT_EQ(feedback(Kind::kReadFeedback), 6) << "reading changes nothing";
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
 TEST_F(CompressedRoundsTest, MembersMustCompressAlike) {
   land(0, "int8");
   land(1, "bf16");

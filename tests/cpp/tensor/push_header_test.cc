@@ -84,6 +84,21 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.group = 3; }));
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.flags &= ~kWantsData; }));
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.flags |= kTwoPhase; }));
+  for (const OperationKind kind : {OperationKind::kReadFeedback, OperationKind::kWriteFeedback}) {
+    const auto feeds = [kind](PushHeader& h) {
+      h.kind = kind;
+      h.op = ReduceOp::kSum;
+      h.dtype = Dtype::kFloat32;
+    };
+    EXPECT_FALSE(refused(feeds));
+    EXPECT_FALSE(refused([&](PushHeader& h) { feeds(h), h.flags |= kForHost; }));
+    for (const std::uint8_t never : {kTwoPhase, kCompressed, kUnrounded}) {
+      EXPECT_TRUE(refused([&](PushHeader& h) { feeds(h), h.flags |= never; }));
+    }
+    EXPECT_TRUE(refused([&](PushHeader& h) { feeds(h), h.op = ReduceOp::kAverage; }));
+    EXPECT_TRUE(refused([&](PushHeader& h) { feeds(h), h.dtype = Dtype::kFloat64; }));
+    EXPECT_TRUE(refused([&](PushHeader& h) { feeds(h), h.flags &= ~kHasPayload; }));
+  }
   EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase | kForHost; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kTwoPhase | kHasPayload | kIsPush; })) << "its pull may never come";

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of several backward passes that are added on a rank, and then over the ranks, without rounding.
+
+autograd adds the gradients of several passes in the dtype of the parameter, and rounds each time. Where sums are exact,
+an Accumulation takes part in that: it sees the gradient of each pass by itself, and keeps the unrounded sum beside
+.grad, which shows the rounded one as always. Instead of .grad, an UnroundedUnit sends these sums.
+
+Whoever changes .grad between two passes means what he leaves there: the sum then begins again from that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from bps_rdma import _core, arrays
+from bps_rdma.torch import transfer
+from bps_rdma.torch.units import Bucket, Place, Sent, Unit
+from bps_rdma.unrounded import UnroundedSums
+
+
+class Accumulation:
+    """The unrounded sum of one parameter's gradients on this rank: 8 bytes per element, from the first use on.
+
+    Args:
+        place: the parameter.
+        sent: the dtype in which gradients are sent; each pass's gradient is converted to it.
+    """
+
+    def __init__(self, place: Place, sent: Sent) -> None:
+        self._parameter = place.parameter
+        self._wire = sent.compressor.wire_dtype(place.parameter.dtype)
+        self._sum: _core.ExactAccumulator | None = None
+        self._grad: torch.Tensor | None = None  # the .grad that shows the sum, while it is this one ...
+        self._version = 0  # ... and in this version
+        self._aside: torch.Tensor | None = None
+        # This node adds to .grad. It lives as long as it is referenced, and a parameter does not hold it.
+        self._node = place.parameter.expand_as(place.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        assert self._node is not None
+        self.hook = self._node.register_prehook(self._before)
+
+    def _before(self, _: Any) -> None:
+        """Autograd is about to add to .grad: what is there is put aside, so that it finds nothing."""
+        self._aside, self._parameter.grad = self._parameter.grad, None
+
+    def after(self, accumulates: bool) -> None:
+        """Autograd has written the gradient of a pass to .grad, which becomes what it would have been.
+
+        Args:
+            accumulates: more passes follow before gradients are sent. After one that did, the next one always does.
+        """
+        before, self._aside = self._aside, None
+        own = self._parameter.grad
+        if own is None or own.layout is not torch.strided:
+            self._parameter.grad = own if before is None else before if own is None else before + own
+            return
+        is_ours = self._shows(before)
+        counts = accumulates or is_ours
+        if counts:
+            if not is_ours:
+                self._begin(before)
+            self._add(own)
+        if before is None:
+            shown = own
+        elif counts and not is_ours:  # in memory of its own: a bucket's changes with other gradients
+            shown = before.detach() + own.detach()
+        else:
+            shown = before
+            shown.detach().add_(own.detach())
+        self._parameter.grad = shown
+        if counts:
+            self._grad, self._version = shown, shown._version
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is an unrounded sum of what .grad shows."""
+        return self._shows(self._parameter.grad)
+
+    def settle(self) -> _core.ExactAccumulator:
+        """The sum of what is to be sent: if there is none of what .grad shows now, .grad itself."""
+        grad = self._parameter.grad
+        if not self._shows(grad):
+            self._begin(grad)
+        self._grad = None
+        assert self._sum is not None
+        return self._sum
+
+    def _shows(self, grad: torch.Tensor | None) -> bool:
+        return grad is not None and grad is self._grad and grad._version == self._version
+
+    def _begin(self, grad: torch.Tensor | None) -> None:
+        if self._sum is None:
+            dtype = arrays.core_dtype(self._wire)
+            self._sum = _core.ExactAccumulator(dtype, self._parameter.numel())
+        else:
+            self._sum.clear()
+        if grad is not None:
+            self._add(grad)
+
+    def _add(self, grad: torch.Tensor) -> None:
+        assert self._sum is not None
+        self._sum.add(arrays.describe(grad.detach().to("cpu", self._wire).contiguous(), False))
+
+
+class UnroundedUnit:
+    """A unit (units.py) that sends the unrounded sums of another one's parameters, as float64.
+
+    Behind the sums of a bucket's parameters stands one element for each: 1 where this rank has a gradient.
+    """
+
+    def __init__(self, unit: Unit, accumulations: dict[Place, Accumulation], sent: Sent) -> None:
+        self.places = list(unit.places)
+        self.priority = unit.priority
+        self._name = f"{unit.name}.unrounded"
+        self._accumulations = [accumulations[place] for place in self.places]
+        self._group = sent.group
+        self._wire = sent.compressor.wire_dtype(self.places[0].parameter.dtype)
+        count = sum(place.parameter.numel() for place in self.places)
+        flags = len(self.places) if isinstance(unit, Bucket) else 0
+        self._memory: Any = np.zeros(count + flags, np.float64)
+        self._flags = self._memory[count:]
+        self._sums: UnroundedSums | None = None
+        self._means: list[torch.Tensor] = []
+
+    def start(self) -> None:
+        """Sends the sums; nothing, which is a negative zero, where there is no gradient."""
+        if len(self._flags) > 0:
+            self._flags[:] = [place.parameter.grad is not None for place in self.places]
+        settled = [accumulation.settle() for accumulation in self._accumulations]
+        self._sums = UnroundedSums(settled, self._memory, self._name, self._group)
+        self._sums.start(transfer.members_of(self._group).size, self.priority)
+
+    def wait(self) -> None:
+        """Waits for the means."""
+        assert self._sums is not None
+        sums, self._sums = self._sums, None
+        sums.wait()
+        self._means = []
+        for number, place in enumerate(self.places):
+            parameter = place.parameter
+            mean = torch.empty(parameter.shape, dtype=self._wire)
+            sums.round(number, mean)
+            self._means.append(mean.to(parameter.device, parameter.dtype))
+
+    def deliver(self) -> None:
+        """Makes the means the .grad of the parameters."""
+        for place, mean in zip(self.places, self._means, strict=True):
+            if place.parameter.grad is None:
+                place.parameter.grad = mean
+            else:
+                place.parameter.grad.detach().copy_(mean)
+        self._means = []
+
+    def release(self) -> torch.Tensor | None:
+        """The mean of the only parameter, which this object then no longer holds."""
+        means, self._means = self._means, []
+        return means[0] if means else None
+
+    def unused_everywhere(self) -> list[Place]:
+        """Parameters for which no rank had a gradient in the last pass."""
+        return [place for place, used in zip(self.places, self._flags, strict=False) if used == 0]

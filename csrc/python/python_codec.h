@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A method of compression whose encoder and decoder are functions of Python: slow, and for trying an idea.
+//
+// Loops of worker processes call it, on threads of theirs, which take the GIL for that. So no thread may wait for a
+// loop with the GIL: all calls of this module release it before they wait. Functions get copies, and what they return
+// is copied, so that nothing of theirs can outlive the call.
+//
+// Errors: what a function raises is reported as Python reports what nobody can catch (sys.unraisablehook); a payload
+// then says so, and every decoder refuses it, which ends the job.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "compress/codec.h"
+
+namespace bps::python {
+
+class PythonCodec final : public compress::Codec {
+ public:
+  // encode(floats: bytes, seed: int) -> bytes; decode(code: bytes, elements: int) -> bytes. A code of n elements has
+  // ceil(n / block) * block_bytes bytes. The functions are never released: a loop may run until the process ends.
+  PythonCodec(pybind11::object encode, pybind11::object decode, std::size_t block, std::size_t block_bytes);
+
+  std::size_t encoded_size(std::size_t elements) const override;
+  void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const override;
+  [[nodiscard]] compress::Decoded decode(std::span<const std::byte> from, std::span<float> to,
+                                         compress::Into into) const override;
+  bool is_built_in() const override { return false; }
+
+ private:
+  struct Functions {
+    pybind11::object encode;
+    pybind11::object decode;
+  };
+  Functions& functions_;
+  std::size_t block_;
+  std::size_t block_bytes_;
+};
+
+}  // namespace bps::python

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of compressed training in the torch face: model, optimizer, and what compression remembers."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from torch import nn
+
+from bps_rdma.errors import InvalidArgumentError
+
+TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
+HOW = "topk:k=0.05,feedback=1,momentum=0.5"
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30))
+
+
+def train(bps: Any, face: str, steps: range, saved: list[bytes] | None, saves: bool) -> tuple[bytes, bytes]:
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    compressed: Any
+    if face == "optimizer":
+        forward = net
+        compressed = optimizer = DistributedOptimizer(optimizer, net.named_parameters(), compression=HOW)
+    else:
+        compressed = forward = DistributedDataParallel(net, strategy=face, bucket_mb=0.01, compression=HOW)
+    if saved is not None:
+        state = torch.load(io.BytesIO(saved[bps.rank()]), weights_only=True)
+        net.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        compressed.load_compression_state_dict(state["compression"])
+    for step in steps:
+        torch.manual_seed(100 * step + bps.rank())
+        optimizer.zero_grad()
+        forward(torch.randn(8, 40)).square().mean().backward()
+        optimizer.step()
+    file = io.BytesIO()
+    if saves:
+        state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state | {"compression": compressed.compression_state_dict()}, file)
+    return b"".join(p.detach().numpy().tobytes() for p in net.parameters()), file.getvalue()
+
+
+@pytest.mark.parametrize("face", ["optimizer", "bucketed", pytest.param("flat", marks=pytest.mark.long)])
+def test_training_goes_on_bit_by_bit(face: str) -> None:
+    where: dict[str, Any] = cluster.on_hosts("ab") | {"env": TCP}
+    whole = cluster.run(train, face, range(20), None, False, **where)
+    first = cluster.run(train, face, range(10), None, True, **where)
+    saved = [state for _, state in first]
+    second = cluster.run(train, face, range(10, 20), saved, False, **where)
+    assert {weights for weights, _ in whole} == {weights for weights, _ in second}
+
+
+def other_model(bps: Any, saved: bytes) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    state = torch.load(io.BytesIO(saved), weights_only=True)["compression"]
+    ddp = DistributedDataParallel(nn.Linear(3, 3), compression=HOW)
+    with pytest.raises(InvalidArgumentError, match="parameters"):
+        ddp.load_compression_state_dict(state)
+    ddp = DistributedDataParallel(model(), bucket_mb=100, strategy="overlap", compression=HOW)
+    with pytest.raises(InvalidArgumentError, match="other buckets"):
+        ddp.load_compression_state_dict(state)
+
+
+def test_states_of_other_models_are_refused() -> None:
+    saved = cluster.run(train, "bucketed", range(2), None, True, workers=1, env=TCP)[0][1]
+    cluster.run(other_model, saved, workers=1, env=TCP)
