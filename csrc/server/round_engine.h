@@ -165,7 +165,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void propose(Round& round, Arrival& arrival, const std::byte* result);
   void post(Round& round, Arrival& arrival, const std::byte* result);
   void commit(Round& round);
-  void close_if_over(Round& round);
+  void close_if_over(Round& round, std::uint64_t now = 0);  // 0: the clock is read
   void release(Slot*& slot);
   void trace(TraceStage stage, const Round& round, std::uint32_t rank);
 

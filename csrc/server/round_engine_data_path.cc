@@ -323,7 +323,7 @@ void RoundEngine::answer_all(Round& round, const std::byte* result, const std::b
   }
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
   if (is_two_phase && round.landing == 0) return commit(round);
-  close_if_over(round);
+  close_if_over(round, round.summed_at);
 }
 
 void RoundEngine::trace(TraceStage stage, const Round& round, std::uint32_t rank) {
@@ -415,10 +415,10 @@ void RoundEngine::on_written(std::uint64_t token) {
   close_if_over(round);
 }
 
-void RoundEngine::close_if_over(Round& round) {
+void RoundEngine::close_if_over(Round& round, std::uint64_t now) {
   if (round.awaits_network || round.done < round.contributors->size() || round.writes_in_flight > 0) return;
   release(round.result);
-  table_.close(&round);
+  table_.close(&round, now != 0 ? now : coarse_now_ns());
 }
 
 // The bytes of the slot, if there is one, have been consumed.

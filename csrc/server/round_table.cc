@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/round_table.h"
 
-#include "core/clock.h"
 
 namespace bps::server {
 namespace {
@@ -99,8 +98,8 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   return {Found::kNew, round};
 }
 
-void RoundTable::close(Round* round) {
-  recorder_.note(*round, coarse_now_ns());
+void RoundTable::close(Round* round, std::uint64_t now) {
+  recorder_.note(*round, now);
   KeyRounds& state = *round->of_key;
   Round** next = &state.open;
   while (*next != round) next = &(*next)->next_of_key;

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/clock.h"
 #include "server/round.h"
 #include "server/round_recorder.h"
 
@@ -50,7 +51,7 @@ class RoundTable {
   bool is_over(const RoundKey& key, std::uint32_t number) const;
   Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
   // The round is over; its entry will serve another one.
-  void close(Round* round);
+  void close(Round* round, std::uint64_t now = coarse_now_ns());
 
   const std::vector<Round*>& open() const { return open_; }
   std::size_t keys() const { return keys_.size(); }
