@@ -29,7 +29,7 @@ def test_without_root_the_packages_are_listed(options, tmp_path):
         stdin=subprocess.DEVNULL, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "as root, apt-get install g++ cmake" in done.stderr
+    assert "as root, apt-get update && apt-get install g++ cmake" in done.stderr
     assert ("valgrind" in done.stderr) == bool(options)
     assert ("error: without a C++20 compiler" in done.stderr) == (not options)
 

@@ -128,7 +128,7 @@ def hang_up() -> int:
         except OSError:
             continue
         with one, contextlib.suppress(OSError):  # some are no streams, or listen
-            if one.getpeername()[1] == int(os.environ["BPS_ROOT_PORT"]):
+            if one.getpeername()[1] == int(os.environ["DMLC_PS_ROOT_PORT"]):
                 continue
             one.shutdown(socket.SHUT_RDWR)
             ended += 1
