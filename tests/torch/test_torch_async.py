@@ -260,7 +260,7 @@ def goes_on(bps: Any) -> float:
 
 
 def test_a_job_that_may_lose_members_goes_on() -> None:
-    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
+    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10"}
     with cluster.start(goes_on, workers=3, servers=1, env=env) as job:
         outcomes = job.outcomes(but=[1])
     assert not outcomes[0].error, outcomes[0].error
@@ -312,13 +312,14 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
     bps.barrier()
     counting.step(0)
     values = counting.values()
-    assert max(values) <= steps * bps.size()
+    # The lowest rank's weights, which are everyone's after the loss, may hold the change of the step that was aborted.
+    assert max(values) <= steps * bps.size() + 1
     assert min(values) > 5
     return values
 
 
 def test_a_lost_server_is_no_end_where_members_may_be_lost(tmp_path: Path) -> None:
-    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "2", "READY": str(tmp_path)}
+    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10", "READY": str(tmp_path)}
     with cluster.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.05)
