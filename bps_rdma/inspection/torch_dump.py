@@ -36,6 +36,8 @@ _DTYPES = {
 _STATES = {"open": "started", "done": "completed", "failed": "failed"}
 _BARRIER_GROUP = re.compile(r"the barrier of group (\d+)")
 
+_MOST_RECENT = 64  # operations in a report: kMostRecent in csrc/node/report.cc
+
 # Group, name and round.
 _Key = tuple[int, str, int]
 
@@ -52,13 +54,24 @@ def save(state: JobState, folder: Path) -> tuple[list[int], list[int]]:
     for operations in begun.values():
         for key, operation in operations.items():
             ages[key] = max(ages.get(key, 0.0), operation["age_ms"])
-    numbers = {key: number for number, key in enumerate(sorted(ages, key=lambda key: -ages[key]))}
     groups = {0: sorted(state.workers())}
     for member in ranks.values():
         groups |= {one["id"]: one["ranks"] for one in (member.report or {}).get("groups", [])}
+    # What some rank remembers and another one has forgotten says nothing about either.
+    for rank, member in ranks.items():
+        recent = (member.report or {})["recent"]
+        if len(recent) < _MOST_RECENT:
+            continue
+        oldest = max(one["age_ms"] for one in recent)
+        for key in [key for key, age in ages.items() if rank in groups[key[0]] and age >= oldest]:
+            if key not in begun[rank]:
+                del ages[key]
+    numbers = {key: number for number, key in enumerate(sorted(ages, key=lambda key: -ages[key]))}
     folder.mkdir(parents=True, exist_ok=True)
     for rank, member in ranks.items():
-        entries = [_entry(numbers[key], key, operation, member) for key, operation in begun[rank].items()]
+        entries = [
+            _entry(numbers[key], key, operation, member) for key, operation in begun[rank].items() if key in numbers
+        ]
         dump = {
             "version": _VERSION,
             "pg_config": {

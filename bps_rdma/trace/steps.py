@@ -59,14 +59,17 @@ def steps_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
 
 
 def hidden_percent(traces: Sequence[Trace]) -> float | None:
-    """The share of all communication of all workers behind computation; None: no program says what it did."""
+    """The share of the communication of all workers, in their steps, behind computation; None: no program says.
+
+    What comes before the first step, such as the broadcast of parameters, hides behind nothing and is no part of one.
+    """
     under_way = exposed = 0.0
     for trace in traces:
-        if not trace.program:
-            continue
         busy = union((span.begin, span.end) for span in trace.partitions)
-        under_way += covered(busy)
-        exposed += common(busy, _waits(trace.program))
+        for spans in _by_step(trace).values():
+            here = _within(busy, spans)
+            under_way += covered(here)
+            exposed += common(here, _waits(spans))
     return _percent(exposed, under_way) if under_way else None
 
 
@@ -78,15 +81,25 @@ def _percent(exposed: float, under_way: float) -> float:
     return round(100 * (1 - exposed / under_way), 3)
 
 
-def _steps_of(trace: Trace) -> list[dict[str, Any]]:
+def _by_step(trace: Trace) -> dict[int, list[Span]]:
     by_step: dict[int, list[Span]] = defaultdict(list)
     for span in trace.program:
         by_step[span.args["step"]].append(span)
+    return by_step
+
+
+def _within(busy: Sequence[Interval], spans: Sequence[Span]) -> list[Interval]:
+    """The part of it from the first to the last of a step's spans."""
+    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
+    return [(max(begin, one[0]), min(end, one[1])) for one in busy if one[0] < end and one[1] > begin]
+
+
+def _steps_of(trace: Trace) -> list[dict[str, Any]]:
     busy = union((span.begin, span.end) for span in trace.partitions)
     rows = []
-    for step, spans in by_step.items():
+    for step, spans in _by_step(trace).items():
         begin, end = min(span.begin for span in spans), max(span.end for span in spans)
-        here = [(max(begin, one[0]), min(end, one[1])) for one in busy if one[0] < end and one[1] > begin]
+        here = _within(busy, spans)
         under_way = covered(here)
         row: dict[str, Any] = {"step": step, "took_ms": _ms(end - begin)}
         for name, column in PARTS.items():
