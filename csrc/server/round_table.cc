@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/round_table.h"
 
-
 namespace bps::server {
 namespace {
 
