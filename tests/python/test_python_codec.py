@@ -47,6 +47,7 @@ def busy(until: threading.Event) -> None:
 
 def used(bps: Any) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
+    bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
     over = threading.Event()
     threads = [threading.Thread(target=busy, args=(over,), daemon=True) for _ in range(2)]
     for thread in threads:
@@ -87,6 +88,7 @@ def test_sums_are_those_of_the_functions(where: dict[str, Any]) -> None:
 def left_running(bps: Any) -> None:
     """Python ends while loops are in the functions: no call waits for them with the GIL."""
     register("cut", encode, decode, block=1, block_bytes=2)
+    bps.barrier()
     for step in range(3):
         bps.push_pull_async(values(bps.rank(), step), name=f"{step}", compression="cut:everywhere=1")
     bps.barrier()  # all have started theirs
@@ -104,6 +106,7 @@ def failing(bps: Any) -> None:
     reported: list[Any] = []
     sys.unraisablehook = lambda raised: reported.append(raised.exc_value)
     register("cut", raising if bps.rank() == 0 else encode, decode, block=1, block_bytes=2)
+    bps.barrier()
     with pytest.raises(PeerLostError, match="lost"):
         bps.push_pull(values(0, 0), name="g", compression="cut:everywhere=1")
     if bps.rank() == 0:

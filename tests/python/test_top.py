@@ -102,7 +102,7 @@ def test_the_live_view():
     """In a terminal it draws again and again, and ends with the job."""
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 40, 250, 0, 0))
-    env = os.environ | {"TERM": "xterm-256color"}
+    env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "250", "LINES": "40"}
     with cluster.Job(one_is_always_late, workers=2, servers=1) as job:
         job.await_marks("ready")
         until_it_waits(job)
