@@ -237,7 +237,7 @@ class Job {
   }
   // What the member's memory begins with.
   void fill(std::uint32_t rank, std::span<const std::byte> bytes) {
-    if (transport_.direct) std::memcpy(transport_.ends[rank]->tensor.data(), bytes.data(), bytes.size());
+    if (transport_.direct) std::ranges::copy(bytes, reinterpret_cast<std::byte*>(transport_.ends[rank]->tensor.data()));
   }
   void settle() {
     for (int i = 0; i < 3; ++i) {
