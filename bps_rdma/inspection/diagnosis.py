@@ -67,8 +67,10 @@ class Diagnosis:
 def diagnose(job: JobState) -> Diagnosis:
     """Names the member of a job that the others wait for, if they wait."""
     found = _starting(job) or _diagnose(job, sorted(waits_of(job), key=lambda wait: -wait.since_ms))
-    if found.waits and found.waits[0].since_ms < _NORMAL_MS:
+    failed = _failed(job)
+    if found.waits and found.waits[0].since_ms < _NORMAL_MS and not failed:
         found.text += " Nothing has waited for a second yet: the job may well be running."
+    found.text += failed
     return found
 
 
@@ -109,7 +111,7 @@ def _diagnose(job: JobState, waits: list[Wait]) -> Diagnosis:
     else:
         text = f"{_opening(first)} No rank is missing."
         text += f" The answer of {_names(servers)} has not come." if servers else ""
-    return Diagnosis("server" if servers else "none", text + _failed(job), servers, waits)
+    return Diagnosis("server" if servers else "none", text, servers, waits)
 
 
 def waits_of(job: JobState) -> list[Wait]:
@@ -264,7 +266,7 @@ def _nobody_waits(job: JobState, dead: list[Member]) -> Diagnosis:
         return Diagnosis("process", f"{text} {_why_silent(dead)}", dead)
     if _scheduler_is_gone(job):
         return Diagnosis("scheduler", f"{text} But {_why_no_scheduler(job)}")
-    return Diagnosis("none", text + _failed(job))
+    return Diagnosis("none", text)
 
 
 def _is_silent(member: Member) -> bool:
