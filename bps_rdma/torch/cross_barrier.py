@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma import local_rank, local_size, poll, rank, shutdown, size, synchronize
+from bps_rdma import job, local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -66,7 +66,8 @@ def CrossBarrier(  # noqa: N802
 
     The weights are those that DistributedOptimizer gives. Between step() and the next forward, parameters are not
     up to date yet: call synchronize() before reading them, saving them or using them outside of their modules.
-    Gradients cannot be read or clipped.
+    Gradients cannot be read or clipped. In a job that goes on without lost workers (BPS_MIN_WORKERS) step() waits for
+    all means and makes all updates, as DistributedOptimizer does: either all ranks use a step or none does.
 
     Args:
         model: uses each parameter in the forward of the module that owns it; on the CPU or on CUDA devices.
@@ -137,6 +138,8 @@ class _CrossBarrier(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Records updates of the parameters with the options that are set now; returns the closure's loss."""
         loss = closure() if closure is not None else None
+        if job.current().may_lose_members:
+            return self._step_at_once(loss)
         self.synchronize()  # updates of parameters that the model did not use since the last step
         self._bps_synchronizer.finish_later()
         for options in self.param_groups:
@@ -149,6 +152,14 @@ class _CrossBarrier(torch.optim.Optimizer):
         self._bps_steps_left -= 1
         if self._bps_steps_left == 0:
             self.synchronize()
+        return loss
+
+    def _step_at_once(self, loss: Any) -> Any:
+        """All ranks use a step or none does: nothing may be updated before all means are on all ranks."""
+        self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+        self._bps_synchronizer.begin()
+        self._bps_synchronizer.finish()
+        super().step()
         return loss
 
     def synchronize(self) -> None:
@@ -178,6 +189,8 @@ class _CrossBarrier(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients; those of recorded updates are kept until the updates are made."""
+        if self._bps_synchronizer.open and self._bps_synchronizer.begin_again():  # the end of a view interrupted it
+            self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
         super().zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:

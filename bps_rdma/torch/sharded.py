@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma import job
+from bps_rdma.errors import BpsError, InvalidArgumentError, PeerLostError, RoundAbortedError
 from bps_rdma.torch import start
 from bps_rdma.torch.all_gather_bytes import check_alike, optimizer_lines
 from bps_rdma.torch.broadcast_objects import broadcast_objects
+from bps_rdma.torch.resharding import Before, gather_holders, move_states, send_parameters
 from bps_rdma.torch.shards import Shards
 from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import members_of
@@ -33,6 +35,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Making one, step(), add_param_group() and state_dict() are collective: every rank of the group must call them.
     `state` holds this rank's part.
+
+    In a job that goes on without lost workers (BPS_MIN_WORKERS) two ranks keep the state of each parameter and both
+    update it, so that the loss of one rank loses nothing, and step() changes all parameters on all ranks or none. Pass
+    the optimizer to TrainingState, whose sync() calls reshard().
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         params: Iterable[Any],
         optimizer_cls: type[torch.optim.Optimizer],
         group: AnyGroup = None,
+        copies: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Joins the job first, if this process has not joined it; see bps_rdma.torch.init().
@@ -49,28 +56,46 @@ class ShardedOptimizer(torch.optim.Optimizer):
             optimizer_cls: class of the optimizer, e.g. torch.optim.AdamW. LBFGS needs all parameters at once and is
                 refused.
             group: a group of bps_rdma or of torch.distributed; default: all workers.
+            copies: how many ranks keep the state of each parameter; with fewer ranks, all. `copies` - 1 of them may be
+                lost at once. Each rank has copies/N of the state, and of the work of an update. Default: 2 in a job
+                that goes on without lost workers (BPS_MIN_WORKERS), otherwise 1.
             kwargs: for `optimizer_cls`.
 
         Raises:
-            InvalidArgumentError: `optimizer_cls` cannot be sharded. MismatchError: parameters differ between ranks.
+            InvalidArgumentError: `optimizer_cls` cannot be sharded, or `copies` is not positive. MismatchError:
+                parameters differ between ranks.
             Errors of `optimizer_cls` itself; the other ranks then raise InvalidArgumentError.
         """
         start.init()
         self._group = start.group_of(group)
         self._inner: torch.optim.Optimizer | None = None
         failure: Exception | None = None
+        running = job.current()
+        self._version = 0  # of the states here: one more with each step, and when they are loaded
+        # The view for which they are complete: none yet, in a process that enters a running job.
+        self._epoch = 0 if running.is_late else running.epoch
+        self._held: set[torch.Tensor] = set()  # parameters whose state is here
+        self._lost = 0  # parameters whose state was on lost ranks only
         try:
             _check_class(optimizer_cls)
-            self._shards = Shards(self._group)
+            if copies is not None and copies < 1:
+                raise InvalidArgumentError(f"copies is {copies}", "it counts the ranks that keep a state: 1 or more")
+            self._shards = Shards(self._group, copies or (2 if running.may_lose_members else 1))
             defaults = optimizer_cls([{"params": []}], **kwargs).defaults
             super().__init__(params, defaults)
             inner = optimizer_cls([self._own_part(each) for each in self.param_groups], **kwargs)
         except Exception as error:
             failure = error
-        lines = [] if failure else [optimizer_cls.__name__, *optimizer_lines(self)]
-        check_alike(lines, "ShardedOptimizer", self._group, failure)
+        if running.is_late:  # the others are beyond this
+            if failure is not None:
+                raise failure
+        else:
+            lines = [] if failure else [optimizer_cls.__name__, f"copies {copies}", *optimizer_lines(self)]
+            check_alike(lines, "ShardedOptimizer", self._group, failure)
         self._inner = inner
         self.state = inner.state
+        if self._epoch:
+            self._held = set(self._shards.mine(self._shards.params))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, balanced with those that are there. Every rank must call it, with the same ones.
@@ -94,6 +119,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             failure = error
         try:
             check_alike(optimizer_lines(self), "ShardedOptimizer.add_param_group", self._group, failure)
+            self._held = set(self._shards.mine(self._shards.params))
         except Exception:
             for group in self.param_groups[before:]:
                 self._shards.drop(group["params"])
@@ -117,20 +143,39 @@ class ShardedOptimizer(torch.optim.Optimizer):
             What `closure` returned; None without one.
 
         Raises:
+            RoundAbortedError: a member was lost, and the job goes on: no rank uses the step. The parameters that others
+                own may have any value until reshard().
             PeerLostError, DeadlineError: a rank was lost or did not call step(); some parameters are then updated and
                 others are not.
+            BpsError: members have changed, and reshard() has not been called.
         """
         inner = self._inner
         assert inner is not None
+        running = job.current()
+        if self._epoch != running.epoch:
+            raise BpsError(
+                "the members of the job have changed, and the optimizer's state is still divided among the old ones",
+                "call TrainingState.sync() before each step, or reshard() on all ranks",
+            )
+        if self._lost:
+            raise self._state_is_lost()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group, own in zip(self.param_groups, inner.param_groups, strict=True):  # e.g. from an LR scheduler
             own.update((key, value) for key, value in group.items() if key not in _OWN_KEYS)
-        inner.step(**kwargs)
+        before = Before(inner) if running.may_lose_members else None
+        try:
+            inner.step(**kwargs)
+            self._shards.broadcast()
+            job.commit(self._group)
+        except RoundAbortedError:
+            if before is not None:
+                before.restore(inner)
+            raise
         self._take_options()
-        self._shards.broadcast()
+        self._version += 1
         return loss
 
     def _take_options(self) -> None:
@@ -138,6 +183,57 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert self._inner is not None
         for group, own in zip(self.param_groups, self._inner.param_groups, strict=True):
             group.update((key, value) for key, value in own.items() if key not in _OWN_KEYS)
+
+    # ---- Views
+
+    def reshard(self) -> None:
+        """Divides what is left of the state among the members that there are now. TrainingState.sync() does it.
+
+        Every rank of the group must call it after a RoundAbortedError, and in a process that has entered a running job,
+        before the next forward. All parameters then have the value of a rank that keeps their state (before the first
+        step: of the group's first rank), and all options are those of the group's first rank. What survives stays where
+        it is, as far as no rank gets more than its share.
+
+        Raises:
+            RoundAbortedError: a member was lost meanwhile; call it again.
+            MismatchError: parameters differ between ranks.
+            PeerLostError: the state of some parameters was on lost ranks only; on all ranks, and again by step() until
+                load_state_dict() brings a state back.
+        """
+        inner = self._inner
+        assert inner is not None
+        epoch = job.current().epoch
+        members = members_of(self._group)
+        check_alike([type(inner).__name__, *optimizer_lines(self)], "ShardedOptimizer.reshard", self._group)
+        params = self._shards.params
+        holders, version = gather_holders(params, self._held, self._version, members)
+        first = members.ranks[0]
+        if version == 0:
+            holders = {param: [first] for param in params}
+        self._shards.reassign(members, holders)
+        moved = move_states(holders, self._shards, inner.state, members)
+        send_parameters(holders, members)
+        options = broadcast_objects(_options(self), [first], "ShardedOptimizer.options", self._group)[first]
+        job.commit(self._group)
+        # Only now: what another rank may still need must not be forgotten here.
+        self._held = set(self._shards.mine(params))
+        for param in [param for param in inner.state if param not in self._held]:
+            del inner.state[param]
+        inner.state.update(moved)
+        for group, own, values in zip(self.param_groups, inner.param_groups, options, strict=True):
+            group.update(values)
+            own.update(self._own_part(group))
+        self._version, self._epoch = version, epoch
+        self._lost = sum(1 for param in params if not holders[param] and param.requires_grad)
+        if self._lost:
+            raise self._state_is_lost()
+
+    def _state_is_lost(self) -> PeerLostError:
+        return PeerLostError(
+            f"the state of {self._lost} parameters was on lost ranks only",
+            "load a checkpoint on all ranks: the model's, and this optimizer's by load_state_dict(); more copies of "
+            "each state (copies=3) survive more losses at once",
+        )
 
     # ---- Saving and loading
 
@@ -159,9 +255,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         name = "ShardedOptimizer.state_dict"
         check_alike([f"root {root}"], name, self._group)
         params = [param for group in self.param_groups for param in group["params"]]
-        own = {place: self.state[param] for place, param in enumerate(params) if param in self.state}
+        rank = bps_rdma.rank()
+        own = {
+            place: self.state[param]
+            for place, param in enumerate(params)
+            if param in self.state and self._shards.keepers(param)[0] == rank
+        }
         parts = broadcast_objects(own, members.ranks, name, self._group, keepers=None if root is None else [root])
-        if root is not None and root != bps_rdma.rank():
+        if root is not None and root != rank:
             return {}
         whole = dict(sorted((place, state) for part in parts.values() for place, state in part.items()))
         kept, self.state = self.state, collections.defaultdict(dict)
@@ -183,13 +284,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert inner is not None
         places = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-        rank = bps_rdma.rank()
-        others = {place for place, param in zip(places, params, strict=False) if self._shards.owner(param) != rank}
+        others = {place for place, param in zip(places, params, strict=False) if param not in self._held}
         state = {place: value for place, value in state_dict["state"].items() if place not in others}
         super().load_state_dict({**state_dict, "state": state})
         inner.__setstate__({"state": self.state, "param_groups": [self._own_part(each) for each in self.param_groups]})
         self.state = inner.state
         self._take_options()
+        self._version += 1
+        self._lost = 0
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key not in _OWN_KEYS} for group in optimizer.param_groups]
 
 
 def _check_class(optimizer_cls: Any) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank owns which parameter, and the broadcast of updated parameters from their owners to all ranks."""
+"""Which ranks keep the state of which parameter, and the broadcast of updated parameters from their owners."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -23,40 +23,81 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 class Shards:
-    """The owners, as worker ranks; the same on all ranks that add the same parameters in the same order."""
+    """Who keeps the state of which parameter; the same on all ranks that add the same parameters in the same order.
 
-    def __init__(self, group: Group | None) -> None:
+    The first of a parameter's keepers owns it: its value is the one that the others get.
+    """
+
+    def __init__(self, group: Group | None, copies: int = 1) -> None:
         self._members = members_of(group)
-        self._owners: dict[torch.Tensor, int] = {}
+        self._copies = copies
+        self._keepers: dict[torch.Tensor, tuple[int, ...]] = {}  # worker ranks
         # By owner and device: where its small parameters are sent together.
         self._flats: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._forget_loads()
+
+    def _forget_loads(self) -> None:
         # Frozen parameters have no state: they are balanced by themselves, in case they are unfrozen later.
         self._loads = {frozen: dict.fromkeys(self._members.ranks, 0) for frozen in (False, True)}
+        self._owned = dict.fromkeys(self._members.ranks, 0)  # bytes that each rank sends after a step
 
     def add(self, params: Sequence[torch.Tensor]) -> None:
-        """Assigns each to the rank with the fewest bytes so far, the largest first."""
-        new = [param for param in dict.fromkeys(params) if param not in self._owners]
+        """Assigns each to the ranks with the fewest bytes so far, the largest first."""
+        new = [param for param in dict.fromkeys(params) if param not in self._keepers]
         for param in sorted(new, key=nbytes, reverse=True):  # stable: equal ones in their order
+            self._assign(param, ())
+
+    def reassign(self, members: Group, held: Mapping[torch.Tensor, Sequence[int]]) -> None:
+        """Assigns all anew, to ranks that hold their state already unless that gives a rank more than its share.
+
+        Args:
+            members: who there is now.
+            held: by parameter: the ranks that hold its state.
+        """
+        self._members = members
+        self._flats.clear()  # the names of a view end with it
+        self._forget_loads()
+        copies = min(self._copies, members.size)
+        share = {True: 0, False: 0}
+        for param in self._keepers:
+            share[not param.requires_grad] += nbytes(param) * copies
+        for param in sorted(self._keepers, key=nbytes, reverse=True):
             load = self._loads[not param.requires_grad]
-            owner = min(load, key=load.__getitem__)
-            load[owner] += nbytes(param)
-            self._owners[param] = owner
+            most = -(-share[not param.requires_grad] // members.size) - nbytes(param)
+            self._assign(param, [rank for rank in held[param] if load[rank] <= most])
+
+    def _assign(self, param: torch.Tensor, preferred: Sequence[int]) -> None:
+        load = self._loads[not param.requires_grad]
+        by_load = sorted(load, key=lambda rank: (rank not in preferred, load[rank]))  # stable: the lowest rank first
+        keepers = by_load[: self._copies]
+        for rank in keepers:
+            load[rank] += nbytes(param)
+        keepers.sort(key=self._owned.__getitem__)
+        self._owned[keepers[0]] += nbytes(param)
+        self._keepers[param] = tuple(keepers)
 
     def drop(self, params: Iterable[torch.Tensor]) -> None:
         """Undoes add()."""
         for param in params:
-            owner = self._owners.pop(param, None)
-            if owner is not None:
-                self._loads[not param.requires_grad][owner] -= nbytes(param)
+            keepers = self._keepers.pop(param, ())
+            for rank in keepers:
+                self._loads[not param.requires_grad][rank] -= nbytes(param)
+            if keepers:
+                self._owned[keepers[0]] -= nbytes(param)
 
-    def owner(self, param: torch.Tensor) -> int:
-        """The worker rank that has its state."""
-        return self._owners[param]
+    @property
+    def params(self) -> list[torch.Tensor]:
+        """All parameters, in the same order on all ranks."""
+        return list(self._keepers)
+
+    def keepers(self, param: torch.Tensor) -> tuple[int, ...]:
+        """The worker ranks that keep its state, the owner first."""
+        return self._keepers[param]
 
     def mine(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Those that this rank owns."""
+        """Those whose state this rank keeps."""
         rank = bps_rdma.rank()
-        return [param for param in params if self._owners[param] == rank]
+        return [param for param in params if rank in self._keepers[param]]
 
     def broadcast(self) -> None:
         """Overwrites every parameter that can have changed by its owner's. Every rank of the group must call it."""
@@ -65,7 +106,7 @@ class Shards:
         rank = bps_rdma.rank()
         alone: list[Transfer] = []
         together: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
-        for place, (param, owner) in enumerate(self._owners.items()):
+        for place, (param, (owner, *_)) in enumerate(self._keepers.items()):
             if not param.requires_grad and param.grad is None:
                 continue  # no optimizer touches it
             size = nbytes(param)

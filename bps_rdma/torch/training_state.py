@@ -12,6 +12,7 @@ from bps_rdma import job
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.names import unique
+from bps_rdma.torch.sharded import ShardedOptimizer
 
 
 class TrainingState:
@@ -35,7 +36,8 @@ class TrainingState:
 
     Args:
         model: a module, wrapped by DistributedDataParallel or not.
-        optimizer: any optimizer of its parameters, distributed or not; not one whose state is sharded.
+        optimizer: any optimizer of its parameters, distributed or not. Of a ShardedOptimizer no rank has the whole
+            state: its parameters and what is left of its state are divided anew, by reshard().
         values: what else the ranks agree on, under the names of their attributes; what broadcast_object() can send. Of
             one that has a state_dict(), such as an ElasticSampler or a learning-rate scheduler, the state is sent and
             loaded into each rank's own; of a torch.Generator it is sent and set.
@@ -60,14 +62,20 @@ class TrainingState:
 
         Raises:
             RoundAbortedError: a member was lost meanwhile; call it again.
-            MismatchError: models or optimizers differ between ranks. PeerLostError, DeadlineError: as broadcast().
+            MismatchError: models or optimizers differ between ranks. PeerLostError, DeadlineError: as broadcast(), and
+                as ShardedOptimizer.reshard().
         """
         epoch = job.current().epoch
         if epoch == self._epoch:
             return
+        sharded: set[torch.Tensor] = set()
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.reshard()
+            sharded = {param for group in self.optimizer.param_groups for param in group["params"]}
         tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
-        broadcast_parameters(tensors, 0, prefix=f"{self._prefix}.model.")
-        if self.optimizer is not None:
+        others = ((name, tensor) for name, tensor in tensors if tensor not in sharded)
+        broadcast_parameters(others, 0, prefix=f"{self._prefix}.model.")
+        if self.optimizer is not None and not sharded:
             broadcast_optimizer_state(self.optimizer, 0, prefix=f"{self._prefix}.optimizer.")
         values = {name: _packed(getattr(self, name)) for name in self._names}
         for name, value in broadcast_object(values, 0, name=f"{self._prefix}.values").items():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from functools import partial
 from typing import Any
 
 import cluster
@@ -33,6 +34,7 @@ def train(bps: Any, face: str, moment: str) -> list[Any]:
     """Rank 2 of 4 is killed in step LOST_AT; what the parameters are in the end, and who took each step."""
     from bps_rdma import RoundAbortedError
     from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+    from bps_rdma.torch.cross_barrier import CrossBarrier
 
     inner = model()
     trained: Any = inner
@@ -41,7 +43,8 @@ def train(bps: Any, face: str, moment: str) -> list[Any]:
         trained = DistributedDataParallel(inner, bucket_mb=0.02)
     else:
         bps.torch.broadcast_parameters(inner.state_dict(), 0)
-        optimizer = DistributedOptimizer(optimizer, inner.named_parameters())
+        kind: Any = {"optimizer": DistributedOptimizer, "cross barrier": partial(CrossBarrier, inner)}[face]
+        optimizer = kind(optimizer, inner.named_parameters())
     first, step, taken, told = bps.rank(), 0, [], 0
     while step < STEPS:
         try:
@@ -52,12 +55,12 @@ def train(bps: Any, face: str, moment: str) -> list[Any]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 inner[3].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
             value.backward()
-            if face == "optimizer":
-                optimizer.synchronize()
+            if face != "ddp":
+                optimizer.step()
         except RoundAbortedError:
             told += 1
             continue
-        with getattr(optimizer, "skip_synchronize", torch.no_grad)():
+        if face == "ddp":
             optimizer.step()
         taken.append((step, bps.size()))
         step += 1
@@ -79,7 +82,7 @@ def expected() -> list[Any]:
 
 
 @pytest.mark.parametrize("moment", ["before", "in"])
-@pytest.mark.parametrize("face", ["ddp", "optimizer"])
+@pytest.mark.parametrize("face", ["ddp", "optimizer", "cross barrier"])
 def test_a_step_is_repeated_without_the_lost_rank(face, moment):
     env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE)}
     with cluster.start(train, face, moment, workers=4, env=env) as job:

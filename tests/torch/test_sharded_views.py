@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardedOptimizer in a job whose members change: no step is used by half, and no state goes with one rank."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+from typing import Any
+
+import cluster
+import pytest
+import torch
+from sharded_model import assert_same, bytes_of_state
+from torch import nn
+
+from bps_rdma.torch import ShardedOptimizer
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 12
+LOST_AT = 5
+ENV = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE)}
+OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
+
+
+def model() -> nn.Module:
+    """Parameters that are sent alone, and some that are sent together with others."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(20, 900), nn.Tanh(), nn.Linear(900, 30), nn.Tanh(), nn.Linear(30, 2))
+
+
+def loss(trained: nn.Module, step: int, rank: int) -> torch.Tensor:
+    inputs = torch.randn(8, 20, generator=torch.Generator().manual_seed(100 * step + rank))
+    result: torch.Tensor = trained(inputs).square().mean()
+    return result
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(sharded: Any, inner: Any, moment: str) -> None:
+    """Arranges for this process to be killed in the step that follows."""
+    send = sharded._shards.broadcast
+    if moment == "in backward":
+        inner[2].weight.register_hook(die)
+    elif moment == "before it sends":
+        sharded._shards.broadcast = die
+    elif moment == "when all have been sent":
+        sharded._shards.broadcast = lambda: die(send())
+
+
+def train(bps: Any, moment: str, deaths: dict[int, int]) -> list[Any]:
+    """Ranks are killed in the steps that `deaths` names, by what they were at the start."""
+    from bps_rdma import RoundAbortedError
+    from bps_rdma.torch import DistributedDataParallel, TrainingState
+
+    inner = model()
+    trained = DistributedDataParallel(inner)
+    sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, **OPTIONS)
+    state: Any = TrainingState(trained, sharded, step=0)
+    first, taken, told = bps.rank(), [], 0
+    while state.step < STEPS:
+        try:
+            state.sync()
+            sharded.zero_grad()
+            value = loss(trained, state.step, bps.rank())
+            if deaths.get(first) == state.step:
+                dies(sharded, inner, moment)
+            value.backward()
+            sharded.step()
+        except RoundAbortedError:
+            told += 1
+            continue
+        taken.append((state.step, bps.size()))
+        state.step += 1
+    return [taken, told, bytes_of_state(sharded), sharded.state_dict(), inner.state_dict()]
+
+
+def expected(sizes: list[int]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same steps in one process: the mean of the gradients of as many ranks."""
+    inner = model()
+    optimizer = torch.optim.AdamW(inner.parameters(), **OPTIONS)
+    for step, size in enumerate(sizes):
+        optimizer.zero_grad()
+        for rank in range(size):
+            (loss(inner, step, rank) / size).backward()
+        optimizer.step()
+    return inner, optimizer
+
+
+@pytest.mark.parametrize("moment", ["in backward", "before it sends", "when all have been sent"])
+def test_what_a_lost_rank_kept_goes_on(moment):
+    deaths = {2: LOST_AT, 1: LOST_AT + 3}
+    with cluster.start(train, moment, deaths, workers=4, env=ENV) as job:
+        outcomes = job.outcomes(but=[1, 2])
+    sizes = [4] * LOST_AT + [3] * 3 + [2] * (STEPS - LOST_AT - 3)
+    inner, optimizer = expected(sizes)
+    for outcome in (outcomes[0], outcomes[3]):
+        assert outcome.value, outcome.error + outcome.output
+        taken, told, _, state, parameters = outcome.value
+        assert taken == list(enumerate(sizes))
+        assert told == 2
+        assert_same(state, outcomes[0].value[3])
+        assert_same(parameters, outcomes[0].value[4])
+        for mine, reference in zip(parameters.values(), inner.state_dict().values(), strict=True):
+            torch.testing.assert_close(mine, reference, rtol=2e-4, atol=1e-5)
+        for place, theirs in optimizer.state_dict()["state"].items():
+            assert state["state"][place]["step"] == STEPS
+            torch.testing.assert_close(state["state"][place]["exp_avg_sq"], theirs["exp_avg_sq"], rtol=1e-3, atol=1e-7)
+
+
+def divides(bps: Any) -> tuple[int, int, int]:
+    sizes = []
+    for copies in (1, 2, None):
+        inner = model()
+        sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, copies=copies, **OPTIONS)
+        loss(inner, 0, 0).backward()
+        sharded.step()
+        sizes.append(bytes_of_state(sharded))
+    return tuple(sizes)
+
+
+def test_each_state_is_kept_twice():
+    parts = cluster.run(divides, workers=4, env=ENV)
+    once, twice, default = (sum(sizes) for sizes in zip(*parts, strict=True))
+    assert twice == default == 2 * once
+    _, optimizer = expected([1])
+    assert once == bytes_of_state(optimizer)
+
+
+def loses_too_much(bps: Any) -> list[str]:
+    from bps_rdma import RoundAbortedError
+    from bps_rdma.torch import TrainingState
+
+    inner = model()
+    sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, copies=1, **OPTIONS)
+    state: Any = TrainingState(inner, sharded)
+    state.sync()
+    sharded.zero_grad()
+    loss(inner, 0, 0).backward()
+    sharded.step()
+    saved, weights = copy.deepcopy((sharded.state_dict(), inner.state_dict()))
+    if bps.rank() == 1:
+        die()
+    texts = []
+    with pytest.raises(RoundAbortedError):
+        sharded.step()
+    bps.rank()  # in the next view
+    with pytest.raises(bps.BpsError) as without:
+        sharded.step()
+    texts.append(str(without.value))
+    for call in (state.sync, sharded.step):
+        with pytest.raises(bps.PeerLostError) as raised:
+            call()
+        texts.append(str(raised.value))
+    inner.load_state_dict(weights)
+    sharded.load_state_dict(saved)
+    state.sync()
+    loss(inner, 1, 0).backward()
+    sharded.step()
+    plain = model()
+    reference = torch.optim.AdamW(plain.parameters(), **OPTIONS)
+    for step in range(2):
+        if step == 0:
+            reference.zero_grad()
+        loss(plain, step, 0).backward()
+        reference.step()
+    assert_same(dict(inner.state_dict()), dict(plain.state_dict()))
+    return texts
+
+
+def test_what_is_lost_is_told_until_a_checkpoint_is_loaded():
+    with cluster.start(loses_too_much, workers=3, env=ENV) as job:
+        outcomes = job.outcomes(but=[1])
+    for rank in (0, 2):
+        assert outcomes[rank].value, outcomes[rank].error + outcomes[rank].output
+        without, synced, stepped = outcomes[rank].value
+        assert "call TrainingState.sync()" in without
+        assert "was on lost ranks only" in synced
+        assert "load_state_dict()" in synced
+        assert synced == stepped
+
+
+PROGRAM = """
+import os, pathlib, signal, sys
+import torch
+import bps_rdma.torch as bps
+bps.init()
+torch.manual_seed(1 + bps.rank())
+inner = torch.nn.Sequential(torch.nn.Linear(20, 900), torch.nn.Tanh(), torch.nn.Linear(900, 30))
+model = bps.DistributedDataParallel(inner)
+optimizer = bps.ShardedOptimizer(inner.parameters(), torch.optim.AdamW, lr=0.01)
+state = bps.TrainingState(model, optimizer, step=0, seen=[])
+died = pathlib.Path(sys.argv[1])
+while state.step < 20 or state.seen[-1] < 3:
+    try:
+        state.sync()
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
+        loss = model(torch.randn(16, 20, generator=generator)).square().mean()
+        if bps.rank() == 1 and state.step == 5 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        state.seen = [*state.seen, bps.size()]
+        state.step += 1
+    except bps.RoundAbortedError as error:
+        sys.stdout.write(f"told: {error}\\n")
+total = sum(p.double().sum().item() for p in inner.parameters())
+whole = optimizer.state_dict()["state"]
+momenta = sum(one["exp_avg"].double().sum().item() for one in whole.values())
+steps = {int(one["step"]) for one in whole.values()}
+kept = sum(one["exp_avg"].numel() for one in optimizer.state.values())
+sys.stdout.write(f"end: {state.step} {steps} {total.hex()} {momenta.hex()} {kept}\\n")
+bps.shutdown()
+"""
+
+
+def test_a_rank_that_enters_gets_its_part(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    command = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
+    env = cluster.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * cluster.PATIENCE))
+    words = [*command, str(tmp_path / "died")]
+    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * cluster.PATIENCE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "enters the job" in ended.stdout, ended.stdout
+    ends = [line.split() for line in ended.stdout.splitlines() if line.startswith("end:")]
+    assert len(ends) == 3, ended.stdout
+    assert len({tuple(end[1:5]) for end in ends}) == 1, "all have the same step, parameters and momenta, to the bit"
+    step, steps = ends[0][1:3]
+    assert steps == "{" + step + "}", "each state has seen every step once"
+    whole = sum(p.numel() for p in nn.Sequential(nn.Linear(20, 900), nn.Linear(900, 30)).parameters())
+    kept = [int(end[5]) for end in ends]
+    assert sum(kept) == 2 * whole
+    assert max(kept) < whole
