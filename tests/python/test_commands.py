@@ -172,9 +172,10 @@ def test_the_server_says_when_it_is_ready():
 @pytest.mark.parametrize("first_in_a_container", [False, True])
 def test_a_signal_ends_a_server_also_where_it_is_process_1(first_in_a_container):
     """The kernel drops signals to process 1 of a namespace that it has no handler for."""
-    command = [str(cluster.binary("bps-server"))]
+    # A shell starts what runs in its background with SIGINT ignored, and so would be all that this test starts.
+    command = ["env", "--default-signal=INT", str(cluster.binary("bps-server"))]
     if first_in_a_container:
-        command = ["unshare", "--fork", "--pid", *command]
+        command = ["unshare", "--fork", "--pid", *command]  # env becomes the server, and is process 1
         if subprocess.run(["unshare", "--fork", "--pid", "true"], check=False).returncode != 0:
             pytest.skip("needs a process namespace of its own")
     env = cluster.clean_env() | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1",

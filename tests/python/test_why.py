@@ -55,7 +55,8 @@ def answer(
     """What the command `bps why` says first, once the job has hung for two seconds.
 
     It must say so within two seconds, with the stacks, from the start of its process to its end. A machine that is busy
-    with something else makes any command late, so one that is late is measured again; its first answer counts.
+    with something else makes any command late, so one that is late is measured again, and may take longer where more
+    than this test and its neighbour want the processors; its first answer counts.
     """
     deadline = time.monotonic() + 30 * cluster.PATIENCE
     while not inside and ((state := state_of(job)) is None or not hangs(state)):  # from outside nothing is reached
@@ -65,14 +66,15 @@ def answer(
     program = [*inside, *COMMAND, "why", "--json", "--job", job.name]
     answers = []
     times: list[float] = []
-    while not times or (min(times) > MOST_S * cluster.PATIENCE and len(times) < 3):
+    most = MOST_S * cluster.PATIENCE * (2 if os.getloadavg()[0] > 2 * (os.cpu_count() or 1) else 1)
+    while not times or (min(times) > most and len(times) < 3):
         began = time.monotonic()
         done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60, env=env)
         times.append(time.monotonic() - began)
         assert done.returncode == 0, done.stderr + done.stdout
         answers += json.loads(done.stdout)
     print(f"bps why took {', '.join(f'{took:.2f}' for took in times)} s")
-    assert min(times) < MOST_S * cluster.PATIENCE, times
+    assert min(times) < most, times
     found: dict[str, Any] = answers[0]
     return found
 
