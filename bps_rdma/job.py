@@ -255,8 +255,12 @@ def _tell_on_signal() -> None:
     stacks.show()
 
 
-def shutdown() -> None:
-    """Leaves the job once all workers do, or after BPS_SHUTDOWN_TIMEOUT seconds. Without a job it has no effect.
+def shutdown(timeout: float | None = None) -> None:
+    """Leaves the job once all workers do, or after a while. Without a job it has no effect.
+
+    Args:
+        timeout: seconds to wait for the other workers; 0: leave at once, which is the loss of this rank to those that
+            still need it. Default: BPS_SHUTDOWN_TIMEOUT.
 
     An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
@@ -270,7 +274,7 @@ def shutdown() -> None:
             return
         atexit.unregister(shutdown)
         try:
-            job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT"))
+            job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout)
         finally:
             job.close()
             stacks.hide()

@@ -152,7 +152,7 @@ def init_from_store(store: Any, rank: int, world: int, settings: dict[str, objec
 def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
     # A store may serve several jobs, one after the other; all ranks have joined one before any joins the next.
     prefix = f"bps_rdma/{(store.add('bps_rdma/arrivals', 1) - 1) // world}"
-    store.set(f"{prefix}/host/{rank}", _host_identity())
+    store.set(f"{prefix}/host/{rank}", host_identity())
     if rank == 0:
         hosts = [store.get(f"{prefix}/host/{other}").decode() for other in range(world)]
         store.set(f"{prefix}/job", json.dumps({
@@ -168,7 +168,7 @@ def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
     return agreed
 
 
-def _host_identity() -> str:
+def host_identity() -> str:
     """The same for all processes of a machine that can reach each other by loopback, and for no others."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {Path('/proc/self/ns/net').readlink()}"
@@ -178,11 +178,28 @@ def _address_of_rank_0(store: Any) -> str:
     config = job.config_with({})
     if config.source("BPS_ROOT_URI") != "default":
         return str(config.text("BPS_ROOT_URI"))
+    tcp = _tcp_store(store)
+    return str(tcp.host) if tcp else socket.getfqdn()  # all ranks have reached the store there
+
+
+def own_address(store: Any) -> str:
+    """An address at which this host can be reached by those that share a torch store with it."""
+    tcp = _tcp_store(store)
+    if tcp is None:
+        return socket.getfqdn()
+    kind, _, _, _, address = socket.getaddrinfo(tcp.host, tcp.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as towards:
+        towards.connect(address)  # sends nothing: the system chooses the interface
+        return str(towards.getsockname()[0])
+
+
+def _tcp_store(store: Any) -> Any:
+    """The TCPStore under a torch store; None if it is of another kind."""
     with contextlib.suppress(AttributeError):
         while not hasattr(store, "host"):
             store = store.underlying_store
-        return str(store.host)  # a TCPStore, which all ranks have reached there
-    return socket.getfqdn()
+        return store
+    return None
 
 
 def group_of(group: AnyGroup) -> Group | None:

@@ -12,6 +12,7 @@ from bps_rdma.job import config_with, current
 from bps_rdma.torch import start
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
+from bps_rdma.torch.backend.reconfigure import ReconfigurableGroup
 
 
 class _DefaultGroups:
@@ -62,6 +63,8 @@ def create(options: Any, more: object = None) -> BpsProcessGroup:
         collectives = Collectives(options.group_rank, ranks, group, prefix)
         stages = isinstance(more, Options) and more.stage_gpu
         return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
+    if getattr(options, "enable_reconfigure", False):  # torch 2.14 and later
+        return ReconfigurableGroup(options)
     return _create_default(options)
 
 
