@@ -16,6 +16,8 @@ except ModuleNotFoundError as error:
         f"{__path__[0]} is the source of bps_rdma, without its native part: "
         "start Python in another folder, where the installed package is found, or install it: pip install ."
     ) from error
+from bps_rdma.agreement import barrier, commit, new_group
+from bps_rdma.counters import dump, get_pushpull_speed, metrics
 from bps_rdma.errors import (
     AuthenticationError,
     BpsError,
@@ -36,24 +38,8 @@ from bps_rdma.errors import (
 from bps_rdma.exact import ExactSum
 from bps_rdma.group import Group
 from bps_rdma.handle import Handle, PreparedOperation
-from bps_rdma.job import (
-    SettingValue,
-    barrier,
-    commit,
-    config,
-    dump,
-    empty,
-    get_pushpull_speed,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    metrics,
-    new_group,
-    rank,
-    shutdown,
-    size,
-)
+from bps_rdma.job import config, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from bps_rdma.memory import empty
 from bps_rdma.operations import (
     accumulate,
     accumulate_async,
@@ -82,6 +68,7 @@ from bps_rdma.operations import (
     unstore,
     wait,
 )
+from bps_rdma.settings import SettingValue
 
 __all__ = [
     "AuthenticationError",

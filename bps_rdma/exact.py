@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from bps_rdma import _core, arrays
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
-from bps_rdma.job import current, group_of
+from bps_rdma.job import current
 from bps_rdma.unrounded import UnroundedSums
 
 __all__ = ["ExactSum"]

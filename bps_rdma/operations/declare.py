@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bps_rdma import _core, argument_types, arrays
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
-from bps_rdma.job import Job, current, group_of, surviving
+from bps_rdma.job import current, surviving
 from bps_rdma.operations.compressed import NONE, text_of
+from bps_rdma.running_job import Job
 
 
 def declare(

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bps_rdma import arrays
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
-from bps_rdma.job import current, group_of
+from bps_rdma.job import current
 from bps_rdma.operations import start
 from bps_rdma.operations.options import SUM, Options
 

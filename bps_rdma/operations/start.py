@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, argument_types, arrays
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
-from bps_rdma.job import Job, current, group_of, resume
+from bps_rdma.job import current, resume
 from bps_rdma.operations.declare import declared
 from bps_rdma.operations.options import AVERAGE, Options
+from bps_rdma.running_job import Job
 
 Handle = _core.Handle
 Kind = _core.Kind

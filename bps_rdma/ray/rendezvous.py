@@ -22,6 +22,7 @@ import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
 from bps_rdma.ray.environment import without_identity
+from bps_rdma.settings import config_with
 
 T = TypeVar("T")
 _LOOK_S = 0.02
@@ -43,7 +44,7 @@ def meet(group: str, size: int, rank: int) -> Meeting:
         InvalidArgumentError: some members are in a job and others are not, or in another one.
         DeadlineError: members did not come within BPS_JOIN_TIMEOUT; names them.
     """
-    limit = job.config_with({}).seconds("BPS_JOIN_TIMEOUT")
+    limit = config_with({}).seconds("BPS_JOIN_TIMEOUT")
     mine = {"token": secrets.token_hex(8), "node": ray.get_runtime_context().get_node_id(), **_membership()}
     _put(f"{group}/{rank}", mine)
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma import job
+import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import Options, ReduceOp
@@ -188,7 +188,7 @@ class DiLoCo:
                 error = error or caught
         if error is not None:
             raise error
-        job.commit(self._group)  # or some ranks would go on from an anchor that others do not have
+        bps_rdma.commit(self._group)  # or some ranks would go on from an anchor that others do not have
         for one in fragments:
             one.end(*self._outer, self._mix)
 

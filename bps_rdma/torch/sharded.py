@@ -169,7 +169,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         try:
             inner.step(**kwargs)
             self._shards.broadcast()
-            job.commit(self._group)
+            bps_rdma.commit(self._group)
         except RoundAbortedError:
             if before is not None:
                 before.restore(inner)
@@ -214,7 +214,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         moved = move_states(holders, self._shards, inner.state, members)
         send_parameters(holders, members)
         options = broadcast_objects(_options(self), [first], "ShardedOptimizer.options", self._group)[first]
-        job.commit(self._group)
+        bps_rdma.commit(self._group)
         # Only now: what another rank may still need must not be forgotten here.
         self._held = set(self._shards.mine(params))
         for param in [param for param in inner.state if param not in self._held]:

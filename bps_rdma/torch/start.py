@@ -21,6 +21,7 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
+from bps_rdma.settings import config_with
 from bps_rdma.torch.names import Names
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def resume(
         settings: as for init().
     """
     global _suspended
-    config = job.config_with(settings)
+    config = config_with(settings)
     if config.text("BPS_NUM_SERVERS"):
         settings["num_workers"] = num_workers
         settings["num_servers"] = config.text("BPS_NUM_SERVERS") if num_servers is None else num_servers
@@ -124,7 +125,7 @@ def set_origin(world: Any) -> None:
 
 
 def _servers_are_configured(settings: dict[str, object]) -> bool:
-    return bool(job.config_with(settings).text("BPS_NUM_SERVERS"))
+    return bool(config_with(settings).text("BPS_NUM_SERVERS"))
 
 
 def init_from_store(store: Any, rank: int, world: int, settings: dict[str, object]) -> None:
@@ -175,7 +176,7 @@ def host_identity() -> str:
 
 
 def _address_of_rank_0(store: Any) -> str:
-    config = job.config_with({})
+    config = config_with({})
     if config.source("BPS_ROOT_URI") != "default":
         return str(config.text("BPS_ROOT_URI"))
     tcp = _tcp_store(store)

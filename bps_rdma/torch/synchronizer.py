@@ -238,7 +238,7 @@ class GradientSynchronizer:
             with self._spans.around("wait for gradients"):
                 self.complete()
                 self._wait_for_all()
-                job.commit(self.sent.group)  # or some ranks would use gradients that others have not got
+                bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
         finally:
             self._reset()
             self.exposed_s += time.perf_counter() - begin

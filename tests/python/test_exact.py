@@ -15,8 +15,9 @@ import pytest
 from exact_reference import COUNT, exact_sum, gradients, rounded
 
 import bps_rdma
-from bps_rdma import _core, arrays, job
+from bps_rdma import _core, arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchError
+from bps_rdma.settings import config_with
 
 TCP = {"BPS_TRANSPORT": "tcp"}
 SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BPS_MIN_PARTITION_BYTES": "4096"}
@@ -167,7 +168,7 @@ def test_ranks_must_agree() -> None:
 
 def test_both_settings_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="BPS_EXACT"):
-        job.config_with({"exact": True, "compression": "int8"}).check()
+        config_with({"exact": True, "compression": "int8"}).check()
 
 
 def with_failover(bps: Any) -> str:

@@ -22,7 +22,7 @@ def joins_over_a_store(bps: Any, store: str, backend: str) -> tuple[float, bytes
 
     if backend == "bps":
         import bps_rdma.torch.backend  # noqa: F401
-    rank, world = int(bps.job.config_with({}).text("BPS_RANK")), 2
+    rank, world = int(bps.settings.config_with({}).text("BPS_RANK")), 2
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     if backend != "bps":
         bps_torch.init()
@@ -52,7 +52,7 @@ def joins_from_two_hosts(bps: Any, store: str) -> str:
 
     from bps_rdma.torch import start
 
-    rank = int(bps.job.config_with({}).text("BPS_RANK"))
+    rank = int(bps.settings.config_with({}).text("BPS_RANK"))
     start._host_identity = lambda: f"host {rank}"
     start._address_of_rank_0 = lambda _: "192.0.2.1"
     try:

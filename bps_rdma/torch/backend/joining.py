@@ -8,7 +8,8 @@ from typing import Any
 
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
-from bps_rdma.job import config_with, current
+from bps_rdma.job import current
+from bps_rdma.settings import config_with
 from bps_rdma.torch import start
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup

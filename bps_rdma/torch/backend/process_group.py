@@ -54,7 +54,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _add_inner(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
         gloo = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo/", options.store), rank, size, timeout=options.timeout)
-        gloo._set_sequence_number_for_group()
+        if not hasattr(dist, "_reconfigure"):  # torch 2.14 counts by itself, and warns of this call
+            gloo._set_sequence_number_for_group()
         self._register_backend(_CPU, _BackendType.GLOO, gloo)
         self._set_default_backend(_BackendType.GLOO)
         if torch.cuda.is_available() and c10d.is_nccl_available():

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
-from bps_rdma.job import config_with
+from bps_rdma.settings import config_with
 from bps_rdma.torch import start
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup

@@ -9,6 +9,7 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group, Handle, arrays, job
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import Options, ReduceOp, start
 from bps_rdma.spans import spans
@@ -46,7 +47,7 @@ class _Pipelines:
 
 def members_of(group: Group | None) -> Group:
     """The group itself, or that of all workers for None."""
-    return job.group_of(job.current(), group)
+    return group_of(job.current(), group)
 
 
 def all_reduce(tensor: torch.Tensor, options: Options, out: torch.Tensor | None = None) -> AnyHandle:

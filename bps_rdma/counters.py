@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the job of this process has done, and what it is doing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from bps_rdma.job import current
+
+
+def metrics() -> dict[str, Any]:
+    """Counters of this process since init(): {"total": {name: count}, "transports": [route to each server]}.
+
+    Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h explains each one. "slot_bytes"
+    and "open_rounds" are of this moment, and lack the loops that do not reply within two seconds ("silent_loops").
+    """
+    process = current().process
+    return {"total": dict(process.metrics()), "transports": list(process.routes)}
+
+
+def dump() -> dict[str, Any]:
+    """What this process is doing, and what it waits for. `bps dump` collects this of all processes of a job.
+
+    Returns:
+        A dictionary. "operations" has an entry for each partition that is not finished on this rank: the "operation"
+        with its name and round, "server", "waits_for" ("answer", or "credit" where it was not sent yet), "since_ms",
+        and "left_ms" until its deadline. "rounds" has one for each round that a server of this process has open:
+        "group", "tensor" (the id that operations have, too), "partition", "round", "waits_for", and "missing": the
+        ranks that have not pushed. "calls" are those that wait for the scheduler, such as barriers. "loops" lists the
+        loops; one that does not reply within half a second has "answered" false. Each lists 256 partitions and rounds
+        at most. "recent" are the last operations, oldest first: "kind", "name", "bytes", "round", "state" ("open",
+        "done" or "failed"), "age_ms" since it began, and "duration_us", which is -1 while it is open. "counters" are
+        those of metrics(). Any thread may ask.
+    """
+    found: dict[str, Any] = json.loads(current().process.dump())
+    return found
+
+
+def get_pushpull_speed() -> tuple[int, float]:
+    """(milliseconds since the epoch, MB/s of tensors finished since the last call or since init())."""
+    job = current()
+    now = time.monotonic()
+    done = dict(job.process.metrics())["operation_bytes"]
+    elapsed = max(now - job.window_start, 1e-9)
+    speed = (done - job.window_bytes) / elapsed / 1e6
+    job.window_start, job.window_bytes = now, done
+    return int(time.time() * 1000), speed

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process keeps from init() to shutdown()."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, TypeVar
+
+from bps_rdma import _core, arrays, failover
+from bps_rdma.group import Group
+
+T = TypeVar("T")
+
+
+class Job:
+    """Everything that lives from init() to shutdown().
+
+    Args:
+        process: this process in the core.
+        config: the settings that init() used.
+        world: the group of all workers.
+        follows: this process was in the view before.
+    """
+
+    def __init__(self, process: _core.Process, config: _core.Config, world: Group, *, follows: bool = False) -> None:
+        self.process = process
+        self.config = config
+        self.world = world
+        self.groups: dict[int, Group] = {0: world}
+        self.tensors: dict[tuple[int, str], _core.Tensor] = {}
+        self.epoch = process.epoch  # of the first view with these workers
+        # It has entered a job that was running, whose state it has to get from the others.
+        self.is_late = self.epoch > 1 and not follows
+        self.identities: list[int] = process.identities
+        self._compression: str = config.text("BPS_COMPRESSION")
+        self._exact: bool = config.text("BPS_EXACT") == "1"
+        self.min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
+        self.asynchronous: bool = config.text("BPS_ASYNC") == "1"
+        staleness: int = config.integer("BPS_STALENESS")
+        self.staleness: int | None = None if staleness < 0 else staleness
+        self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
+        self.goes_on = False  # with everything that was under way in the view before
+        self.numbering = failover.Numbering()
+        self.interrupted: list[failover.Interrupted] = []  # by the end of an earlier view
+        self.repeats: list[failover.Interrupted] = []  # under a name of their own
+        self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
+        self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
+        self.compressed: dict[failover.Name, str] = {}  # names of earlier views, and how they travelled
+        self.window_start = time.monotonic()
+        self.window_bytes = 0
+        self._parts: dict[type[Any], Any] = {}
+        self._making = threading.RLock()
+
+    def part(self, kind: type[T]) -> T:
+        """The one object of this class that belongs to the job: made at first use, and closed when the job ends.
+
+        Faces keep their state here instead of in module globals, so that two jobs of one process share nothing.
+
+        Args:
+            kind: called without arguments; if its objects have a method close(), it is called after shutdown(). When
+                a view ends they are closed and made anew, unless the class has a true `outlives_view`.
+        """
+        found: T | None = self._parts.get(kind)
+        if found is None:
+            with self._making:
+                found = self._parts.get(kind)
+                if found is None:
+                    found = self._parts[kind] = kind()
+        return found
+
+    def compression(self, dtype: _core.Dtype, elements: int, wanted: str | None) -> str:
+        """How a name is to be declared, "" for none, if its caller wants this; None: what the settings say."""
+        if wanted == "exact" or (wanted is None and self._exact):
+            return "exact" if dtype in arrays.FLOATING else ""  # sums of integers are exact anyway
+        if wanted is not None:
+            return "" if wanted == "none" else wanted
+        if dtype != _core.Dtype.float32 or elements * 4 < self.min_compress_bytes:
+            return ""
+        return self._compression
+
+    def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str, str]]) -> list[_core.Tensor]:
+        """Announces names in this view: (group, name, dtype, elements, shape, compression) each."""
+        declared: list[_core.Tensor] = self.process.declare(specs)
+        for spec, tensor in zip(specs, declared, strict=True):
+            key = spec[0], spec[1]
+            with self._making:  # of several threads the first one sets the round, before any of them uses it
+                if key not in self.tensors:
+                    begun = self.numbering.begun(tensor)
+                    if begun:
+                        tensor.next_round = begun
+                self.tensors[key] = tensor
+        return declared
+
+    def add_group(self, key: str, number: int, group: Group) -> None:
+        """Notes a group that has been made, under a key that it keeps in all views."""
+        self.groups[number] = group
+        self.numbering.keys[number] = key
+
+    def all_groups(self) -> list[tuple[str, Group, tuple[int, ...]]]:
+        """The groups but the world, with their keys and ranks, in an order that is the same on all their members."""
+        made = [
+            (self.numbering.keys[number], group, group.ranks) for number, group in self.groups.items() if number != 0
+        ]
+        return sorted([*made, *self.lost_groups], key=lambda each: each[0])
+
+    def next_rounds(self) -> dict[failover.Name, int]:
+        """The first round of each name, counted from init() on, that this rank has not begun."""
+        return failover.next_rounds(self.numbering, self.tensors.values())
+
+    def take_interrupted(self) -> list[failover.Interrupted]:
+        """What the end of this view has interrupted; the process has been renewed."""
+        found = list(self.interrupted)
+        for operation in self.process.take_suspended():
+            own = [each for each in self.repeats if each.operation is operation]
+            found += own or [self.numbering.interrupted(operation)]
+        return found
+
+    def go_on(self) -> None:
+        """Completes what _next_view() has begun, together with all other ranks.
+
+        Raises:
+            RoundAbortedError: this view has ended, too; the next one goes on from here.
+        """
+        while self.lost_groups:
+            key, group, members = self.lost_groups[0]
+            number = self.process.new_group(list(members), f"{key} of a view before", self.process.timeout_s)
+            group._become(Group(number, members))
+            self.add_group(key, number, group)
+            self.lost_groups.pop(0)
+        if not self.goes_on:
+            return
+        ranks = {number: group.ranks for number, group in self.groups.items()}
+        mine = failover.report(self.numbering, ranks, self.next_rounds(), self.interrupted)
+        plan = failover.plan([failover.Report.decode(data) for data in failover.exchange(self.process, mine.encode())])
+        self.numbering.first = plan.first
+        while self.interrupted:
+            self._continue(self.interrupted[0], plan)
+            self.interrupted.pop(0)
+
+    def _continue(self, each: failover.Interrupted, plan: failover.Plan) -> None:
+        key, name = each.name
+        number = self.numbering.number_of(key)
+        if (each.name, each.round) in plan.again and (number, name) not in self.tensors:
+            old = each.operation.tensor
+            self.declare([(number, name, old.dtype, old.elements, old.shape, old.compression)])
+        repeat = failover.resume(self.process, plan, each, number, self.tensors.get((number, name)))
+        if repeat is not None:
+            self.repeats.append(repeat)
+
+    def close(self) -> None:
+        """Ends all parts; called when none of the job's operations is in progress any more."""
+        while self._parts:
+            _, part = self._parts.popitem()
+            if hasattr(part, "close"):
+                part.close()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a job, with where each value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bps_rdma import _core
+
+
+@dataclass(frozen=True)
+class SettingValue:
+    """One setting: see `bps config`."""
+
+    name: str
+    value: str
+    source: str
+    default: str
+    aliases: tuple[str, ...]
+    help: str
+
+
+def config_with(settings: Mapping[str, object]) -> Any:
+    """The settings that init() uses with these arguments."""
+    config = _core.Config()
+    for name, value in settings.items():
+        text = ("1" if value else "0") if isinstance(value, bool) else str(value)
+        config.set(f"BPS_{name.upper()}", text, "argument")
+    return config
+
+
+def table_of(values: _core.Config) -> list[SettingValue]:
+    """Every setting with its value and the source of the value; of a secret only whether it is set."""
+    return [
+        SettingValue(name, _shown(values, name, secret), values.source(name), default, tuple(aliases.split()), text)
+        for name, aliases, default, text, secret in _core.Config.table()
+    ]
+
+
+def _shown(values: Any, name: str, secret: bool) -> str:
+    text: str = values.text(name)
+    return ("set" if text else "unset") if secret else text
