@@ -53,7 +53,7 @@ def joins_from_two_hosts(bps: Any, store: str) -> str:
     from bps_rdma.torch import start
 
     rank = int(bps.settings.config_with({}).text("BPS_RANK"))
-    start._host_identity = lambda: f"host {rank}"
+    start.host_identity = lambda: f"host {rank}"
     start._address_of_rank_0 = lambda _: "192.0.2.1"
     try:
         start.init_from_store(dist.FileStore(store, 2), rank, 2, {"join_timeout": 5})
