@@ -240,8 +240,8 @@ def goes_on(bps: Any) -> float:
     optimizer = bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     aborted = 0
     step = 0
-    # Nobody waits for the one that is lost: they may be done before they know. The first step after that takes all ranks
-    # together, since they store the weights anew.
+    # Nobody waits for the one that is lost: they may be done before they know. In the first step after that all ranks
+    # store the weights anew, together.
     again = False
     while step < 40 or bps.size() == 3 or again:
         if bps.rank() == 1 and bps.size() == 3 and step == 10:
