@@ -6,9 +6,9 @@
 A cluster of two nodes (three for the loss of one) on this machine; two or three ranks take short steps, with a
 checkpoint after each. Seconds, medians over the rounds: until the other ranks have their exception, until the driver
 has named the cause, ended all members and found out which nodes answer, and until the restarted job has taken its
-first step. For a driver that dies and for `ray stop`: until no process of the job is left, with which its sockets and
-shared memory go: neither has a name in a file system. The latter ends every Ray that it sees, so all of it runs in a
-PID namespace, as root.
+first step. For a driver that dies, and for `ray stop` after the first process that it ends: until no process of the job
+is left, with which its sockets and shared memory go: neither has a name in a file system. The latter ends every Ray
+that it sees, so all of it runs in a PID namespace, as root.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ def members() -> Iterator[tuple[int, str]]:
                 yield int(folder.name), (folder / "comm").read_text().strip()
 
 
+def of_the_job() -> int:
+    """How many processes of the job there are."""
+    return sum(1 for _, name in members() if name.startswith(_MEMBERS))
+
+
 class Attempts(logging.Handler):
     """Notes when the driver begins to start again."""
 
@@ -139,7 +144,7 @@ def read(folder: Path, what: str) -> float:
     return float((folder / what).read_text())
 
 
-def until_all_gone(how: Callable[[subprocess.Popen[bytes]], None], address: str) -> float:
+def until_all_gone(how: Callable[[subprocess.Popen[bytes]], float], address: str) -> float:
     """Starts a driver with a job, ends them, and waits until no process of the job is left."""
     folder = Path(tempfile.mkdtemp(prefix="bps-ray-failures-"))
     code = (
@@ -150,9 +155,8 @@ def until_all_gone(how: Callable[[subprocess.Popen[bytes]], None], address: str)
     )
     driver = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stderr=subprocess.DEVNULL)
     when(folder)
-    begun = time.monotonic()
-    how(driver)
-    while any(name.startswith(_MEMBERS) for _, name in members()):
+    begun = how(driver)
+    while of_the_job():
         time.sleep(0.005)
     taken = time.monotonic() - begun
     driver.kill()
@@ -160,9 +164,19 @@ def until_all_gone(how: Callable[[subprocess.Popen[bytes]], None], address: str)
     return taken
 
 
-def stop_ray(_: subprocess.Popen[bytes]) -> None:
-    """`ray stop`: ends all of Ray in this PID namespace."""
-    subprocess.run([str(Path(sys.executable).with_name("ray")), "stop"], check=True, stdout=subprocess.DEVNULL)
+def kill(driver: subprocess.Popen[bytes]) -> float:
+    """Kills the driver, now."""
+    driver.kill()
+    return time.monotonic()
+
+
+def stop_ray(_: subprocess.Popen[bytes]) -> float:
+    """`ray stop`: ends all of Ray in this PID namespace. It takes seconds before it ends the first process."""
+    count = of_the_job()
+    subprocess.Popen([str(Path(sys.executable).with_name("ray")), "stop"], stdout=subprocess.DEVNULL)
+    while of_the_job() >= count:
+        time.sleep(0.005)
+    return time.monotonic()
 
 
 def measure(rounds: int, only: list[str]) -> None:
@@ -182,7 +196,7 @@ def measure(rounds: int, only: list[str]) -> None:
         print(f"| {kind} | {' | '.join(shown)} |", flush=True)
     ray.shutdown()  # `ray stop` would end a driver, which this process is
     for kind in [kind for kind in ENDS if kind in only]:
-        how = stop_ray if kind == "ray stop" else subprocess.Popen.kill
+        how = stop_ray if kind == "ray stop" else kill
         times = [until_all_gone(how, cluster.address) for _ in range(1 if kind == "ray stop" else rounds)]
         print(f"| {kind} | all gone after {statistics.median(times):.2f} | | |", flush=True)
 
