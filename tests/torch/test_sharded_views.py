@@ -6,13 +6,13 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import subprocess
 from typing import Any
 
 import cluster
 import pytest
 import torch
 from sharded_model import assert_same, bytes_of_state
+from test_torch_views import ends_of
 from torch import nn
 
 from bps_rdma.torch import ShardedOptimizer
@@ -221,16 +221,7 @@ bps.shutdown()
 
 
 def test_a_rank_that_enters_gets_its_part(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(PROGRAM)
-    command = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
-    env = cluster.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * cluster.PATIENCE))
-    words = [*command, str(tmp_path / "died")]
-    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * cluster.PATIENCE)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "enters the job" in ended.stdout, ended.stdout
-    ends = [line.split() for line in ended.stdout.splitlines() if line.startswith("end:")]
-    assert len(ends) == 3, ended.stdout
+    ends = ends_of(PROGRAM, tmp_path)
     assert len({tuple(end[1:5]) for end in ends}) == 1, "all have the same step, parameters and momenta, to the bit"
     step, steps = ends[0][1:3]
     assert steps == "{" + step + "}", "each state has seen every step once"

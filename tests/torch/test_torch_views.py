@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cluster
@@ -134,9 +135,10 @@ bps.shutdown()
 """
 
 
-def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
+def ends_of(program: str, tmp_path: Path) -> list[list[str]]:
+    """What three ranks print at the end, of which one kills itself once, and is started again."""
     script = tmp_path / "train.py"
-    script.write_text(PROGRAM)
+    script.write_text(program)
     command = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
     env = cluster.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * cluster.PATIENCE))
     words = [*command, str(tmp_path / "died")]
@@ -146,6 +148,11 @@ def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
     assert "enters the job" in ended.stdout, ended.stdout
     ends = [line.split() for line in ended.stdout.splitlines() if line.startswith("end:")]
     assert len(ends) == 3, ended.stdout
+    return ends
+
+
+def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
+    ends = ends_of(PROGRAM, tmp_path)
     assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
     assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
     assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, parameters and momentum, to the bit"
