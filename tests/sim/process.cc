@@ -156,13 +156,18 @@ void Process::end_view(const std::string& why) {
   state_ = state_ == State::kLeaving ? State::kOver : State::kRetiring;
 }
 
-// Everything that is under way ends.
+// Everything that is under way ends: with the view, or because this process ends.
 void Process::retire(const std::string& why) {
   if (!view_ || retires_by_) return;
   network_.trace.say("retires", number_, why);
-  const Error error(ErrorCode::kRoundAborted, why, "repeat the step");
-  if (view_->server_loop) view_->server_loop->end_view(error);
-  if (view_->worker_loop) view_->worker_loop->end_view(error);
+  if (state_ == State::kFailed) {
+    view_->worker_loop->abort_operations([](const worker::Operation&) { return true; }, ErrorCode::kNotInitialized,
+                                         "bps_rdma was shut down", "wait");
+  } else {
+    const Error error(ErrorCode::kRoundAborted, why, "repeat the step");
+    if (view_->server_loop) view_->server_loop->end_view(error);
+    if (view_->worker_loop) view_->worker_loop->end_view(error);
+  }
   retires_by_ = network_.events.now() + shape_.silence + std::chrono::seconds(2);
   network_.wake_at(machine_, *retires_by_);
 }
@@ -224,6 +229,7 @@ void Process::step() {
   if (retires_by_ && (!view_->worker_loop || view_->worker_loop->is_idle() || *retires_by_ <= network_.events.now())) {
     if (state_ == State::kRetiring) {
       take_down();
+      if (program_) program_->collect();
       state_ = State::kJoining;
       return join();
     }
@@ -253,8 +259,8 @@ bool Process::follow_program() {
       break;
     case Program::State::kFailed:  // an exception ends it: the others are told why when its operations are over
       why_ = program_->why_failed();
-      retire(why_);
       state_ = State::kFailed;
+      retire(why_);
       break;
     default: break;
   }

@@ -1,31 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker runs, as a training script would: steps of operations on a few tensors, each committed by all ranks,
-// repeated when its view ends. And what must hold of it, checked as it goes:
+// What a worker runs, as a training script would: steps of operations on a few tensors, each committed by all ranks.
+// When a view ends its step is repeated; where servers may be lost unseen and the workers are the same, what was under
+// way goes on instead. And what must hold of it, checked as it goes:
 //
 // - a result consists of exactly one contribution of each member of its view and round, wherever it is wanted;
 // - an input that is no output is as it was; nothing around a result changes (I8);
 // - once a call has returned or raised, no byte of its memory changes, up to the end of the simulation (I8);
 // - no error comes but those that what happened can cause.
 //
-// Every rank contributes other bytes to every round of every view (contribution()), so that whatever is mixed up shows.
+// An era is a series of views in which calls go on from one to the next; without failover each view is one. Rounds are
+// counted in it. Every rank contributes other bytes to every round of every era (contribution()), so that whatever is
+// mixed up shows.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "failover.h"
 #include "view.h"
 
 namespace bps::sim {
 
 class Program {
  public:
-  enum class State { kRunning, kAtEndOfStep, kInterrupted, kThrough, kFailed };
+  enum class State { kResuming, kRunning, kAtEndOfStep, kInterrupted, kThrough, kFailed };
 
   Program(const Shape& shape, Network& network, std::uint64_t identity);
 
   void begin(View& view);  // or go on, in the next view
+  // Its view has ended, and nothing of it is left: takes the results of what has ended meanwhile.
+  void collect();
   // Starts calls, and takes the results of those that have ended. True when it has started any.
   bool turn();
   // When turn() has something to do although nothing arrives.
@@ -43,9 +50,11 @@ class Program {
   // Landing slots that were granted in this view, counted before the first call; 0 where calls did not wait for them.
   std::size_t granted() const { return granted_; }
   const std::string& why_failed() const { return why_failed_; }
-  // Steps that were committed, by the view in which they were.
+  // Calls that have gone on in another view.
+  std::uint32_t resumed() const { return resumed_; }
+  // Steps that were committed, by the era in which they were.
   const std::map<std::uint32_t, std::uint32_t>& committed() const { return committed_; }
-  // By view, tensor and round: whether it was complete here, or failed because a deadline had passed.
+  // By era, tensor and round: whether it was complete here, or failed because a deadline had passed.
   using Outcomes = std::map<std::array<std::uint32_t, 3>, bool>;
   const Outcomes& outcomes() const { return outcomes_; }
 
@@ -67,11 +76,24 @@ class Program {
     Block output;  // unused in place
     std::uint32_t round = 0;
     std::uint32_t failures = 0;
-    bool complete = false;
+    std::uint32_t passes = 0;   // of this step, that are complete
+    bool is_suspended = false;  // by the end of a view
   };
 
+  void begin_step();
+  void begin_era();
   void start(std::size_t tensor);
+  void launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
+              std::uint32_t round, std::span<const std::uint32_t> only = {});
   void end(std::size_t tensor);
+  void complete(std::size_t tensor);
+  static std::optional<Error> failure_of(const worker::Operation& operation);
+  static void note_returned(Call& call);
+  void fail(const std::string& why);
+  bool resume();
+  void exchange();
+  void go_on();
+  void go_on(std::size_t tensor, const Decision& decision);
   void check_result(std::size_t tensor);
   bool has_one_block(std::size_t tensor) const;
   std::uint32_t contribution(std::uint64_t identity, std::size_t tensor, std::uint32_t round,
@@ -81,12 +103,18 @@ class Program {
   Network& network_;
   const std::uint64_t identity_;
   View* view_ = nullptr;
+  std::vector<std::uint64_t> members_;  // identities of the workers, by rank
+  std::uint32_t rank_ = 0;
+  std::uint32_t era_ = 0;             // its first view
+  std::vector<std::uint32_t> first_;  // by tensor: the round that is the first one of this view
+  std::vector<std::uint32_t> next_;   // by tensor: the round that comes next
+  Call exchange_;                     // of reports
+  std::uint32_t resumed_ = 0;
   State state_ = State::kInterrupted;
   std::uint32_t step_ = 0;
   std::vector<Call> calls_;            // by tensor
   std::vector<std::size_t> to_start_;  // in the order of this rank
   std::size_t open_ = 0;
-  std::uint32_t in_view_ = 0;
   bool waits_for_grants_ = false;
   std::size_t granted_ = 0;
   Time next_start_ = Time::max();

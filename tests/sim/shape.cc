@@ -39,6 +39,13 @@ Shape Shape::draw(Random& random) {
   network.refuse = random.chance(0.5) ? 0.2 : 0;
   network.patience = random.between(milliseconds(200), milliseconds(3000));
   network.by_process = random.chance(0.5);
+  made.failover = made.dedicated && made.least > 0 && random.chance(0.6);
+  if (made.failover) {
+    made.servers = 1 + static_cast<std::uint32_t>(random.below(4));
+    made.hasty = 0;
+  }
+  // Ranks that wait for one call before they make another have to agree on the order.
+  if (made.open_calls >= made.tensors.size() && random.chance(0.4)) made.passes = 2;
   return made;
 }
 

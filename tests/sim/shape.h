@@ -22,7 +22,9 @@ struct Shape {
   std::uint32_t servers = 1;
   bool dedicated = true;    // servers are processes of their own
   std::uint32_t least = 1;  // workers with which the job goes on; 0: only with all
+  bool failover = false;    // servers may be lost unseen
   std::uint32_t steps = 3;
+  std::uint32_t passes = 1;      // calls of each tensor in a step
   std::uint32_t open_calls = 2;  // of a worker at one time
   std::vector<TensorShape> tensors;
   std::uint64_t partition_bytes = 4096;

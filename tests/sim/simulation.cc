@@ -51,6 +51,9 @@ void Simulation::draw_faults(std::uint64_t keep) {
     if (fault.kind == Fault::Kind::kPause || fault.kind == Fault::Kind::kCut) fault.length = length;
     fault.process = static_cast<std::uint32_t>(random.below(shape_.processes()));
     fault.other = static_cast<std::uint32_t>(random.below(shape_.processes()));
+    if (shape_.failover && random.chance(0.7)) {  // servers rather than workers
+      fault.process = shape_.workers + static_cast<std::uint32_t>(random.below(shape_.servers));
+    }
     if ((keep >> i & 1) == 0) continue;
     faults_.push_back(fault);
     last_fault_ = std::max(last_fault_, events_.now() + fault.at + fault.length);
@@ -59,9 +62,10 @@ void Simulation::draw_faults(std::uint64_t keep) {
 
 std::string Simulation::describe() const {
   std::string text = std::to_string(shape_.workers) + " workers, " + std::to_string(shape_.servers) +
-                     (shape_.dedicated ? " servers, " : " of them servers, ") + std::to_string(shape_.tensors.size()) +
-                     " tensors, " + std::to_string(shape_.steps) + " steps, partitions of " +
-                     std::to_string(shape_.partition_bytes) + " bytes";
+                     (shape_.dedicated ? " servers, " : " of them servers, ") +
+                     (shape_.failover ? "with failover, " : "") + std::to_string(shape_.tensors.size()) + " tensors, " +
+                     std::to_string(shape_.steps) + " steps, partitions of " + std::to_string(shape_.partition_bytes) +
+                     " bytes";
   text += network_.conditions.by_process ? ", as over TCP" : ", as over RDMA";
   for (const Fault& fault : faults_) text += "\n  " + fault.describe();
   return text;
@@ -70,6 +74,8 @@ std::string Simulation::describe() const {
 void Simulation::happen(const Fault& fault) {
   Process& process = *processes_[fault.process];
   if (process.is_at_end()) return;
+  const bool ends_it = fault.kind == Fault::Kind::kKill || fault.kind == Fault::Kind::kPowerLoss;
+  if (ends_it && scheduler_.job().phase() == van::Job::Phase::kGathering) never_began_ = true;
   trace_.note("fault", static_cast<std::uint64_t>(fault.kind), fault.process, fault.other);
   switch (fault.kind) {
     case Fault::Kind::kKill: return process.die(false);
@@ -116,6 +122,26 @@ bool Simulation::is_mild() const {
          });
 }
 
+// What happens to servers whose loss nobody notices where failover is on, and to no worker; one server at least is in
+// good health.
+bool Simulation::is_unseen() const {
+  std::set<std::uint32_t> servers;
+  std::ptrdiff_t breaks = 0;
+  for (const Fault& fault : faults_) {
+    if (fault.kind == Fault::Kind::kPause && fault.length < shape_.silence / 4) continue;
+    const bool is_between = fault.kind == Fault::Kind::kCut;
+    if (fault.kind == Fault::Kind::kBreak) {
+      ++breaks;
+    } else if (!shape_.is_worker(fault.process)) {
+      servers.insert(fault.process);
+    } else if (!is_between) {
+      return false;
+    }
+    if (is_between && !shape_.is_worker(fault.other)) servers.insert(fault.other);
+  }
+  return shape_.failover && !never_began_ && breaks <= 2 && servers.size() < shape_.servers;
+}
+
 void Simulation::check_end() {
   std::map<std::uint32_t, std::set<std::uint32_t>> committed;
   std::map<std::array<std::uint32_t, 3>, std::set<bool>> outcomes;
@@ -135,6 +161,14 @@ void Simulation::check_end() {
   if (scheduler_.views() > 1 || any_fault) outcomes.clear();
   for (const auto& [key, ends] : outcomes) {
     if (ends.size() > 1) throw Violation("a deadline has failed a round on some ranks, and others have its result");
+  }
+  if (is_unseen()) {
+    for (const auto& process : processes_) {
+      if (!process->is_worker()) continue;
+      if (process->state() != Process::State::kOver) throw Violation("a worker has noticed that a server was lost");
+      const auto& steps = process->program().committed();
+      if (steps.size() != 1 || steps.begin()->second != shape_.steps) throw Violation("a step was repeated");
+    }
   }
   if (any_fault && is_mild()) throw Violation("a process has failed, although nothing has happened that ends one");
   // Connections that break at the very end take credits with them.
@@ -156,6 +190,7 @@ Outcome Simulation::run() {
   outcome.views = scheduler_.views();
   for (const auto& process : processes_) {
     if (!process->is_worker()) continue;
+    outcome.resumed += process->program().resumed();
     std::uint32_t steps = 0;
     for (const auto& [epoch, count] : process->program().committed()) steps += count;
     outcome.steps = std::max(outcome.steps, steps);

@@ -26,8 +26,9 @@ struct Outcome {
   std::uint64_t hash = 0;
   std::uint64_t events = 0;
   std::uint32_t views = 0;
-  std::uint32_t steps = 0;  // committed by the worker that has committed most
-  std::string violation;    // empty: none
+  std::uint32_t steps = 0;    // committed by the worker that has committed most
+  std::uint32_t resumed = 0;  // calls that have gone on in another view
+  std::string violation;      // empty: none
 };
 
 class Simulation {
@@ -45,6 +46,7 @@ class Simulation {
   void run_until_end();
   bool is_at_end() const;
   bool is_mild() const;
+  bool is_unseen() const;
   void check_end();
 
   EventQueue events_;
@@ -55,6 +57,7 @@ class Simulation {
   Scheduler scheduler_;
   std::vector<Fault> faults_;
   Time last_fault_{};
+  bool never_began_ = false;  // without a process that was lost before the first view
   std::vector<std::unique_ptr<Process>> processes_;
 };
 

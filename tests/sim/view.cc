@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 namespace bps::sim {
 
@@ -12,6 +13,7 @@ View::View(const Shape& shape, Network& network, const van::Membership& members,
     : membership(members),
       self(*membership.by_id(id)),
       transport(network, machine_of[id - 1], reactor.counters()),
+      shape_(shape),
       network_(network),
       machine_(machine_of[id - 1]) {
   van::Group group{0, std::vector<std::uint32_t>(membership.workers)};
@@ -27,21 +29,21 @@ View::View(const Shape& shape, Network& network, const van::Membership& members,
         options, membership, std::vector<transport::Transport*>{&transport}, reactor.counters());
     server_loop->add_group(*all);
   }
-  if (self.worker_rank >= 0) make_worker(shape, machine_of);
+  if (self.worker_rank >= 0) make_worker(machine_of);
 }
 
 View::~View() {
   network_.stop_listening(machine_, epoch());
 }
 
-void View::make_worker(const Shape& shape, const std::vector<Machine>& machine_of) {
+void View::make_worker(const std::vector<Machine>& machine_of) {
   worker::WorkerLoopOptions options;
   options.places = membership.servers;
-  options.scheduling_credit = shape.credit;
-  options.largest_partition = shape.partition_bytes;
-  options.staging_bytes = 4 * shape.partition_bytes;
+  options.scheduling_credit = shape_.credit;
+  options.largest_partition = shape_.partition_bytes;
+  options.staging_bytes = 4 * shape_.partition_bytes;
   options.epoch = epoch();
-  options.silence_s = std::chrono::duration<double>(shape.silence).count();
+  options.silence_s = std::chrono::duration<double>(shape_.silence).count();
   worker_loop = std::make_unique<worker::WorkerLoop>(options, reactor);
   for (std::uint32_t rank = 0; rank < membership.servers; ++rank) {
     const van::Node& node = *membership.server(rank);
@@ -53,23 +55,25 @@ void View::make_worker(const Shape& shape, const std::vector<Machine>& machine_o
         worker_loop->add_server(rank, node.id, "server " + std::to_string(rank), transport);
     transport::ControlEndpoint* control = transport.attach(transport.connect_control(request), server);
     std::vector<transport::DataEndpoint*> data;
-    for (std::size_t i = 0; i < shape.data_connections; ++i) {
+    for (std::size_t i = 0; i < shape_.data_connections; ++i) {
       data.push_back(transport.attach(transport.connect_data(request), server));
     }
     worker_loop->open(server, control, data);
     servers.push_back(&server);
   }
-  for (std::uint32_t i = 0; i < shape.tensors.size(); ++i) tensors.push_back(make_tensor(shape, i));
+  for (std::uint32_t i = 0; i < shape_.tensors.size(); ++i) {
+    tensors.push_back(make_tensor(i + 1, "t" + std::to_string(i), shape_.tensors[i].elements));
+  }
 }
 
-std::shared_ptr<worker::Tensor> View::make_tensor(const Shape& shape, std::uint32_t number) const {
+std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string name, std::uint64_t elements) const {
   constexpr std::uint32_t kElement = 4;
-  const std::uint64_t bytes = shape.tensors[number].elements * kElement;
+  const std::uint64_t bytes = elements * kElement;
   auto made = std::make_shared<worker::Tensor>(
-      tensor::Partitioning(bytes, kElement, shape.partition_bytes),
-      tensor::Partitioning(bytes, kElement, shape.partition_bytes, membership.workers));
-  made->name = "t" + std::to_string(number);
-  made->id = number + 1;
+      tensor::Partitioning(bytes, kElement, shape_.partition_bytes),
+      tensor::Partitioning(bytes, kElement, shape_.partition_bytes, membership.workers));
+  made->name = std::move(name);
+  made->id = id;
   made->group = all;
   made->member = static_cast<std::uint16_t>(self.worker_rank);
   made->dtype = Dtype::kInt32;
@@ -77,7 +81,7 @@ std::shared_ptr<worker::Tensor> View::make_tensor(const Shape& shape, std::uint3
   const auto plan = [&](const tensor::Partitioning& cut) {
     worker::Plan made_plan(membership.servers);
     for (std::uint32_t i = 0; i < cut.count(); ++i) {
-      made_plan[mix(number * 1000 + i) % membership.servers].push_back({i});
+      made_plan[mix((id - 1) * 1000 + i) % membership.servers].push_back({i});
     }
     return made_plan;
   };

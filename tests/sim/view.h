@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "server/server_loop.h"
@@ -35,6 +36,8 @@ class View {
   // Landing slots that the worker holds, of all servers.
   std::size_t slots() const;
   bool has_slots() const;  // of each server
+  // A tensor of so many elements of 32 bits, in the group of all ranks.
+  std::shared_ptr<worker::Tensor> make_tensor(std::uint32_t id, std::string name, std::uint64_t elements) const;
 
   const van::Membership membership;
   const van::Node& self;
@@ -47,9 +50,9 @@ class View {
   std::vector<std::shared_ptr<worker::Tensor>> tensors;
 
  private:
-  void make_worker(const Shape& shape, const std::vector<Machine>& machine_of);
-  std::shared_ptr<worker::Tensor> make_tensor(const Shape& shape, std::uint32_t number) const;
+  void make_worker(const std::vector<Machine>& machine_of);
 
+  const Shape& shape_;
   Network& network_;
   const Machine machine_;
 };

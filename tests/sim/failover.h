@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of calls that the end of a view has interrupted, where servers may be lost unseen: the ranks tell each
+// other at the beginning of the next view, and each follows from that what all do. It is bps_rdma/failover.py, for
+// names of which each rank has one call under way at most.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace bps::sim {
+
+// Of one rank and tensor. Rounds are counted over views.
+struct Report {
+  std::uint32_t next = 0;         // the first round that it has not begun
+  std::uint32_t interrupted = 0;  // the round of its call that was interrupted, plus 1; 0: none was
+  std::uint32_t missing = 0;      // the partitions of that call whose result it wants and lacks, bit by bit
+};
+
+struct Decision {
+  enum class Fate : std::uint8_t {
+    kAgain,     // some rank has not begun it: the others start it once more
+    kRepeated,  // these partitions of it, if any, are summed again
+    kAborted,   // some rank has given it up
+  } fate{};
+  std::vector<std::uint32_t> partitions;
+};
+
+// `reports`: of all ranks about one tensor.
+std::uint32_t first_round(std::span<const Report> reports);
+Decision decide(std::span<const Report> reports, std::uint32_t round);
+
+}  // namespace bps::sim
