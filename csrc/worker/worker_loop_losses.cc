@@ -383,14 +383,18 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   if (!server.needs_fence() || server.is_lost()) end_all_of(server);
 }
 
-// Nothing that is still under way to this server will be answered.
+// Nothing that is still under way to this server will be answered. A process is ended for the sake of callers' memory
+// only: not for what lies in staging buffers, as the contributions of a host do, nor for what it was never sent.
 void WorkerLoop::end_all_of(ServerConnection& server) {
-  const bool writes = server.needs_fence();
   std::vector<std::uint32_t> entries;
+  bool reaches_callers = false;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
-    if (in_flight_[i].server == &server) entries.push_back(i);
+    const InFlight& entry = in_flight_[i];
+    if (entry.server != &server) continue;
+    entries.push_back(i);
+    reaches_callers |= !entry.never_sent && (!entry.transfer->staged || entry.transfer->answers_aside);
   }
-  if (writes && !entries.empty()) server.fence();
+  if (reaches_callers && server.needs_fence()) server.fence();
   // Staging buffers that it may still write to are never used again.
   for (const std::uint32_t i : entries) {
     if (!server.needs_fence() || in_flight_[i].staged == nullptr || in_flight_[i].landed) continue;

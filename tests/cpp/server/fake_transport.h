@@ -48,7 +48,11 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   void put_on_same_host() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
   bool peer_maps(const transport::Region&) const override { return true; }
-  std::size_t post(std::span<const transport::Descriptor>) override { return 0; }
+  std::size_t post(std::span<const transport::Descriptor> descriptors) override {
+    if (!takes_descriptors) return 0;
+    posted += descriptors.size();
+    return descriptors.size();
+  }
   std::byte* map(const transport::RemoteSpan&) override { return nullptr; }
   Status get(const transport::RemoteSpan& span, std::byte* into) override {
     if (!reachable) return Status::kPeerLost;
@@ -60,9 +64,12 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
     std::memcpy(reinterpret_cast<std::byte*>(span.address), from, span.length);
     return Status::kOk;
   }
-  bool is_fenced() override { return true; }
+  bool is_fenced() override { return fenced; }
   bool can_fence() const override { return true; }
-  void fence() override {}
+  void fence() override {
+    fenced = true;
+    ++fences;
+  }
   std::vector<std::uint32_t> immediates() const {
     std::vector<std::uint32_t> found;
     for (const transport::WriteOp& op : writes) found.push_back(op.immediate);
@@ -71,6 +78,10 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
 
   std::size_t room = 1000;  // writes that it still accepts
   bool reachable = true;
+  bool takes_descriptors = false;
+  std::size_t posted = 0;
+  bool fenced = true;
+  int fences = 0;
   std::vector<transport::WriteOp> writes;
   std::vector<Bytes> headers;  // of the writes: they need not stay
 
