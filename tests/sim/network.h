@@ -35,6 +35,9 @@ struct Conditions {
   // Whether writes pass through the receiving process, as over TCP: it is asked first, and a process that is stopped
   // receives nothing. A NIC writes past it.
   bool by_process = false;
+  // Between processes of one host, whose connections reach the memory of the other end.
+  bool maps_all = false;   // callers' memory is mapped, and not copied by system calls
+  bool may_fence = false;  // a process may end another one
 };
 
 class Network {
@@ -54,6 +57,14 @@ class Network {
   bool is_alive(Machine machine) const { return machines_[machine].alive; }
   bool runs(Machine machine) const { return is_alive(machine) && machines_[machine].paused_until <= events.now(); }
   Time runs_from(Machine machine) const { return machines_[machine].paused_until; }
+
+  // Where machines share a host: by machine.
+  void place(const std::vector<std::uint32_t>& host_of) { host_of_ = host_of; }
+  bool share_host(Machine one, Machine other) const {
+    return one < host_of_.size() && other < host_of_.size() && host_of_[one] == host_of_[other];
+  }
+  // Ends the process of a machine, as another one of its host demands.
+  std::function<void(Machine)> fence;
 
   // When what leaves `from` now arrives at `to`, by itself and behind `bytes` of others.
   Time arrival(Machine from, std::uint64_t bytes);
@@ -84,6 +95,7 @@ class Network {
   void plan_wake(Machine machine);
 
   std::vector<State> machines_;
+  std::vector<std::uint32_t> host_of_;
   std::map<std::pair<Machine, Machine>, Time> cuts_;
   struct Listener {
     Accept accept;

@@ -32,6 +32,10 @@ van::Node Process::describe() const {
   node.pid = 100 + number_;
   node.identity = number_ + 1;
   node.host = "host";
+  if (!shape_.host_of.empty()) {
+    node.host_key = std::to_string(shape_.host_of[number_]);
+    node.sums_on_host = shape_.host_sums && is_worker();
+  }
   node.worker_loops = is_worker() ? 1 : 0;
   node.server_loops = 1;
   return node;
@@ -270,6 +274,25 @@ bool Process::follow_program() {
 void Process::leave(std::uint32_t lost, const std::string& why) {
   leave_sent_ = true;
   scheduler_.send(peer_, van::Leave{.call = kFarewell, .lost_node = lost, .reason = why, .failure = ""});
+}
+
+void Process::show_open() const {
+  if (!view_ || state_ == State::kDead) return;
+  constexpr std::size_t kMost = 20;
+  if (view_->worker_loop) {
+    for (const worker::OpenPartition& one : view_->worker_loop->list_open(kMost)) {
+      network_.trace.say("open", number_,
+                         one.operation + ", partition " + std::to_string(one.partition) + " at " + one.server +
+                             (one.is_sent ? ", sent" : ", not sent"));
+    }
+  }
+  if (!view_->server_loop) return;
+  for (const server::OpenRound& one : view_->server_loop->list_open(kMost)) {
+    network_.trace.say("open round", number_,
+                       "tensor " + std::to_string(one.key.tensor) + ", partition " + std::to_string(one.key.partition) +
+                           ", round " + std::to_string(one.number) + (one.key.for_host ? ", of the host" : "") +
+                           ", waits for " + std::to_string(static_cast<int>(one.waits)));
+  }
 }
 
 void Process::check_end() const {

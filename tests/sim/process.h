@@ -35,6 +35,8 @@ class Process {
   bool is_worker() const { return program_ != nullptr; }
   const Program& program() const { return *program_; }
   const std::string& why() const { return why_; }
+  // Into the trace: what is under way.
+  void show_open() const;
   // At the end of a job that went well: every credit is home, and no round is open.
   void check_end() const;
 

@@ -46,7 +46,23 @@ Shape Shape::draw(Random& random) {
   }
   // Ranks that wait for one call before they make another have to agree on the order.
   if (made.open_calls >= made.tensors.size() && random.chance(0.4)) made.passes = 2;
+  if (random.chance(0.5)) made.draw_hosts(random);
   return made;
+}
+
+// One to three hosts with workers; servers of their own are on one of these, or not. Sums on hosts need two.
+void Shape::draw_hosts(Random& random) {
+  const std::uint32_t more = static_cast<std::uint32_t>(random.below(3));
+  if (!dedicated) servers += more;
+  credit = credit / workers * (workers + more);
+  workers += more;
+  const std::uint64_t hosts = 1 + random.below(3);
+  for (std::uint32_t i = 0; i < processes(); ++i) {
+    host_of.push_back(static_cast<std::uint32_t>(random.below(is_worker(i) ? hosts : hosts + 1)));
+  }
+  host_sums = !failover && random.chance(0.8);
+  conditions.maps_all = random.chance(0.5);
+  conditions.may_fence = random.chance(0.7);
 }
 
 }  // namespace bps::sim

@@ -20,9 +20,11 @@ struct TensorShape {
 struct Shape {
   std::uint32_t workers = 2;
   std::uint32_t servers = 1;
-  bool dedicated = true;    // servers are processes of their own
-  std::uint32_t least = 1;  // workers with which the job goes on; 0: only with all
-  bool failover = false;    // servers may be lost unseen
+  bool dedicated = true;               // servers are processes of their own
+  std::uint32_t least = 1;             // workers with which the job goes on; 0: only with all
+  bool failover = false;               // servers may be lost unseen
+  std::vector<std::uint32_t> host_of;  // by process; empty: none shares its host
+  bool host_sums = false;              // the ranks of a host sum first
   std::uint32_t steps = 3;
   std::uint32_t passes = 1;      // calls of each tensor in a step
   std::uint32_t open_calls = 2;  // of a worker at one time
@@ -41,6 +43,9 @@ struct Shape {
   bool is_worker(std::uint32_t process) const { return process < workers; }
 
   static Shape draw(Random& random);
+
+ private:
+  void draw_hosts(Random& random);
 };
 
 }  // namespace bps::sim

@@ -129,6 +129,13 @@ int SimData::poll() {
     land(write, piece);
     ++found;
   }
+  while (!posted_.empty() && !is_loss_told() && !here().severed) {
+    const Posted posted = std::move(posted_.front());
+    posted_.pop_front();
+    network_.trace.note("descriptor", here().machine, there().machine, posted.span.length);
+    sink->on_descriptor(*this, posted.header, posted.span);
+    ++found;
+  }
   while (!landed_.empty() && !is_loss_told() && !here().severed) {
     const WritePtr write = landed_.front();
     landed_.pop_front();

@@ -115,14 +115,31 @@ class SimControl final : public SimEndpoint<SimControl, transport::ControlEndpoi
   std::deque<Bytes> inbox_;
 };
 
-class SimData final : public SimEndpoint<SimData, transport::DataEndpoint> {
+class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, public transport::DirectAccess {
  public:
   using SimEndpoint::SimEndpoint;
 
   std::size_t write(std::span<const transport::WriteOp> ops) override;
   int poll();
 
+  // Both ends are on one host: sim_direct.cc.
+  void share_memory() { direct_ = this; }
+  bool peer_reaches(const transport::Region&) const override { return true; }
+  bool peer_maps(const transport::Region& region) const override;
+  std::size_t post(std::span<const transport::Descriptor> descriptors) override;
+  std::byte* map(const transport::RemoteSpan& span) override;
+  Status get(const transport::RemoteSpan& span, std::byte* into) override;
+  Status put(const transport::RemoteSpan& span, const std::byte* from) override;
+  bool is_fenced() override;
+  bool can_fence() const override;
+  void fence() override;
+
  private:
+  struct Posted {
+    Bytes header;
+    transport::RemoteSpan span;
+  };
+  std::byte* find(const transport::RemoteSpan& span, bool only_mapped);
   // One write on its way. `bytes` fill up while the source is read.
   struct Write {
     transport::WriteOp op;
@@ -147,6 +164,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint> {
   std::deque<WritePtr> landed_;                          // here, with their immediates
   std::deque<std::pair<WritePtr, std::size_t>> pieces_;  // that wait for this process, where they pass through it
   std::deque<std::uint64_t> tokens_;
+  std::deque<Posted> posted_;  // by the other end
 };
 
 }  // namespace bps::sim

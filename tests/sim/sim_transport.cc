@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim_transport.h"
 
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "sim_endpoints.h"
@@ -48,11 +50,22 @@ std::unique_ptr<End> SimTransport::connect(const transport::ConnectRequest& requ
   wire->sides[0].machine = machine_;
   wire->sides[1].machine = numbers[0];
   auto near = std::make_unique<End>(hello, network_, wire, 0);
+  auto far = std::make_unique<End>(hello, network_, wire, 1);
+  if constexpr (std::is_same_v<End, SimData>) {
+    if (network_.share_host(machine_, numbers[0])) {
+      near->share_memory();
+      far->share_memory();
+    }
+  }
   // What is sent on it meanwhile waits at its far end until that is accepted. (A planned event must be copyable.)
   const auto incoming = std::make_shared<std::unique_ptr<transport::IncomingConnection>>(
-      std::make_unique<Incoming<End>>(hello, std::make_unique<End>(hello, network_, wire, 1)));
-  network_.events.at(network_.arrival(machine_, 128), [&network = network_, to = numbers[0], epoch = numbers[1],
-                                                       incoming] { network.come(to, epoch, std::move(*incoming)); });
+      std::make_unique<Incoming<End>>(hello, std::move(far)));
+  // One after the other, as they are made: the control connection comes first.
+  Time& arrives = last_connection_[numbers[0]];
+  arrives = std::max(arrives, network_.arrival(machine_, 128));
+  network_.events.at(arrives, [&network = network_, to = numbers[0], epoch = numbers[1], incoming] {
+    network.come(to, epoch, std::move(*incoming));
+  });
   return near;
 }
 

@@ -59,6 +59,7 @@ class SimTransport final : public transport::Transport {
   Counters& counters_;
   std::uint64_t last_key_ = 0;
   std::map<std::uint64_t, std::weak_ptr<transport::Region>> regions_;
+  std::map<Machine, Time> last_connection_;
   std::vector<std::unique_ptr<SimControl>> controls_;
   std::vector<std::unique_ptr<SimData>> datas_;
 };

@@ -34,6 +34,8 @@ Simulation::Simulation(std::uint64_t seed, bool prints, std::uint64_t keep)
       shape_(Shape::draw(random_)),
       network_(events_, random_, trace_, shape_.conditions),
       scheduler_(network_, shape_.workers, shape_.servers, shape_.least, shape_.silence) {
+  network_.place(shape_.host_of);
+  network_.fence = [this](Machine machine) { end_process(machine); };
   for (std::uint32_t i = 0; i < shape_.processes(); ++i) {
     processes_.push_back(std::make_unique<Process>(shape_, network_, scheduler_, i));
   }
@@ -63,9 +65,12 @@ void Simulation::draw_faults(std::uint64_t keep) {
 std::string Simulation::describe() const {
   std::string text = std::to_string(shape_.workers) + " workers, " + std::to_string(shape_.servers) +
                      (shape_.dedicated ? " servers, " : " of them servers, ") +
-                     (shape_.failover ? "with failover, " : "") + std::to_string(shape_.tensors.size()) + " tensors, " +
-                     std::to_string(shape_.steps) + " steps, partitions of " + std::to_string(shape_.partition_bytes) +
-                     " bytes";
+                     (shape_.failover ? "with failover, " : "") +
+                     (shape_.host_of.empty() ? ""
+                      : shape_.host_sums     ? "with sums on hosts, "
+                                             : "on hosts, ") +
+                     std::to_string(shape_.tensors.size()) + " tensors, " + std::to_string(shape_.steps) +
+                     " steps, partitions of " + std::to_string(shape_.partition_bytes) + " bytes";
   text += network_.conditions.by_process ? ", as over TCP" : ", as over RDMA";
   for (const Fault& fault : faults_) text += "\n  " + fault.describe();
   return text;
@@ -81,9 +86,22 @@ void Simulation::happen(const Fault& fault) {
     case Fault::Kind::kKill: return process.die(false);
     case Fault::Kind::kPowerLoss: return process.die(true);
     case Fault::Kind::kPause: return network_.pause(fault.process, events_.now() + fault.length);
-    case Fault::Kind::kCut: return network_.cut(fault.process, fault.other, events_.now() + fault.length);
+    case Fault::Kind::kCut:
+      if (network_.share_host(fault.process, fault.other)) return;
+      return network_.cut(fault.process, fault.other, events_.now() + fault.length);
     case Fault::Kind::kBreak: (void)process.break_connection();
   }
+}
+
+// One that was not stopped within the last second has confirmed, when it was asked, that it writes no more.
+void Simulation::end_process(Machine machine) {
+  Process& process = *processes_[machine];
+  trace_.note("ended", machine);
+  const bool was_stopped = network_.runs_from(machine) + milliseconds(1500) > events_.now();
+  if (!process.is_at_end() && !was_stopped) {
+    ended_for_nothing_ = "process " + std::to_string(machine) + " was ended by another one, and was in good health";
+  }
+  process.die(false);
 }
 
 bool Simulation::is_at_end() const {
@@ -100,6 +118,7 @@ void Simulation::run_until_end() {
   const Time start = events_.now();
   while (!is_at_end()) {
     if (!events_.run_next()) throw Violation("nothing can happen any more, and the job has not ended");
+    if (!ended_for_nothing_.empty()) throw Violation(ended_for_nothing_);
     if (events_.ran() > kMostEvents) throw Violation("so much happens that it cannot end");
     if (events_.now() <= std::max(start, last_fault_) + kPatience) continue;
     std::string states;
@@ -184,6 +203,7 @@ Outcome Simulation::run() {
     check_end();
   } catch (const std::exception& violation) {
     outcome.violation = violation.what();
+    for (const auto& process : processes_) process->show_open();
   }
   outcome.hash = trace_.hash();
   outcome.events = trace_.length();

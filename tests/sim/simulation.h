@@ -43,6 +43,7 @@ class Simulation {
  private:
   void draw_faults(std::uint64_t keep);
   void happen(const Fault& fault);
+  void end_process(Machine machine);
   void run_until_end();
   bool is_at_end() const;
   bool is_mild() const;
@@ -57,6 +58,7 @@ class Simulation {
   Scheduler scheduler_;
   std::vector<Fault> faults_;
   Time last_fault_{};
+  std::string ended_for_nothing_;
   bool never_began_ = false;  // without a process that was lost before the first view
   std::vector<std::unique_ptr<Process>> processes_;
 };

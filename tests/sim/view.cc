@@ -2,15 +2,19 @@
 #include "view.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <string>
 #include <utility>
+
+#include "tensor/key_map.h"
 
 namespace bps::sim {
 
 View::View(const Shape& shape, Network& network, const van::Membership& members, std::uint32_t id,
            const std::vector<Machine>& machine_of)
     : membership(members),
+      hosts(membership),
       self(*membership.by_id(id)),
       transport(network, machine_of[id - 1], reactor.counters()),
       shape_(shape),
@@ -19,7 +23,7 @@ View::View(const Shape& shape, Network& network, const van::Membership& members,
   van::Group group{0, std::vector<std::uint32_t>(membership.workers)};
   std::iota(group.ranks.begin(), group.ranks.end(), 0);
   all = std::make_shared<const van::Group>(std::move(group));
-  if (self.server_rank >= 0) {
+  if (self.server_rank >= 0 || hosts.active()) {
     server::ServerLoopOptions options{.window = shape.window, .largest_partition = 1 << 20};
     options.slot_memory = shape.slot_memory;
     options.epoch = epoch();
@@ -38,32 +42,66 @@ View::~View() {
 
 void View::make_worker(const std::vector<Machine>& machine_of) {
   worker::WorkerLoopOptions options;
-  options.places = membership.servers;
+  options.places = places();
   options.scheduling_credit = shape_.credit;
   options.largest_partition = shape_.partition_bytes;
   options.staging_bytes = 4 * shape_.partition_bytes;
   options.epoch = epoch();
   options.silence_s = std::chrono::duration<double>(shape_.silence).count();
   worker_loop = std::make_unique<worker::WorkerLoop>(options, reactor);
-  for (std::uint32_t rank = 0; rank < membership.servers; ++rank) {
-    const van::Node& node = *membership.server(rank);
-    transport::ConnectRequest request{
-        .address = {}, .hello = {.node = self.id}, .deadline = Deadline::never(), .whom = "server"};
-    const Bytes address = address_of(machine_of[node.id - 1], epoch());
-    request.address = address;
-    worker::ServerConnection& server =
-        worker_loop->add_server(rank, node.id, "server " + std::to_string(rank), transport);
-    transport::ControlEndpoint* control = transport.attach(transport.connect_control(request), server);
-    std::vector<transport::DataEndpoint*> data;
-    for (std::size_t i = 0; i < shape_.data_connections; ++i) {
-      data.push_back(transport.attach(transport.connect_data(request), server));
-    }
-    worker_loop->open(server, control, data);
-    servers.push_back(&server);
+  std::map<std::uint32_t, const van::Node*> needed;  // by place
+  for (std::uint32_t server = 0; server < membership.servers; ++server) {
+    if (!needs_relay() || hosts.relays(rank(), server)) needed[server] = membership.server(server);
   }
+  if (hosts.active()) {
+    worker_loop->relay_for(&server_loop->relay_by(*worker_loop));
+    for (const std::uint32_t local : hosts.ranks(hosts.host_of(rank()))) {
+      needed[place_of_relay(local)] = membership.worker(local);
+    }
+  }
+  for (const auto& [place, node] : needed) connect(place, *node, machine_of[node->id - 1]);
   for (std::uint32_t i = 0; i < shape_.tensors.size(); ++i) {
     tensors.push_back(make_tensor(i + 1, "t" + std::to_string(i), shape_.tensors[i].elements));
   }
+}
+
+void View::connect(std::uint32_t place, const van::Node& node, Machine machine) {
+  transport::ConnectRequest request{
+      .address = {}, .hello = {.node = self.id}, .deadline = Deadline::never(), .whom = "server"};
+  const Bytes address = address_of(machine, epoch());
+  request.address = address;
+  worker::ServerConnection& server =
+      worker_loop->add_server(place, node.id, "server " + std::to_string(place), transport);
+  transport::ControlEndpoint* control = transport.attach(transport.connect_control(request), server);
+  std::vector<transport::DataEndpoint*> data;
+  for (std::size_t i = 0; i < shape_.data_connections; ++i) {
+    data.push_back(transport.attach(transport.connect_data(request), server));
+  }
+  worker_loop->open(server, control, data);
+  servers.push_back(&server);
+}
+
+std::uint32_t View::places() const {
+  const bool are_apart = hosts.active() && shape_.dedicated;  // relays, from servers
+  return membership.servers + (are_apart ? static_cast<std::uint32_t>(hosts.ranks(hosts.host_of(rank())).size()) : 0);
+}
+
+// The host of this rank has others, with which it sums first.
+bool View::needs_relay() const {
+  return hosts.active() && hosts.ranks(hosts.host_of(rank())).size() > 1;
+}
+
+std::uint32_t View::place_of_relay(std::uint32_t rank) const {
+  if (!shape_.dedicated) return static_cast<std::uint32_t>(membership.worker(rank)->server_rank);
+  return membership.servers + hosts.local_index(rank);
+}
+
+// Where a partition of this tensor goes: as Worker::plan() says.
+worker::Part View::part(std::uint32_t id, std::uint32_t partition, std::uint32_t& place) const {
+  place = static_cast<std::uint32_t>(mix((id - 1) * 1000 + partition) % membership.servers);
+  if (!needs_relay()) return {partition};
+  const std::uint32_t hash = tensor::relay_hash(tensor::spread_of(id, partition));
+  return {partition, std::exchange(place, place_of_relay(hosts.relay(hosts.host_of(rank()), place, hash)))};
 }
 
 std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string name, std::uint64_t elements) const {
@@ -79,9 +117,11 @@ std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string 
   made->dtype = Dtype::kInt32;
   made->bytes = bytes;
   const auto plan = [&](const tensor::Partitioning& cut) {
-    worker::Plan made_plan(membership.servers);
+    worker::Plan made_plan(places());
     for (std::uint32_t i = 0; i < cut.count(); ++i) {
-      made_plan[mix((id - 1) * 1000 + i) % membership.servers].push_back({i});
+      std::uint32_t place = 0;
+      const worker::Part made_part = part(id, i, place);
+      made_plan[place].push_back(made_part);
     }
     return made_plan;
   };

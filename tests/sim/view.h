@@ -12,6 +12,7 @@
 #include "shape.h"
 #include "sim_transport.h"
 #include "transport/reactor.h"
+#include "van/hosts.h"
 #include "van/membership.h"
 #include "worker/worker_loop.h"
 
@@ -31,6 +32,8 @@ class View {
   Time next_timer() { return reactor.loop().next_due(); }
   void accept(std::unique_ptr<transport::IncomingConnection> incoming);
 
+  // Server loops that an operation may have parts at, the relays of this host among them.
+  std::uint32_t places() const;
   std::uint32_t epoch() const { return membership.epoch; }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(self.worker_rank); }
   // Landing slots that the worker holds, of all servers.
@@ -40,6 +43,7 @@ class View {
   std::shared_ptr<worker::Tensor> make_tensor(std::uint32_t id, std::string name, std::uint64_t elements) const;
 
   const van::Membership membership;
+  const van::Hosts hosts;
   const van::Node& self;
   transport::Reactor reactor{"sim", transport::Spin{}};
   SimTransport transport;
@@ -51,6 +55,10 @@ class View {
 
  private:
   void make_worker(const std::vector<Machine>& machine_of);
+  void connect(std::uint32_t place, const van::Node& node, Machine machine);
+  bool needs_relay() const;
+  std::uint32_t place_of_relay(std::uint32_t rank) const;
+  worker::Part part(std::uint32_t id, std::uint32_t partition, std::uint32_t& place) const;
 
   const Shape& shape_;
   Network& network_;
