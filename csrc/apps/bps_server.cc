@@ -87,7 +87,12 @@ int run(std::int32_t rank) {
   std::fprintf(stderr, "bps-server: ready; this is %s\n", process->van().self().describe().c_str());
   bool well = process->wait_for_end();
   while (process->view_ended()) {
-    process = bps::node::Process::renew(*process);
+    try {
+      process = bps::node::Process::renew(*process);
+    } catch (const bps::Error&) {
+      if (!process->wait_for_end()) throw;
+      return 0;  // all workers have left meanwhile, as they should, and no other view begins
+    }
     well = process->wait_for_end();
   }
   process->shutdown(1);
