@@ -6,12 +6,9 @@
 namespace bps::sim {
 namespace {
 
-constexpr std::uint32_t kEndOfStep = 7;  // the numbers of its calls of the scheduler
-constexpr std::uint32_t kFarewell = 8;
 constexpr auto kThreadBehind = std::chrono::milliseconds(2);
 constexpr auto kLookAgain = std::chrono::microseconds(20);
 constexpr auto kLookAgainWhenBlocked = std::chrono::microseconds(500);  // no event announces what it waits for
-constexpr std::uint32_t kPatience_ms = 60000;
 
 }  // namespace
 
@@ -25,105 +22,6 @@ Process::Process(const Shape& shape, Network& network, Scheduler& scheduler, std
   network_.events.after(shape_.silence / 4, [this] { beat(); });
 }
 
-// ---- The scheduler
-
-van::Node Process::describe() const {
-  van::Node node;
-  node.pid = 100 + number_;
-  node.identity = number_ + 1;
-  node.host = "host";
-  if (!shape_.host_of.empty()) {
-    node.host_key = std::to_string(shape_.host_of[number_]);
-    node.sums_on_host = shape_.host_sums && is_worker();
-  }
-  node.worker_loops = is_worker() ? 1 : 0;
-  node.server_loops = 1;
-  return node;
-}
-
-van::Peer Process::connect() {
-  const auto peer = std::make_shared<van::Peer>(0);
-  *peer = scheduler_.connect({.machine = machine_,
-                              .receive =
-                                  [this, peer](van::Message message) {
-                                    inbox_.emplace_back(*peer, std::move(message));
-                                    network_.wake(machine_);
-                                  },
-                              .closed =
-                                  [this, peer] {
-                                    inbox_.emplace_back(*peer, van::Refused{ErrorCode::kPeerLost, "closed", ""});
-                                    network_.wake(machine_);
-                                  }});
-  return *peer;
-}
-
-void Process::join() {
-  next_ = connect();
-  van::Join join{.node = describe(), .workers = shape_.workers, .servers = shape_.servers, .patience_ms = kPatience_ms};
-  const bool serves = !is_worker() || !shape_.dedicated;
-  join.renews = renews_;
-  join.epoch = scheduler_.epoch();
-  join.node.worker_rank = is_worker() ? static_cast<std::int32_t>(number_) : van::kNoRank;
-  join.node.server_rank = serves ? van::kAnyRank : van::kNoRank;
-  scheduler_.send(next_, join);
-}
-
-void Process::beat() {
-  if (is_at_end()) return;
-  if (!network_.runs(machine_)) {
-    network_.events.at(std::max(network_.runs_from(machine_), network_.events.now()), [this] { beat(); });
-    return;
-  }
-  for (const van::Peer peer : {peer_, next_}) {
-    if (peer != 0) scheduler_.send(peer, van::Heartbeat{});
-  }
-  network_.events.after(shape_.silence / 4, [this] { beat(); });
-}
-
-void Process::take(van::Peer from, const van::Message& message) {
-  if (const auto* welcome = std::get_if<van::Welcome>(&message)) {
-    if (from == next_) begin_view(*welcome);
-  } else if (const auto* refused = std::get_if<van::Refused>(&message)) {
-    if (from != peer_ && from != next_) return;
-    const bool is_over = scheduler_.job().phase() == van::Job::Phase::kOver;  // nobody listens there any more
-    if (from == next_ && refused->text == "closed" && !is_over) {             // it came at a wrong moment
-      next_ = 0;
-      network_.events.after(std::chrono::milliseconds(10), [this] {
-        if (!is_at_end()) join();
-      });
-      return;
-    }
-    why_ = refused->text;
-    retire("the scheduler has refused this process: " + why_);
-    state_ = State::kRefused;
-  } else if (from != peer_ || !view_) {
-    return;
-  } else if (const auto* ended = std::get_if<van::ViewEnded>(&message)) {
-    end_view(ended->text);
-  } else if (const auto* lost = std::get_if<van::PeerLost>(&message)) {
-    lose_node(lost->node, lost->text);
-  } else if (const auto* left = std::get_if<van::MemberLeft>(&message)) {
-    if (view_->server_loop) view_->server_loop->leave_node(left->node, left->text);
-  } else if (const auto* reachable = std::get_if<van::Reachable>(&message)) {
-    const auto suspected = suspected_.find(reachable->node);
-    if (suspected != suspected_.end()) {
-      lose_node(reachable->node, "the connection was lost: " + suspected->second);
-    } else if (view_->worker_loop) {
-      view_->worker_loop->on_reachable(reachable->node);
-    }
-  } else if (const auto* done = std::get_if<van::Done>(&message)) {
-    if (done->call == kEndOfStep && state_ == State::kInView) {
-      barrier_sent_ = false;
-      program_->commit();
-    } else if (done->call == kFarewell && state_ == State::kFailed) {
-      // It saves what it can, with all that it had mapped and registered.
-      network_.events.after(network_.random.between({}, std::chrono::seconds(12)), [this] { take_down(); });
-    }
-  } else if (std::holds_alternative<van::AllLeft>(message)) {
-    if (state_ == State::kLeaving || !is_worker()) state_ = State::kOver;
-  }
-}
-
 // ---- Views
 
 void Process::begin_view(const van::Welcome& welcome) {
@@ -134,12 +32,15 @@ void Process::begin_view(const van::Welcome& welcome) {
   lost_node_ = 0;
   barrier_sent_ = false;
   renews_ = welcome.you;
+  members_ = welcome.membership;
+  barriers_ = 0;
+  left_nodes_.clear();
   std::vector<Machine> machine_of;
   for (const van::Node& node : welcome.membership.nodes) machine_of.push_back(node.pid - 100);
   view_ = std::make_unique<View>(shape_, network_, welcome.membership, welcome.you, machine_of);
   if (view_->worker_loop) {
     view_->worker_loop->when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
-    view_->worker_loop->when_silent = [this](std::uint32_t node) { scheduler_.send(peer_, van::Suspect{node}); };
+    view_->worker_loop->when_silent = [this](std::uint32_t node) { tell(van::Suspect{node}); };
   }
   if (view_->server_loop) {
     view_->server_loop->when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
@@ -186,7 +87,7 @@ void Process::take_down() {
 void Process::suspect(std::uint32_t node, const std::string& why) {
   if (leave_sent_) return;  // nothing is sent after it
   suspected_.emplace(node, why);
-  scheduler_.send(peer_, van::Suspect{node, true});
+  tell(van::Suspect{node, true});
 }
 
 void Process::lose_node(std::uint32_t node, const std::string& why) {
@@ -255,7 +156,7 @@ bool Process::follow_program() {
   switch (program_->state()) {
     case Program::State::kAtEndOfStep:
       if (std::exchange(barrier_sent_, true)) break;
-      scheduler_.send(peer_, van::Barrier{.call = kEndOfStep, .group = 0, .partition_bytes = 0, .ends_step = true});
+      tell(end_of_step());
       break;
     case Program::State::kThrough:
       leave(0, "");
@@ -273,7 +174,8 @@ bool Process::follow_program() {
 
 void Process::leave(std::uint32_t lost, const std::string& why) {
   leave_sent_ = true;
-  scheduler_.send(peer_, van::Leave{.call = kFarewell, .lost_node = lost, .reason = why, .failure = ""});
+  left_ = van::Leave{.call = kFarewell, .lost_node = lost, .reason = why, .failure = ""};
+  tell(*left_);
 }
 
 void Process::show_open() const {

@@ -32,6 +32,7 @@ class Process {
   State state() const { return state_; }
   // Nothing more is expected of it.
   bool is_at_end() const { return state_ >= State::kRefused; }
+  bool has_been_welcomed() const { return renews_ != 0; }
   bool is_worker() const { return program_ != nullptr; }
   const Program& program() const { return *program_; }
   const std::string& why() const { return why_; }
@@ -41,13 +42,20 @@ class Process {
   void check_end() const;
 
  private:
+  static constexpr std::uint32_t kEndOfStep = 7;  // the numbers of its calls of the scheduler
+  static constexpr std::uint32_t kFarewell = 8;
   void step();
-  void wake_later();
   void beat();
   void take(van::Peer from, const van::Message& message);
   void begin_view(const van::Welcome& welcome);
   void end_view(const std::string& why);
   void lose_node(std::uint32_t node, const std::string& why);
+  void search();
+  van::Rejoin what_is_known() const;
+  void tell(const van::Message& message);
+  static van::Barrier end_of_step() {
+    return {.call = kEndOfStep, .group = 0, .partition_bytes = 0, .ends_step = true};
+  }
   void suspect(std::uint32_t node, const std::string& why);
   void retire(const std::string& why);
   void take_down();
@@ -75,6 +83,11 @@ class Process {
   bool barrier_sent_ = false;
   bool leave_sent_ = false;
   std::uint32_t renews_ = 0;
+  // For a scheduler in the place of one that was lost.
+  van::Membership members_;
+  std::uint64_t barriers_ = 0;  // that have ended in this view
+  std::vector<std::uint32_t> left_nodes_;
+  std::optional<van::Leave> left_;
 };
 
 }  // namespace bps::sim

@@ -15,19 +15,35 @@ constexpr auto kCheck = std::chrono::milliseconds(50);
 
 Scheduler::Scheduler(Network& network, std::uint32_t workers, std::uint32_t servers, std::uint32_t least,
                      Duration silence)
-    : network_(network),
-      silence_(silence),
-      job_(options(workers, servers, least, silence),
-           {.send = [this](van::Peer peer, const van::Message& message) { tell(peer, message); },
-            .on_lost = nullptr,
-            .on_over = nullptr,
-            // Not from within Job, whose callbacks must not call back.
-            .close =
-                [this](van::Peer peer) {
-                  network_.events.after({}, [this, peer] { close(peer, "closed by the scheduler"); });
-                },
-            .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; }}) {
+    : network_(network), silence_(silence), options_(options(workers, servers, least, silence)) {
+  start();
   network_.events.after(kCheck, [this] { check(); });
+}
+
+void Scheduler::start() {
+  is_up_ = true;
+  epoch_ = 1;
+  job_.emplace(options_, van::Job::Events{
+                             .send = [this](van::Peer peer, const van::Message& message) { tell(peer, message); },
+                             .on_lost = nullptr,
+                             .on_over = nullptr,
+                             // Not from within Job, whose callbacks must not call back.
+                             .close =
+                                 [this](van::Peer peer) {
+                                   network_.events.after({}, [this, peer] { close(peer, "closed by the scheduler"); });
+                                 },
+                             .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; }});
+}
+
+void Scheduler::die() {
+  views_ = views();
+  is_up_ = false;
+  const Time now = network_.events.now();
+  for (auto& [peer, connection] : connections_) {
+    if (!std::exchange(connection.open, false)) continue;
+    connection.ends = now + network_.random.between({}, std::max(connection.last_down, now) - now);
+    network_.events.at(connection.ends + travel(), [this, peer] { tell_end(peer); });
+  }
 }
 
 van::Job::Options Scheduler::options(std::uint32_t workers, std::uint32_t servers, std::uint32_t least,
@@ -37,7 +53,7 @@ van::Job::Options Scheduler::options(std::uint32_t workers, std::uint32_t server
   made.registry.servers = servers;
   made.min_workers = least;
   made.silence_ms = static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(silence).count());
-  made.run = 77;
+  made.run = kRun;
   return made;
 }
 
@@ -56,7 +72,7 @@ void Scheduler::send(van::Peer peer, const van::Message& message) {
     if (!from.open) return;
     from.heard = network_.events.now();
     network_.trace.note("scheduler", peer, copy.index());
-    if (!job_.receive(peer, std::move(copy))) close(peer, "it sent what it may not send");
+    if (!job_->receive(peer, std::move(copy))) close(peer, "it sent what it may not send");
   });
 }
 
@@ -75,6 +91,7 @@ void Scheduler::tell(van::Peer peer, const van::Message& message) {
   connection.last_down = std::max(connection.last_down, network_.events.now() + travel());
   network_.events.at(connection.last_down, [this, peer, message] {
     const Connection& to = connections_.at(peer);
+    if (to.ends < network_.events.now()) return;
     if (network_.is_alive(to.client.machine)) to.client.receive(message);
   });
 }
@@ -83,21 +100,25 @@ void Scheduler::close(van::Peer peer, const std::string& why) {
   Connection& connection = connections_.at(peer);
   if (!std::exchange(connection.open, false)) return;
   network_.trace.say("closed", peer, why);
-  network_.events.at(std::max(connection.last_down, network_.events.now() + travel()), [this, peer] {
-    const SchedulerClient& client = connections_.at(peer).client;
-    if (client.closed && network_.is_alive(client.machine)) client.closed();
-  });
-  job_.closed(peer, why);
+  network_.events.at(std::max(connection.last_down, network_.events.now() + travel()),
+                     [this, peer] { tell_end(peer); });
+  job_->closed(peer, why);
+}
+
+void Scheduler::tell_end(van::Peer peer) {
+  const SchedulerClient& client = connections_.at(peer).client;
+  if (client.closed && network_.is_alive(client.machine)) client.closed();
 }
 
 void Scheduler::check() {
+  if (!is_up_) return network_.events.after(kCheck, [this] { check(); });
   std::vector<van::Peer> silent;
   for (const auto& [peer, connection] : connections_) {
     if (connection.open && network_.events.now() - connection.heard > silence_) silent.push_back(peer);
   }
   for (const van::Peer peer : silent) close(peer, "silent");
-  if (const auto deadline = job_.join_deadline(); deadline && *deadline <= network_.events.now()) job_.give_up();
-  if (job_.phase() != van::Job::Phase::kOver) network_.events.after(kCheck, [this] { check(); });
+  if (const auto deadline = job_->join_deadline(); deadline && *deadline <= network_.events.now()) job_->give_up();
+  if (job_->phase() != van::Job::Phase::kOver) network_.events.after(kCheck, [this] { check(); });
 }
 
 }  // namespace bps::sim

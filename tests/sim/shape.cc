@@ -46,6 +46,7 @@ Shape Shape::draw(Random& random) {
   }
   // Ranks that wait for one call before they make another have to agree on the order.
   if (made.open_calls >= made.tensors.size() && random.chance(0.4)) made.passes = 2;
+  if (made.least > 0 && random.chance(0.25)) made.scheduler_deaths = 1 + static_cast<std::uint32_t>(random.below(2));
   if (random.chance(0.5)) made.draw_hosts(random);
   return made;
 }

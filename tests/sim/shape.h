@@ -38,6 +38,7 @@ struct Shape {
   Duration silence = std::chrono::seconds(2);
   Conditions conditions;
   std::uint32_t faults = 0;
+  std::uint32_t scheduler_deaths = 0;  // beyond them
 
   std::uint32_t processes() const { return workers + (dedicated ? servers : 0); }
   bool is_worker(std::uint32_t process) const { return process < workers; }

@@ -73,6 +73,7 @@ Status SimData::put(const transport::RemoteSpan& span, const std::byte* from) {
 
 bool SimData::is_fenced() {
   const auto& far = there();
+  if (far.end != nullptr && far.end->transport_ == nullptr) return true;  // it has not accepted, and mapped nothing
   return far.machine == here().machine || far.end == nullptr || far.severed || !network_.is_alive(far.machine);
 }
 

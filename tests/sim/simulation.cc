@@ -22,6 +22,8 @@ std::string Fault::describe() const {
   const auto ms = [](Duration time) {
     return std::to_string(std::chrono::duration_cast<std::chrono::microseconds>(time).count() / 1000) + " ms";
   };
+  if (kind == Kind::kScheduler)
+    return "at " + ms(at) + " the scheduler is killed, and started again after " + ms(length);
   std::string text =
       "at " + ms(at) + " process " + std::to_string(process) + " " + kNames[static_cast<std::size_t>(kind)];
   if (kind == Kind::kCut) text += " from process " + std::to_string(other);
@@ -44,13 +46,14 @@ Simulation::Simulation(std::uint64_t seed, bool prints, std::uint64_t keep)
 
 void Simulation::draw_faults(std::uint64_t keep) {
   Random random(random_.next());  // of its own: a fault that is left out changes no other
-  for (std::uint32_t i = 0; i < shape_.faults; ++i) {
+  for (std::uint32_t i = 0; i < shape_.faults + shape_.scheduler_deaths; ++i) {
     Fault fault;
-    fault.kind = static_cast<Fault::Kind>(random.below(5));
+    fault.kind = i < shape_.faults ? static_cast<Fault::Kind>(random.below(5)) : Fault::Kind::kScheduler;
     fault.at = random.between(Duration::zero(), milliseconds(60));
     const bool is_short = random.chance(0.5);
     const Duration length = random.between(milliseconds(1), is_short ? milliseconds(100) : milliseconds(10000));
-    if (fault.kind == Fault::Kind::kPause || fault.kind == Fault::Kind::kCut) fault.length = length;
+    const bool lasts = fault.kind == Fault::Kind::kPause || fault.kind == Fault::Kind::kCut;
+    if (lasts || fault.kind == Fault::Kind::kScheduler) fault.length = length;
     fault.process = static_cast<std::uint32_t>(random.below(shape_.processes()));
     fault.other = static_cast<std::uint32_t>(random.below(shape_.processes()));
     if (shape_.failover && random.chance(0.7)) {  // servers rather than workers
@@ -76,7 +79,17 @@ std::string Simulation::describe() const {
   return text;
 }
 
+// While the job runs. A process that has not been told yet that the job has begun fails when it loses the scheduler.
+void Simulation::lose_scheduler(const Fault& fault) {
+  const auto may_outlive = [](const auto& one) { return one->is_at_end() || one->has_been_welcomed(); };
+  if (!scheduler_.is_up() || scheduler_.is_over() || !std::ranges::all_of(processes_, may_outlive)) return;
+  trace_.note("fault", static_cast<std::uint64_t>(fault.kind));
+  scheduler_.die();
+  events_.after(fault.length, [this] { scheduler_.start(); });
+}
+
 void Simulation::happen(const Fault& fault) {
+  if (fault.kind == Fault::Kind::kScheduler) return lose_scheduler(fault);
   Process& process = *processes_[fault.process];
   if (process.is_at_end()) return;
   const bool ends_it = fault.kind == Fault::Kind::kKill || fault.kind == Fault::Kind::kPowerLoss;
@@ -89,7 +102,8 @@ void Simulation::happen(const Fault& fault) {
     case Fault::Kind::kCut:
       if (network_.share_host(fault.process, fault.other)) return;
       return network_.cut(fault.process, fault.other, events_.now() + fault.length);
-    case Fault::Kind::kBreak: (void)process.break_connection();
+    case Fault::Kind::kBreak: (void)process.break_connection(); return;
+    case Fault::Kind::kScheduler: return;
   }
 }
 
@@ -136,7 +150,7 @@ void Simulation::run_until_end() {
 bool Simulation::is_mild() const {
   return std::ranges::count(faults_, Fault::Kind::kBreak, &Fault::kind) <= (shape_.least == 0 ? 0 : 2) &&
          std::ranges::all_of(faults_, [&](const Fault& fault) {
-           return fault.kind == Fault::Kind::kBreak ||
+           return fault.kind == Fault::Kind::kBreak || fault.kind == Fault::Kind::kScheduler ||
                   (fault.kind == Fault::Kind::kPause && fault.length < shape_.silence / 4);
          });
 }
@@ -147,6 +161,7 @@ bool Simulation::is_unseen() const {
   std::set<std::uint32_t> servers;
   std::ptrdiff_t breaks = 0;
   for (const Fault& fault : faults_) {
+    if (fault.kind == Fault::Kind::kScheduler) continue;
     if (fault.kind == Fault::Kind::kPause && fault.length < shape_.silence / 4) continue;
     const bool is_between = fault.kind == Fault::Kind::kCut;
     if (fault.kind == Fault::Kind::kBreak) {

@@ -13,9 +13,9 @@
 namespace bps::sim {
 
 struct Fault {
-  enum class Kind { kKill, kPowerLoss, kPause, kCut, kBreak } kind{};
+  enum class Kind { kKill, kPowerLoss, kPause, kCut, kBreak, kScheduler } kind{};
   Duration at{};
-  Duration length{};  // kPause, kCut
+  Duration length{};  // kPause, kCut; kScheduler: until another one is started
   std::uint32_t process = 0;
   std::uint32_t other = 0;  // kCut: what `process` sends there does not arrive
 
@@ -43,6 +43,7 @@ class Simulation {
  private:
   void draw_faults(std::uint64_t keep);
   void happen(const Fault& fault);
+  void lose_scheduler(const Fault& fault);
   void end_process(Machine machine);
   void run_until_end();
   bool is_at_end() const;
