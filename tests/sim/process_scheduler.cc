@@ -71,7 +71,7 @@ void Process::take(van::Peer from, const van::Message& message) {
   if (const auto* welcome = std::get_if<van::Welcome>(&message)) {
     if (from == next_) begin_view(*welcome);
   } else if (const auto* refused = std::get_if<van::Refused>(&message)) {
-    if (from != peer_ && from != next_) return;
+    if ((from != peer_ && from != next_) || state_ == State::kOver) return;
     // It came at a wrong moment; or the job is over, and what this process was in the last view hears that.
     if (refused->text == "closed" && from == next_ && (peer_ != 0 || !scheduler_.is_over())) {
       next_ = 0;
@@ -83,7 +83,9 @@ void Process::take(van::Peer from, const van::Message& message) {
     }
     why_ = refused->text;
     retire("the scheduler has refused this process: " + why_);
-    state_ = State::kRefused;
+    // The others know that it has left, and it has not been told that they do: Process::shutdown() takes that for good.
+    const bool has_left = state_ == State::kLeaving && shape_.scheduler_deaths > 0;
+    state_ = has_left ? State::kOver : State::kRefused;
   } else if (from == peer_ && std::holds_alternative<van::AllLeft>(message)) {
     if (state_ == State::kLeaving || !is_worker()) state_ = State::kOver;
   } else if (from != peer_ || !view_) {
