@@ -45,7 +45,8 @@ void ExactSum::sum(std::size_t first, std::size_t count, std::span<const std::by
   run_exactly(what_.dtype, writer_ != nullptr,
               {sources.data(), reinterpret_cast<const bool*>(is_unrounded_.data()), sources.size(), destinations.data(),
                destinations.size(), count, divisor,
-               [](void* self, std::size_t index) { return static_cast<ExactSum*>(self)->repair(index); }, this});
+               [](void* self, std::size_t index) { return static_cast<ExactSum*>(self)->repair(index); }, this,
+               what_.op == ReduceOp::kExactSumToOdd});
 }
 
 double ExactSum::repair(std::size_t index) {

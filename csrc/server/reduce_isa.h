@@ -42,6 +42,7 @@ struct ExactJob {
   // The value of an element that a sum in float64 has not given, to be rounded to the element type.
   double (*repair)(void* context, std::size_t index);
   void* context;
+  bool to_odd = false;  // float64: what would be rounded is left to repair()
 };
 
 using ExactKernel = void (*)(const ExactJob&);
