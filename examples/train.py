@@ -67,9 +67,10 @@ class Notice:
 
     def agreed(self) -> int:
         """The signal that any rank got, or 0; the same on all ranks, which need not get it at the same time."""
-        if mean_over_ranks(float(self.signum == signal.SIGTERM)):
+        mine = self.signum  # one may come between the two questions
+        if mean_over_ranks(float(mine == signal.SIGTERM)):
             return signal.SIGTERM
-        return signal.SIGUSR1 if mean_over_ranks(float(self.signum != 0)) else 0
+        return signal.SIGUSR1 if mean_over_ranks(float(mine != 0)) else 0
 
 
 def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
