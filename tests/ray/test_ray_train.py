@@ -28,6 +28,9 @@ def loop(config: dict[str, Any]) -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rank, first = dist.get_rank(), 0
+    mark = Path(config["mark"])
+    if config["end"] == "hang" and dist.get_world_size() == 1 and not mark.exists():
+        raise RuntimeError("one node was late, and there is nothing to lose: once more")
     if found := ray.train.get_checkpoint():
         with found.as_directory() as folder:
             state = torch.load(Path(folder) / "state.pt")
@@ -38,7 +41,6 @@ def loop(config: dict[str, Any]) -> None:
         optimizer.zero_grad()
         model(torch.randn(16, 8)).square().mean().backward()
         optimizer.step()
-        mark = Path(config["mark"])
         if step == 2 and rank == 1 and not mark.exists():
             mark.write_text(ray.get_runtime_context().get_node_id())
             if config["end"] == "hang":
@@ -99,7 +101,7 @@ def test_a_loop_goes_on_with_fewer_workers_when_a_node_is_lost(two_nodes, tmp_pa
     )
     two_nodes.wait_for_nodes()
     mark = tmp_path / "mark"
-    removed = threading.Thread(target=remove_when_marked, args=(two_nodes, [stays, goes], mark))
+    removed = threading.Thread(target=remove_when_marked, args=(two_nodes, [stays, goes], mark), daemon=True)
     removed.start()
     result = TorchTrainer(
         loop, train_loop_config={"mark": str(mark), "end": "hang"}, torch_config=BpsConfig(timeout_s=120),
@@ -108,7 +110,8 @@ def test_a_loop_goes_on_with_fewer_workers_when_a_node_is_lost(two_nodes, tmp_pa
             storage_path=str(tmp_path), name="run", failure_config=ray.train.FailureConfig(max_failures=3)
         ),
     ).fit()  # fmt: skip
-    removed.join()
+    removed.join(60)
+    assert not removed.is_alive(), "no worker has set the mark"
     two_nodes.remove_node(stays if stays in two_nodes.worker_nodes else goes)
     assert (result.metrics["ranks"], result.metrics["backend"]) == (1, "bps")
     assert result.metrics["begun"] > 0
