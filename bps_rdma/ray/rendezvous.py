@@ -26,6 +26,7 @@ from bps_rdma.settings import config_with
 
 T = TypeVar("T")
 _LOOK_S = 0.02
+_READ_S = 10.0  # a member that has not read the answer by then is dead
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,20 @@ def meet(group: str, size: int, rank: int) -> Meeting:
         found = _answer(group, size, limit) if rank == 0 else _answered(group, rank, mine, limit)
     finally:
         internal_kv._internal_kv_del(_key(f"{group}/{rank}"))
-    ranks, joined = _ranks(group, rank, found)
-    made = bps_rdma.new_group(ranks, name=f"ray.{group}")
-    if rank == 0:  # all have read it: they are in the group
-        internal_kv._internal_kv_del(_key(f"{group}/all"))
-    return Meeting(made, ranks, joined)
+    try:
+        ranks, joined = _ranks(group, rank, found)
+        return Meeting(bps_rdma.new_group(ranks, name=f"ray.{group}"), ranks, joined)
+    finally:
+        if rank == 0:
+            _forget_answer(group, size)
+
+
+def _forget_answer(group: str, size: int) -> None:
+    """Deletes what rank 0 has answered, which holds a secret, once all have read it: then they delete their own."""
+    deadline = time.monotonic() + _READ_S
+    while any(_get(f"{group}/{rank}") for rank in range(1, size)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    internal_kv._internal_kv_del(_key(f"{group}/all"))
 
 
 def _membership() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ray
 import ray.exceptions
 import ray_jobs
 import torch
+from ray.experimental import internal_kv
 from ray.util import collective
 
 import bps_rdma.ray.collective
@@ -146,3 +147,4 @@ def test_members_of_different_jobs_are_refused(members):
     for one in refused:
         with pytest.raises(InvalidArgumentError, match=r"are in different jobs: rank 0 ray-.*rank 2 in none"):
             ray.get(one)
+    assert internal_kv._internal_kv_list(b"bps_rdma/") == [], "nothing is left, and above all no secret"
