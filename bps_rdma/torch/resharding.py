@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,20 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import BpsError
+from bps_rdma.settings import config_with
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors
 from bps_rdma.torch.shards import Shards, nbytes
+from bps_rdma.torch.start import host_identity
 
 _WINDOW_BYTES = 64 << 20  # parameters whose states travel at once: ranks that need none of them hold them for a moment
+
+
+def gather_hosts(members: Group) -> dict[int, bytes]:
+    """By rank: what tells its host from others. Collective."""
+    own = config_with({}).text("BPS_HOST_ID") or host_identity()
+    mine = np.frombuffer(hashlib.sha256(own.encode()).digest()[:16], np.uint8)
+    rows = bps_rdma.all_gather(mine, name="ShardedOptimizer.hosts", group=members).reshape(members.size, -1)
+    return {rank: row.tobytes() for rank, row in zip(members.ranks, rows, strict=True)}
 
 
 def gather_holders(

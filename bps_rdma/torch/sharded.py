@@ -16,7 +16,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError, PeerLostError, Round
 from bps_rdma.torch import start
 from bps_rdma.torch.all_gather_bytes import check_alike, optimizer_lines
 from bps_rdma.torch.broadcast_objects import broadcast_objects
-from bps_rdma.torch.resharding import Before, gather_holders, move_states, send_parameters
+from bps_rdma.torch.resharding import Before, gather_holders, gather_hosts, move_states, send_parameters
 from bps_rdma.torch.shards import Shards
 from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import members_of
@@ -76,11 +76,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._epoch = 0 if running.is_late else running.epoch
         self._held: set[torch.Tensor] = set()  # parameters whose state is here
         self._lost = 0  # parameters whose state was on lost ranks only
+        may_lose = running.may_lose_members and not running.is_late
+        hosts = gather_hosts(members_of(self._group)) if may_lose else None
         try:
             _check_class(optimizer_cls)
             if copies is not None and copies < 1:
                 raise InvalidArgumentError(f"copies is {copies}", "it counts the ranks that keep a state: 1 or more")
-            self._shards = Shards(self._group, copies or (2 if running.may_lose_members else 1))
+            self._shards = Shards(self._group, copies or (2 if running.may_lose_members else 1), hosts)
             defaults = optimizer_cls([{"params": []}], **kwargs).defaults
             super().__init__(params, defaults)
             inner = optimizer_cls([self._own_part(each) for each in self.param_groups], **kwargs)
@@ -190,9 +192,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Divides what is left of the state among the members that there are now. TrainingState.sync() does it.
 
         Every rank of the group must call it after a RoundAbortedError, and in a process that has entered a running job,
-        before the next forward. All parameters then have the value of a rank that keeps their state (before the first
-        step: of the group's first rank), and all options are those of the group's first rank. What survives stays where
-        it is, as far as no rank gets more than its share.
+        before the next forward. All parameters then have the value of a rank that keeps their state, and all options
+        are those of the group's first rank. What survives stays where it is, as far as no rank gets more than its
+        share and copies lie on several hosts.
 
         Raises:
             RoundAbortedError: a member was lost meanwhile; call it again.
@@ -208,9 +210,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         params = self._shards.params
         holders, version = gather_holders(params, self._held, self._version, members)
         first = members.ranks[0]
-        if version == 0:
-            holders = {param: [first] for param in params}
-        self._shards.reassign(members, holders)
+        self._shards.reassign(members, holders, gather_hosts(members))
         moved = move_states(holders, self._shards, inner.state, members)
         send_parameters(holders, members)
         options = broadcast_objects(_options(self), [first], "ShardedOptimizer.options", self._group)[first]

@@ -28,9 +28,17 @@ class Shards:
     The first of a parameter's keepers owns it: its value is the one that the others get.
     """
 
-    def __init__(self, group: Group | None, copies: int = 1) -> None:
+    def __init__(self, group: Group | None, copies: int = 1, hosts: Mapping[int, bytes] | None = None) -> None:
+        """Assigns nothing yet.
+
+        Args:
+            group: who keeps states; None: all workers.
+            copies: how many ranks keep each.
+            hosts: by rank: its host, if copies are to lie on several; a host may be lost as a whole.
+        """
         self._members = members_of(group)
         self._copies = copies
+        self._hosts = hosts or {}
         self._keepers: dict[torch.Tensor, tuple[int, ...]] = {}  # worker ranks
         # By owner and device: where its small parameters are sent together.
         self._flats: dict[tuple[int, torch.device], torch.Tensor] = {}
@@ -47,14 +55,18 @@ class Shards:
         for param in sorted(new, key=nbytes, reverse=True):  # stable: equal ones in their order
             self._assign(param, ())
 
-    def reassign(self, members: Group, held: Mapping[torch.Tensor, Sequence[int]]) -> None:
+    def reassign(
+        self, members: Group, held: Mapping[torch.Tensor, Sequence[int]], hosts: Mapping[int, bytes] | None = None
+    ) -> None:
         """Assigns all anew, to ranks that hold their state already unless that gives a rank more than its share.
 
         Args:
             members: who there is now.
             held: by parameter: the ranks that hold its state.
+            hosts: as for a new one.
         """
         self._members = members
+        self._hosts = hosts or {}
         self._flats.clear()  # the names of a view end with it
         self._forget_loads()
         copies = min(self._copies, members.size)
@@ -68,8 +80,15 @@ class Shards:
 
     def _assign(self, param: torch.Tensor, preferred: Sequence[int]) -> None:
         load = self._loads[not param.requires_grad]
-        by_load = sorted(load, key=lambda rank: (rank not in preferred, load[rank]))  # stable: the lowest rank first
-        keepers = by_load[: self._copies]
+        keepers: list[int] = []
+        used: set[bytes | None] = set()
+        for _ in range(min(self._copies, len(load))):
+            rank = min(  # of equal ones the lowest rank
+                (rank for rank in load if rank not in keepers),
+                key=lambda rank: (self._hosts.get(rank) in used, rank not in preferred, load[rank]),
+            )
+            keepers.append(rank)
+            used.add(self._hosts.get(rank))
         for rank in keepers:
             load[rank] += nbytes(param)
         keepers.sort(key=self._owned.__getitem__)

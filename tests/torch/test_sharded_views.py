@@ -112,6 +112,34 @@ def test_what_a_lost_rank_kept_goes_on(moment):
             torch.testing.assert_close(state["state"][place]["exp_avg_sq"], theirs["exp_avg_sq"], rtol=1e-3, atol=1e-7)
 
 
+def test_a_first_step_that_fails_is_used_by_nobody():
+    """Others have what its owners have sent already, and no step was made before."""
+    with cluster.start(train, "when all have been sent", {2: 0}, workers=4, env=ENV) as job:
+        outcomes = job.outcomes(but=[2])
+    inner, _ = expected([3] * STEPS)
+    for number in (0, 1, 3):
+        assert outcomes[number].value, outcomes[number].error + outcomes[number].output
+        taken, told, _, state, parameters = outcomes[number].value
+        assert (taken, told) == ([(step, 3) for step in range(STEPS)], 1)
+        for mine, reference in zip(parameters.values(), inner.state_dict().values(), strict=True):
+            torch.testing.assert_close(mine, reference, rtol=2e-4, atol=1e-5)
+        assert {one["step"].item() for one in state["state"].values()} == {STEPS}
+
+
+def spreads(bps: Any) -> list[tuple[int, ...]]:
+    inner = model()
+    sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, **OPTIONS)
+    return [sharded._shards.keepers(param) for param in inner.parameters()]
+
+
+def test_the_copies_of_a_state_lie_on_two_hosts():
+    """A host may be lost with all its ranks."""
+    places = [{"BPS_HOST_ID": host} for host in "aabb"]
+    for keepers in cluster.run(spreads, workers=4, env=ENV, rank_env=places):
+        assert all({rank // 2 for rank in pair} == {0, 1} for pair in keepers), keepers
+        assert len({pair[0] for pair in keepers}) > 1
+
+
 def divides(bps: Any) -> tuple[int, int, int]:
     sizes = []
     for copies in (1, 2, None):
