@@ -129,7 +129,7 @@ def _wall(tool: str, iterations: int, *options: str) -> float:
 
 def write_bandwidth(size: int) -> float:
     """GB/s per direction of ib_write_bw, in both directions at the same time."""
-    return size / perftest("ib_write_bw", WRITES, "-b", "-s", str(size)) / 1e9
+    return size / perftest("ib_write_bw", max(WRITES * WRITE_BYTES // size, 2), "-b", "-s", str(size)) / 1e9
 
 
 def write_latency() -> float:
@@ -158,20 +158,21 @@ def quartiles(values: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def measure_goodput(jobs: dict[str, Job], rounds: int) -> None:
-    """Every job's push_pull beside ib_write_bw, in alternating rounds."""
+def measure_goodput(jobs: dict[str, Job], rounds: int, *, whole: bool) -> None:
+    """Every job's push_pull beside ib_write_bw, in alternating rounds; `whole`: with writes as large as the tensor."""
     for mib in SIZES_MIB:
+        write_bytes = mib << 20 if whole else WRITE_BYTES
         nbytes, theirs = mib << 20, []
         ours: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(rounds):
             for name, job in jobs.items():
                 ours[name].append(nbytes / job.push_pull(nbytes, max(3, 64 // mib)) / 1e9)
-            theirs.append(write_bandwidth(WRITE_BYTES))
+            theirs.append(write_bandwidth(write_bytes))
         for name, found in ours.items():
             ratios = [a / b for a, b in zip(found, theirs, strict=True)]
             print(
                 f"{mib} MiB{name}: push_pull {statistics.median(found):.3f} GB/s per direction, ib_write_bw -b of "
-                f"{WRITE_BYTES} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios)}",
+                f"{write_bytes} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios)}",
                 flush=True,
             )
 
@@ -205,11 +206,12 @@ def main() -> None:
     parser.add_argument("--partitions", help="BYTEPS_PARTITION_BYTES; several: 65536,131072")
     parser.add_argument("--windows", help="BPS_SERVER_WINDOW; several: 4,16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--whole", action="store_true", help="perftest writes as many bytes at once as the tensor has")
     options = parser.parse_args()
     if not options.partitions and not options.windows:
         job = Job()
         measure_idleness(job)
-        measure_goodput({"": job}, options.rounds)
+        measure_goodput({"": job}, options.rounds, whole=options.whole)
         measure_latency(job)
         job.end()
         return
@@ -221,7 +223,7 @@ def main() -> None:
         for partition in (options.partitions or "").split(",")
         for window in (options.windows or "").split(",")
     }
-    measure_goodput(jobs, options.rounds)
+    measure_goodput(jobs, options.rounds, whole=options.whole)
     for job in jobs.values():
         job.end()
 

@@ -429,6 +429,20 @@ class Suspended:
         """
     def complete(self) -> None: ...
     def continue_by(self, by: Suspended) -> None: ...
+    def fail(self, why: str) -> None:
+        """
+        Its deadline has passed on another rank.
+        """
+    @property
+    def has_failed(self) -> bool:
+        """
+        At its deadline, on all ranks: its caller knows.
+        """
+    @property
+    def lateness(self) -> str:
+        """
+        Why it is not to be started again; empty where it may be.
+        """
     @property
     def missing(self) -> list[int]:
         """
@@ -541,6 +555,12 @@ class Process:
         name: str,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     ) -> int: ...
+    def refuse(
+        self, tensor: Tensor, late: Suspended, round: typing.SupportsInt | typing.SupportsIndex, why: str
+    ) -> None:
+        """
+        Fails this round of a tensor of this view on all ranks that come to it.
+        """
     def resume(
         self,
         tensor: Tensor,
@@ -575,7 +595,7 @@ class Process:
         """
         awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it.
         """
-    def take_suspended(self) -> list[Suspended]:
+    def take_incomplete(self) -> list[Suspended]:
         """
         Of a process that has been renewed.
         """
@@ -590,6 +610,11 @@ class Process:
         Adds what the program did in one of its steps to the trace. Times are those of time.monotonic_ns().
         """
     def wait_for_end(self) -> bool: ...
+    @property
+    def can_go_on(self) -> bool:
+        """
+        Of a process that has been renewed: nothing was done that does not survive.
+        """
     @property
     def epoch(self) -> int: ...
     @property

@@ -90,6 +90,7 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
     def end_step() -> None:
         job = current()
         job.process.end_step(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
+        job.is_late = False
 
     if current().may_lose_members:
         surviving(end_step)

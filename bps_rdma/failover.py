@@ -19,6 +19,7 @@ import numpy as np
 from bps_rdma import _core, arrays
 
 Name = tuple[str, str]  # the key of a group, and the name of a tensor in it
+Which = tuple[Name, int]  # an operation: its name and round
 
 
 @dataclass(frozen=True)
@@ -29,27 +30,42 @@ class Interrupted:
     round: int
     operation: _core.Suspended
 
+    @property
+    def which(self) -> Which:
+        """Its name and round."""
+        return self.name, self.round
+
 
 @dataclass(frozen=True)
 class Report:
     """What one rank tells the others.
 
     Attributes:
+        since: the first view from which on it can go on with everything. One that has entered in this view, or lacks a
+            worker of its view before, can do so from this view on.
         next: the first round of each name that it has not begun.
-        missing: (name, round) of each interrupted operation: the partitions whose result it does not have.
+        missing: of each interrupted operation, the partitions whose result it does not have.
+        late: those of them whose deadline has passed here, and why that is a failure.
+        failed: operations whose deadline has passed on all ranks, as this one has been told.
         groups: the ranks of the groups that it is in, by their keys.
     """
 
+    since: int
     next: Mapping[Name, int] = field(default_factory=dict)
-    missing: Mapping[tuple[Name, int], frozenset[int]] = field(default_factory=dict)
+    missing: Mapping[Which, frozenset[int]] = field(default_factory=dict)
+    late: Mapping[Which, str] = field(default_factory=dict)
+    failed: Mapping[Which, str] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """As bytes."""
         return json.dumps(
             [
+                self.since,
                 [[*name, number] for name, number in self.next.items()],
                 [[*name, number, sorted(left)] for (name, number), left in self.missing.items()],
+                [[*name, number, why] for (name, number), why in self.late.items()],
+                [[*name, number, why] for (name, number), why in self.failed.items()],
                 [[key, ranks] for key, ranks in self.groups.items()],
             ]
         ).encode()
@@ -57,10 +73,13 @@ class Report:
     @staticmethod
     def decode(data: bytes) -> Report:
         """The report that encode() has made these bytes of."""
-        following, missing, groups = json.loads(data)
+        since, following, missing, late, failed, groups = json.loads(data)
         return Report(
+            since,
             {(key, name): number for key, name, number in following},
             {((key, name), number): frozenset(left) for key, name, number, left in missing},
+            {((key, name), number): why for key, name, number, why in late},
+            {((key, name), number): why for key, name, number, why in failed},
             {key: tuple(ranks) for key, ranks in groups},
         )
 
@@ -71,15 +90,26 @@ class Plan:
 
     Attributes:
         first: the first round of each name that some member has not begun: round 0 of the next view.
-        again: (name, round) of what some member has not begun: the others start it once more, as that round.
-        repeated: (name, round) of what every member has begun: the partitions that are summed again, if there are any.
-        aborted: (name, round) that cannot be completed, because a member has given it up.
+        again: what some member has not begun: the others start it once more, as that round.
+        repeated: what every member has begun: the partitions that are summed again, if there are any.
+        failed: what fails on all ranks, because a deadline has passed on one: why.
+        aborted: what cannot be completed, because the caller of a member was interrupted.
     """
 
     first: dict[Name, int]
-    again: frozenset[tuple[Name, int]]
-    repeated: dict[tuple[Name, int], list[int]]
-    aborted: frozenset[tuple[Name, int]]
+    again: frozenset[Which]
+    repeated: dict[Which, list[int]]
+    failed: dict[Which, str]
+    aborted: frozenset[Which]
+
+
+def can_go_on(reports: Sequence[Report], epoch: int) -> bool:
+    """Whether what was under way goes on in this view. No rank can tell by itself.
+
+    A scheduler may have died when it had welcomed some ranks to a view and not others; these have seen other views end
+    than those.
+    """
+    return reports[0].since < epoch and all(report.since == reports[0].since for report in reports)
 
 
 def plan(reports: Sequence[Report]) -> Plan:
@@ -87,19 +117,26 @@ def plan(reports: Sequence[Report]) -> Plan:
     groups = {key: ranks for report in reports for key, ranks in report.groups.items()}
     names = {name for report in reports for name in report.next}
     first = {name: min(reports[rank].next.get(name, 0) for rank in groups[name[0]]) for name in names}
+    failed = {which: why for report in reports for which, why in report.failed.items()}
+    late = {which: why for report in reports for which, why in report.late.items()}
     again, aborted, repeated = set(), set(), {}
-    for name, number in sorted({each for report in reports for each in report.missing}):
-        if number >= first[name]:
-            again.add((name, number))
-            continue
+    for which in sorted({each for report in reports for each in report.missing} - failed.keys()):
+        name, number = which
         ranks = groups[name[0]]
-        left = [reports[rank].missing[name, number] for rank in ranks if (name, number) in reports[rank].missing]
+        left = [reports[rank].missing[which] for rank in ranks if which in reports[rank].missing]
         needed = frozenset[int]().union(*left)
-        if needed and len(left) < len(ranks):
-            aborted.add((name, number))
+        begun_by_all = number < first[name]
+        if begun_by_all and not needed:
+            repeated[which] = []
+        elif which in late:  # nobody can have completed it, and one rank no longer waits for it
+            failed[which] = late[which]
+        elif not begun_by_all:
+            again.add(which)
+        elif len(left) < len(ranks):
+            aborted.add(which)
         else:
-            repeated[name, number] = sorted(needed)
-    return Plan(first, frozenset(again), repeated, frozenset(aborted))
+            repeated[which] = sorted(needed)
+    return Plan(first, frozenset(again), repeated, failed, frozenset(aborted))
 
 
 def exchange(process: _core.Process, mine: bytes) -> list[bytes]:
@@ -170,14 +207,18 @@ def next_rounds(numbering: Numbering, tensors: Iterable[_core.Tensor]) -> dict[N
 
 
 def report(
+    since: int,
     numbering: Numbering,
     groups: Mapping[int, tuple[int, ...]],
     following: Mapping[Name, int],
     interrupted: Iterable[Interrupted],
+    failed: Mapping[Which, _core.Suspended],
 ) -> Report:
     """This rank's report."""
-    missing = {(each.name, each.round): frozenset(each.operation.missing) for each in interrupted}
-    return Report(following, missing, {numbering.keys[number]: ranks for number, ranks in groups.items()})
+    missing = {each.which: frozenset(each.operation.missing) for each in interrupted}
+    late = {each.which: each.operation.lateness for each in interrupted if each.operation.lateness}
+    named = {numbering.keys[number]: ranks for number, ranks in groups.items()}
+    return Report(since, following, missing, late, {which: one.lateness for which, one in failed.items()}, named)
 
 
 def resume(
@@ -190,9 +231,12 @@ def resume(
         group: the number of its group in the next view.
         tensor: with its name, in the next view, if the operation is started again.
     """
-    operation, which = each.operation, (each.name, each.round)
+    operation, which = each.operation, each.which
     if which in made.aborted:
         operation.abort()
+        return None
+    if which in made.failed:
+        operation.fail(made.failed[which])
         return None
     if which in made.again:
         assert tensor is not None

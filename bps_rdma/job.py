@@ -81,7 +81,7 @@ def init(**settings: object) -> None:
         cluster.adopt(os.environ, settings)
         config = config_with(settings)
         process = _core.Process.start(config, startup.from_config(config), change.stop)
-        _job = Job(process, config, Group(0, tuple(range(process.workers))))
+        _job = _settled(Job(process, config, Group(0, tuple(range(process.workers)))), change)
         atexit.register(shutdown)
         _report_exceptions()
         _tell_on_signal()
@@ -153,19 +153,8 @@ def _renewed() -> Job:
         if ended is None or before is None:
             raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
         try:
-            while True:
-                job = _next_view(before, change)
-                try:
-                    job.go_on()
-                    break
-                except RoundAbortedError:  # another member was lost meanwhile
-                    before = job
-                except BaseException:  # nobody can use it, and what it has begun must not write any more
-                    with contextlib.suppress(BpsError):
-                        job.process.shutdown(0.0)
-                    raise
-            _job = job
-            return job
+            _job = _settled(_next_view(before, change), change)
+            return _job
         finally:
             if _ended is ended:  # until here other threads wait for this one
                 _ended = None
@@ -173,9 +162,23 @@ def _renewed() -> Job:
         _end_change(change)
 
 
+def _settled(job: Job, change: _Change) -> Job:
+    """The job, or that of a later view, once all its ranks know how they go on."""
+    while True:
+        try:
+            job.go_on()
+            return job
+        except RoundAbortedError:  # another member was lost meanwhile
+            job = _next_view(job, change)
+        except BaseException:  # nobody can use it, and what it has begun must not write any more
+            with contextlib.suppress(BpsError):
+                job.process.shutdown(0.0)
+            raise
+
+
 def _next_view(before: Job, change: _Change) -> Job:
     """The job in the view that follows one that has ended; go_on() must follow."""
-    kept = {kind: before._parts.pop(kind) for kind in list(before._parts) if getattr(kind, "outlives_view", False)}
+    kept = before.take_lasting_parts()
     goes_on = False
     try:
         process = _core.Process.renew(before.process, change.stop)
@@ -184,7 +187,7 @@ def _next_view(before: Job, change: _Change) -> Job:
         old_ranks = {identity: rank for rank, identity in enumerate(before.identities)}
         ranks = {old_ranks[identity]: new for new, identity in enumerate(process.identities) if identity in old_ranks}
         has_same_workers = process.workers == len(ranks) == before.world.size
-        goes_on = has_same_workers and process.survives_servers
+        goes_on = has_same_workers and process.survives_servers and before.process.can_go_on
         if goes_on:
             kept.update(before._parts)
             before._parts = {}
@@ -192,6 +195,7 @@ def _next_view(before: Job, change: _Change) -> Job:
         before.close()
         _core.release_orphans(all=before.process.is_down and not goes_on)
     job = Job(process, before.config, Group(0, tuple(range(process.workers))), follows=True)
+    job.is_late = before.is_late
     job._parts.update(kept)
     was_compressed = {before.numbering.name_of(one): one.compression for one in before.tensors.values()}
     job.compressed = before.compressed | {name: text for name, text in was_compressed.items() if text}
@@ -199,8 +203,8 @@ def _next_view(before: Job, change: _Change) -> Job:
         job.lost_groups.append((key, group, tuple(ranks[rank] for rank in members if rank in ranks)))
     if goes_on:
         job.goes_on = True
-        job.epoch, job.is_late = before.epoch, before.is_late
-        job.interrupted = interrupted
+        job.epoch = before.epoch
+        job.interrupted, job.failed = interrupted, before.failed
         job.views = before.views | job.views
         job.numbering.next = before.next_rounds()
     else:

@@ -12,6 +12,8 @@ from bps_rdma.group import Group
 
 T = TypeVar("T")
 
+_MOST_FAILED = 256  # that are remembered; another rank is not further behind than that
+
 
 class Job:
     """Everything that lives from init() to shutdown().
@@ -29,7 +31,7 @@ class Job:
         self.world = world
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
-        self.epoch = process.epoch  # of the first view with these workers
+        self.epoch = process.epoch  # of the first view from which this rank can go on with everything
         # It has entered a job that was running, whose state it has to get from the others.
         self.is_late = self.epoch > 1 and not follows
         self.identities: list[int] = process.identities
@@ -40,9 +42,10 @@ class Job:
         staleness: int = config.integer("BPS_STALENESS")
         self.staleness: int | None = None if staleness < 0 else staleness
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
-        self.goes_on = False  # with everything that was under way in the view before
+        self.goes_on = False  # with everything that was under way in the view before, unless another rank cannot
         self.numbering = failover.Numbering()
         self.interrupted: list[failover.Interrupted] = []  # by the end of an earlier view
+        self.failed: dict[failover.Which, _core.Suspended] = {}  # at deadlines of earlier views, the last ones
         self.repeats: list[failover.Interrupted] = []  # under a name of their own
         self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
         self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
@@ -111,9 +114,14 @@ class Job:
     def take_interrupted(self) -> list[failover.Interrupted]:
         """What the end of this view has interrupted; the process has been renewed."""
         found = list(self.interrupted)
-        for operation in self.process.take_suspended():
+        for operation in self.process.take_incomplete():
             own = [each for each in self.repeats if each.operation is operation]
-            found += own or [self.numbering.interrupted(operation)]
+            each = own[0] if own else self.numbering.interrupted(operation)
+            if operation.has_failed:
+                self.failed[each.which] = operation
+            else:
+                found.append(each)
+        self.failed = dict(list(self.failed.items())[-_MOST_FAILED:])
         return found
 
     def go_on(self) -> None:
@@ -128,25 +136,64 @@ class Job:
             group._become(Group(number, members))
             self.add_group(key, number, group)
             self.lost_groups.pop(0)
-        if not self.goes_on:
+        if not self.process.survives_servers or self.process.epoch == 1:
             return
         ranks = {number: group.ranks for number, group in self.groups.items()}
-        mine = failover.report(self.numbering, ranks, self.next_rounds(), self.interrupted)
-        plan = failover.plan([failover.Report.decode(data) for data in failover.exchange(self.process, mine.encode())])
+        mine = failover.report(self.epoch, self.numbering, ranks, self.next_rounds(), self.interrupted, self.failed)
+        reports = [failover.Report.decode(data) for data in failover.exchange(self.process, mine.encode())]
+        if not failover.can_go_on(reports, self.process.epoch):
+            self._begin_anew()
+            return
+        plan = failover.plan(reports)
         self.numbering.first = plan.first
+        for which in plan.failed.keys() & self.failed.keys():
+            self._refuse(which, self.failed[which], plan)
         while self.interrupted:
             self._continue(self.interrupted[0], plan)
             self.interrupted.pop(0)
 
+    def _begin_anew(self) -> None:
+        """Some rank cannot go on with what was under way in the view before: so none does."""
+        self.goes_on = False
+        self.epoch = self.process.epoch
+        self.numbering.next.clear()
+        self.views = {id(self.process): self.numbering.keys}
+        self.failed = {}
+        while self.interrupted:
+            self.interrupted.pop().operation.abort()
+        lasting = self.take_lasting_parts()
+        self.close()
+        self._parts.update(lasting)
+        _core.release_orphans(all=True)
+
     def _continue(self, each: failover.Interrupted, plan: failover.Plan) -> None:
-        key, name = each.name
-        number = self.numbering.number_of(key)
-        if (each.name, each.round) in plan.again and (number, name) not in self.tensors:
-            old = each.operation.tensor
-            self.declare([(number, name, old.dtype, old.elements, old.shape, old.compression)])
-        repeat = failover.resume(self.process, plan, each, number, self.tensors.get((number, name)))
+        number = self.numbering.number_of(each.name[0])
+        tensor = self._declare_like(each.operation, each.name) if each.which in plan.again else None
+        if each.which in plan.failed and each.which not in self.failed:
+            self._refuse(each.which, each.operation, plan)
+            self.failed[each.which] = each.operation
+        repeat = failover.resume(self.process, plan, each, number, tensor)
         if repeat is not None:
             self.repeats.append(repeat)
+
+    def _refuse(self, which: failover.Which, operation: _core.Suspended, plan: failover.Plan) -> None:
+        """Who has not begun what has failed would wait for the others."""
+        name, number = which
+        if number >= plan.first[name]:
+            tensor = self._declare_like(operation, name)
+            self.process.refuse(tensor, operation, number - plan.first[name], plan.failed[which])
+
+    def _declare_like(self, operation: _core.Suspended, name: failover.Name) -> _core.Tensor:
+        key = self.numbering.number_of(name[0]), name[1]
+        if key not in self.tensors:
+            old = operation.tensor
+            self.declare([(*key, old.dtype, old.elements, old.shape, old.compression)])
+        return self.tensors[key]
+
+    def take_lasting_parts(self) -> dict[type[Any], Any]:
+        """The parts that outlive a view, which are no longer this object's."""
+        lasting = [kind for kind in list(self._parts) if getattr(kind, "outlives_view", False)]
+        return {kind: self._parts.pop(kind) for kind in lasting}
 
     def close(self) -> None:
         """Ends all parts; called when none of the job's operations is in progress any more."""

@@ -95,7 +95,7 @@ def to_json(found: Found, topology: tuple[int, int, float] | None) -> dict[str, 
     """All figures, in bytes and seconds."""
     text = asdict(found) | {"settings": settings_of(found), "bucket_mb": found.bucket / (1 << 20)}
     text["step"] = {"predicted_s": found.costs.step(found.nbytes, found.bucket, found.backward_s)}
-    text["step"]["measured_s"] = found.backward_s + _seconds_of(found.buckets, found.bucket)
+    text["step"]["measured_s"] = found.backward_s + shown_s(found)
     if topology is not None:
         hosts, ranks, gbit = topology
         predicted = {"seconds": predict(found, *topology), "step_seconds": predict_step(found, *topology)}
@@ -103,8 +103,12 @@ def to_json(found: Found, topology: tuple[int, int, float] | None) -> dict[str, 
     return text
 
 
-def _seconds_of(trials: list[Trial], nbytes: int) -> float:
-    return next(trial.seconds for trial in trials if trial.nbytes == nbytes)
+def shown_s(found: Found) -> float:
+    """What shows of a step with the best sizes, seconds."""
+    for pair in found.pairs:
+        if (pair.partition, pair.bucket) == (found.partition, found.bucket):
+            return pair.seconds
+    return next(trial.seconds for trial in found.buckets if trial.nbytes == found.bucket)
 
 
 def predict(found: Found, hosts: int, ranks: int, gbit: float) -> float:
@@ -150,11 +154,12 @@ def _print(found: Found, topology: tuple[int, int, float] | None) -> None:
         f"(this describes what was measured within {costs.error:.0%})"
     )
     title = f"partitions of a push_pull of {format_size(found.nbytes)}"
-    _print_trials(console, title, "time", found.partitions, found.partition)
+    _print_trials(console, title, "time", found.partitions)
     best = format_size(costs.best_bucket(found.nbytes))
     title = f"buckets, behind a backward pass of {found.backward_s * 1e3:.1f} ms; by the model {best}"
     predicted = {size: costs.visible(found.nbytes, size) for size in (one.nbytes for one in found.buckets) if size}
-    _print_trials(console, title, "what shows", found.buckets, found.bucket, predicted)
+    _print_trials(console, title, "what shows", found.buckets, predicted)
+    _print_pairs(console, found)
     if not found.partitions:
         print("# partitions: not tried, because this job has servers of its own")
     for name, value in settings_of(found).items():
@@ -162,7 +167,7 @@ def _print(found: Found, topology: tuple[int, int, float] | None) -> None:
     if found.partitions and found.partition is None:
         print("# BYTEPS_PARTITION_BYTES: the default is as good as any")
     step_s = found.costs.step(found.nbytes, found.bucket, found.backward_s)
-    measured_s = found.backward_s + _seconds_of(found.buckets, found.bucket)
+    measured_s = found.backward_s + shown_s(found)
     print(f"# a step: {measured_s * 1e3:.1f} ms measured, {step_s * 1e3:.1f} ms by the model")
     print(f"# bps_rdma.torch.DistributedDataParallel(model, bucket_mb={found.bucket / (1 << 20):g})")
     if topology is not None:
@@ -179,7 +184,6 @@ def _print_trials(
     title: str,
     what: str,
     trials: list[Trial],
-    best: int | None,
     predicted: dict[int, float] | None = None,
 ) -> None:
     if not trials:
@@ -189,11 +193,33 @@ def _print_trials(
 
     print(f"\n{title}")
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("size", f"{what}, ms", "quartiles", *(["model, ms"] if predicted else []), ""):
+    for heading in ("size", f"{what}, ms", "quartiles", *(["model, ms"] if predicted else [])):
         table.add_column(heading, justify="right", overflow="fold")
     for trial in trials:
-        size = "default" if trial.nbytes is None else format_size(trial.nbytes)
+        size = _size_of(trial.nbytes)
         model = [f"{predicted[trial.nbytes] * 1e3:.2f}"] if predicted and trial.nbytes else []
         quartiles = f"{trial.lower * 1e3:.2f} - {trial.upper * 1e3:.2f}"
-        table.add_row(size, f"{trial.seconds * 1e3:.2f}", quartiles, *model, "best" if trial.nbytes == best else "")
+        table.add_row(size, f"{trial.seconds * 1e3:.2f}", quartiles, *model)
     console.print(table)
+
+
+def _print_pairs(console: Any, found: Found) -> None:
+    if not found.pairs:
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    print("\nthe best of both together")
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("partitions", "buckets", "what shows, ms", "quartiles", ""):
+        table.add_column(heading, justify="right", overflow="fold")
+    for pair in found.pairs:
+        is_best = (pair.partition, pair.bucket) == (found.partition, found.bucket)
+        quartiles = f"{pair.lower * 1e3:.2f} - {pair.upper * 1e3:.2f}"
+        sizes = _size_of(pair.partition), format_size(pair.bucket)
+        table.add_row(*sizes, f"{pair.seconds * 1e3:.2f}", quartiles, "best" if is_best else "")
+    console.print(table)
+
+
+def _size_of(nbytes: int | None) -> str:
+    return "default" if nbytes is None else format_size(nbytes)

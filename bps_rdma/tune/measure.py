@@ -41,6 +41,17 @@ class Trial:
     upper: float
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A size of partitions (None: the default) with one of buckets, and what shows of a step with both."""
+
+    partition: int | None
+    bucket: int
+    seconds: float  # the median
+    lower: float  # and the quartiles
+    upper: float
+
+
 @dataclass
 class Found:
     """What has been measured.
@@ -52,9 +63,11 @@ class Found:
         costs: of an operation with the best partitions.
         points: bytes and seconds of single operations, to which the costs are fitted.
         partitions: push_pull of `nbytes` with each size of partitions; empty where it could not be changed.
-        partition: the best of these; None: the default.
-        buckets: what shows of a step with each size of buckets.
-        bucket: the best of these.
+        partition: the best one; None: the default.
+        buckets: what shows of a step with each size of buckets, and the partitions that were best for `nbytes`.
+        pairs: the best of both tried together, because buckets want other partitions than all gradients at once; empty
+            where partitions could not be changed.
+        bucket: the best one.
         backward_s: how long the backward pass of a step takes.
     """
 
@@ -66,6 +79,7 @@ class Found:
     partitions: list[Trial] = field(default_factory=list)
     partition: int | None = None
     buckets: list[Trial] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
     bucket: int = 0
     backward_s: float = 0.0
 
@@ -79,19 +93,22 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
         backward_s: how long the backward pass of a step takes; None: as long as sending all gradients.
         tell: called with what is being measured, and the share that is done.
     """
-    partitions = [] if has_servers_of_its_own() else _compare_partitions(nbytes, 0.4 * seconds, tell)
+    partitions = [] if has_servers_of_its_own() else _compare_partitions(nbytes, 0.25 * seconds, tell)
     partition = _best(partitions)
     _join(partition)
     try:
-        points = _single_operations(nbytes, 0.2 * seconds, tell)
+        points = _single_operations(nbytes, 0.15 * seconds, tell)
         costs = fit([size for size, _ in points], [time for _, time in points])
         found = Found(bps.size(), bps.metrics()["transports"], nbytes, costs, points, partitions, partition)
         found.backward_s = costs.seconds(nbytes) if backward_s is None else backward_s
         candidates = neighbours(costs.best_bucket(nbytes), nbytes, (1 << 20, 25 << 20))
-        found.buckets = _compare_buckets(found, candidates, 0.4 * seconds, tell)
+        found.buckets = _compare_buckets(found, candidates, 0.25 * seconds, tell)
         found.bucket = _best(found.buckets) or nbytes
     finally:
         bps.shutdown()
+    if partitions:
+        found.pairs = _compare_pairs(found, 0.35 * seconds, tell)
+        found.partition, found.bucket = best_pair(found.pairs)
     return found
 
 
@@ -121,7 +138,7 @@ def _compare_partitions(nbytes: int, seconds: float, tell: Tell) -> list[Trial]:
     for cycle in range(_CYCLES):
         # Backwards every other time: what comes first finds other caches, and another machine.
         for candidate in candidates if cycle % 2 == 0 else candidates[::-1]:
-            tell("partitions", (cycle * len(candidates)) / (_CYCLES * len(candidates)) * 0.4)
+            tell("partitions", 0.25 * cycle / _CYCLES)
             _join(candidate)
             try:
                 times[candidate] += _rounds(_Whole(nbytes), turn)
@@ -134,7 +151,7 @@ def _single_operations(nbytes: int, seconds: float, tell: Tell) -> list[tuple[in
     sizes = [size for size in _SIZES if size <= nbytes]
     if len(sizes) < 2:
         sizes = [1 << 10, 1 << 12]
-    tell("operations", 0.4)
+    tell("operations", 0.25)
     # The lower quartile: other work on the machine only ever adds to a time.
     return [(size, statistics.quantiles(_rounds(_Whole(size), seconds / len(sizes)), n=4)[0]) for size in sizes]
 
@@ -143,10 +160,39 @@ def _compare_buckets(found: Found, candidates: Sequence[int], seconds: float, te
     steps = [_Step(found.nbytes, bucket, found.backward_s) for bucket in candidates]
     times: dict[int, list[float]] = {bucket: [] for bucket in candidates}
     for cycle in range(_CYCLES):
-        tell("buckets", 0.6 + 0.4 * cycle / _CYCLES)
+        tell("buckets", 0.4 + 0.25 * cycle / _CYCLES)
         for step in steps if cycle % 2 == 0 else steps[::-1]:
             times[step.bucket] += _rounds(step, seconds / _CYCLES / len(candidates))
     return [_trial(bucket, measured) for bucket, measured in times.items()]
+
+
+def _compare_pairs(found: Found, seconds: float, tell: Tell) -> list[Pair]:
+    def best(trials: Sequence[Trial], most: int) -> list[int | None]:
+        return [trial.nbytes for trial in sorted(trials, key=lambda trial: trial.seconds)[:most]]
+
+    partitions = list(dict.fromkeys([None, *best(found.partitions, 3)]))
+    buckets = [bucket or found.nbytes for bucket in best(found.buckets, 3)]
+    times: dict[tuple[int | None, int], list[float]] = {(one, other): [] for one in partitions for other in buckets}
+    for cycle in range(_CYCLES):
+        tell("both together", 0.65 + 0.35 * cycle / _CYCLES)
+        for partition in partitions if cycle % 2 == 0 else partitions[::-1]:
+            _join(partition)
+            try:
+                for bucket in buckets if cycle % 2 == 0 else buckets[::-1]:
+                    step = _Step(found.nbytes, bucket, found.backward_s)
+                    times[partition, bucket] += _rounds(step, seconds / _CYCLES / len(times))
+            finally:
+                bps.shutdown()
+    trials = {pair: _trial(pair[1], measured) for pair, measured in times.items()}
+    return [Pair(*pair, trial.seconds, trial.lower, trial.upper) for pair, trial in trials.items()]
+
+
+def best_pair(pairs: Sequence[Pair]) -> tuple[int | None, int]:
+    """Partition and bucket with the shortest time. The default partition is not given up for what may be noise."""
+    best = min(pairs, key=lambda pair: pair.seconds)
+    default = min((pair for pair in pairs if pair.partition is None), key=lambda pair: pair.seconds)
+    chosen = default if default.seconds < _NOISE * best.seconds else best
+    return chosen.partition, chosen.bucket
 
 
 def _trial(nbytes: int | None, seconds: Sequence[float]) -> Trial:

@@ -35,7 +35,7 @@ struct JobSettings {
   std::string secret_file;
   bool insecure = false;
   std::uint32_t min_workers = 0;
-  bool server_failover = false;
+  std::string server_failover;  // auto, 0, 1
   std::string scheduler_state;
 };
 

@@ -354,14 +354,18 @@ void Process::retire() {
   end_operations();
   calls_.run_when_empty(
       [this] {
-        if (worker_) suspended_ = worker_->take_aborted();
+        if (worker_) {
+          incomplete_ = worker_->take_incomplete();
+          can_go_on_ = worker_->can_go_on();
+        }
         take_down_loops();
       },
       Deadline::after(kCallPatience_s));
   // One whose answers all came is complete although it was failing. Of one that was given up the memory is the
   // caller's.
-  std::erase_if(suspended_,
-                [](const auto& operation) { return !operation->is_suspended() || operation->is_given_up(); });
+  std::erase_if(incomplete_, [](const auto& operation) {
+    return operation->is_suspended() ? operation->is_given_up() : !operation->is_incomplete();
+  });
   if (loops_) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
                 "end the threads that use bps_rdma");

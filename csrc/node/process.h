@@ -86,13 +86,16 @@ class Process {
   void abort(const std::string& exception);
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
-  // Once it has been renewed: what was under way, and can go on if the next view has the same workers.
-  std::vector<std::shared_ptr<worker::Operation>> take_suspended() { return std::move(suspended_); }
+  // Once it has been renewed: what was under way, and can go on if the next view has the same workers; and what has
+  // failed at its deadline on all ranks, as other ranks may not have been told.
+  std::vector<std::shared_ptr<worker::Operation>> take_incomplete() { return std::move(incomplete_); }
   // Whether the job goes on without this object: renew().
   bool view_ended();
 
-  // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER).
-  bool two_phase() const { return options_.two_phase(); }
+  // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on() names.
+  bool two_phase() const { return options_.may_fail_over() && !hosts_.active(); }
+  // Once it has been renewed: whether nothing was done in its view that does not survive.
+  bool can_go_on() const { return can_go_on_; }
   // Whether only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and "silent_loops", those
@@ -180,7 +183,8 @@ class Process {
     bool lost;  // or left as it should
   };
   std::vector<EarlyEvent> early_events_;
-  std::vector<std::shared_ptr<worker::Operation>> suspended_;
+  std::vector<std::shared_ptr<worker::Operation>> incomplete_;
+  bool can_go_on_ = false;
   std::mutex inspection_mutex_;
   std::unique_ptr<Inspection> inspection_;                // guarded by inspection_mutex_
   std::array<Clock::time_point, kFailures> next_file_{};  // of the thread of inspection_

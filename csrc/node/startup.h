@@ -55,11 +55,15 @@ struct ProcessOptions {
 
   std::size_t loops() const { return std::max(worker_loops, server_loops); }
   bool allows(transport::Kind kind) const;
+  // Whether operations survive the loss of servers, if no host sums first: what it has summed is lost with its relay.
+  bool may_fail_over() const {
+    if (settings.job.server_failover == "auto" && settings.worker.async) return false;  // servers keep the weights
+    return settings.job.server_failover != "0" && settings.job.min_workers > 0 && !startup.joint;
+  }
   // Whether this worker is willing and able to sum with the ranks of its host first.
-  // Whether operations survive the loss of servers. What a host has summed could be lost with its relay.
-  bool two_phase() const { return settings.job.server_failover && settings.job.min_workers > 0 && !startup.joint; }
   bool sums_on_host() const {
-    return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && !two_phase() &&
+    const bool fails_over = settings.job.server_failover == "1" && may_fail_over();
+    return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && !fails_over &&
            allows(transport::Kind::kShm);
   }
   // The address of this host that peers should use.

@@ -84,6 +84,15 @@ void bind_declared(py::module_& module) {
           "Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].");
 }
 
+constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
+
+// Without the name of the operation, which each rank says itself.
+std::string lateness(const worker::Operation& operation) {
+  const auto why = operation.failure();
+  if (!why || why->code() != ErrorCode::kTimeout) return "";
+  return std::string(why->what()).substr(operation.describe().size() + 2);
+}
+
 // What job.py needs to go on with operations in the next view.
 void bind_suspended(py::module_& module) {
   using worker::Operation;
@@ -95,8 +104,18 @@ void bind_suspended(py::module_& module) {
       .def(
           "accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
           py::arg("except_"), "Takes the results that have landed, but for these partitions.")
+      .def_property_readonly(
+          "has_failed", [](const Operation& o) { return !o.is_suspended(); },
+          "At its deadline, on all ranks: its caller knows.")
+      .def_property_readonly("lateness", &lateness, "Why it is not to be started again; empty where it may be.")
       .def("complete", [](Operation& o) { o.resolve(Operation::Resumption::kComplete); })
       .def("abort", [](Operation& o) { o.resolve(Operation::Resumption::kAborted); })
+      .def(
+          "fail",
+          [](Operation& o, const std::string& why) {
+            o.resolve(Error(ErrorCode::kTimeout, o.describe() + ": " + why, kRaiseTimeout));
+          },
+          py::arg("why"), "Its deadline has passed on another rank.")
       .def(
           "continue_by",
           [](Operation& o, const std::shared_ptr<Operation>& by) { o.resolve(Operation::Resumption::kContinued, by); },
@@ -197,7 +216,9 @@ void bind_process(py::module_& module) {
                   "The process in the view that follows one that has ended.")
       .def_property_readonly("view_ended", &Process::view_ended)
       .def_property_readonly("survives_servers", &Process::two_phase, "Whether operations go on when a server is lost.")
-      .def("take_suspended", &Process::take_suspended, "Of a process that has been renewed.")
+      .def_property_readonly("can_go_on", &Process::can_go_on,
+                             "Of a process that has been renewed: nothing was done that does not survive.")
+      .def("take_incomplete", &Process::take_incomplete, "Of a process that has been renewed.")
       .def("declare_like",
            as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& like, std::uint32_t group,
                        const std::string& name) { return p.worker().declare_like(*like, group, name); }),
@@ -211,6 +232,12 @@ void bind_process(py::module_& module) {
            }),
            py::arg("tensor"), py::arg("suspended"), py::arg("round"), py::arg("only"), MayWait(),
            "Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.")
+      .def("refuse",
+           as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& tensor,
+                       const std::shared_ptr<worker::Operation>& late, std::uint32_t round,
+                       const std::string& why) { p.worker().refuse(tensor, *late, round, why); }),
+           py::arg("tensor"), py::arg("late"), py::arg("round"), py::arg("why"), MayWait(),
+           "Fails this round of a tensor of this view on all ranks that come to it.")
       .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
       .def_property_readonly("identities", as_call(+[](Process& p) {
                                std::vector<std::uint64_t> identities;

@@ -192,8 +192,11 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
 
 bool Operation::is_suspended() const {
   if (!request.two_phase || state_.load(std::memory_order_acquire) != kFailed) return false;
-  const auto why = failure();
-  return why && why->code() == ErrorCode::kRoundAborted;
+  const std::lock_guard lock(error_mutex_);
+  if (!error_) return false;
+  if (error_->code() == ErrorCode::kRoundAborted) return true;
+  const bool is_known = suspension_ && suspension_->has_failed;
+  return error_->code() == ErrorCode::kTimeout && !is_known && tensor->view_ended && *tensor->view_ended;
 }
 
 std::vector<Operation::Unfinished> Operation::unfinished() const {
@@ -221,6 +224,14 @@ void Operation::accept(std::span<const std::uint32_t> except) {
       std::memcpy(request.output + placement.output_offset, one.landed->bytes().data(), placement.length);
     }
   }
+}
+
+void Operation::resolve(const Error& failure) {
+  {
+    const std::lock_guard lock(error_mutex_);
+    error_ = failure;
+  }
+  resolve(Resumption::kAborted);
 }
 
 void Operation::resolve(Resumption how, std::shared_ptr<Operation> by) {
@@ -348,10 +359,15 @@ tensor::Cancel Operation::Portion::make_cancel() const {
   return message;
 }
 
-// Other failures leave nothing to the next view.
-bool Operation::Portion::suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) {
+// A failure that is that of all ranks leaves nothing to the next view. One that no server has acknowledged may be a
+// success elsewhere, if the answer has landed here.
+bool Operation::Portion::suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed,
+                                 bool failed) {
   const std::lock_guard lock(operation->error_mutex_);
-  if (!operation->error_ || operation->error_->code() != ErrorCode::kRoundAborted) return false;
+  if (!operation->error_) return false;
+  const bool is_late = operation->error_->code() == ErrorCode::kTimeout;
+  if (!is_late && operation->error_->code() != ErrorCode::kRoundAborted) return false;
+  if (is_late && failed) return operation->suspension().has_failed = true, false;
   operation->suspension().unfinished.push_back({partition, landed});
   return true;
 }

@@ -74,7 +74,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
     }
     void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
     tensor::Cancel make_cancel() const override;
-    bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) override;
+    bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed,
+                 bool failed) override;
     void finish(std::uint32_t count, bool answered, Counters& counters) override;
   };
 
@@ -135,7 +136,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Readable (eventfd) once done, for event loops; made at first use.
   int completion_fd();
 
-  // In two phases, once it has failed because its view has ended: what the next view makes of it.
+  // In two phases, once it has failed because its view has ended, or because of its deadline while the view's end keeps
+  // from this rank what became of it: what the next view makes of it.
   bool is_suspended() const;
   std::vector<Unfinished> unfinished() const;
   // The partitions whose result this rank wants and lacks, in order. Of the others it hears only that they are over,
@@ -149,9 +151,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
     kNone,       // that is not known yet
     kContinued,  // by another operation
     kComplete,
-    kAborted,  // the next view has other workers
+    kAborted,  // the next view has other workers, or it has failed on another rank
   };
   void resolve(Resumption how, std::shared_ptr<Operation> by = nullptr);
+  // Aborted, with the reason that another rank gives.
+  void resolve(const Error& failure);
   Resumption resumption(std::shared_ptr<Operation>* by = nullptr) const;
 
   std::int64_t age_ms() const;   // since it began, as far as that is recorded
@@ -198,6 +202,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   struct Suspension {
     Plan plan;  // of some partitions of the tensor: it continues an operation of an earlier view
     std::vector<Unfinished> unfinished;
+    bool has_failed = false;  // some partition of it, for all ranks
     Resumption resumption = Resumption::kNone;
     std::shared_ptr<Operation> continued_by;
   };

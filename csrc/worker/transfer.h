@@ -72,8 +72,10 @@ class Transfer {
                                          Counters& counters) = 0;
 
   // In two phases: this partition will have no answer in this view; `landed` is one that may be committed elsewhere.
-  // Whether the next view has a use for it.
-  virtual bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed) = 0;
+  // `failed`: nowhere, because the server has failed its round, or never had this rank's part of it. Whether the next
+  // view has a use for it.
+  virtual bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed,
+                       bool failed) = 0;
 
   // Notes why it cannot complete; true for the first reason, which counts.
   virtual bool fail(ErrorCode code, const std::string& what, const std::string& hint) = 0;

@@ -14,6 +14,8 @@ namespace bps::worker {
 namespace {
 
 constexpr const char* kRestart = "restart the job from its last checkpoint";
+constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
+constexpr std::size_t kMostLate = 256;
 
 }  // namespace
 
@@ -74,16 +76,23 @@ void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std
     last_failed_ = operation;
     last_refusal_ = refusal;
     failed_at_ = sequence_.load();
-    if (operation && operation->request.two_phase && operation->failure()->code() == ErrorCode::kRoundAborted) {
-      aborted_.push_back(operation);
-    }
+    if (operation && operation->request.two_phase) note_incomplete(operation);
   }
   if (on_failure && !is_end) on_failure();
 }
 
-std::vector<std::shared_ptr<Operation>> Worker::take_aborted() {
+// Of deadlines that pass over and over, the last ones: another rank is not further behind than that.
+void Worker::note_incomplete(const std::shared_ptr<Operation>& operation) {
+  const ErrorCode why = operation->failure()->code();
+  if (why != ErrorCode::kRoundAborted && why != ErrorCode::kTimeout) return;
+  if (why == ErrorCode::kTimeout && incomplete_.size() >= kMostLate) incomplete_.pop_front();
+  incomplete_.push_back(operation);
+}
+
+std::vector<std::shared_ptr<Operation>> Worker::take_incomplete() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(aborted_, {});
+  const std::deque<std::shared_ptr<Operation>> taken = std::exchange(incomplete_, {});
+  return {taken.begin(), taken.end()};
 }
 
 std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {
@@ -100,6 +109,17 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
   auto operation = make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), only);
   launch(operation, false);
   return operation;
+}
+
+// Nothing is sent of what has failed before; the servers are told to fail the round.
+void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
+                    const std::string& why) {
+  Request request = late.request;
+  request.input = request.output = nullptr;
+  request.input_allocation = request.output_allocation = {};
+  const auto operation = make_operation(tensor, request, round, sequence_.fetch_add(1));
+  (void)operation->fail(ErrorCode::kTimeout, why, kRaiseTimeout);
+  launch(operation, false);
 }
 
 std::string Worker::last_failure() const {
@@ -210,10 +230,6 @@ void Worker::check_compression(const van::TensorSpec& spec) const {
                 "'" + spec.name + "' is " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
                     ", and only float32 can be compressed",
                 "send it without compression, or convert it");
-  }
-  if (options_.two_phase) {
-    throw Error(ErrorCode::kInvalidArgument, "'" + spec.name + "' cannot be compressed with BPS_SERVER_FAILOVER",
-                "do without the one or the other");
   }
 }
 
@@ -419,10 +435,6 @@ void Worker::require_direct() const {
     throw Error(ErrorCode::kInvalidArgument, "the ranks of each host sum first, and no rank can add to weights alone",
                 "set BPS_ASYNC=1, or BPS_HOST_SUM=0, in all processes of the job");
   }
-  if (options_.two_phase) {
-    throw Error(ErrorCode::kInvalidArgument, "weights that servers keep are lost with a server",
-                "do without BPS_SERVER_FAILOVER");
-  }
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request) {
@@ -473,7 +485,9 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
                                                   std::span<const std::uint32_t> only) const {
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
-  what.two_phase &= options_.two_phase && what.kind != tensor::OperationKind::kSplit;
+  const bool is_compressed = tensor->compressor && Compressor::applies(what.kind, what.op);
+  what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
+  if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places(), only);
   if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
   return operation;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -74,14 +75,21 @@ class Worker {
              const std::string& hint);
   // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
-  // Operations that the end of the view has aborted. Once the loops are down, those that are suspended can go on in the
-  // next view, if it has the same workers.
-  std::vector<std::shared_ptr<Operation>> take_aborted();
+  // Whether the loss of servers has left nothing behind that the ranks cannot make good: they can for operations in two
+  // phases. Compression, weights that servers keep, and push() and pull() apart are not among these.
+  bool can_go_on() const { return options_.two_phase && !has_one_phase_.load(); }
+  // In two phases: the operations that the end of the view has aborted, and the last ones that were not complete at
+  // their deadlines. Once the loops are down, those that are suspended can go on in the next view, if it has the same
+  // workers.
+  std::vector<std::shared_ptr<Operation>> take_incomplete();
   // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
   std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
   // Goes on with one of them, or with some of its partitions (in order), as this round of a tensor of the new view.
   std::shared_ptr<Operation> resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
                                     std::uint32_t round, std::span<const std::uint32_t> only);
+  // Or without one that has failed at its deadline: whoever comes to this round fails at once, and does not wait.
+  void refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
+              const std::string& why);
 
   // The last operations, for people, at most `most`.
   std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
@@ -137,6 +145,7 @@ class Worker {
   // On all loops but `except`, which has done it.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   void note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal);
+  void note_incomplete(const std::shared_ptr<Operation>& operation);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   WorkerOptions options_;
@@ -161,7 +170,8 @@ class Worker {
   // number of the next one at that time.
   std::shared_ptr<Operation> last_failed_;
   std::string last_refusal_;
-  std::vector<std::shared_ptr<Operation>> aborted_;  // in two phases, by the end of the view
+  std::deque<std::shared_ptr<Operation>> incomplete_;  // see take_incomplete()
+  mutable std::atomic<bool> has_one_phase_{false};     // an operation was started that has no second one
   std::uint64_t failed_at_ = 0;
 };
 

@@ -360,7 +360,8 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
   }
   // What has landed and is perhaps committed elsewhere stays where it is.
   const bool is_kept = !answered && transfer->two_phase &&
-                       transfer->suspend(entry.part.partition, entry.landed ? entry.staged->memory : nullptr);
+                       transfer->suspend(entry.part.partition, entry.landed ? entry.staged->memory : nullptr,
+                                         entry.aborted || entry.never_sent);
   if (entry.staged != nullptr) {
     if (!is_kept || !entry.landed) entry.server->memory.give_back(entry.staged);
     if (transfer->staged_by_choice) --staged_by_choice_;

@@ -112,7 +112,8 @@ void WorkerLoop::drop_unsent(Transfer& transfer) {
   if (unsent == 0) return;
   if (transfer.staged_by_choice) staged_by_choice_ -= unsent;
   if (transfer.two_phase) {
-    for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, nullptr);
+    for (const Part& part : transfer.parts.subspan(transfer.next))
+      (void)transfer.suspend(part.partition, nullptr, true);
   }
   transfer.next += unsent;
   transfer.finish(unsent, false, counters_);

@@ -188,13 +188,3 @@ def summed_on_host(bps: Any) -> None:
 def test_hosts_that_sum_first_are_refused() -> None:
     cluster.run(summed_on_host, **cluster.on_hosts("aab"))
     cluster.run(added, "float32", env={"BPS_ASYNC": "1"}, **cluster.on_hosts("aab"))
-
-
-def with_failover(bps: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="BPS_SERVER_FAILOVER"):
-        bps.store(np.ones(4, np.float32), name="w")
-
-
-def test_failover_is_refused() -> None:
-    env = {"BPS_SERVER_FAILOVER": "1", "BPS_MIN_WORKERS": "1"}
-    cluster.run(with_failover, workers=2, servers=1, env=env)

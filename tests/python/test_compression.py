@@ -346,18 +346,6 @@ def test_ranks_must_agree() -> None:
     cluster.run(disagrees, workers=2, env=TCP)
 
 
-def without_failover(bps: Any) -> None:
-    array = np.ones(COUNT, np.float32)
-    with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER"):
-        bps.push_pull(array, name="c", compression="int8")
-    assert (bps.push_pull(array, name="c", compression="none") == 1).all()
-    bps.barrier()
-
-
-def test_it_does_not_go_with_failover_yet() -> None:
-    cluster.run(without_failover, workers=2, servers=2, env=TCP | {"BPS_SERVER_FAILOVER": "1", "BPS_MIN_WORKERS": "1"})
-
-
 def in_the_next_view(bps: Any) -> None:
     bps.declare("d", shape=COUNT, dtype=np.float32, compression="int8")
     array = np.ones(COUNT, np.float32)

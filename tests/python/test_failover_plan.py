@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bps_rdma.failover import Name, Plan, Report, plan
+from bps_rdma.failover import Name, Plan, Report, can_go_on, plan
 
 NAME: Name = ("world", "gradient")
 WORLD = {"world": (0, 1, 2)}
@@ -15,14 +17,16 @@ WORLD = {"world": (0, 1, 2)}
 def reports(*ranks: tuple[int, dict[int, set[int]]]) -> list[Report]:
     """One for each rank: the round it has not begun, and what is missing of the rounds that were interrupted."""
     return [
-        Report({NAME: following}, {(NAME, number): frozenset(left) for number, left in missing.items()}, WORLD)
+        Report(
+            1, {NAME: following}, {(NAME, number): frozenset(left) for number, left in missing.items()}, groups=WORLD
+        )
         for following, missing in ranks
     ]
 
 
 def test_what_nobody_lacks_is_taken():
     made = plan(reports((4, {3: set()}), (4, {}), (4, {3: set()})))
-    assert made == Plan({NAME: 4}, frozenset(), {(NAME, 3): []}, frozenset())
+    assert made == Plan({NAME: 4}, frozenset(), {(NAME, 3): []}, {}, frozenset())
 
 
 def test_what_somebody_lacks_is_summed_again_by_all():
@@ -46,7 +50,7 @@ def test_what_somebody_has_given_up_is_aborted_for_all():
 
 def test_a_name_that_a_member_never_used_begins_with_its_first_round():
     first, second, third = reports((2, {0: {0}, 1: {0}}), (2, {0: {0}, 1: {0}}), (0, {}))
-    made = plan([first, second, Report({}, {}, third.groups)])
+    made = plan([first, second, Report(1, groups=third.groups)])
     assert made.first == {NAME: 0}
     assert made.again == {(NAME, 0), (NAME, 1)}
 
@@ -56,9 +60,9 @@ def test_only_the_members_of_a_group_count():
     groups = WORLD | {name[0]: (0, 2)}
     made = plan(
         [
-            Report({name: 7}, {(name, 6): frozenset({0})}, groups),
-            Report({}, {}, WORLD),
-            Report({name: 7}, {(name, 6): frozenset()}, groups),
+            Report(1, {name: 7}, {(name, 6): frozenset({0})}, groups=groups),
+            Report(1, groups=WORLD),
+            Report(1, {name: 7}, {(name, 6): frozenset()}, groups=groups),
         ]
     )
     assert made.first == {name: 7}
@@ -67,7 +71,46 @@ def test_only_the_members_of_a_group_count():
 
 def test_a_report_travels_as_bytes():
     for each in reports((4, {3: {1, 2}}), (0, {}), (70_000, {69_999: set()})):
-        assert Report.decode(each.encode()) == each
+        full = replace(each, since=3, late={(NAME, 3): "too late"}, failed={(NAME, 2): "too late, before"})
+        assert Report.decode(full.encode()) == full
+
+
+def test_what_is_late_on_one_rank_fails_on_all():
+    first, *others = reports((4, {3: {0}}), (4, {3: {0}}), (4, {3: set()}))
+    made = plan([replace(first, late={(NAME, 3): "not complete within 1 s"}), *others])
+    assert made.failed == {(NAME, 3): "not complete within 1 s"}
+    assert not made.repeated
+    assert not made.aborted
+
+
+def test_what_is_late_and_complete_everywhere_is_complete():
+    first, *others = reports((4, {3: set()}), (4, {}), (4, {3: set()}))
+    made = plan([replace(first, late={(NAME, 3): "not complete within 1 s"}), *others])
+    assert not made.failed
+    assert made.repeated == {(NAME, 3): []}
+
+
+def test_what_is_late_is_not_started_again():
+    first, *others = reports((4, {3: {0}}), (3, {}), (4, {3: {0}}))
+    made = plan([replace(first, late={(NAME, 3): "not complete within 1 s"}), *others])
+    assert set(made.failed) == {(NAME, 3)}
+    assert not made.again
+
+
+def test_what_has_failed_on_one_rank_fails_on_all_even_where_its_result_has_landed():
+    first, *others = reports((4, {}), (4, {3: set()}), (4, {3: set()}))
+    made = plan([replace(first, failed={(NAME, 3): "not complete within 1 s"}), *others])
+    assert set(made.failed) == {(NAME, 3)}
+    assert not made.repeated
+
+
+def test_ranks_go_on_together_or_not_at_all():
+    old = Report(1)
+    assert can_go_on([old, old], 2)
+    assert can_go_on([old, old], 3), "a view between, in which all went on"
+    assert not can_go_on([Report(3), old], 3), "one has entered, or has missed a view with other workers"
+    assert not can_go_on([Report(2), old], 3), "one was in such a view"
+    assert not can_go_on([Report(3), Report(3)], 3)
 
 
 @st.composite

@@ -17,7 +17,6 @@ FAST = {
     "BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE),
     "BPS_SHUTDOWN_TIMEOUT": str(5 * cluster.PATIENCE),
     "BPS_MIN_WORKERS": "1",
-    "BPS_SERVER_FAILOVER": "1",
 }
 COUNT = 300_000  # several partitions
 KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
@@ -235,6 +234,40 @@ def test_several_threads_meet_the_same_loss(transport: str) -> None:
             assert outcome.value == 2, outcome.error + outcome.output
 
 
+def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
+    """How many exceptions the loss of a server costs a rank that has done this once."""
+    array = np.empty(COUNT, np.float32)
+    if what == "apart":
+        array[:] = 1
+        bps.push(array, name="apart", average=False)
+        bps.pull(array, name="apart", average=False)
+    elif what == "stored":
+        bps.store(np.ones(4, np.float32), name="weights")
+    aborted, step = 0, 0
+    while step < steps:
+        try:
+            array[:] = 1 + bps.rank()
+            bps.push_pull_inplace(array, name="x", average=False, compression="int8" if what == "compressed" else None)
+            assert abs(array - 3).max() < 0.1, array
+            bps.commit()
+        except bps.RoundAbortedError:
+            aborted += 1
+            continue
+        step += 1
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    return aborted
+
+
+@pytest.mark.parametrize("what", ["compressed", "stored", "apart", "nothing"])
+def test_what_is_lost_with_a_server_costs_one_exception(what: str) -> None:
+    with cluster.start(leave_something_on_the_server, what, 60, workers=2, servers=2, env=env("tcp")) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == (what != "nothing"), outcome.error + outcome.output
+
+
 def give_up(bps: Any) -> list[float]:
     """Rank 0 gives a round up that rank 1 has not begun; then a server is lost."""
     array = np.zeros(COUNT, np.float32)
@@ -248,8 +281,10 @@ def give_up(bps: Any) -> list[float]:
     bps.new_group([0, 1], name="made in the next view")
     if bps.rank() == 1:
         array[:] = 1
-        with pytest.raises(bps.DeadlineError):
-            bps.push_pull_inplace(array, name="x", average=False, timeout=1)
+        with pytest.raises(
+            bps.DeadlineError, match=r"not complete within 1\.0 s"
+        ):  # at once, not after its own deadline
+            bps.push_pull_inplace(array, name="x", average=False, timeout=1000)
     bps.barrier()
     array[:] = 10 + bps.rank()
     bps.push_pull_inplace(array, name="x", average=False)
@@ -264,6 +299,34 @@ def test_a_round_that_was_given_up_meets_no_other(transport: str) -> None:
         job.set_mark("lost")
         for outcome in job.outcomes():
             assert outcome.value == [21, 21], outcome.error + outcome.output
+
+
+def wait_for_a_stopped_server(bps: Any) -> tuple[str, list[float]]:
+    """Rank 0 reaches its deadline, and no server can tell it whether that is a failure of all ranks."""
+    array = np.ones(COUNT, np.float32)
+    bps.push_pull_inplace(array, name="x")
+    mark("running")
+    await_mark("stopped")
+    with pytest.raises(bps.DeadlineError) as raised:
+        bps.push_pull_inplace(array, name="x", timeout=1 if bps.rank() == 0 else 1000)
+    returned = array.copy()
+    sums = np.full(COUNT, bps.rank() + 1, np.float32)
+    bps.push_pull_inplace(sums, name="x", average=False)
+    assert (array == returned).all()
+    return str(raised.value), [float(sums.min()), float(sums.max())]
+
+
+@BOTH
+def test_a_deadline_that_meets_a_loss_is_one_of_all_ranks(transport: str) -> None:
+    with cluster.start(wait_for_a_stopped_server, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("running")
+        job.kill("server 1", signal.SIGSTOP)
+        job.set_mark("stopped")
+        for outcome in job.outcomes():
+            assert outcome.value, outcome.error + outcome.output
+            text, sums = outcome.value
+            assert "not complete within 1.0 s" in text
+            assert sums == [3, 3]
 
 
 def disagrees(bps: Any) -> str:

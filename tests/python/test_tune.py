@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bps_rdma.tune.measure import Pair, best_pair
 from bps_rdma.tune.model import Costs, fit, neighbours, step_seconds
 
 SIZES = [1 << power for power in range(10, 25)]
@@ -63,6 +64,12 @@ def test_sizes_to_try_are_around_the_one_that_is_asked_for(bucket: int, nbytes: 
     assert any(size / 1.5 <= max(min(bucket, nbytes), 4096) <= 1.5 * size for size in found)
 
 
+def test_the_default_is_not_given_up_for_noise() -> None:
+    pairs = [Pair(None, 1 << 20, 1.01, 1, 2), Pair(None, 1 << 22, 1.5, 1, 2), Pair(1 << 16, 1 << 22, 1.0, 1, 2)]
+    assert best_pair(pairs) == (None, 1 << 20)
+    assert best_pair([*pairs, Pair(1 << 18, 1 << 22, 0.9, 0.8, 1)]) == (1 << 18, 1 << 22)
+
+
 def tune(*words: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Any:
     program = [*COMMAND, *prefix, *(COMMAND if prefix else ()), "tune", "--gradients", "128K", "--seconds", "1", *words]
     done = subprocess.run(
@@ -90,13 +97,13 @@ def test_machines_get_all_figures() -> None:
     assert "tcp" in found["routes"]
     assert found["backward_s"] == 0.005
     assert {trial["nbytes"] for trial in found["partitions"]} == {None, 1 << 16, 1 << 17}
-    assert found["bucket"] in {trial["nbytes"] for trial in found["buckets"]}
+    assert (found["partition"], found["bucket"]) in {(pair["partition"], pair["bucket"]) for pair in found["pairs"]}
     assert found["bucket_mb"] == found["bucket"] / (1 << 20)
     assert found["predicted"]["seconds"] > 0
     assert found["predicted"]["step_seconds"] > 0.005
     assert found["step"]["predicted_s"] > 0.005
     assert found["step"]["measured_s"] > 0
-    for trial in found["partitions"] + found["buckets"]:
+    for trial in found["partitions"] + found["buckets"] + found["pairs"]:
         assert trial["lower"] <= trial["seconds"] <= trial["upper"]
     wanted = {} if found["partition"] is None else {"BYTEPS_PARTITION_BYTES": str(found["partition"])}
     assert found["settings"] == wanted

@@ -12,21 +12,26 @@ namespace bps::sim {
 
 // Of one rank and tensor. Rounds are counted over views.
 struct Report {
+  std::uint32_t since = 0;        // the first view from which on the rank can go on
   std::uint32_t next = 0;         // the first round that it has not begun
   std::uint32_t interrupted = 0;  // the round of its call that was interrupted, plus 1; 0: none was
   std::uint32_t missing = 0;      // the partitions of that call whose result it wants and lacks, bit by bit
+  std::uint32_t is_late = 0;      // 1: the deadline of that call has passed
+  std::uint32_t failed[4] = {};   // the last rounds that have failed on all ranks, plus 1
 };
 
 struct Decision {
   enum class Fate : std::uint8_t {
     kAgain,     // some rank has not begun it: the others start it once more
     kRepeated,  // these partitions of it, if any, are summed again
-    kAborted,   // some rank has given it up
+    kFailed,    // the deadline of some rank has passed
+    kAborted,   // some rank has completed it, which cannot be
   } fate{};
   std::vector<std::uint32_t> partitions;
 };
 
 // `reports`: of all ranks about one tensor.
+bool can_go_on(std::span<const Report> reports, std::uint32_t epoch);
 std::uint32_t first_round(std::span<const Report> reports);
 Decision decide(std::span<const Report> reports, std::uint32_t round);
 

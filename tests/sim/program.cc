@@ -25,19 +25,18 @@ void Program::begin(View& view) {
   for (std::uint32_t rank = 0; rank < view.membership.workers; ++rank) {
     members.push_back(view.membership.worker(rank)->identity);
   }
-  const bool goes_on = shape_.failover && members == members_;
-  if (goes_on && state_ == State::kFailed) throw Violation("a call has raised, and its job goes on: " + why_failed_);
+  const bool may_go_on = shape_.failover && members == members_;
   members_ = std::move(members);
   rank_ = view.rank();
   granted_ = 0;
   waits_for_grants_ = false;
   if (step_ == shape_.steps) {  // its last step was committed, and then the view ended
     state_ = State::kThrough;
-  } else if (goes_on) {
-    state_ = State::kResuming;
-  } else {
-    begin_era();
+    return;
   }
+  has_raised_ = state_ == State::kFailed;
+  if (!may_go_on) begin_era();
+  if (shape_.failover && view.epoch() > 1) state_ = State::kResuming;
 }
 
 void Program::begin_era() {
@@ -46,6 +45,7 @@ void Program::begin_era() {
     call.operation->resolve(worker::Operation::Resumption::kAborted);
     note_returned(call);
     call.operation.reset();
+    call.failed.clear();
   }
   era_ = view_->epoch();
   first_.assign(calls_.size(), 0);
@@ -180,14 +180,20 @@ void Program::end(std::size_t which) {
   switch (failure->code()) {
     case ErrorCode::kTimeout:  // on all ranks, which then call it again
       if (shape_.hasty == 0) throw Violation(std::string("no call had a deadline that could pass: ") + failure->what());
-      outcomes_[{era_, static_cast<std::uint32_t>(which), call.round}] = false;
-      if (++call.failures > 20 * shape_.workers) throw Violation("a call fails over and over");
-      to_start_.push_back(which);
+      fail_late(which);
       break;
     case ErrorCode::kRoundAborted: state_ = State::kInterrupted; break;
     case ErrorCode::kPeerLost: fail(failure->what()); break;
     default: throw Violation(std::string("an error that nothing can have caused: ") + failure->what());
   }
+}
+
+void Program::fail_late(std::size_t which) {
+  Call& call = calls_[which];
+  outcomes_[{era_, static_cast<std::uint32_t>(which), call.round}] = false;
+  if (++call.failures > 20 * shape_.workers) throw Violation("a call fails over and over");
+  call.failed.push_front(call.round);
+  to_start_.push_back(which);
 }
 
 void Program::complete(std::size_t which) {

@@ -13,6 +13,7 @@
 // mixed up shows.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -76,8 +77,9 @@ class Program {
     Block output;  // unused in place
     std::uint32_t round = 0;
     std::uint32_t failures = 0;
-    std::uint32_t passes = 0;   // of this step, that are complete
-    bool is_suspended = false;  // by the end of a view
+    std::uint32_t passes = 0;          // of this step, that are complete
+    bool is_suspended = false;         // by the end of a view
+    std::deque<std::uint32_t> failed;  // rounds whose deadline has passed, the last ones
   };
 
   void begin_step();
@@ -94,6 +96,8 @@ class Program {
   void exchange();
   void go_on();
   void go_on(std::size_t tensor, const Decision& decision);
+  void fail_late(std::size_t tensor);
+  void refuse(std::size_t tensor, std::uint32_t round);
   void check_result(std::size_t tensor);
   bool has_one_block(std::size_t tensor) const;
   std::uint32_t contribution(std::uint64_t identity, std::size_t tensor, std::uint32_t round,
@@ -106,6 +110,7 @@ class Program {
   std::vector<std::uint64_t> members_;  // identities of the workers, by rank
   std::uint32_t rank_ = 0;
   std::uint32_t era_ = 0;             // its first view
+  bool has_raised_ = false;           // a call of the view before, for good
   std::vector<std::uint32_t> first_;  // by tensor: the round that is the first one of this view
   std::vector<std::uint32_t> next_;   // by tensor: the round that comes next
   Call exchange_;                     // of reports

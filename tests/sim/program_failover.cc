@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a program goes on in the next view: Job.go_on() in bps_rdma/job.py, and failover.resume().
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -42,10 +43,14 @@ bool Program::resume() {
 void Program::exchange() {
   std::vector<Report> mine;
   for (std::size_t i = 0; i < calls_.size(); ++i) {
-    Report report{.next = next_[i], .interrupted = 0, .missing = 0};
+    Report report{.since = era_, .next = next_[i]};
     if (calls_[i].is_suspended) {
       report.interrupted = calls_[i].round + 1;
+      report.is_late = failure_of(*calls_[i].operation)->code() == ErrorCode::kTimeout ? 1 : 0;
       for (const std::uint32_t partition : calls_[i].operation->missing()) report.missing |= 1U << partition;
+    }
+    for (std::size_t k = 0; k < std::min(calls_[i].failed.size(), std::size(report.failed)); ++k) {
+      report.failed[k] = calls_[i].failed[k] + 1;
     }
     mine.push_back(report);
   }
@@ -70,10 +75,15 @@ void Program::go_on() {
   next_start_ = network_.events.now();
   std::vector<Report> reports(calls_.size() * members_.size());
   std::memcpy(reports.data(), exchange_.output.data(), 4 * kWords * reports.size());
+  if (!can_go_on(reports, view_->epoch())) return era_ == view_->epoch() ? void() : begin_era();
+  if (has_raised_) throw Violation("a call has raised, and its job goes on: " + why_failed_);
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     std::vector<Report> of_tensor;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) of_tensor.push_back(reports[rank * calls_.size() + i]);
     first_[i] = first_round(of_tensor);
+    for (const std::uint32_t round : calls_[i].failed) {
+      if (round >= first_[i]) refuse(i, round);
+    }
     if (std::exchange(calls_[i].is_suspended, false)) go_on(i, decide(of_tensor, calls_[i].round));
   }
 }
@@ -86,6 +96,14 @@ void Program::go_on(std::size_t which, const Decision& decision) {
   ++resumed_;
   if (decision.fate == Decision::Fate::kAborted) {
     throw Violation("a rank has completed a call, and another one lacks its result: " + suspended->describe());
+  }
+  if (decision.fate == Decision::Fate::kFailed) {
+    suspended->resolve(Error(ErrorCode::kTimeout, "its deadline has passed on another rank", ""));
+    if (call.round >= first_[which]) refuse(which, call.round);
+    call.operation.reset();
+    --open_;
+    note_returned(call);
+    return fail_late(which);
   }
   if (decision.fate == Decision::Fate::kAgain) {
     launch(call, view_->tensors[which], suspended->request, call.round - first_[which]);
@@ -100,6 +118,18 @@ void Program::go_on(std::size_t which, const Decision& decision) {
   const auto tensor = view_->make_tensor(number, "repeat", shape_.tensors[which].elements);
   launch(call, tensor, suspended->request, 0, decision.partitions);
   suspended->resolve(Resumption::kContinued, call.operation);
+}
+
+// Worker::refuse(): who has not begun what has failed would wait for the others.
+void Program::refuse(std::size_t which, std::uint32_t round) {
+  worker::Request request;
+  request.kind = shape_.tensors[which].kind;
+  request.root = round % static_cast<std::uint32_t>(members_.size());
+  request.two_phase = true;
+  const auto refused = std::make_shared<worker::Operation>(view_->tensors[which], request, round - first_[which],
+                                                           sequence_++, 1, view_->places());
+  (void)refused->fail(ErrorCode::kTimeout, "its deadline has passed on another rank", "");
+  view_->worker_loop->submit(refused, true);
 }
 
 }  // namespace bps::sim

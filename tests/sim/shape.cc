@@ -42,7 +42,6 @@ Shape Shape::draw(Random& random) {
   made.failover = made.dedicated && made.least > 0 && random.chance(0.6);
   if (made.failover) {
     made.servers = 1 + static_cast<std::uint32_t>(random.below(4));
-    made.hasty = 0;
   }
   // Ranks that wait for one call before they make another have to agree on the order.
   if (made.open_calls >= made.tensors.size() && random.chance(0.4)) made.passes = 2;

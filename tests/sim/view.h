@@ -3,6 +3,7 @@
 // classes, composed as node::Process composes them, but without threads: turn() is what their reactor would do.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -48,6 +49,7 @@ class View {
   transport::Reactor reactor{"sim", transport::Spin{}};
   SimTransport transport;
   std::shared_ptr<const van::Group> all;
+  std::shared_ptr<std::atomic<bool>> ended = std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<server::ServerLoop> server_loop;
   std::unique_ptr<worker::WorkerLoop> worker_loop;
   std::vector<worker::ServerConnection*> servers;

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs that the loss of a server goes unnoticed, by the two ways of keeping the inputs of a sum in place.
+
+    python bench/failover_cost.py                              # tcp, and mapped memory, 1 to 64 MiB
+    ci/vm/run .venv/bin/python bench/failover_cost.py --transport rdma
+
+Two workers and one server, in two jobs that are there at the same time and take turns: one with BPS_SERVER_FAILOVER=0,
+the other as it is by default, where answers land beside the inputs until all ranks have theirs. In the job without,
+every other round also copies the array before it is sent: what a shadow of the inputs would cost at least. A figure is
+the quotient of neighbouring rounds; medians, with quartiles. Every result is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bps_rdma.launch.environment import LocalJob, find_binary
+
+WORKERS = 2
+WORKER = "BPS_FAILOVER_COST_WORKER"
+
+
+def worker() -> None:
+    """Answers each line, {"bytes": n, "times": k, "shadow": whether}, by seconds of each push_pull."""
+    import numpy as np
+
+    import bps_rdma as bps
+
+    bps.init()
+    print(json.dumps("ready"), flush=True)
+    arrays: dict[int, Any] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        nbytes, found = command["bytes"], []
+        if nbytes not in arrays:
+            make = bps.empty if os.environ[WORKER] == "shared" else np.empty
+            arrays[nbytes] = make(nbytes // 4), np.ones(nbytes // 4, np.float32)
+        array, shadow = arrays[nbytes]
+        for _ in range(command["times"]):
+            array[:] = bps.rank() + 1
+            bps.barrier()
+            begin = time.perf_counter()
+            if command["shadow"]:
+                np.copyto(shadow, array)
+            bps.push_pull_inplace(array, average=False, name=str(nbytes))
+            found.append(time.perf_counter() - begin)
+            assert (array == WORKERS * (WORKERS + 1) / 2).all(), "wrong result"
+        print(json.dumps(found), flush=True)
+    bps.shutdown()
+
+
+class Job:
+    """Two workers and one server."""
+
+    def __init__(self, transport: str, memory: str, failover: str) -> None:
+        job = LocalJob(workers=WORKERS, servers=1, transport=transport, least=1)
+        more = {"BPS_SERVER_FAILOVER": failover, "BPS_TIMEOUT": "60", WORKER: memory}
+        if "BPS_TEST_HCA" in os.environ:
+            more["BPS_RDMA_HCA"] = f"={os.environ['BPS_TEST_HCA']}"
+        self.others = [
+            subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
+            for role in ("scheduler", "server")
+        ]
+        self.workers = [
+            subprocess.Popen(
+                [sys.executable, __file__],
+                env=job.worker(rank) | more,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(WORKERS)
+        ]
+        assert self._answers() == ["ready"] * WORKERS
+
+    def _answers(self) -> list[Any]:
+        found = []
+        for process in self.workers:
+            assert process.stdout
+            line = process.stdout.readline()
+            if not line:
+                sys.exit("error: a worker has ended")
+            found.append(json.loads(line))
+        return found
+
+    def push_pull(self, nbytes: int, times: int, *, shadow: bool = False) -> float:
+        """Median seconds of a push_pull, of the slowest worker."""
+        for process in self.workers:
+            assert process.stdin
+            print(json.dumps({"bytes": nbytes, "times": times, "shadow": shadow}), file=process.stdin, flush=True)
+        return statistics.median(max(each) for each in zip(*self._answers(), strict=True))
+
+    def end(self) -> None:
+        for process in self.workers:
+            assert process.stdin
+            process.stdin.close()
+        for process in (*self.workers, *self.others):
+            process.wait(30)
+
+
+def quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def compare(transport: str, memory: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
+    without, by_default = (Job(transport, memory, failover) for failover in ("0", "auto"))
+    found = []
+    try:
+        for mib in sizes:
+            nbytes, times = mib << 20, max(3, 64 // mib)
+            asides, shadows, plain = [], [], []
+            for number in range(rounds + 1):
+                seconds = without.push_pull(nbytes, times)
+                aside = by_default.push_pull(nbytes, times)
+                shadow = without.push_pull(nbytes, times, shadow=True)
+                if number == 0:
+                    continue  # memory is new
+                plain.append(seconds)
+                asides.append(aside / seconds)
+                shadows.append(shadow / seconds)
+            print(
+                f"{transport}, {memory}, {mib} MiB: {statistics.median(plain) * 1e3:.2f} ms; answers aside "
+                f"{quartiles(asides)}, shadow of inputs {quartiles(shadows)}",
+                flush=True,
+            )
+            found.append({"transport": transport, "memory": memory, "mib": mib, "aside": asides, "shadow": shadows})
+    finally:
+        without.end()
+        by_default.end()
+    return found
+
+
+def main() -> None:
+    if WORKER in os.environ:
+        return worker()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
+    parser.add_argument("--sizes", default="1,4,16,64", help="MiB")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    cases = {"tcp": "plain", "shm": "shared", "rdma": "plain"}
+    wanted = [arguments.transport] if arguments.transport else ["tcp", "shm"]
+    sizes = [int(size) for size in arguments.sizes.split(",")]
+    found = [one for transport in wanted for one in compare(transport, cases[transport], sizes, arguments.rounds)]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found))
+    return None
+
+
+if __name__ == "__main__":
+    main()
