@@ -119,7 +119,8 @@ def plan(reports: Sequence[Report]) -> Plan:
     first = {name: min(reports[rank].next.get(name, 0) for rank in groups[name[0]]) for name in names}
     failed = {which: why for report in reports for which, why in report.failed.items()}
     late = {which: why for report in reports for which, why in report.late.items()}
-    again, aborted, repeated = set(), set(), {}
+    again, aborted = set[Which](), set[Which]()
+    repeated: dict[Which, list[int]] = {}
     for which in sorted({each for report in reports for each in report.missing} - failed.keys()):
         name, number = which
         ranks = groups[name[0]]
