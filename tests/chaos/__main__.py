@@ -3,9 +3,11 @@
 
     python -m tests.chaos --seed 1 --trials 60
     python -m tests.chaos --seed 1 --trial 17     # repeats one, and keeps its logs
+    python -m tests.chaos --views --trials 17     # jobs that go on without the members that they lose
 
 Every sum is right, or every surviving rank gets an exception within its deadline that names the culprit; no byte of an
-array changes after its call has returned or raised, and none around it ever; nothing is left behind.
+array changes after its call has returned or raised, and none around it ever; nothing is left behind. What holds with
+--views is said in views_run.py.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from tests.chaos import network, plan
+from tests.chaos import network, plan, views_plan
+from tests.chaos.members import Members
 from tests.chaos.run import Run
+from tests.chaos.views_run import ViewsRun
 
 _LOGS = Path("build/chaos").resolve()
 
@@ -35,21 +39,32 @@ def campaign(
     transport: Annotated[list[str] | None, typer.Option(help="Transports to draw from. Default: shm and tcp.")] = None,
     event: Annotated[list[str] | None, typer.Option(help=f"Events to draw from: {', '.join(plan.EVENTS)}.")] = None,
     patience: Annotated[float, typer.Option(help="Factor for all limits of time.")] = 1.0,
+    views: Annotated[bool, typer.Option("--views", help="Jobs that go on without the members that they lose.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run the chaos campaign. The exit status is 1 when a trial violated something."""
     if unknown := set(event or ()) - set(plan.EVENTS):
         raise typer.BadParameter(f"no such event: {', '.join(sorted(unknown))}", param_hint="--event")
+    if event and views:
+        raise typer.BadParameter("what happens with --views is drawn by itself", param_hint="--event")
     transports = tuple(transport or ("shm", "tcp"))
-    # Which events there are must not depend on the machine: a trial is known by its seed and number.
-    events = tuple(event or plan.EVENTS)
-    no_cuts = network.why_not() if "cut" in events and "rdma" not in transports else ""
+    numbers = [trial] if trial is not None else list(range(trials))
+    drawn: list[plan.Trial] | list[views_plan.ViewsTrial]
+    if views:
+        drawn = [views_plan.draw(seed, number, transports) for number in numbers]
+    else:
+        # Which events there are must not depend on the machine: a trial is known by its seed and number.
+        drawn = [plan.draw(seed, number, transports, tuple(event or plan.EVENTS)) for number in numbers]
+    no_cuts = network.why_not() if any(one.needs_network for one in drawn) else ""
     if "rdma" in transports:
         no_cuts = "over rdma tests/rdma pulls the cables"
-    numbers = [trial] if trial is not None else list(range(trials))
-    drawn = [plan.draw(seed, number, transports, events) for number in numbers]
-    left_out = [one for one in drawn if one.event == "cut" and no_cuts]
-    runs = [Run(one, _LOGS / f"{seed}-{one.number}", patience) for one in drawn if one not in left_out]
+    runs: list[Members] = []
+    for one in drawn:
+        folder = _LOGS / f"{'views-' if views else ''}{seed}-{one.number}"
+        if not (one.needs_network and no_cuts):
+            is_views = isinstance(one, views_plan.ViewsTrial)
+            runs.append(ViewsRun(one, folder, patience) if is_views else Run(one, folder, patience))
+    left_out = len(drawn) - len(runs)
     _LOGS.mkdir(parents=True, exist_ok=True)
 
     found = {}
@@ -60,20 +75,22 @@ def campaign(
         for future in track(done, total=len(runs), console=watched, transient=True, disable=not watched.is_terminal):
             run = futures[future]
             violations = future.result()
-            found[run.trial.number] = violations
+            found[run.members_of.number] = violations
             if violations:
                 more = [f"... and {len(violations) - 5} more"] if len(violations) > 5 else []
-                print(f"seed {seed}, trial {run.trial.number}: {run.trial.describe()}; logs in {run.folder}",
+                name = f"{'views, ' if views else ''}seed {seed}, trial {run.members_of.number}"
+                print(f"{name}: {run.members_of.describe()}; logs in {run.folder}",
                       *violations[:5], *more, sep="\n  ", file=sys.stderr, flush=True)  # fmt: skip
             elif trial is None:
                 shutil.rmtree(run.folder)
 
     bad = sum(1 for violations in found.values() if violations)
     if as_json:
-        print(json.dumps({"seed": seed, "trials": len(runs), "left_out": len(left_out), "violations": found}))
+        print(json.dumps({"seed": seed, "trials": len(runs), "left_out": left_out, "violations": found}))
     else:
-        skipped = f"; {len(left_out)} network cuts left out: {no_cuts}" if left_out else ""
-        print(f"chaos: seed {seed}, {len(runs)} trials, {bad} violated something{skipped}")
+        skipped = f"; {left_out} network cuts left out: {no_cuts}" if left_out else ""
+        what = "views, " if views else ""
+        print(f"chaos: {what}seed {seed}, {len(runs)} trials, {bad} violated something{skipped}")
     raise typer.Exit(1 if bad or not runs else 0)
 
 

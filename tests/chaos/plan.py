@@ -54,6 +54,10 @@ class Trial:
     hosts: str = ""  # by rank, one letter per host: ranks take this machine for several hosts
 
     @property
+    def needs_network(self) -> bool:
+        return self.event == "cut"
+
+    @property
     def members(self) -> list[str]:
         """All processes of the job."""
         dedicated = ["scheduler", *(f"server {i}" for i in range(self.servers))] if self.servers else []
