@@ -158,6 +158,8 @@ def _renewed() -> Job:
         finally:
             if _ended is ended:  # until here other threads wait for this one
                 _ended = None
+            if _job is None:  # it is in no job any more, and shutdown() has nothing to do
+                stacks.hide()
     finally:
         _end_change(change)
 

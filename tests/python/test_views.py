@@ -119,6 +119,33 @@ def test_a_stopped_worker_that_wakes_up_changes_nothing(transport):
         assert woken.status != 0 or "PeerLostError" in woken.error or "RoundAbortedError" in woken.error, woken
 
 
+def left_open(bps: Any) -> list[str]:
+    """What a rank that gets into no next view, because there is no scheduler, has open after shutdown()."""
+    array = np.ones(8, np.float32)
+    mark("running")
+    with contextlib.suppress(bps.RoundAbortedError):
+        while True:
+            bps.push_pull_inplace(array, name="a")
+    mark("told")
+    await_mark("without scheduler")
+    with pytest.raises(bps.PeerLostError):
+        bps.push_pull_inplace(array, name="a")
+    bps.shutdown()
+    return [name for fd in Path("/proc/self/fd").iterdir() if "memfd:bps-" in (name := os.path.realpath(fd))]
+
+
+def test_a_rank_that_gets_into_no_next_view_leaves_nothing_open():
+    env = FAST | cluster.over("tcp") | {"BPS_MIN_WORKERS": "2"}
+    with cluster.start(left_open, workers=3, servers=1, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 2")
+        job.await_marks("told", ranks=[0, 1])
+        job.kill("scheduler")
+        job.set_mark("without scheduler")
+        for outcome in job.outcomes(but=[2])[:2]:
+            assert outcome.value == [], outcome.error + outcome.output
+
+
 def hang_up() -> int:
     """Ends each TCP connection of this process but the first, which is the one to the scheduler. Returns how many."""
     ended = 0
