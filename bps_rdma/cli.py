@@ -106,7 +106,7 @@ def run(
         int | None, typer.Option("--min-np", min=1, help="Go on without lost ranks while that many are left.")
     ] = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="With --min-np: how often lost ranks are started again, all together.")
+        int, typer.Option(min=0, help="With --min-np: how often lost ranks and servers are started again, in all.")
     ] = 0,
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
     prefix: Annotated[bool, typer.Option(help="Start each line of output with its rank.")] = False,

@@ -120,9 +120,12 @@ def spawn_helpers(children: Children, job: LocalJob, state: Path | None = None) 
         return None
     scheduler = Scheduler(children, job, state)
     for index in range(job.servers or 0):
-        label = f"server {index}"
-        children.spawn(label, job.placed(label, [find_binary("bps-server")]), job.role(label))
+        _spawn_server(children, job, f"server {index}")
     return scheduler
+
+
+def _spawn_server(children: Children, job: LocalJob, label: str) -> Child:
+    return children.spawn(label, job.placed(label, [find_binary("bps-server")]), job.role(label))
 
 
 def run_job(
@@ -133,9 +136,9 @@ def run_job(
     The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others.
     Otherwise it is that of the first process that failed; the other processes then have `grace` seconds to end by
     themselves (they learn of the loss within 2 seconds), and as many again after SIGTERM, before SIGKILL. In a job that
-    goes on without lost ranks they are started again, `restarts` times altogether. In such a job another scheduler
-    takes the place of one that is lost. If there are too many of that, the job goes on without one, as long as no rank
-    fails: the ranks decide what they still need it for.
+    goes on without lost ranks and servers these are started again, `restarts` times altogether. In such a job another
+    scheduler takes the place of one that is lost. If there are too many of that, the job goes on without one, as long
+    as no rank fails: the ranks decide what they still need it for.
     """
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     with (
@@ -146,19 +149,23 @@ def run_job(
     ):
         try:
             scheduler = spawn_helpers(children, job, Path(folder, "scheduler") if job.least else None)
+            servers = [child for child in children.running if scheduler is not None and child is not scheduler.child]
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
 
-            def start_again(rank: Child) -> bool:
+            def start_again(lost: Child) -> bool:
                 nonlocal restarts
                 restarts -= 1
                 if restarts < 0:
                     return False
-                number = ranks.index(rank)
-                ranks[number] = children.spawn(rank.label, words, job.worker(number))
+                if lost in servers:
+                    servers[servers.index(lost)] = _spawn_server(children, job, lost.label)
+                else:
+                    number = ranks.index(lost)
+                    ranks[number] = children.spawn(lost.label, words, job.worker(number))
                 return True
 
-            failed = _first_failure(children, ranks, job.least, start_again, scheduler)
+            failed = _first_failure(children, ranks, servers, job.least, start_again, scheduler)
             alone = job.least is not None and scheduler is not None and bool(scheduler.child.status)
             failed_late = _let_end(children, grace)
             if not alone:  # without the scheduler servers cannot know that the job has ended well
@@ -175,15 +182,16 @@ def run_job(
 def _first_failure(
     children: Children,
     ranks: list[Child],
+    servers: list[Child],
     least: int | None,
     start_again: Callable[[Child], bool],
     scheduler: Scheduler | None,
 ) -> Child | None:
     """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it).
 
-    The failure of a rank does not count while `least` others are left; then it is started again, if that may be. The
-    loss of the scheduler does not count then either. If there is no other one, that of a rank does from there on,
-    because no other view can follow, and servers end with the ranks.
+    The failure of a rank does not count while `least` others are left, nor that of a server while there is another one;
+    then it is started again, if that may be. The loss of the scheduler does not count then either. If there is no other
+    one, that of a rank does from there on, because no other view can follow, and servers end with the ranks.
     """
     alone = False
     while any(rank.status is None for rank in ranks):
@@ -195,15 +203,15 @@ def _first_failure(
                 continue
             if alone and child not in ranks:
                 continue
-            if alone and child.status:
+            if not child.status:
+                continue
+            kind, alike, needed = ("rank", ranks, least) if child in ranks else ("server", servers, least and 1)
+            left = sum(1 for one in alike if not one.status)
+            if alone or needed is None or left < needed:
                 return child
-            left = sum(1 for rank in ranks if not rank.status)
-            if child.status and (child not in ranks or left < (least or len(ranks))):
-                return child
-            if child.status:
-                ranks_left = f"{left} rank" + ("" if left == 1 else "s")
-                again = ", and it is started again" if start_again(child) else ""
-                print(f"{child.describe_end()}; the job goes on with {ranks_left}{again}", file=sys.stderr, flush=True)
+            again = ", and it is started again" if start_again(child) else ""
+            those = f"{left} {kind}{'' if left == 1 else 's'}"
+            print(f"{child.describe_end()}; the job goes on with {those}{again}", file=sys.stderr, flush=True)
     return None
 
 
