@@ -66,10 +66,9 @@ class Job {
     }
     ++round_;
     while (!operations[0]->done() || !operations[1]->done()) turn();
-    TraceEvent event;
     for (TraceRing& ring : rings_) {
-      while (ring.pop(event)) {
-      }
+      const auto noted = ring.noted();
+      ring.free(noted[0].size() + noted[1].size());
     }
   }
 

@@ -33,6 +33,7 @@ __all__: list[str] = [
     "copy_bytes",
     "describe_array",
     "djb2",
+    "format_trace",
     "hide_stacks",
     "knows_block",
     "local_address",
@@ -728,6 +729,11 @@ def describe_array(array: typing.Any, writable: bool) -> Memory | None:
     """
 
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def format_trace(events: str, json: str) -> None:
+    """
+    Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`.
+    """
+
 def hide_stacks() -> None:
     """
     The end of show_stacks_by().

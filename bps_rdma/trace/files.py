@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace of one process, as csrc/core/trace_writer.cc writes it. Times are microseconds of that process's clock."""
+"""The trace of one process, as csrc/core/trace_json.cc writes it. Times are microseconds of that process's clock.
+
+A process that was killed, or still runs, has left the events of which it would make that file at its end.
+"""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
+
+_EVENTS = ".events"
 
 Key = tuple[int, int, int, int]  # group, tensor, round, partition
 
@@ -50,7 +57,8 @@ class Trace:
 
 def paths(folder: Path) -> list[Path]:
     """The files of a folder that BPS_TRACE has named."""
-    return sorted(folder.glob("*/comm*.json"))
+    both = [sorted(folder.glob(f"*/comm*{suffix}")) for suffix in (_EVENTS, ".json")]
+    return sorted({path.with_suffix(""): path for found in both for path in found}.values())
 
 
 def find(folder: Path, tell: Callable[[Path, int], None] = lambda path, done: None) -> list[Trace]:
@@ -76,8 +84,10 @@ def find(folder: Path, tell: Callable[[Path, int], None] = lambda path, done: No
 
 def read(path: Path) -> Trace:
     """The trace in one file. Raises InvalidArgumentError for any other file."""
+    if path.suffix == _EVENTS and not path.exists():  # its process has just ended
+        path = path.with_suffix(".json")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(_text(path))
         trace = Trace(path, content["traceEvents"], content["otherData"])
         lists = {"operation": trace.operations, "partition": trace.partitions, "round": trace.rounds}
         lists["program"] = trace.program
@@ -86,6 +96,16 @@ def read(path: Path) -> Trace:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(f"{path} is no trace of bps_rdma: {error}", "leave it out") from error
     return trace
+
+
+def _text(path: Path) -> str:
+    """Of the file, or of what is made from its events."""
+    if path.suffix != _EVENTS:
+        return path.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "comm.json"
+        _core.format_trace(str(path), str(made))
+        return made.read_text()
 
 
 def _spans(events: list[dict[str, Any]]) -> Iterator[tuple[str, Span]]:

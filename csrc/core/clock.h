@@ -40,8 +40,11 @@ class Deadline {
   Clock::time_point at_;
 };
 
+inline std::uint64_t to_ns(Clock::time_point time) {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<Duration>(time.time_since_epoch()).count());
+}
 inline std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<Duration>(Clock::now().time_since_epoch()).count());
+  return to_ns(Clock::now());
 }
 
 // The same clock as of its last tick, some milliseconds ago at most: a load from memory, and no look at a timer.

@@ -5,13 +5,19 @@
 // A loop that is not traced has no ring, so that each place where something is noted costs one predictable branch. A
 // ring that is full drops what comes, and counts that: nothing waits for the reader.
 //
-// Threading: record() belongs to the loop's thread, pop() to the reader's; dropped() to any.
+// Threading: of a ring, record() and record_at() belong to the loop's thread, noted() and free() to the reader's;
+// dropped() to any.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdint>
-#include <utility>
+#include <span>
+#include <vector>
 
 #include "core/clock.h"
+#include "core/codec.h"
 #include "core/counter.h"
 #include "core/ring.h"
 
@@ -30,6 +36,9 @@ enum class TraceStage : std::uint8_t {
   kSummed,   // all have, and they are summed
   kReplied,  // all answers are on their way
 };
+constexpr bool is_valid(TraceStage stage) {
+  return stage <= TraceStage::kReplied;
+}
 
 // A partition in a round. Of an operation the partition is 0.
 struct TraceKey {
@@ -42,47 +51,101 @@ struct TraceKey {
   bool operator==(const TraceKey&) const = default;
 };
 
+// As it lies in the rings and in the file (trace_file.h): small, and every byte of it said.
 struct TraceEvent {
-  TraceKey key;
-  TraceStage stage = TraceStage::kQueued;
-  std::uint32_t peer = 0;   // on a worker: the node of the server; on a server: the rank that has pushed
   std::uint64_t time = 0;   // now_ns()
   std::uint64_t value = 0;  // bytes
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t round = 0;
+  std::uint32_t partition = 0;
+  std::uint32_t peer = 0;  // on a worker: the node of the server; on a server: the rank that has pushed
+  TraceStage stage = TraceStage::kQueued;
+  std::uint8_t for_host = 0;
+  std::uint16_t unused = 0;
+
+  TraceKey key() const { return {group, tensor, round, partition, for_host != 0}; }
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.time, m.value, m.group, m.tensor, m.round, m.partition, m.peer, m.stage, m.for_host, m.unused);
+    io.require([&] { return m.for_host <= 1 && m.unused == 0; });
+  }
 };
+static_assert(codec::Plain<TraceEvent> && sizeof(TraceEvent) == 40);
 
 // What the program did meanwhile, as it says itself: "forward", "wait". Times as in TraceEvent.
 struct TraceSpan {
-  std::uint32_t name = 0;  // TraceWriter::record_span() numbers them
-  std::uint32_t step = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
+  std::uint32_t name = 0;  // TraceWriter::record_span() numbers them
+  std::uint32_t step = 0;
+
+  static constexpr void fields(auto& io, auto& m) { io(m.begin, m.end, m.name, m.step); }
 };
+static_assert(codec::Plain<TraceSpan>);
 
 // The rounds to be noted, the last one included.
 struct TracedRounds {
   std::uint32_t first = 0;
   std::uint32_t last = ~std::uint32_t{0};
+
+  bool contain(std::uint32_t round) const { return round >= first && round <= last; }
 };
 
 class TraceRing {
  public:
   // Of a second at some ten thousand partitions, which is many.
   static constexpr std::size_t kEvents = 1 << 15;
+  using Noted = std::array<std::span<const TraceEvent>, 2>;  // the second part is from the start of the memory
 
   explicit TraceRing(TracedRounds rounds) : rounds_(rounds), events_(kEvents) {}
 
+  // Whether it is worth a look at the clock.
+  bool wants(std::uint32_t round) const { return rounds_.contain(round); }
   void record(TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
-    if (key.round < rounds_.first || key.round > rounds_.last) return;
-    TraceEvent event{.key = key, .stage = stage, .peer = peer, .time = now_ns(), .value = value};
-    if (!events_.push(std::move(event))) dropped_.add();
+    if (wants(key.round)) add(now_ns(), stage, key, peer, value);
   }
-  bool pop(TraceEvent& event) { return events_.pop(event); }
+  // Where the time is known already.
+  void record_at(std::uint64_t time, TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
+    if (wants(key.round)) add(time, stage, key, peer, value);
+  }
+
+  Noted noted() const {
+    const std::size_t head = head_.load(std::memory_order_relaxed);
+    const std::size_t count = tail_.load(std::memory_order_acquire) - head;
+    const std::size_t first = std::min(count, kEvents - head % kEvents);
+    return {std::span(events_).subspan(head % kEvents, first), std::span(events_).first(count - first)};
+  }
+  // The oldest ones have been read.
+  void free(std::size_t count) {
+    head_.store(head_.load(std::memory_order_relaxed) + count, std::memory_order_release);
+  }
   std::uint64_t dropped() const { return dropped_.get(); }
 
  private:
+  void add(std::uint64_t time, TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
+    const std::size_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - seen_head_ == kEvents) {
+      seen_head_ = head_.load(std::memory_order_acquire);
+      if (tail - seen_head_ == kEvents) return dropped_.add();
+    }
+    events_[tail % kEvents] = {.time = time,
+                               .value = value,
+                               .group = key.group,
+                               .tensor = key.tensor,
+                               .round = key.round,
+                               .partition = key.partition,
+                               .peer = peer,
+                               .stage = stage,
+                               .for_host = key.for_host};
+    tail_.store(tail + 1, std::memory_order_release);
+  }
+
   const TracedRounds rounds_;
-  MpscRing<TraceEvent> events_;
+  std::vector<TraceEvent> events_;
+  alignas(kCacheLine) std::atomic<std::size_t> tail_{0};  // of the loop
+  std::size_t seen_head_ = 0;
   Counter dropped_;
+  alignas(kCacheLine) std::atomic<std::size_t> head_{0};  // of the reader
 };
 
 }  // namespace bps

@@ -52,7 +52,8 @@ std::unique_ptr<Process> Process::start(const Settings& settings, const Startup&
 std::unique_ptr<Process> Process::renew(Process& ended) {
   ended.retire();
   auto next = bring_up(std::unique_ptr<Process>(new Process(ended)), &ended);
-  ended.take_down();  // only now: it has shown the scheduler that this process lives
+  next->ended_trace_ = std::move(ended.ended_trace_);  // a long one takes seconds, for which no view waits
+  ended.take_down();                                   // only now: it has shown the scheduler that this process lives
   return next;
 }
 
@@ -383,8 +384,7 @@ void Process::take_down_loops() {
   leaving_ = true;
   if (connector_) connector_->stop();
   if (loops_) loops_->stop();
-  const std::unique_ptr<TraceWriter> trace = std::move(trace_);  // ends after the loops
-  std::unique_ptr<Loops> loops;                                  // its connections are closed without the lock
+  std::unique_ptr<Loops> loops;  // its connections are closed without the lock
   {
     const std::lock_guard lock(mutex_);
     listeners_.reset();
@@ -392,12 +392,17 @@ void Process::take_down_loops() {
     connector_.reset();
     loops.swap(loops_);
   }
+  loops.reset();
+  if (!trace_) return;
+  trace_->stop();
+  ended_trace_ = std::move(trace_);
 }
 
 void Process::take_down() {
   take_down_loops();
   van_.reset();
   scheduler_.reset();
+  ended_trace_.reset();
   down_ = true;
 }
 

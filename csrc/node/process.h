@@ -167,7 +167,8 @@ class Process {
   transport::Credentials view_credentials_;    // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
-  std::unique_ptr<TraceWriter> trace_;  // outlives the loops
+  std::unique_ptr<TraceWriter> trace_;        // outlives the loops
+  std::unique_ptr<TraceWriter> ended_trace_;  // of this view at its end, or of the one before: is written yet
   std::unique_ptr<Loops> loops_;
   std::unique_ptr<Listeners> listeners_;
   van::Hosts hosts_;

@@ -49,7 +49,7 @@ void Process::start_trace() {
   process.host = self.host;
   process.worker_rank = self.worker_rank;
   process.server_rank = self.server_rank;
-  process.name_of_node = [&members](std::uint32_t node) { return members.name_of(node); };
+  for (const van::Node& node : members.nodes) process.nodes.emplace_back(node.id, members.name_of(node.id));
   trace_->start(std::move(process));
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bps why`, `bps top` and `bps dump` ask of the native part.
+// What `bps why`, `bps top`, `bps dump` and `bps trace` ask of the native part.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "core/settings.h"
+#include "core/trace_format.h"
 #include "node/job_secret.h"
 #include "node/stacks.h"
 #include "node/startup.h"
@@ -53,6 +54,10 @@ void bind_inspection(py::module_& module) {
   module.def("ask_job", &ask_job, py::arg("config"), py::arg("host"), py::arg("port"), py::arg("stacks"),
              py::arg("timeout_s"), py::call_guard<Interruptible>(),
              "JSON: what the scheduler at this address knows, and the reports of the members that reply in time.");
+  module.def(
+      "format_trace", [](const std::string& events, const std::string& json) { format_trace(events, json); },
+      py::arg("events"), py::arg("json"), py::call_guard<py::gil_scoped_release>(),
+      "Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`.");
 }
 
 }  // namespace bps::python

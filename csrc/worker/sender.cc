@@ -35,11 +35,15 @@ bool Sender::push(ServerConnection& server) {
 // Before the call that sends, so that no server has a push before: clocks are compared by these times. What is taken
 // back is noted again.
 void Sender::trace_sending(const ServerConnection& server) {
+  TraceRing& ring = *counters_.trace;
+  std::uint64_t now = 0;
   for (std::size_t i = 0; i < batch_.size; ++i) {
     const tensor::PushHeader& header = batch_.headers[i];
+    if (!ring.wants(header.round)) continue;
+    if (now == 0) now = now_ns();
     const bool for_host = (header.flags & tensor::kForHost) != 0;
-    counters_.trace->record(TraceStage::kSent, {header.group, header.tensor, header.round, header.partition, for_host},
-                            server.node, header.length);
+    ring.record_at(now, TraceStage::kSent, {header.group, header.tensor, header.round, header.partition, for_host},
+                   server.node, header.length);
   }
 }
 

@@ -50,7 +50,7 @@ def traces(folder) -> list[files.Trace]:
 
 
 def test_layout(folder):
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json"))
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert found == ["server-0/comm.json", "worker-0/comm.json", "worker-1/comm.json"]
 
 
@@ -146,17 +146,43 @@ def killed_later(bps: Any) -> None:
     await_mark("never")
 
 
+def all_is_in(trace: files.Trace) -> bool:
+    return (len(trace.operations), len(trace.partitions), len(trace.rounds)) == tuple(
+        ROUNDS * count for count in (1, PARTITIONS, PARTITIONS)
+    )
+
+
 def test_the_file_of_a_process_that_is_killed_is_complete(tmp_path):
-    path = tmp_path / "worker-0/comm.json"
-    with cluster.start(killed_later, workers=1, env=CUT | {"BPS_TRACE": str(tmp_path)}) as job:
+    """So is that of one that still runs, but for the last tenth of a second; `bps trace` makes both."""
+    folder = tmp_path / "traces"
+    (folder / "worker-0").mkdir(parents=True)
+    (folder / "worker-0/comm.json").write_text("of an earlier job")
+    path = folder / "worker-0/comm.events"
+    with cluster.start(killed_later, workers=1, env=CUT | {"BPS_TRACE": str(folder)}) as job:
         job.await_marks("pushed")
         deadline = time.monotonic() + 30 * cluster.PATIENCE
-        while path.read_text().count('"cat":"operation"') < 2 * ROUNDS and time.monotonic() < deadline:
+        while not all_is_in(files.read(path)) and time.monotonic() < deadline:
             time.sleep(0.02)
         job.kill("rank 0")
         job.await_end("rank 0")
-        check(path.read_text())
-        assert len(files.read(path).partitions) == PARTITIONS * ROUNDS
+    assert [found.name for found in path.parent.iterdir()] == ["comm.events"]
+    (trace,) = files.find(folder)
+    assert trace.path == path
+    assert all_is_in(trace)
+    assert trace.about["process"] == "worker 0 and server 0"
+    out = tmp_path / "whole.json"
+    assert bps_trace("merge", str(folder), "--out", str(out)).returncode == 0
+    assert len(check(out.read_text())["traceEvents"]) == len(trace.events) + 1  # its place
+    assert json.loads(bps_trace("summary", "--json", str(folder)).stdout)["processes"] == ["worker 0 and server 0"]
+    # The last frame is cut short: what stands before it is all there is.
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert len(files.read(path).events) < len(trace.events)
+    # Of the last event the stage is none that there is.
+    path.write_bytes(whole[:-4] + b"\x7f" + whole[-3:])
+    done = bps_trace("summary", str(folder))
+    assert done.returncode == 2
+    assert f"{path} is no trace of bps_rdma" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_ends_no_job(tmp_path):
@@ -272,6 +298,10 @@ def test_what_is_no_trace_is_said_so(tmp_path, content):
     assert done.returncode == 2
     assert "is no trace of bps_rdma" in done.stderr
     assert bps_trace("summary", str(tmp_path / "worker-0")).returncode == 2
+    (tmp_path / "worker-0/comm.json").rename(tmp_path / "worker-0/comm.events")
+    done = bps_trace("summary", str(tmp_path))
+    assert done.returncode == 2
+    assert f"{tmp_path / 'worker-0/comm.events'} is no trace of bps_rdma" in done.stderr
 
 
 # ---- Jobs of several levels and views

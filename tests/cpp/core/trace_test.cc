@@ -4,10 +4,19 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
 
+#include "core/error.h"
+#include "core/trace_format.h"
 #include "core/trace_writer.h"
 
 namespace bps {
@@ -15,29 +24,78 @@ namespace {
 
 constexpr auto kQueued = TraceStage::kQueued;
 
+// Everything that a ring holds, which is then free.
+std::vector<TraceEvent> take(TraceRing& ring) {
+  std::vector<TraceEvent> all;
+  for (const auto part : ring.noted()) all.insert(all.end(), part.begin(), part.end());
+  ring.free(all.size());
+  return all;
+}
+
 TEST(TraceRing, NotesTheRoundsThatAreWanted) {
   TraceRing ring({.first = 2, .last = 3});
-  for (std::uint32_t round = 0; round < 6; ++round) ring.record(kQueued, {.tensor = 7, .round = round}, 1, 8);
-  TraceEvent event;
-  for (const std::uint32_t round : {2U, 3U}) {
-    ASSERT_TRUE(ring.pop(event));
-    EXPECT_EQ(event.key, (TraceKey{.tensor = 7, .round = round}));
-    EXPECT_EQ(event.peer, 1U);
-    EXPECT_EQ(event.value, 8U);
+  for (std::uint32_t round = 0; round < 6; ++round) {
+    EXPECT_EQ(ring.wants(round), round == 2 || round == 3);
+    ring.record(kQueued, {.tensor = 7, .round = round, .for_host = true}, 1, 8);
+    ring.record_at(round, kQueued, {.tensor = 7, .round = round}, 1, 8);
   }
-  EXPECT_FALSE(ring.pop(event));
+  const auto events = take(ring);
+  ASSERT_EQ(events.size(), 4U);
+  for (const std::uint32_t i : {0U, 1U, 2U, 3U}) {
+    EXPECT_EQ(events[i].key(), (TraceKey{.tensor = 7, .round = 2 + i / 2, .for_host = i % 2 == 0}));
+    EXPECT_EQ(events[i].peer, 1U);
+    EXPECT_EQ(events[i].value, 8U);
+  }
+  EXPECT_EQ(events[3].time, 3U);
+  EXPECT_TRUE(take(ring).empty());
 }
 
 TEST(TraceRing, DropsAndCountsWhatDoesNotFit) {
   TraceRing ring({});
   for (std::size_t i = 0; i < TraceRing::kEvents + 5; ++i) ring.record(kQueued, {}, 0, i);
   EXPECT_EQ(ring.dropped(), 5U);
-  TraceEvent event;
-  for (std::size_t i = 0; i < TraceRing::kEvents; ++i) {
-    ASSERT_TRUE(ring.pop(event));
-    ASSERT_EQ(event.value, i);
+  const auto events = take(ring);
+  ASSERT_EQ(events.size(), TraceRing::kEvents);
+  for (std::size_t i = 0; i < TraceRing::kEvents; ++i) ASSERT_EQ(events[i].value, i);
+  EXPECT_TRUE(take(ring).empty());
+}
+
+TEST(TraceRing, KeepsTheOrderOverItsEnd) {
+  TraceRing ring({});
+  std::uint64_t next = 0;
+  std::uint64_t read = 0;
+  for (int turn = 0; turn < 7; ++turn) {
+    for (std::size_t i = 0; i < TraceRing::kEvents / 3; ++i) ring.record(kQueued, {}, 0, next++);
+    for (const TraceEvent& event : take(ring)) ASSERT_EQ(event.value, read++);
   }
-  EXPECT_FALSE(ring.pop(event));
+  EXPECT_EQ(read, next);
+  EXPECT_EQ(ring.dropped(), 0U);
+}
+
+// Little memory lies between the two threads: what is torn or read too early shows.
+TEST(TraceRing, IsReadWhileItIsWritten) {
+  constexpr std::uint64_t kCount = 1'000'000;
+  TraceRing ring({});
+  std::atomic<bool> over = false;
+  std::thread loop([&] {
+    for (std::uint64_t i = 0; i < kCount; ++i) ring.record_at(i, kQueued, {.tensor = 1 + std::uint32_t(i)}, 0, i);
+    over = true;
+  });
+  std::uint64_t read = 0;
+  std::uint64_t next = 0;
+  for (bool ends = false; !ends;) {
+    ends = over;
+    for (const TraceEvent& event : take(ring)) {
+      EXPECT_EQ(event.time, event.value);
+      EXPECT_EQ(event.tensor, 1 + std::uint32_t(event.value));
+      EXPECT_GE(event.value, next);
+      next = event.value + 1;
+      ++read;
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+  loop.join();
+  EXPECT_EQ(read + ring.dropped(), kCount);
 }
 
 class Writer : public testing::Test {
@@ -46,8 +104,10 @@ class Writer : public testing::Test {
   ~Writer() override { std::filesystem::remove_all(folder_); }
 
   std::string file() const { return folder_ / "a" / "comm.json"; }
-  std::string text() const {
-    std::ifstream in(file());
+  std::string events() const { return folder_ / "a" / "comm.events"; }
+  std::string text() const { return text(file()); }
+  static std::string text(const std::string& file) {
+    std::ifstream in(file, std::ios::binary);
     std::ostringstream all;
     all << in.rdbuf();
     return all.str();
@@ -58,8 +118,123 @@ class Writer : public testing::Test {
     return found;
   }
 
+  static std::string clock_of(const std::string& trace) {
+    const std::string field = R"("clock":")";
+    const std::size_t at = trace.find(field) + field.size();
+    return trace.substr(at, trace.find('"', at) - at);
+  }
+  static constexpr std::size_t kAllKinds = 10;  // begin in the trace below
+  // A trace of everything that there is, and what its writer has appended until then.
+  std::string write_all_kinds() const {
+    TraceWriter writer({});
+    TraceRing& ring = writer.add_ring();
+    TraceRing& other = writer.add_ring();
+    writer.start({.file = file(), .name = "worker 0", .host = "h", .worker_rank = 0, .nodes = {{3, "server 0"}}});
+    writer.name_tensor(7, "x \"y\"");
+    for (const auto stage : {kQueued, TraceStage::kStalled, TraceStage::kSent, TraceStage::kLanded}) {
+      ring.record(stage, {.tensor = 7, .round = 5}, 3, 8);
+    }
+    ring.record(TraceStage::kOperation, {.tensor = 7, .round = 5}, 0, 100);
+    for (const auto stage : {TraceStage::kPushed, TraceStage::kSummed, TraceStage::kReplied}) {
+      other.record(stage, {.tensor = 8, .round = 5, .for_host = true}, 1, 8);
+    }
+    writer.record_span("forward", 4, 1000, 2000);
+    writer.record_span(std::string(5000, 'x'), 4, 1000, 2000);  // dropped, for its name
+    std::string appended;
+    for (int i = 0; i < 1000; ++i) {
+      appended = text(events());
+      if (count(format(appended).value_or(""), R"("ph":"b")") == kAllKinds) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return appended;
+  }
+  // Of these events; nothing where they are refused.
+  std::optional<std::string> format(const std::string& appended) const {
+    const std::string from = folder_ / "copy.events";
+    const std::string to = folder_ / "copy.json";
+    std::ofstream(from, std::ios::binary | std::ios::trunc) << appended;
+    try {
+      format_trace(from, to);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(from), std::string::npos) << error.what();
+      EXPECT_FALSE(std::filesystem::exists(to));
+      EXPECT_FALSE(std::filesystem::exists(to + ".part"));
+      return std::nullopt;
+    }
+    std::string made = text(to);
+    std::filesystem::remove(to);
+    return made;
+  }
+
   const std::filesystem::path folder_;
 };
+
+TEST_F(Writer, LeavesOneFileWithWhatItsThreadHadAppended) {
+  const std::string appended = write_all_kinds();
+  EXPECT_FALSE(std::filesystem::exists(events()));
+  EXPECT_FALSE(std::filesystem::exists(file() + ".part"));
+  EXPECT_EQ(format(appended), text());
+  for (const char* one :
+       {R"("cat":"partition","name":"x \"y\" [0]")", R"("name":"credit wait")", R"("server":"server 0")",
+        R"("cat":"operation","name":"x \"y\"")", R"("cat":"round","name":"tensor 8 [0]")",
+        R"("cat":"program","name":"forward")", R"("dropped":1})"}) {
+    EXPECT_GE(count(text(), one), 1U) << one << text();
+  }
+}
+
+TEST_F(Writer, IsReadWhereverItsFileEnds) {
+  const std::string appended = write_all_kinds();
+  const std::size_t first =
+      sizeof(TraceFrameHeader) +
+      codec::encode(TraceProcess{.version = BPS_VERSION, .name = "worker 0", .host = "h", .clock = clock_of(text())})
+          .size();
+  std::size_t before = 0;
+  for (std::size_t size = 0; size <= appended.size(); ++size) {
+    const auto made = format(appended.substr(0, size));
+    ASSERT_EQ(made.has_value(), size >= first) << size;
+    if (!made) continue;
+    ASSERT_TRUE(made->ends_with("}}\n")) << *made;
+    const std::size_t begun = count(*made, R"("ph":"b")");
+    ASSERT_EQ(begun, count(*made, R"("ph":"e")")) << *made;
+    ASSERT_GE(begun, before);
+    before = begun;
+  }
+  EXPECT_EQ(before, kAllKinds);
+}
+
+// The format has no sum over its bytes, so that some of these are other traces; the others are refused, and nothing
+// else happens. (The sanitizers look on.)
+TEST_F(Writer, IsReadOrRefusedWhateverTheFileHolds) {
+  const std::string appended = write_all_kinds();
+  int refused = 0;
+  for (std::size_t at = 0; at < appended.size(); ++at) {
+    std::string changed = appended;
+    changed[at] = static_cast<char>(changed[at] ^ std::array{'\x01', '\x80', '\xff'}[at % 3]);
+    if (!format(changed)) ++refused;
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_FALSE(format(appended + std::string(sizeof(TraceFrameHeader), '\0')));
+  EXPECT_FALSE(format(appended + appended)) << "a second process";
+}
+
+TEST_F(Writer, KeepsTheEventsWhereTheTraceCannotBeWritten) {
+  std::filesystem::create_directories(file() + ".part");
+  const std::string appended = write_all_kinds();
+  EXPECT_FALSE(std::filesystem::exists(file()));
+  EXPECT_TRUE(text(events()).starts_with(appended));
+  EXPECT_TRUE(format(text(events())));
+}
+
+TEST_F(Writer, TakesThePlaceOfTheTraceOfAnEarlierJob) {
+  std::filesystem::create_directories(folder_ / "a");
+  std::ofstream(file()) << "old";
+  std::ofstream(events()) << "old";
+  TraceWriter writer({});
+  writer.start({.file = file(), .name = "worker 0", .host = "h"});
+  EXPECT_FALSE(std::filesystem::exists(file()));
+  EXPECT_TRUE(format(text(events())));
+}
 
 TEST_F(Writer, LeavesOutWhatHasNoBeginningOrNoEnd) {
   {

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/trace_format.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+#include "core/fd.h"
+#include "core/trace_file.h"
+#include "core/trace_json.h"
+#include "core/trace_text.h"
+
+namespace bps {
+namespace {
+
+constexpr std::size_t kBatch = 1 << 20;  // bytes of text that are written at once
+
+// It has its name only when it is complete.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& name) : name_(name), part_(name + ".part"), out_(part_, std::ios::trunc) {
+    check();
+  }
+  ~NewFile() {
+    std::error_code error;
+    if (!is_complete_) std::filesystem::remove(part_, error);
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  TraceText& text() { return text_; }
+  void write_if_much() {
+    if (text_.text().size() >= kBatch) write();
+  }
+  void complete() {
+    write();
+    out_.close();
+    check();
+    std::filesystem::rename(part_, name_);
+    is_complete_ = true;
+  }
+
+ private:
+  void write() {
+    out_ << text_.text();
+    text_.clear();
+    check();
+  }
+  void check() const {
+    if (!out_) throw Error(ErrorCode::kTransport, "cannot write " + part_, "look at the space on that disk");
+  }
+
+  const std::string name_;
+  const std::string part_;
+  std::ofstream out_;
+  TraceText text_;  // not yet written
+  bool is_complete_ = false;
+};
+
+template <codec::Plain T, typename Take>
+void each(const TraceFrames& frames, const TraceFrame& frame, Take&& take) {
+  if (frame.content.size() % sizeof(T) != 0) frames.refuse("it ends within an item");
+  for (std::size_t at = 0; at < frame.content.size(); at += sizeof(T)) {
+    T item;
+    copy_bytes(frame.content.subspan(at, sizeof(T)), &item);
+    if (!codec::accepts(item) || !take(item)) frames.refuse("an item has values that none has");
+  }
+}
+
+template <typename T>
+T decode(const TraceFrames& frames, const TraceFrame& frame) {
+  auto content = codec::decode<T>(frame.content);
+  if (!content) frames.refuse("its content is not of its kind");
+  return std::move(*content);
+}
+
+std::string_view name_in(const TraceFrames& frames, const TraceFrame& frame) {
+  if (frame.content.size() > TraceProcess::kMostText) frames.refuse("a name is too long");
+  return as_text(frame.content);
+}
+
+void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json, NewFile& out) {
+  switch (frame.kind) {
+    case TraceFrameKind::kProcess: frames.refuse("it begins a second trace");
+    case TraceFrameKind::kTensorName: return json.name_tensor(frame.number, name_in(frames, frame));
+    case TraceFrameKind::kNodeName: return json.name_node(frame.number, name_in(frames, frame));
+    case TraceFrameKind::kSpanName: return json.name_span(frame.number, name_in(frames, frame));
+    case TraceFrameKind::kDropped: return json.note_dropped(decode<TraceDropped>(frames, frame).events);
+    case TraceFrameKind::kSpans:
+      return each<TraceSpan>(frames, frame, [&](const TraceSpan& span) {
+        out.write_if_much();
+        return json.add(span);
+      });
+    case TraceFrameKind::kEvents:
+      if (frame.number >= json.rings()) frames.refuse("it is of a loop that the process does not have");
+      return each<TraceEvent>(frames, frame, [&](const TraceEvent& event) {
+        out.write_if_much();
+        json.add(frame.number, event);
+        return true;
+      });
+  }
+}
+
+}  // namespace
+
+void format_trace(int file, const std::string& name, const std::string& json) {
+  TraceFrames frames(file, name);
+  auto frame = frames.next();
+  if (!frame || frame->kind != TraceFrameKind::kProcess) frames.refuse("it does not say whose trace this is");
+  NewFile out(json);
+  TraceJson formatter(decode<TraceProcess>(frames, *frame), out.text());
+  while ((frame = frames.next())) format(frames, *frame, formatter, out);
+  formatter.end();
+  out.complete();
+}
+
+void format_trace(const std::string& events, const std::string& json) {
+  const Fd file(::open(events.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) {
+    throw Error(ErrorCode::kInvalidArgument, "cannot read " + events + ": " + std::generic_category().message(errno),
+                "name a file that a traced process has written");
+  }
+  format_trace(file.get(), events, json);
+}
+
+}  // namespace bps

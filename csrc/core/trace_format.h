@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// From what TraceWriter has appended (trace_file.h) to a file in the Trace Event Format, which chrome://tracing and
+// Perfetto open.
+//
+// Threading: pure; the file may still grow. Errors: as in trace_file.h, and kTransport where `json` cannot be written;
+// it is then what it was before.
+#pragma once
+
+#include <string>
+
+namespace bps {
+
+// `file`: open for reading, and `name` what errors call it.
+void format_trace(int file, const std::string& name, const std::string& json);
+void format_trace(const std::string& events, const std::string& json);
+
+}  // namespace bps

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/trace_json.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/json.h"
+
+namespace bps {
+namespace {
+
+// Partitions under way that are remembered, far more than a job has; what fails at other places leaves entries behind.
+constexpr std::size_t kMostOpen = 1 << 17;
+
+template <typename Map>
+void bound(Map& open) {
+  if (open.size() > kMostOpen) open.erase(open.begin());
+}
+
+}  // namespace
+
+TraceJson::TraceJson(TraceProcess process, TraceText& text) : process_(std::move(process)), text_(text) {
+  text_.add("{\"traceEvents\":[\n");
+  metadata("process_name", 0, json_string(process_.name));
+  for (std::uint32_t i = 0; i < process_.rings; ++i) {
+    metadata("thread_name", i, "\"bps-loop-" + std::to_string(i) + '"');
+  }
+  metadata("thread_name", process_.rings, "\"program\"");
+}
+
+void TraceJson::end() {
+  JsonObject about;
+  about.add("version", process_.version).add("process", process_.name).add("host", process_.host);
+  about.add("worker_rank", process_.worker_rank).add("server_rank", process_.server_rank);
+  about.add("clock", process_.clock).add("dropped", dropped_);
+  text_.add("\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":").add(about.end()).add("}\n");
+}
+
+void TraceJson::name_tensor(std::uint32_t tensor, std::string_view name) {
+  tensors_[tensor] = json_string(name);
+}
+
+void TraceJson::name_node(std::uint32_t node, std::string_view name) {
+  nodes_[node] = json_string(name);
+}
+
+void TraceJson::name_span(std::uint32_t number, std::string_view name) {
+  spans_[number] = json_string(name);
+}
+
+void TraceJson::metadata(const char* what, std::uint32_t ring, std::string_view name) {
+  event();
+  text_.add("{\"ph\":\"M\",\"name\":\"").add(what).add("\",\"pid\":").add(process_.pid).add(",\"tid\":").add(ring);
+  text_.add(",\"args\":{\"name\":").add(name).add("}}");
+}
+
+void TraceJson::add(std::uint32_t ring, const TraceEvent& event) {
+  const TraceKey key = event.key();
+  if (event.stage == TraceStage::kOperation) return write_operation(ring, event);
+  if (event.stage >= TraceStage::kPushed) return add_on_server(ring, event);
+  const OpenKey open{key.group, key.tensor, key.round, key.partition, key.for_host, event.peer};
+  if (event.stage == TraceStage::kQueued) {
+    bound(on_worker_);
+    on_worker_[open] = {.queued = event.time};
+    return;
+  }
+  const auto found = on_worker_.find(open);
+  if (found == on_worker_.end()) return;  // its beginning was dropped
+  OnWorker& times = found->second;
+  switch (event.stage) {
+    case TraceStage::kStalled:
+      if (times.stalled == 0) times.stalled = event.time;
+      return;
+    case TraceStage::kSent:
+      times.sent = event.time;
+      times.bytes = event.value;
+      return;
+    case TraceStage::kLanded:
+      if (times.sent != 0) write_worker(ring, event, times);
+      break;
+    default: break;
+  }
+  on_worker_.erase(found);
+}
+
+void TraceJson::add_on_server(std::uint32_t ring, const TraceEvent& event) {
+  const TraceKey key = event.key();
+  const OpenKey open{key.group, key.tensor, key.round, key.partition, key.for_host, 0};
+  if (event.stage == TraceStage::kPushed) {
+    bound(on_server_);
+    const auto [found, is_first] = on_server_.try_emplace(open);
+    OnServer& times = found->second;
+    if (is_first) {
+      times.first = event.time;
+      times.first_rank = event.peer;
+    }
+    times.last = event.time;
+    times.last_rank = event.peer;
+    times.bytes = event.value;
+    return;
+  }
+  const auto found = on_server_.find(open);
+  if (found == on_server_.end()) return;
+  if (event.stage == TraceStage::kSummed) {
+    found->second.summed = event.time;
+    return;
+  }
+  if (found->second.summed != 0) write_server(ring, event, found->second);
+  on_server_.erase(found);
+}
+
+void TraceJson::write_worker(std::uint32_t ring, const TraceEvent& landed, const OnWorker& times) {
+  const std::string& name = name_of(landed.tensor, landed.partition);
+  const auto node = nodes_.find(landed.peer);
+  begin(ring, "partition", name, times.queued);
+  add_key(landed);
+  text_.add(",\"server\":")
+      .add(node == nodes_.end() ? "\"?\"" : node->second)
+      .add(",\"bytes\":")
+      .add(times.bytes)
+      .add("}}");
+  const std::uint64_t waits = times.stalled == 0 ? times.sent : std::min(times.stalled, times.sent);
+  stage(ring, "partition", "\"queued\"", times.queued, waits);
+  if (times.stalled != 0) stage(ring, "partition", "\"credit wait\"", waits, times.sent);
+  stage(ring, "partition", "\"sent\"", times.sent, landed.time);
+  end(ring, "partition", name, landed.time);
+}
+
+void TraceJson::write_server(std::uint32_t ring, const TraceEvent& replied, const OnServer& times) {
+  const std::string& name = name_of(replied.tensor, replied.partition);
+  begin(ring, "round", name, times.first);
+  add_key(replied);
+  text_.add(",\"first_rank\":").add(times.first_rank).add(",\"last_rank\":").add(times.last_rank);
+  text_.add(",\"bytes\":").add(times.bytes).add("}}");
+  stage(ring, "round", "\"waits for ranks\"", times.first, times.last);
+  stage(ring, "round", "\"sum\"", times.last, times.summed);
+  stage(ring, "round", "\"answer\"", times.summed, replied.time);
+  end(ring, "round", name, replied.time);
+}
+
+void TraceJson::write_operation(std::uint32_t ring, const TraceEvent& done) {
+  const std::string& name = name_of(done.tensor);
+  begin(ring, "operation", name, done.time - std::min(done.time, done.value));
+  text_.add("\"tensor\":").add(done.tensor).add(",\"group\":").add(done.group).add(",\"round\":").add(done.round);
+  text_.add("}}");
+  end(ring, "operation", name, done.time);
+}
+
+bool TraceJson::add(const TraceSpan& span) {
+  const auto name = spans_.find(span.name);
+  if (name == spans_.end()) return false;
+  begin(rings(), "program", name->second, span.begin);
+  text_.add("\"step\":").add(span.step).add("}}");
+  end(rings(), "program", name->second, std::max(span.begin, span.end));
+  return true;
+}
+
+void TraceJson::add_key(const TraceEvent& of) {
+  text_.add("\"tensor\":").add(of.tensor).add(",\"group\":").add(of.group).add(",\"round\":").add(of.round);
+  text_.add(",\"partition\":").add(of.partition).add(",\"for_host\":").add(of.for_host != 0 ? "true" : "false");
+}
+
+// As JSON. Servers do not know names.
+const std::string& TraceJson::name_of(std::uint32_t tensor, std::optional<std::uint32_t> partition) {
+  const auto known = tensors_.find(tensor);
+  if (!partition && known != tensors_.end()) return known->second;
+  name_ = known == tensors_.end() ? "\"tensor " + std::to_string(tensor) + '"' : known->second;
+  if (partition) {
+    name_.pop_back();
+    name_ += " [";
+    name_ += std::to_string(*partition);
+    name_ += "]\"";
+  }
+  return name_;
+}
+
+void TraceJson::begin(std::uint32_t ring, const char* category, std::string_view name, std::uint64_t time) {
+  ++next_;
+  head("b", ring, category, name, time);
+  text_.add(",\"args\":{");
+}
+
+void TraceJson::end(std::uint32_t ring, const char* category, std::string_view name, std::uint64_t time) {
+  head("e", ring, category, name, time);
+  text_.add("}");
+}
+
+void TraceJson::head(const char* phase, std::uint32_t ring, const char* category, std::string_view name,
+                     std::uint64_t time) {
+  event();
+  text_.add("{\"ph\":\"").add(phase).add("\",\"cat\":\"").add(category).add("\",\"name\":").add(name);
+  text_.add(",\"id2\":{\"local\":\"").add(next_).add("\"},\"pid\":").add(process_.pid).add(",\"tid\":").add(ring);
+  text_.add(",\"ts\":").add_microseconds(time);
+}
+
+void TraceJson::stage(std::uint32_t ring, const char* category, std::string_view name, std::uint64_t from,
+                      std::uint64_t to) {
+  --next_;  // it belongs to the event around it
+  begin(ring, category, name, from);
+  text_.add("}}");
+  end(ring, category, name, std::max(from, to));
+}
+
+// One begins.
+void TraceJson::event() {
+  if (any_) text_.add(",\n");
+  any_ = true;
+}
+
+}  // namespace bps
