@@ -462,6 +462,7 @@ class Startup:
     hosts_scheduler: bool
     job: str
     joint: bool
+    resumes: bool
     scheduler_host: str
     def __init__(self) -> None: ...
     @property
@@ -572,7 +573,7 @@ class Process:
         """
         Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.
         """
-    def shutdown(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+    def shutdown(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex, suspends: bool = False) -> bool:
         """
         Leaves the job. False if the others did not all leave in time, or a member was lost.
         """
@@ -634,6 +635,11 @@ class Process:
     def is_traced(self) -> bool: ...
     @property
     def rank(self) -> int: ...
+    @property
+    def is_late(self) -> bool:
+        """
+        Whether others have state of the job, and this process has not.
+        """
     @property
     def routes(self) -> list[str]: ...
     @property

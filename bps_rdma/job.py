@@ -68,6 +68,11 @@ def init(**settings: object) -> None:
         DeadlineError: not all members joined within BPS_JOIN_TIMEOUT seconds.
         NotInitializedError: shutdown() was called meanwhile, by another thread or a signal handler.
     """
+    join(settings, resumes=False)
+
+
+def join(settings: dict[str, object], *, resumes: bool) -> None:
+    """init(); `resumes`: this process has suspended the job, and has its state: those who have not are late."""
     global _job
     change = _begin_change(ends_init=False)
     if change is None:
@@ -80,7 +85,9 @@ def init(**settings: object) -> None:
             return
         cluster.adopt(os.environ, settings)
         config = config_with(settings)
-        process = _core.Process.start(config, startup.from_config(config), change.stop)
+        start = startup.from_config(config)
+        start.resumes = resumes
+        process = _core.Process.start(config, start, change.stop)
         _job = _settled(Job(process, config, Group(0, tuple(range(process.workers)))), change)
         atexit.register(shutdown)
         _report_exceptions()
@@ -105,6 +112,11 @@ def shutdown(timeout: float | None = None) -> None:
 
     An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
+    leave(timeout, suspends=False)
+
+
+def leave(timeout: float | None, *, suspends: bool) -> None:
+    """shutdown(); `suspends`: workers are going to come back, and dedicated servers wait for them."""
     global _job, _ended
     change = _begin_change(ends_init=True)
     if change is None:
@@ -115,7 +127,7 @@ def shutdown(timeout: float | None = None) -> None:
             return
         atexit.unregister(shutdown)
         try:
-            job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout)
+            job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout, suspends)
         finally:
             job.close()
             stacks.hide()
@@ -196,7 +208,7 @@ def _next_view(before: Job, change: _Change) -> Job:
     finally:
         before.close()
         _core.release_orphans(all=before.process.is_down and not goes_on)
-    job = Job(process, before.config, Group(0, tuple(range(process.workers))), follows=True)
+    job = Job(process, before.config, Group(0, tuple(range(process.workers))))
     job.is_late = before.is_late
     job._parts.update(kept)
     was_compressed = {before.numbering.name_of(one): one.compression for one in before.tensors.values()}

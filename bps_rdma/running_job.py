@@ -22,18 +22,17 @@ class Job:
         process: this process in the core.
         config: the settings that init() used.
         world: the group of all workers.
-        follows: this process was in the view before.
     """
 
-    def __init__(self, process: _core.Process, config: _core.Config, world: Group, *, follows: bool = False) -> None:
+    def __init__(self, process: _core.Process, config: _core.Config, world: Group) -> None:
         self.process = process
         self.config = config
         self.world = world
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self.epoch = process.epoch  # of the first view from which this rank can go on with everything
-        # It has entered a job that was running, whose state it has to get from the others.
-        self.is_late = self.epoch > 1 and not follows
+        # It has entered a job that was running, or was suspended, whose state it has to get from the others.
+        self.is_late = process.is_late
         self.identities: list[int] = process.identities
         self._compression: str = config.text("BPS_COMPRESSION")
         self._exact: bool = config.text("BPS_EXACT") == "1"

@@ -238,6 +238,8 @@ def _failed(job: JobState) -> str:
 
 def _starting(job: JobState) -> Diagnosis | None:
     phase = (job.scheduler or {}).get("phase")
+    if phase == "suspended":
+        return Diagnosis("starting", f"The job is suspended: {(job.scheduler or {})['missing']}.")
     if phase == "gathering":
         return Diagnosis("starting", f"The job has not begun: {(job.scheduler or {})['missing']}.")
     if not job.members and job.unplaced:

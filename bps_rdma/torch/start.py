@@ -79,11 +79,15 @@ def init(lazy: bool = True, **settings: object) -> None:
 
 
 def suspend() -> None:
-    """Leaves the job, to come back with resume(). Every rank calls it, with no operation in progress."""
+    """Leaves the job, to come back with resume(). Every rank calls it, with no operation in progress.
+
+    Dedicated servers and a scheduler of its own live on and wait for the workers that resume the job, for
+    BPS_RESUME_TIMEOUT seconds. A rank that is not to take part in it any more just does not call resume().
+    """
     global _suspended
     if bps_rdma.is_initialized():
         _suspended = job.current().part(Names)
-    bps_rdma.shutdown()
+    job.leave(None, suspends=True)
 
 
 def resume(
@@ -91,24 +95,29 @@ def resume(
 ) -> None:
     """Joins the job again after suspend(), possibly with another number of members.
 
+    New ranks take part with init() and the same numbers. They get no parameters by being wrapped: all ranks call
+    broadcast_parameters() and broadcast_optimizer_state() then, or use a TrainingState.
+
     Modules and optimizers that were wrapped before remain usable, unless they belong to a group of their own.
 
     Args:
         num_workers: workers from now on; with DMLC_ROLE set, machines with workers, as BytePS counts.
-        num_servers: dedicated servers from now on, where there are any.
+        num_servers: dedicated servers from now on, where there are any: of fewer the last ones end, for more of them
+            new ones have to be started. Default: BPS_NUM_SERVERS.
         global_rank: rank of this worker from now on; default: as before.
         settings: as for init().
     """
     global _suspended
     config = config_with(settings)
+    counts_machines = bool(config.text("BPS_ROLE") and config.text("BPS_NUM_WORKERS"))
+    settings["num_workers" if counts_machines else "world_size"] = num_workers
     if config.text("BPS_NUM_SERVERS"):
-        settings["num_workers"] = num_workers
+        if config.text("BPS_ROLE") == "joint":  # each rank is a server
+            num_servers = num_workers * (int(config.text("BPS_LOCAL_SIZE") or 1) if counts_machines else 1)
         settings["num_servers"] = config.text("BPS_NUM_SERVERS") if num_servers is None else num_servers
-    else:
-        settings["world_size"] = num_workers
     if global_rank is not None:
         settings["rank"] = global_rank
-    bps_rdma.init(**settings)
+    job.join(settings, resumes=_suspended is not None)
     if _suspended is not None:  # modules that go on keep their names, so new ones must not get them
         job.current().part(Names).given.update(_suspended.given)
         _suspended = None

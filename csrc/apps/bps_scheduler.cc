@@ -58,6 +58,7 @@ void usage() {
       "  BPS_MIN_WORKERS    go on while that many workers are left\n"
       "  BPS_SCHEDULER_STATE  file by which it knows the job when it is started again\n"
       "  BPS_JOIN_TIMEOUT   seconds to wait for the members\n"
+      "  BPS_RESUME_TIMEOUT seconds to wait for workers after suspend()\n"
       "  BPS_LOG_LEVEL      DEBUG, INFO, WARNING or ERROR\n"
       "  docs/settings.md and `bps config` list all of them.\n"
       "\n"
@@ -142,6 +143,7 @@ int run(bps::SettingValues values, const std::string& address) {
   options.servers = startup.servers;
   options.heartbeat_timeout_s = settings.deadlines.heartbeat;
   options.join_timeout_s = settings.deadlines.join;
+  options.resume_timeout_s = settings.deadlines.resume;
   options.balanced = parsed.key_hash == bps::tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
   options.min_workers = settings.job.min_workers;
@@ -151,6 +153,7 @@ int run(bps::SettingValues values, const std::string& address) {
   if (!state.empty()) known = bps::van::run_from_state(state);
   options.run = known.run;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
+  options.on_suspended = [](const std::string& what) { std::fprintf(stderr, "bps-scheduler: %s\n", what.c_str()); };
   bps::van::Scheduler scheduler(options, secret.credentials);
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u%s\n",
                bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str(),

@@ -76,6 +76,11 @@ void end_by_signals() {
   }
 }
 
+void say_why(bps::node::Process& process) {
+  const std::string why = process.van().why_ended();
+  if (!why.empty()) std::fprintf(stderr, "bps-server: %s\n", why.c_str());
+}
+
 int run(std::int32_t rank) {
   const bps::Settings settings = bps::SettingValues().parse();
   bps::node::Startup startup = bps::node::startup_from(settings.job);
@@ -87,12 +92,17 @@ int run(std::int32_t rank) {
   std::fprintf(stderr, "bps-server: ready; this is %s\n", process->van().self().describe().c_str());
   bool well = process->wait_for_end();
   while (process->view_ended()) {
+    const bool was_suspended = process->van().resume_patience_s() > 0;
+    if (was_suspended) say_why(*process);
     try {
       process = bps::node::Process::renew(*process);
     } catch (const bps::Error&) {
       if (!process->wait_for_end()) throw;
-      return 0;  // all workers have left meanwhile, as they should, and no other view begins
+      say_why(*process);
+      return 0;  // all workers have left meanwhile, as they should, and no other view begins for this server
     }
+    const std::string self = process->van().self().describe();
+    if (was_suspended) std::fprintf(stderr, "bps-server: ready again; this is %s\n", self.c_str());
     well = process->wait_for_end();
   }
   process->shutdown(1);

@@ -95,6 +95,7 @@ struct Deadlines {  // seconds
   double shutdown = 0;
   double heartbeat = 0;
   std::uint32_t scheduler = 0;  // for another one, in the place of a lost one
+  std::uint32_t resume = 0;     // for workers that resume a suspended job
 };
 
 struct MetricsSettings {

@@ -210,6 +210,9 @@ constexpr Setting kTable[] = {
     {"BPS_SCHEDULER_PATIENCE", "", "0", whole(0, kMany), deadline<&Deadlines::scheduler>,
      "seconds that a job with BPS_MIN_WORKERS waits for a lost scheduler to be started again, which `bps run` does (it "
      "sets 30); 0: not at all"},
+    {"BPS_RESUME_TIMEOUT", "", "600", whole(0, kMany), deadline<&Deadlines::resume>,
+     "seconds that bps-scheduler, and with it bps-server, waits after suspend() for workers that resume() the job; 0: "
+     "they end with the workers"},
     {"BPS_SCHEDULER_STATE", "", "", kText, job<&JobSettings::scheduler_state>,
      "file of bps-scheduler, by which it knows the job when it is started again; each job needs one of its own"},
     // Diagnosis

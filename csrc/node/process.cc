@@ -77,7 +77,9 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
 
 // A peer that could not be reached may be a member whose loss the scheduler has not told yet.
 bool Process::awaits_next_view() const {
-  if (!van_ || !van_->joined() || options_.settings.job.min_workers == 0) return false;
+  if (!van_ || !van_->joined()) return false;
+  if (van_->view_ended()) return true;
+  if (options_.settings.job.min_workers == 0) return false;
   const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
   while (!van_->view_ended() && (!verdict.passed() || van_->awaits_scheduler())) sleep_until(Deadline::after(kLook_s));
   return van_->view_ended();
@@ -98,6 +100,7 @@ Process::Process(Process& ended)
     : options_(ended.options_.settings, startup_after(ended.options_.startup, ended.van_->self())),
       secret_(ended.secret_),
       renews_(ended.van_->self().id),
+      resume_patience_s_(ended.van_->resume_patience_s()),
       identity_(ended.identity_),
       scheduler_(std::move(ended.scheduler_)) {}
 
@@ -185,6 +188,7 @@ void Process::make_van() {
   if (scheduler_) options.scheduler_ports = {scheduler_->port()};
   // The members of a view that has ended come when they call the next operation.
   options.join_timeout_s = renews_ != 0 ? options_.settings.deadlines.operation : options_.settings.deadlines.join;
+  if (resume_patience_s_ > 0) options.join_timeout_s = resume_patience_s_;
   options.renews = renews_;
   options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
   options.outlives_scheduler = options_.settings.job.min_workers > 0 && !is_hosted_by_rank_0();
@@ -210,6 +214,7 @@ van::Node Process::describe_self() const {
   self.host = host_name();
   self.host_key = van::host_key(options_.settings.transport.host_id);
   self.sums_on_host = options_.sums_on_host();
+  self.has_state = options_.startup.is_worker() && (renews_ != 0 || options_.startup.resumes);
   if (listeners_) self.addresses = listeners_->addresses();
   if (!options_.startup.is_server() && !loops_->rails().empty()) {
     // Nobody connects to a worker by it, but servers of the same fabric are reached by RDMA only if it has RDMA too.
@@ -324,7 +329,7 @@ void Process::abort(const std::string& exception) {
   }
 }
 
-bool Process::shutdown(double timeout_s) {
+bool Process::shutdown(double timeout_s, bool suspends) {
   if (!calls_.close()) return false;
   end_operations();
   leaving_ = true;
@@ -333,7 +338,7 @@ bool Process::shutdown(double timeout_s) {
   try {
     // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
     well = van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
-                       worker_ ? worker_->last_failure() : "");
+                       worker_ ? worker_->last_failure() : "", suspends);
   } catch (const Error& error) {  // the scheduler is lost: nobody is left to be told
     log_info(std::string("left without the scheduler: ") + error.what());
   } catch (...) {

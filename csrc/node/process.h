@@ -79,7 +79,8 @@ class Process {
   // False when the others did not all leave in time, or a member was lost. When the wait is interrupted, everything is
   // taken down all the same. May be called within a Call of the same thread, which then takes everything down at its
   // end.
-  bool shutdown(double timeout_s);
+  // `suspends`: workers are going to come back, this one or others; dedicated servers wait for them.
+  bool shutdown(double timeout_s, bool suspends = false);
   // Whether nothing of it is left that peers or threads could use.
   bool is_down() const { return down_; }
   // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
@@ -162,6 +163,7 @@ class Process {
   const ProcessOptions options_;
   const JobSecret secret_;
   const std::uint32_t renews_ = 0;             // the node that it was in the view before
+  const double resume_patience_s_ = 0;         // for workers that resume the job; 0: it was not suspended
   const std::uint64_t identity_;               // the same in all views
   std::atomic<std::uint64_t> incarnation_{0};  // of the scheduler; 0: not found yet
   transport::Credentials view_credentials_;    // for connections between members; set before this process joins

@@ -25,7 +25,8 @@ struct Startup {
   std::uint32_t workers = 1;
   std::uint32_t servers = 1;
   bool hosts_scheduler = false;
-  bool joint = false;  // every worker is also a server
+  bool joint = false;    // every worker is also a server
+  bool resumes = false;  // it has suspended the job, and has its state
   std::string scheduler_host = "127.0.0.1";
   std::vector<std::uint16_t> scheduler_ports;
   std::uint32_t processes_on_host = 1;  // of this job, as far as known: tells whether spinning would hurt

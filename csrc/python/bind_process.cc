@@ -2,6 +2,7 @@
 // A process of the job, its operations and its tensors. The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <span>
@@ -164,11 +165,11 @@ OwnedProcess renew(Process& ended, const Stop& stop) {
   return process;
 }
 
-bool shutdown(Process& process, double timeout_s) {
+bool shutdown(Process& process, double timeout_s, bool suspends) {
   BlockTable::instance().detach(process);
   const auto others_return = [] { AwayFromPython::await_others(Deadline::after(kReturn_s)); };
   try {
-    const bool well = process.shutdown(checked_timeout(timeout_s));
+    const bool well = process.shutdown(checked_timeout(timeout_s), suspends);
     others_return();
     return well;
   } catch (...) {
@@ -200,6 +201,7 @@ void bind_process(py::module_& module) {
       .def_readwrite("servers", &node::Startup::servers)
       .def_readwrite("hosts_scheduler", &node::Startup::hosts_scheduler)
       .def_readwrite("joint", &node::Startup::joint)
+      .def_readwrite("resumes", &node::Startup::resumes)
       .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
       .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
       .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
@@ -239,6 +241,12 @@ void bind_process(py::module_& module) {
            py::arg("tensor"), py::arg("late"), py::arg("round"), py::arg("why"), MayWait(),
            "Fails this round of a tensor of this view on all ranks that come to it.")
       .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
+      .def_property_readonly("is_late", as_call(+[](Process& p) {
+                               const auto has_state = [](const van::Node& node) { return node.has_state; };
+                               return !has_state(p.van().self()) &&
+                                      std::ranges::any_of(p.membership().nodes, has_state);
+                             }),
+                             "Whether others have state of the job, and this process has not.")
       .def_property_readonly("identities", as_call(+[](Process& p) {
                                std::vector<std::uint64_t> identities;
                                for (std::uint32_t rank = 0; rank < p.membership().workers; ++rank) {
@@ -247,7 +255,7 @@ void bind_process(py::module_& module) {
                                return identities;
                              }),
                              "By rank: a number of its process that is the same in all views.")
-      .def("shutdown", &shutdown, py::arg("timeout_s"), MayWait(),
+      .def("shutdown", &shutdown, py::arg("timeout_s"), py::arg("suspends") = false, MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
       .def("abort", &Process::abort, py::arg("exception"), MayWait(),

@@ -52,7 +52,7 @@ bool Job::receive(Peer peer, Message&& message) {
   if (std::holds_alternative<Heartbeat>(message)) return true;
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
   if (const auto* reply = std::get_if<Reply>(&message)) return inquiries_.reply(*member, *reply), true;
-  if (phase_ == Phase::kRenewing && !std::holds_alternative<Leave>(message) &&
+  if ((phase_ == Phase::kRenewing || is_suspended_) && !std::holds_alternative<Leave>(message) &&
       !std::holds_alternative<Suspect>(message)) {
     return true;  // a call of the view that has ended: it has failed where it came from
   }
@@ -79,7 +79,9 @@ bool Job::receive(Peer peer, Message&& message) {
 JsonObject Job::describe() const {
   constexpr const char* kPhases[] = {"gathering", "reuniting", "running", "renewing", "over"};
   JsonObject state;
-  state.add("phase", std::string(kPhases[static_cast<std::size_t>(phase_)])).add("epoch", epoch_);
+  const char* phase =
+      is_suspended_ && phase_ == Phase::kGathering ? "suspended" : kPhases[static_cast<std::size_t>(phase_)];
+  state.add("phase", std::string(phase)).add("epoch", epoch_);
   state.add("missing", phase_ == Phase::kGathering   ? rendezvous_.missing()
                        : phase_ == Phase::kReuniting ? reunion_.progress()
                                                      : "");
@@ -105,11 +107,16 @@ std::string Job::dump() const {
 bool Job::join(Peer peer, const Join& join) {
   if (knows(peer) || phase_ == Phase::kOver) return false;  // cut off by a job that is over, a caller tries again
   // The job is running, and will be known here soon.
-  if (phase_ == Phase::kReuniting || (phase_ == Phase::kGathering && join.renews != 0)) return false;
+  const bool is_new_job = phase_ == Phase::kGathering && !is_suspended_;
+  if (phase_ == Phase::kReuniting || (is_new_job && join.renews != 0)) return false;
   // It has found this scheduler before that knew of the view to come.
-  if (options_.min_workers != 0 && join.epoch != epoch_ + (phase_ == Phase::kRunning ? 1 : 0)) return false;
-  if (join.renews != 0 && phase_ != Phase::kGathering) return join_again(peer, join), true;
+  const std::uint32_t next_epoch = epoch_ + (phase_ == Phase::kRunning ? 1 : 0);
+  if ((options_.min_workers != 0 || is_suspended_) && join.epoch != next_epoch) return false;
+  if (join.renews != 0 && is_suspended_) return resume_server(peer, join), true;
+  if (join.renews != 0) return join_again(peer, join), true;
   if (options_.min_workers != 0 && phase_ != Phase::kGathering && !give_up_) return enter(peer, join), true;
+  // Some have suspended the job, and the others are about to.
+  if (phase_ == Phase::kRunning && can_be_suspended()) return false;
   std::optional<Refused> refused;
   if (phase_ != Phase::kGathering) {
     refused = Refused{ErrorCode::kMismatch, "the job is running already: all its members have joined",
@@ -119,7 +126,9 @@ bool Job::join(Peer peer, const Join& join) {
   }
   if (refused) return refuse(peer, *refused), true;
   const auto patience = std::min(options_.join_timeout, std::chrono::milliseconds(join.patience_ms));
-  patience_[peer] = Clock::now() + patience;
+  // Before workers resume a suspended job, a new server waits for as long as the others.
+  const bool waits_on = is_suspended_ && join.node.worker_rank == kNoRank;
+  patience_[peer] = waits_on ? Clock::time_point::max() : Clock::now() + patience;
   if (rendezvous_.complete()) start(rendezvous_.seat());
   return true;
 }
@@ -130,6 +139,7 @@ void Job::refuse(Peer peer, const Refused& why) {
 }
 
 void Job::start(Rendezvous::Seating seating) {
+  if (std::exchange(is_suspended_, false)) release_spare_servers(seating.peers);
   phase_ = Phase::kRunning;
   patience_.clear();
   suspicions_.clear();
@@ -191,7 +201,7 @@ void Job::end_view(const std::string& why) {
 
 bool Job::rejoin(Peer peer, const Rejoin& report) {
   if (phase_ == Phase::kOver || knows(peer)) return false;
-  const bool has_come = phase_ == Phase::kRunning || phase_ == Phase::kRenewing;
+  const bool has_come = phase_ == Phase::kRunning || phase_ == Phase::kRenewing || is_suspended_;
   if (has_come || options_.min_workers == 0) {
     // What a process was in an earlier view, while it is in this one, needs no answer.
     const Member* known = members_ ? members_->by_identity(report.self().identity) : nullptr;
@@ -320,7 +330,10 @@ void Job::begin_when_all_are_back() {
 
 std::optional<Clock::time_point> Job::join_deadline() const {
   std::optional<Clock::time_point> first = reunion_deadline_;
-  for (const auto& [peer, until] : patience_) first = std::min(first.value_or(until), until);
+  if (is_suspended_ && !rendezvous_.has_workers()) first = resume_deadline_;
+  for (const auto& [peer, until] : patience_) {
+    if (until != Clock::time_point::max()) first = std::min(first.value_or(until), until);
+  }
   return first;
 }
 
@@ -331,6 +344,7 @@ void Job::finish() {
 
 void Job::give_up() {
   if (phase_ == Phase::kReuniting) return reunite();
+  if (is_suspended_) return give_up_suspended();
   if (phase_ == Phase::kRunning) return refuse_late();
   if (phase_ == Phase::kRenewing) {
     std::string awaited;
@@ -363,7 +377,8 @@ void Job::refuse_late() {
 void Job::leave(Member& member, const Leave& leave) {
   if (member.fate != Member::Fate::kHere) return;
   member.fate = Member::Fate::kLeft;
-  member.farewell = member.node->describe() + " has left the job";
+  member.suspends = leave.suspends;
+  member.farewell = member.node->describe() + (leave.suspends ? " has suspended the job" : " has left the job");
   // It may have left because another rank is about to: whoever waits for it wants to know that one.
   if (!leave.failure.empty()) member.farewell += ", after: " + leave.failure;
   if (leave.reason.empty()) {
@@ -390,9 +405,10 @@ void Job::leave(Member& member, const Leave& leave) {
 // Of a member that has left or is lost, when those who need to know have been told.
 void Job::gone(const Member& member) {
   answer_suspicions(member);
+  if (have_all_left() && can_be_suspended()) return end_if_all_left();  // also instead of a view that has not begun
   if (phase_ == Phase::kRenewing) {
     begin_when_all_are_back();
-  } else {
+  } else if (calls_) {
     calls_->gone(member);
   }
   end_if_all_left();
@@ -470,9 +486,15 @@ void Job::closed(Peer peer, const std::string& why) {
   }
   std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
   if (patience_.erase(peer) != 0) {
+    const bool was_last_worker = is_suspended_ && rendezvous_.has_workers();
     rendezvous_.remove(peer);
+    if (was_last_worker && !rendezvous_.has_workers()) resume_deadline_ = Clock::now() + options_.resume_timeout;
     std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });
-    if (Member* const member = members_ ? members_->find_renewed(peer) : nullptr) lose(*member, why);
+    Member* const member = members_ ? members_->find_renewed(peer) : nullptr;
+    if (member == nullptr) return;
+    // Until workers come, a server may lose the connection by which it waits, and make another one.
+    if (is_suspended_ && member->connected) return void(member->renewed_as = 0);
+    lose(*member, why);
     return;
   }
   Member* const member = members_ ? members_->find(peer) : nullptr;
@@ -492,12 +514,17 @@ void Job::lose(Member& member, const std::string& why) {
   gone(member);
 }
 
-void Job::end_if_all_left() {
-  if (phase_ == Phase::kOver) return;
+bool Job::have_all_left() const {
   const auto is_here = [](const Member& member) { return member.is_worker() && member.fate == Member::Fate::kHere; };
-  if (std::ranges::any_of(members_->members(), is_here)) return;
+  return std::ranges::none_of(members_->members(), is_here);
+}
+
+void Job::end_if_all_left() {
+  if (phase_ == Phase::kOver || is_suspended_ || !have_all_left()) return;
+  const bool well = lost_in_view_ == 0 && !left_early_;
+  if (can_be_suspended()) return suspend(well);
   finish();
-  ended_well_ = lost_in_view_ == 0 && !left_early_;
+  ended_well_ = well;
   tell_all(AllLeft{ended_well_});
 }
 

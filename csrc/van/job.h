@@ -8,6 +8,10 @@
 // have come to the end of a step, or a member is lost, and is part of the view that begins then. Rounds, barriers and
 // groups of the view that has ended are over.
 //
+// Where resume_timeout allows it, workers may suspend the job: when all have left and one of them has said that workers
+// are going to come back, the servers that are no workers and this scheduler wait for those. Gathering begins anew,
+// with as many members as the workers say that come.
+//
 // A scheduler that was started in the place of a lost one finds the job running: its members rejoin. When all have
 // come, or have had their time, that view ends as if one of them had been lost, and the next one begins.
 //
@@ -39,15 +43,17 @@ class Job {
     Registry::Options registry;       // with the numbers of workers and servers
     std::uint32_t silence_ms = 1500;  // told to the members
     std::chrono::milliseconds join_timeout{60000};
-    std::uint32_t min_workers = 0;  // the job goes on while there are so many; 0: only as it has begun
-    std::uint64_t run = 0;          // of the job; members of another one cannot rejoin
+    std::chrono::milliseconds resume_timeout{0};  // for workers to resume a suspended job; 0: none can be suspended
+    std::uint32_t min_workers = 0;                // the job goes on while there are so many; 0: only as it has begun
+    std::uint64_t run = 0;                        // of the job; members of another one cannot rejoin
     std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one
   };
 
   struct Events {
     Calls::Send send;
-    std::function<void(const std::string& why)> on_lost;     // a member
-    std::function<void()> on_over;                           // before the members learn of it
+    std::function<void(const std::string& why)> on_lost;                  // a member
+    std::function<void(const std::string& what)> on_suspended = nullptr;  // and when nobody has resumed it
+    std::function<void()> on_over;                                        // before the members learn of it
     std::function<void(Peer)> close = nullptr;               // ends the connection of another peer than the caller
     std::function<void(std::uint32_t epoch)> on_epoch;       // of the view that who connects from here on will be in
     std::function<std::int64_t(Peer)> silence_ms = nullptr;  // since this peer was heard of last
@@ -70,7 +76,7 @@ class Job {
   bool ended_well() const { return ended_well_; }
   // Whether this peer waits for the others, or is a member.
   bool knows(Peer peer) const;
-  bool waits(Peer peer) const { return patience_.contains(peer); }
+  bool waits(Peer peer) const { return patience_.contains(peer) || waits_for_resume(peer); }
   std::uint32_t epoch() const { return epoch_; }
   std::uint64_t lost() const { return lost_; }
   std::uint64_t refused() const { return refused_; }
@@ -87,6 +93,12 @@ class Job {
   bool goes_on() const;
   void end_view(const std::string& why);
   void join_again(Peer peer, const Join& join);
+  bool can_be_suspended() const;
+  bool waits_for_resume(Peer peer) const;
+  void suspend(bool well);
+  void resume_server(Peer peer, const Join& join);
+  void release_spare_servers(const std::vector<Peer>& seated);
+  void give_up_suspended();
   void enter(Peer peer, const Join& join);
   void let_in();
   void refuse_late();
@@ -100,6 +112,7 @@ class Job {
   void answer_suspicions(const Member& about);
   void end_view_of_broken(Member& from, Member& about);
   Member& choose_lost(Member& one, Member& other);
+  bool have_all_left() const;
   void end_if_all_left();
   void tell_here(const Message& message);
   void tell_all(const Message& message, Peer except = 0);
@@ -127,6 +140,8 @@ class Job {
   std::map<std::pair<std::uint64_t, std::uint64_t>, int> breaks_;
   // Processes that wait for the end of a step, or of the view, to enter the job.
   std::vector<std::pair<Peer, Node>> entering_;
+  bool is_suspended_ = false;                         // until the members have gathered again
+  std::optional<Clock::time_point> resume_deadline_;  // while no worker has come
   std::uint32_t epoch_ = 1;
   std::string why_renewed_;         // of the view to come
   std::optional<Refused> give_up_;  // too few are left to begin it

@@ -16,9 +16,10 @@ struct Member {
   const Node* node = nullptr;
   Fate fate = Fate::kHere;
   bool connected = true;
-  Peer renewed_as = 0;   // its connection in the view to come, once it has joined that
-  std::string farewell;  // "worker 1 (host, pid 42) has left the job", once it is not here
-  std::string cause;     // the first loss that led to its end, if one did: its own or that of another member
+  bool suspends = false;  // it has left to come back
+  Peer renewed_as = 0;    // its connection in the view to come, once it has joined that
+  std::string farewell;   // "worker 1 (host, pid 42) has left the job", once it is not here
+  std::string cause;      // the first loss that led to its end, if one did: its own or that of another member
 
   bool is_worker() const { return node->worker_rank >= 0; }
   std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }

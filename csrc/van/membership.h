@@ -49,6 +49,7 @@ struct Node {
   std::string host_key;        // equal for processes that can share memory
   std::uint64_t identity = 0;  // random, of this process alone: the same in all views
   bool sums_on_host = false;   // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
+  bool has_state = false;      // of the job: it was in the view before, or has suspended the job
   std::vector<TransportAddress> addresses;
 
   // Whether it may run server loops: to sum for all, or for its host.
@@ -63,7 +64,7 @@ struct Node {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
     io.bounded(m.host, kMostHostBytes);
     io.bounded(m.host_key, kMostHostBytes);
-    io(m.identity, m.sums_on_host, m.addresses);
+    io(m.identity, m.sums_on_host, m.has_state, m.addresses);
     io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
   }
   bool operator==(const Node&) const = default;

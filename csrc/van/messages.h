@@ -157,16 +157,22 @@ struct Leave {  // the reply is Done; nothing else is sent after it
   std::uint32_t lost_node = 0;  // the sender leaves because of this loss
   std::string reason;           // what the sender knows of it; of no loss: the exception with which it ends, or nothing
   std::string failure;          // how its last operation failed, or nothing
+  bool suspends = false;        // workers are going to come back, it or others: the job waits for them
   static constexpr void fields(auto& io, auto& m) {
     io(m.call, m.lost_node);
     io.bounded(m.reason, kMostTextBytes);
     io.bounded(m.failure, kMostTextBytes);
+    io(m.suspends);
   }
   bool operator==(const Leave&) const = default;
 };
-struct AllLeft {  // every worker has left or is lost
+struct AllLeft {  // every worker has left or is lost; or the job does without this server
   bool well = true;
-  static constexpr void fields(auto& io, auto& m) { io(m.well); }
+  std::string text{};  // why the job is over here, where that is not plain
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.well);
+    io.bounded(m.text, kMostTextBytes);
+  }
   bool operator==(const AllLeft&) const = default;
 };
 struct PeerLost {  // `node` is gone; the text names the first cause, which may be the loss of another node
@@ -202,12 +208,15 @@ struct MemberLeft {  // scheduler -> workers: the worker `node` has left, and co
 
 // Scheduler -> all members: a member is lost, or a process wants to enter, and the job goes on as another view. Whoever
 // takes part in it ends what is under way, closes its connections, and joins again (Join::renews) by a new one.
+// Scheduler -> servers: the workers have suspended the job, and the next view begins when workers resume it.
 struct ViewEnded {
   std::uint32_t epoch = 0;  // of the next view
   std::string text;
+  std::uint32_t patience_ms = 0;  // of a suspended job: how long the next view may take to begin
   static constexpr void fields(auto& io, auto& m) {
     io(m.epoch);
     io.bounded(m.text, kMostTextBytes);
+    io(m.patience_ms);
   }
   bool operator==(const ViewEnded&) const = default;
 };

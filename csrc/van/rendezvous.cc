@@ -8,6 +8,9 @@
 namespace bps::van {
 namespace {
 
+// Of each kind, in a job that was suspended: what one process says there is memory for.
+constexpr std::uint32_t kMostMembers = 1U << 20;
+
 std::string counts(std::uint32_t workers, std::uint32_t servers) {
   return std::to_string(workers) + (workers == 1 ? " worker and " : " workers and ") + std::to_string(servers) +
          (servers == 1 ? " server" : " servers");
@@ -15,13 +18,32 @@ std::string counts(std::uint32_t workers, std::uint32_t servers) {
 
 }  // namespace
 
-std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
-  if (join.workers != workers_ || join.servers != servers_) {
-    return Refused{ErrorCode::kMismatch,
-                   "this process expects " + counts(join.workers, join.servers) + ", the scheduler expects " +
-                       counts(workers_, servers_),
-                   "set the same DMLC_NUM_WORKER and DMLC_NUM_SERVER (or WORLD_SIZE) on every node"};
+Rendezvous Rendezvous::of_suspended_job() {
+  Rendezvous rendezvous(kMostMembers, kMostMembers);
+  rendezvous.is_resumed_ = true;
+  rendezvous.has_numbers_ = false;
+  return rendezvous;
+}
+
+std::optional<Refused> Rendezvous::check_numbers(const Join& join) const {
+  if (is_resumed_ && join.node.worker_rank == kNoRank) return std::nullopt;
+  if (!has_numbers_) {
+    if (join.workers > 0 && join.workers <= kMostMembers && join.servers > 0 && join.servers <= kMostMembers) return {};
+    return Refused{ErrorCode::kInvalidArgument,
+                   "this process expects " + counts(join.workers, join.servers) + ", which is no job",
+                   "call resume() with the numbers of workers and servers from now on"};
   }
+  if (join.workers == workers_ && join.servers == servers_) return std::nullopt;
+  const std::string others = is_resumed_ ? "others that resume the job expect " : "the scheduler expects ";
+  return Refused{
+      ErrorCode::kMismatch,
+      "this process expects " + counts(join.workers, join.servers) + ", " + others + counts(workers_, servers_),
+      is_resumed_ ? "call resume() with the same numbers on every worker; new ones start with them"
+                  : "set the same DMLC_NUM_WORKER and DMLC_NUM_SERVER (or WORLD_SIZE) on every node"};
+}
+
+std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
+  if (auto refused = check_numbers(join)) return refused;
   if (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank) {
     return Refused{ErrorCode::kInvalidArgument, "this process is neither worker nor server",
                    "set DMLC_ROLE to worker or server"};
@@ -30,10 +52,23 @@ std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
     return Refused{ErrorCode::kInvalidArgument, "this process has no loop to work on",
                    "install the same bps_rdma version everywhere"};
   }
-  if (auto refused = check_rank(join.node, &Node::worker_rank, workers_, "worker")) return refused;
-  if (auto refused = check_rank(join.node, &Node::server_rank, servers_, "server")) return refused;
+  if (!has_numbers_ && join.node.worker_rank != kNoRank) {
+    workers_ = join.workers;
+    servers_ = join.servers;
+    has_numbers_ = true;
+  }
+  auto refused = check_rank(join.node, &Node::worker_rank, workers_, "worker");
+  if (!refused) refused = check_rank(join.node, &Node::server_rank, servers_, "server");
+  if (refused) return forget_unused_numbers(), refused;
   joined_.push_back({peer, join.node});
   return std::nullopt;
+}
+
+void Rendezvous::add_again(Peer peer, Node node) {
+  const auto has_its_rank = [&](const Joined& other) { return other.node.server_rank == node.server_rank; };
+  // A new server may have asked for it meanwhile.
+  if (is_resumed_ && std::ranges::any_of(joined_, has_its_rank)) node.server_rank = kAnyRank;
+  joined_.push_back({peer, std::move(node)});
 }
 
 std::optional<Refused> Rendezvous::check_rank(const Node& node, Rank rank, std::uint32_t count,
@@ -62,6 +97,14 @@ std::optional<Refused> Rendezvous::check_rank(const Node& node, Rank rank, std::
 
 void Rendezvous::remove(Peer peer) {
   std::erase_if(joined_, [peer](const Joined& joined) { return joined.peer == peer; });
+  forget_unused_numbers();
+}
+
+// Whoever comes next tells them.
+void Rendezvous::forget_unused_numbers() {
+  if (!is_resumed_ || has_workers()) return;
+  workers_ = servers_ = kMostMembers;
+  has_numbers_ = false;
 }
 
 std::uint32_t Rendezvous::number_of(Rank rank) const {
@@ -70,10 +113,11 @@ std::uint32_t Rendezvous::number_of(Rank rank) const {
 }
 
 bool Rendezvous::complete() const {
-  return number_of(&Node::worker_rank) == workers_ && number_of(&Node::server_rank) == servers_;
+  return has_numbers_ && number_of(&Node::worker_rank) == workers_ && number_of(&Node::server_rank) >= servers_;
 }
 
 std::string Rendezvous::missing() const {
+  if (!has_numbers_) return "no worker has resumed the job";
   std::string text = missing(&Node::worker_rank, workers_, "worker");
   const std::string servers = missing(&Node::server_rank, servers_, "server");
   if (!text.empty() && !servers.empty()) text += "; ";
@@ -88,7 +132,8 @@ std::string Rendezvous::missing(Rank rank, std::uint32_t count, const std::strin
   std::vector<bool> taken(count);
   for (const Joined& joined : joined_) {
     if (joined.node.*rank == kAnyRank) return text;  // any of the free ranks may be its
-    if (joined.node.*rank >= 0) taken[static_cast<std::size_t>(joined.node.*rank)] = true;
+    const auto place = static_cast<std::size_t>(joined.node.*rank);
+    if (joined.node.*rank >= 0 && place < count) taken[place] = true;  // others get a free one, see seat()
   }
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -136,7 +181,19 @@ Rendezvous::Seating Rendezvous::seat_again() {
   return seat();
 }
 
+// The last ones. Those that stay and had a rank that there is no more get a free one.
+void Rendezvous::leave_out_spare_servers() {
+  const auto place = [](const Joined& joined) {
+    return joined.node.worker_rank == kNoRank ? joined.node.server_rank : kNoRank;
+  };
+  while (number_of(&Node::server_rank) > servers_) joined_.erase(std::ranges::max_element(joined_, {}, place));
+  for (Joined& joined : joined_) {
+    if (joined.node.server_rank >= static_cast<std::int32_t>(servers_)) joined.node.server_rank = kAnyRank;
+  }
+}
+
 Rendezvous::Seating Rendezvous::seat() {
+  if (is_resumed_) leave_out_spare_servers();
   std::vector<Joined*> order;
   for (Joined& joined : joined_) order.push_back(&joined);
   assign(&Node::worker_rank, workers_, order);

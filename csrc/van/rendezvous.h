@@ -5,6 +5,9 @@
 // A requested rank is granted; a process without a request gets a free one in the order of arrival. Servers that are no
 // workers get the lower free server ranks (what the key hash `mixed` expects), then joint ones in the order of their
 // worker ranks: in a job of joint processes both ranks are equal.
+//
+// In a job that was suspended the workers that join say how many members there are. Servers know only what it was when
+// they were started; those that live on keep their ranks, and more of them than the workers ask for are left out.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +25,17 @@ using Peer = std::uint64_t;
 class Rendezvous {
  public:
   Rendezvous(std::uint32_t workers, std::uint32_t servers) : workers_(workers), servers_(servers) {}
+  static Rendezvous of_suspended_job();
 
   // Why this process cannot join, or nothing.
   std::optional<Refused> add(Peer peer, const Join& join);
   // A member of the view that has ended, with the ranks that it had there.
-  void add_again(Peer peer, Node node) { joined_.push_back({peer, std::move(node)}); }
+  void add_again(Peer peer, Node node);
   // A process that enters a job which is running: it gets the ranks after those of the others.
   void add_new(Peer peer, Node node);
   void remove(Peer peer);
   bool empty() const { return joined_.empty(); }
+  bool has_workers() const { return number_of(&Node::worker_rank) > 0; }
   bool complete() const;
   // "2 of 4 workers joined; missing ranks 1, 3".
   std::string missing() const;
@@ -51,14 +56,19 @@ class Rendezvous {
   };
   using Rank = std::int32_t Node::*;
 
+  std::optional<Refused> check_numbers(const Join& join) const;
   std::optional<Refused> check_rank(const Node& node, Rank rank, std::uint32_t count, const std::string& role) const;
   std::uint32_t number_of(Rank rank) const;
   std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
   std::uint32_t close_up(Rank rank);
+  void leave_out_spare_servers();
+  void forget_unused_numbers();
   void assign(Rank rank, std::uint32_t count, std::vector<Joined*> order);
 
   std::uint32_t workers_;
   std::uint32_t servers_;
+  bool is_resumed_ = false;     // the job was suspended
+  bool has_numbers_ = true;     // of workers and servers
   std::vector<Joined> joined_;  // in the order of arrival
 };
 

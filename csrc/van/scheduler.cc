@@ -61,6 +61,7 @@ Job::Options job_options(const SchedulerOptions& options) {
   job.run = options.run;
   job.reunion_patience = std::chrono::duration_cast<std::chrono::milliseconds>(
       to_duration(options.heartbeat_timeout_s + kReunionGraceSeconds));
+  job.resume_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(to_duration(options.resume_timeout_s));
   job.silence_ms = static_cast<std::uint32_t>(std::clamp(options.heartbeat_timeout_s * 1e3, 1.0, 1e9));
   job.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(to_duration(options.join_timeout_s));
   return job;
@@ -80,6 +81,7 @@ class Scheduler::Impl {
         credentials_(with_view(credentials)),
         job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
                                      .on_lost = options_.on_lost,
+                                     .on_suspended = options_.on_suspended,
                                      // Members that learn of the end may start the next job on this port at once.
                                      .on_over = [this] { close_listener(); },
                                      .close = [this](Peer peer) { connections_.erase(peer); },

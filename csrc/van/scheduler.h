@@ -22,6 +22,7 @@ struct SchedulerOptions {
   std::uint32_t servers = 1;
   double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
   double join_timeout_s = 60;        // from the first member that joins
+  double resume_timeout_s = 0;       // for workers to resume a suspended job; 0: none can be suspended
   std::uint32_t min_workers = 0;     // see Job::Options
   bool is_outlived = false;          // members go on without a scheduler that is silent: it then ends
   std::uint64_t run = 0;             // of the job, as the scheduler had it in whose place this one is; 0: a new run
@@ -29,6 +30,8 @@ struct SchedulerOptions {
   tensor::CutRule cut{};             // for that; the server loops come from the members
   // For people: a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
   std::function<void(const std::string& why)> on_lost;
+  // The workers have suspended the job, or nobody has resumed it.
+  std::function<void(const std::string& what)> on_suspended = nullptr;
 };
 
 class Scheduler {

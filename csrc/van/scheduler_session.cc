@@ -133,13 +133,16 @@ void SchedulerSession::receive(Message&& message) {
     if (events_.on_left && !lost_.contains(left->node)) events_.on_left(left->node, left->text);
     return;
   }
-  if (const auto* ended = std::get_if<ViewEnded>(&message)) return end_view(ended->text);
+  if (const auto* ended = std::get_if<ViewEnded>(&message)) {
+    if (ended->patience_ms != 0) resume_patience_ms_ = ended->patience_ms;  // also after another view has ended
+    return end_view(ended->text);
+  }
   if (const auto* question = std::get_if<Question>(&message)) {
     if (events_.on_question) events_.on_question(*question);
     return;
   }
   if (const auto* reachable = std::get_if<Reachable>(&message)) return answer_suspicion(reachable->node);
-  if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, "");
+  if (const auto* all = std::get_if<AllLeft>(&message)) return end(all->well ? End::kWell : End::kBadly, all->text);
   if (const auto* failed = std::get_if<TensorFailed>(&message)) {
     if (events_.on_tensor_failed) events_.on_tensor_failed(failed->tensor, failed->text);
     return;
@@ -360,7 +363,7 @@ void SchedulerSession::beat() {
   // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
   if (since_last > silence_ / 2) connection_->forgive_silence();
   const auto silent = now - connection_->heard();
-  if (silent <= silence_) return;
+  if (silent <= silence_ || resume_patience_ms_ != 0) return;  // whoever only waits may be stopped
   lose_scheduler("silent for " + seconds_text(silent));
 }
 

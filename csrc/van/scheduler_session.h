@@ -61,8 +61,11 @@ class SchedulerSession {
   void give_up() { end(End::kBadly, ""); }
   End end_so_far();
   bool view_ended() const { return view_ended_; }
+  // Of a view whose workers have suspended the job: how long the next one may take to begin; 0: they have not.
+  std::uint32_t resume_patience_ms() const { return resume_patience_ms_; }
   // kNotYet when the deadline passed first.
   End wait_for_end(const Deadline& deadline);
+  // Why the view, or the job, has ended.
   std::string why_lost();
   // How the scheduler was lost, also where this node goes on, or looks for another one; or nothing.
   std::string why_scheduler_lost();
@@ -125,6 +128,7 @@ class SchedulerSession {
   std::atomic<Duration::rep> heard_ns_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> view_ended_{false};
+  std::atomic<std::uint32_t> resume_patience_ms_{0};
   std::atomic<bool> is_away_{false};
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -94,10 +94,10 @@ class Van::Impl {
     return {await<GroupReady>(call, timeout_s).group, std::move(ranks)};
   }
 
-  bool leave(double timeout_s, std::string failure) {
+  bool leave(double timeout_s, std::string failure, bool suspends) {
     require_joined();
     const Deadline deadline = Deadline::after(timeout_s);
-    say_goodbye("", std::move(failure), deadline);
+    say_goodbye("", std::move(failure), suspends, deadline);
     const SchedulerSession::End end = session_.wait_for_end(deadline);
     if (end == SchedulerSession::End::kSchedulerLost) {
       throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
@@ -107,7 +107,7 @@ class Van::Impl {
 
   void abort(const std::string& exception) {
     require_joined();
-    say_goodbye(exception.empty() ? "an exception" : exception, "", Deadline::after(kGraceSeconds));
+    say_goodbye(exception.empty() ? "an exception" : exception, "", false, Deadline::after(kGraceSeconds));
   }
 
   void suspect(std::uint32_t node, const std::string& why) { session_.suspect(node, why); }
@@ -125,7 +125,9 @@ class Van::Impl {
         throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
       case SchedulerSession::End::kWell:
       case SchedulerSession::End::kBadly:
-        throw Error(ErrorCode::kPeerLost, "every worker has left the job", "start the job again");
+        throw Error(ErrorCode::kPeerLost,
+                    session_.why_lost().empty() ? "every worker has left the job" : session_.why_lost(),
+                    "start the job again");
       default: break;
     }
   }
@@ -141,13 +143,13 @@ class Van::Impl {
 
  private:
   // A loss that is known says more than the exception, which followed from it.
-  void say_goodbye(std::string exception, std::string failure, const Deadline& deadline) {
+  void say_goodbye(std::string exception, std::string failure, bool suspends, const Deadline& deadline) {
     if (left_.exchange(true)) return;
     session_.calls().close();
     auto [lost_node, reason] = session_.first_loss();
     PendingCalls::Call call(session_.calls(), "leaving the job", kLeaveCall);
-    session_.leave(
-        Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason), std::move(failure)});
+    session_.leave(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason),
+                         std::move(failure), suspends});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
     if (session_.end_so_far() == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
   }
@@ -242,8 +244,8 @@ std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
 Group Van::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
   return impl_->new_group(std::move(ranks), name, timeout_s);
 }
-bool Van::leave(double timeout_s, const std::string& failure) {
-  return impl_->leave(timeout_s, failure);
+bool Van::leave(double timeout_s, const std::string& failure, bool suspends) {
+  return impl_->leave(timeout_s, failure, suspends);
 }
 void Van::suspect(std::uint32_t node, const std::string& why) {
   impl_->suspect(node, why);
@@ -283,6 +285,12 @@ bool Van::joined() const {
 }
 Clock::time_point Van::heard() const {
   return impl_->session_.heard();
+}
+double Van::resume_patience_s() const {
+  return impl_->session_.resume_patience_ms() / 1e3;
+}
+std::string Van::why_ended() const {
+  return impl_->session_.why_lost();
 }
 bool Van::view_ended() const {
   return impl_->session_.view_ended();

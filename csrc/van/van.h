@@ -121,13 +121,18 @@ class Van {
   // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without
   // leaving counts as lost. Calls that other threads wait in, and later ones, fail with kNotInitialized.
   // `failure`: how the last operation failed, or nothing. Those who wait for this process in vain are told of it.
-  bool leave(double timeout_s, const std::string& failure = "");
+  // `suspends`: workers are going to come back, this one or others, and dedicated servers are to wait for them.
+  bool leave(double timeout_s, const std::string& failure = "", bool suspends = false);
   // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
   // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
   void abort(const std::string& exception);
   // For servers: blocks until every worker has left, the job is lost, or the view has ended; true when it ended well.
   bool wait_for_end();
   bool view_ended() const;
+  // Of a server whose workers have suspended the job: how long the next view may take to begin; 0: they have not.
+  double resume_patience_s() const;
+  // What the scheduler has said of the end of the job, or of the view.
+  std::string why_ended() const;
   // Of a van whose view has ended: throws kPeerLost when there will be no next one.
   void require_next_view() const;
   bool joined() const;

@@ -55,8 +55,10 @@ inline std::vector<Message> message_samples() {
       Leave{7, 2, "worker 1 was lost: connection closed", ""},
       Leave{7, 0, "ValueError: no such file", ""},
       Leave{7, 0, "", "push_pull of 'x', round 0: rank 1 gave up"},
+      Leave{7, 0, "", "", true},
       MemberLeft{2, "worker 1 has left the job"},
       ViewEnded{2, "worker 1 was lost: connection closed"},
+      ViewEnded{2, "the workers have suspended the job", 670000},
       Suspect{3, true},
       Reachable{3},
       Ask{5, true},
@@ -66,6 +68,7 @@ inline std::vector<Message> message_samples() {
       Told{5, 2, R"({"operations":[]})"},
       AllLeft{true},
       AllLeft{false},
+      AllLeft{true, "nobody has resumed the job for 600 s, and it is over"},
       PeerLost{2, "worker 1 was lost: connection closed"},
   };
 }

@@ -88,9 +88,10 @@ class Simulation {
     }
     deliver();
   }
-  void leave(SimulatedMember& member, const std::string& reason) {
+  void leave(SimulatedMember& member, const std::string& reason, bool suspends = false) {
     member.alive = false;
-    (void)job_->receive(member.peer, Leave{.call = 1, .lost_node = 0, .reason = reason, .failure = ""});
+    (void)job_->receive(member.peer,
+                        Leave{.call = 1, .lost_node = 0, .reason = reason, .failure = "", .suspends = suspends});
     job_->closed(member.peer, "it has left");
     deliver();
   }
@@ -119,6 +120,20 @@ class Simulation {
     connect(member);
     join.epoch = member.expects;
     (void)job_->receive(member.next, join);
+    deliver();
+    return member;
+  }
+  // A process that resumes a suspended job, or takes part in it from there on. Its rank: kNoRank, a dedicated server.
+  SimulatedMember& resume(std::int32_t rank, std::uint32_t workers, std::uint32_t servers) {
+    SimulatedMember& member = members_.emplace_back();
+    member.pid = 100 + static_cast<std::uint32_t>(members_.size());
+    member.dedicated = rank == kNoRank;
+    Join join{.node = node_of(member), .workers = workers, .servers = servers, .patience_ms = 1000};
+    join.node.worker_rank = rank;
+    join.node.server_rank = member.dedicated || servers_inside_ ? kAnyRank : kNoRank;
+    connect(member);
+    join.epoch = member.expects;
+    if (!job_->receive(member.next, join)) member.next = 0;
     deliver();
     return member;
   }
@@ -204,6 +219,7 @@ class Simulation {
     made.registry.servers = dedicated == 0 ? workers : dedicated;
     made.min_workers = least;
     made.run = kRun;
+    made.resume_timeout = std::chrono::minutes(10);
     return made;
   }
   static Node node_of(const SimulatedMember& member) {
@@ -243,7 +259,7 @@ class Simulation {
       ++member.ended;
     } else if (const auto* ended = std::get_if<ViewEnded>(&message)) {
       ASSERT_EQ(peer, member.peer);
-      ASSERT_FALSE(member.told && member.schedulers == schedulers_) << "told twice";
+      ASSERT_FALSE(ended->patience_ms == 0 && member.told && member.schedulers == schedulers_) << "told twice";
       ASSERT_GT(ended->epoch, member.epoch);
       if (!member.dedicated) member.steps[member.epoch] = member.ended;
       member.told = true;
@@ -262,7 +278,8 @@ class Simulation {
                               .on_lost = nullptr,
                               .on_over = nullptr,
                               .close = nullptr,
-                              .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; }});
+                              .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; },
+                              .silence_ms = [](Peer) { return std::int64_t{0}; }});
   }
 
   static constexpr std::uint64_t kRun = 77;
