@@ -573,6 +573,10 @@ class Process:
         """
         Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.
         """
+    def servers_of(self, tensor: Tensor) -> list[int]:
+        """
+        By partition: the rank of the server that sums it.
+        """
     def shutdown(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex, suspends: bool = False) -> bool:
         """
         Leaves the job. False if the others did not all leave in time, or a member was lost.
@@ -632,16 +636,21 @@ class Process:
         After shutdown(): whether nothing of it is left.
         """
     @property
-    def is_traced(self) -> bool: ...
-    @property
-    def rank(self) -> int: ...
-    @property
     def is_late(self) -> bool:
         """
         Whether others have state of the job, and this process has not.
         """
     @property
+    def is_traced(self) -> bool: ...
+    @property
+    def rank(self) -> int: ...
+    @property
     def routes(self) -> list[str]: ...
+    @property
+    def server_identities(self) -> list[int]:
+        """
+        By server rank: a number of its process that is the same in all views.
+        """
     @property
     def servers(self) -> int: ...
     @property

@@ -48,6 +48,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
   made.times_operations = options.settings.metrics.port.has_value() || options.settings.trace.is_on();
   made.key_map.hash = options.key_hash;
   made.key_map.servers = members.servers;
+  made.key_map.slots = members.server_of_slot();
   made.key_map.workers = members.workers;
   made.key_map.built_in_coefficient = options.settings.worker.built_in_coefficient;
   made.key_map.mixed_bound = options.settings.worker.mixed_bound;

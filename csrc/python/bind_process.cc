@@ -255,6 +255,16 @@ void bind_process(py::module_& module) {
                                return identities;
                              }),
                              "By rank: a number of its process that is the same in all views.")
+      .def_property_readonly("server_identities", as_call(+[](Process& p) {
+                               std::vector<std::uint64_t> identities;
+                               for (std::uint32_t rank = 0; rank < p.membership().servers; ++rank) {
+                                 identities.push_back(p.membership().server(rank)->identity);
+                               }
+                               return identities;
+                             }),
+                             "By server rank: a number of its process that is the same in all views.")
+      .def("servers_of", as_call(+[](Process& p, const worker::Tensor& t) { return p.worker().servers_of(t); }),
+           py::arg("tensor"), "By partition: the rank of the server that sums it.")
       .def("shutdown", &shutdown, py::arg("timeout_s"), py::arg("suspends") = false, MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")

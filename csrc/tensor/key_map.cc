@@ -53,12 +53,12 @@ std::uint64_t raw(std::uint32_t tensor, std::uint64_t partition) {
 }
 
 // Servers on workers' hosts share their links with the workers; extra ones do not and take the larger part of keys.
-std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t key) {
+std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t servers, std::uint64_t key) {
   const std::uint64_t workers = config.workers;
   const std::uint64_t bound = std::max<std::uint64_t>(config.mixed_bound, 1);
   const std::uint64_t hash = djb2(key) % bound;
-  if (workers == 0 || config.servers <= workers) return djb2(hash) % config.servers;
-  const std::uint64_t extra = config.servers - workers;
+  if (workers == 0 || servers <= workers) return djb2(hash) % servers;
+  const std::uint64_t extra = servers - workers;
   double ratio = 0;  // a single worker: the formula is 0 / 0
   if (workers > 1) {
     ratio =
@@ -66,6 +66,20 @@ std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t key) {
   }
   if (static_cast<double>(hash) < ratio * static_cast<double>(bound)) return djb2(hash) % extra;
   return extra + djb2(hash) % workers;
+}
+
+std::uint64_t hash_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
+  const std::uint64_t key = make_key(tensor, partition);
+  switch (config.hash) {
+    case KeyHash::kMixed:
+    case KeyHash::kDjb2: return djb2(key);
+    case KeyHash::kNaive: return naive(key);
+    case KeyHash::kBuiltIn: return built_in(key) * config.built_in_coefficient;
+    case KeyHash::kSdbm: return sdbm(key);
+    case KeyHash::kRaw:
+    case KeyHash::kBalanced: break;  // balanced: see BalancedPlacement
+  }
+  return raw(tensor, partition);
 }
 
 }  // namespace
@@ -102,31 +116,40 @@ std::string_view to_string(KeyHash hash) {
   return "unknown";
 }
 
-std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
-  if (config.servers <= 1) return 0;
-  const std::uint64_t key = make_key(tensor, partition);
-  std::uint64_t hash = 0;
-  switch (config.hash) {
-    case KeyHash::kDjb2: hash = djb2(key); break;
-    case KeyHash::kNaive: hash = naive(key); break;
-    case KeyHash::kBuiltIn: hash = built_in(key) * config.built_in_coefficient; break;
-    case KeyHash::kSdbm: hash = sdbm(key); break;
-    case KeyHash::kMixed: hash = mixed(config, key); break;
-    case KeyHash::kRaw:
-    case KeyHash::kBalanced: hash = raw(tensor, partition); break;  // balanced: see BalancedPlacement
+std::uint32_t slot_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
+  const std::uint64_t slots = config.slots.empty() ? config.servers : config.slots.size();
+  if (slots <= 1) return 0;
+  const bool is_mixed = config.hash == KeyHash::kMixed;
+  return static_cast<std::uint32_t>(is_mixed ? mixed(config, slots, make_key(tensor, partition))
+                                             : hash_of(config, tensor, partition) % slots);
+}
+
+std::uint32_t owner_of(const KeyMapConfig& config, std::uint32_t slot, std::uint32_t tensor, std::uint64_t partition) {
+  if (config.slots.empty()) return slot;
+  if (config.slots[slot] != kNoServer) return config.slots[slot];
+  std::vector<std::uint32_t> left = config.slots;
+  std::uint64_t digits = hash_of(config, tensor, partition);
+  for (std::size_t choice = slot; left.size() > 1; choice = digits % left.size()) {
+    if (left[choice] != kNoServer) return left[choice];
+    digits /= left.size();
+    left.erase(left.begin() + static_cast<std::ptrdiff_t>(choice));
   }
-  return static_cast<std::uint32_t>(hash % config.servers);
+  return left.front();  // a view has a server
+}
+
+std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
+  return owner_of(config, slot_of(config, tensor, partition), tensor, partition);
 }
 
 BalancedPlacement::BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut)
-    : run_(cut.count() / kMostRuns + 1), servers_((cut.count() + run_ - 1) / run_, 0) {
+    : run_(cut.count() / kMostRuns + 1), slots_((cut.count() + run_ - 1) / run_, 0) {
   if (load.empty()) return;
-  for (std::size_t i = 0; i < servers_.size(); ++i) {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
     const std::uint64_t first = i * run_;
     const Partitioning::Piece last = cut.piece(std::min(first + run_, cut.count()) - 1);
     const auto least = std::min_element(load.begin(), load.end());  // the first of equals
     *least += last.offset + last.length - cut.piece(first).offset;
-    servers_[i] = static_cast<std::uint32_t>(least - load.begin());
+    slots_[i] = static_cast<std::uint32_t>(least - load.begin());
   }
 }
 

@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which server sums a partition. Pure functions; every worker computes the same answer.
 //
+// A hash gives each partition a slot. At first each server has one; the slot of a server that is lost is empty, until
+// another one takes it. Each key has an order of preference of all slots, and is summed by the first one in it that has
+// a server: so only the keys of a lost server move, and only they move back, with every hash. That is what rendezvous
+// hashing promises, too; but here the order is that of the digits of the key's hash, to the bases n, n - 1, n - 2, ...:
+// the first of them is the hash modulo the number of servers, as in BytePS, and where consecutive pieces of a tensor go
+// to consecutive servers, they are spread over the servers that are left as evenly.
+//
 // The formulas and their golden vectors are BytePS's (BYTEPS_KEY_HASH_FN); `raw` also folds the tensor's id into the
 // low bits, because (id << 16) is 0 modulo every power of two and would send each single-partition tensor to server 0.
 #pragma once
@@ -13,6 +20,8 @@
 #include "tensor/partition.h"
 
 namespace bps::tensor {
+
+inline constexpr std::uint32_t kNoServer = ~std::uint32_t{0};
 
 enum class KeyHash : std::uint8_t { kRaw, kDjb2, kNaive, kBuiltIn, kSdbm, kMixed, kBalanced };
 
@@ -37,7 +46,8 @@ std::uint64_t naive(std::uint64_t key);
 
 struct KeyMapConfig {
   KeyHash hash = KeyHash::kRaw;
-  std::uint32_t servers = 1;
+  std::uint32_t servers = 1;               // at present
+  std::vector<std::uint32_t> slots{};      // by slot: the server, or kNoServer; empty: slot i is that of server i
   std::uint32_t workers = 1;               // mixed: co-located servers come after the extra ones
   std::uint64_t built_in_coefficient = 1;  // BYTEPS_BUILT_IN_HASH_COEF
   std::uint64_t mixed_bound = 101;         // BYTEPS_MIXED_MODE_BOUND
@@ -46,22 +56,25 @@ struct KeyMapConfig {
 KeyHash parse_key_hash(std::string_view name);  // throws Error(kInvalidArgument) that lists the names
 std::string_view to_string(KeyHash hash);
 
-// Server of one partition, for every hash but kBalanced.
+// Slot and server of one partition, for every hash but kBalanced.
+std::uint32_t slot_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition);
 std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition);
+// The server that sums this partition of a slot: its own, or another one while it has none.
+std::uint32_t owner_of(const KeyMapConfig& config, std::uint32_t slot, std::uint32_t tensor, std::uint64_t partition);
 
-// kBalanced: each piece of a tensor goes to the server with the fewest bytes so far. The result depends only on the
+// kBalanced: each piece of a tensor goes to the slot with the fewest bytes so far. The result depends only on the
 // load and the cut, so the scheduler, which accounts for the tensors in the order of their first declaration, and every
 // worker, which starts from the load that the scheduler told it, compute the same.
 class BalancedPlacement {
  public:
-  // `load`: bytes already placed on each server; the bytes of this tensor are added. An empty load stands for one
+  // `load`: bytes already placed on each slot; the bytes of this tensor are added. An empty load stands for one
   // server.
   BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut);
-  std::uint32_t server(std::uint64_t piece) const { return servers_[piece / run_]; }
+  std::uint32_t slot(std::uint64_t piece) const { return slots_[piece / run_]; }
 
  private:
   std::uint64_t run_;  // consecutive pieces placed together: more than one for tensors of very many pieces
-  std::vector<std::uint32_t> servers_;
+  std::vector<std::uint32_t> slots_;
 };
 
 }  // namespace bps::tensor

@@ -36,6 +36,7 @@ class Calls {
   // As JSON: which ranks wait in barriers, or to form a group, and for whom.
   std::string waiting() const;
   std::string groups() const { return registry_.describe_groups(); }
+  std::shared_ptr<const Registry::Placements> placements() const { return registry_.placements(); }
 
   std::uint64_t declared() const { return declared_; }
   std::uint64_t barriers() const { return barriers_; }

@@ -139,19 +139,22 @@ void Job::refuse(Peer peer, const Refused& why) {
 }
 
 void Job::start(Rendezvous::Seating seating) {
-  if (std::exchange(is_suspended_, false)) release_spare_servers(seating.peers);
+  const bool begins_anew = std::exchange(is_suspended_, false);
+  if (begins_anew) release_spare_servers(seating.peers);
   phase_ = Phase::kRunning;
   patience_.clear();
   suspicions_.clear();
   lost_in_view_ = 0;
   left_early_ = false;
   seating.membership.epoch = epoch_;
+  seating.membership.take_slots(members_ && !begins_anew ? members_->membership().slots : std::vector<std::uint64_t>());
   // Who connects from here on will be in the next view, if in any.
   if (options_.min_workers != 0 && events_.on_epoch) events_.on_epoch(epoch_ + 1);
   members_ = std::make_unique<MemberTable>(std::move(seating));
   Registry::Options registry = options_.registry;
   registry.workers = members_->membership().workers;
-  registry.servers = members_->membership().servers;
+  registry.servers = static_cast<std::uint32_t>(members_->membership().slots.size());
+  if (calls_) registry.before = calls_->placements();
   registry.cut.server_loops = members_->membership().all_server_loops();
   calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] {
     breaks_.clear();

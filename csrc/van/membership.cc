@@ -3,7 +3,14 @@
 
 #include <algorithm>
 
+#include "tensor/key_map.h"
+
 namespace bps::van {
+namespace {
+
+constexpr std::size_t kMostSlots = 1U << 20;
+
+}  // namespace
 
 std::string Node::describe() const {
   std::string text;
@@ -35,14 +42,47 @@ std::string Membership::name_of(std::uint32_t id) const {
   return "worker " + std::to_string(node->worker_rank);
 }
 
+std::vector<std::uint32_t> Membership::server_of_slot() const {
+  std::vector<std::uint32_t> found(slots.empty() ? servers : slots.size(), tensor::kNoServer);
+  for (const Node& node : nodes) {
+    if (node.server_rank < 0) continue;
+    const auto rank = static_cast<std::uint32_t>(node.server_rank);
+    const auto slot = std::ranges::find(slots, node.identity);
+    found[slots.empty() ? rank : static_cast<std::size_t>(slot - slots.begin())] = rank;
+  }
+  return found;
+}
+
+void Membership::take_slots(std::vector<std::uint64_t> before) {
+  slots = std::move(before);
+  std::vector<std::uint64_t> here(servers);
+  for (const Node& node : nodes) {
+    if (node.server_rank >= 0) here[static_cast<std::size_t>(node.server_rank)] = node.identity;
+  }
+  for (const std::uint64_t identity : here) {
+    if (std::ranges::count(slots, identity) > 0) continue;
+    const auto is_lost = [&](std::uint64_t other) { return std::ranges::count(here, other) == 0; };
+    const auto lost = std::ranges::find_if(slots, is_lost);
+    if (lost == slots.end()) {
+      slots.push_back(identity);
+    } else {
+      *lost = identity;
+    }
+  }
+}
+
 std::uint32_t Membership::all_server_loops() const {
-  std::uint32_t loops = 0;
+  std::uint64_t loops = 0;
   for (const Node& node : nodes) loops += node.server_rank == kNoRank ? 0U : node.server_loops;
-  return loops;
+  if (servers > 0 && slots.size() > servers) loops = loops * slots.size() / servers;
+  return static_cast<std::uint32_t>(loops);
 }
 
 bool Membership::is_consistent() const {
   if (workers > nodes.size()) return false;
+  if (slots.size() > kMostSlots) return false;
+  std::vector<std::uint64_t> owners = slots;
+  std::ranges::sort(owners);
   std::vector<bool> servers_seen(nodes.size());
   std::size_t servers_found = 0;
   std::int32_t last_extra = kNoRank;
@@ -54,6 +94,7 @@ bool Membership::is_consistent() const {
     if (node.server_rank < kNoRank || (!is_worker && node.server_rank <= last_extra)) return false;
     if (!is_worker) last_extra = node.server_rank;
     if (node.server_rank == kNoRank) continue;
+    if (!slots.empty() && !std::ranges::binary_search(owners, node.identity)) return false;
     const auto rank = static_cast<std::size_t>(node.server_rank);
     if (rank >= servers || rank >= servers_seen.size() || servers_seen[rank]) return false;
     servers_seen[rank] = true;

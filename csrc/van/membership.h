@@ -75,6 +75,10 @@ struct Membership {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
   std::uint32_t epoch = 1;  // of this view: what another epoch's members send is dropped
+  // Keys belong to slots. There are as many as the first view had servers, and more when more enter. Each is named by
+  // the identity of the server that has it, or had it until it was lost: whoever enters takes the first of those.
+  // Empty: slot i is that of server i.
+  std::vector<std::uint64_t> slots{};
 
   // nullptr for a rank or an id that does not exist.
   const Node* worker(std::uint32_t rank) const;
@@ -82,12 +86,16 @@ struct Membership {
   const Node* by_id(std::uint32_t id) const;
   // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
   std::string name_of(std::uint32_t id) const;
-  // Loops of all servers together.
+  // By slot: the rank of its server, or tensor::kNoServer.
+  std::vector<std::uint32_t> server_of_slot() const;
+  // For the servers of this view: the slots of the view before, none for the first one.
+  void take_slots(std::vector<std::uint64_t> before);
+  // Loops of all servers together, and of as many for each slot without a server: tensors are cut as they were.
   std::uint32_t all_server_loops() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
   static constexpr void fields(auto& io, auto& m) {
-    io(m.workers, m.servers, m.epoch, m.nodes);
+    io(m.workers, m.servers, m.epoch, m.slots, m.nodes);
     io.require([&] { return m.is_consistent(); });
   }
   bool operator==(const Membership&) const = default;

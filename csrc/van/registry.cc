@@ -84,11 +84,29 @@ Registry::Declared Registry::declare(std::uint32_t rank, std::span<const TensorS
 
 void Registry::add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank) {
   tensor = {.spec = spec,
-            .id = {free_id(spec.group, spec.name), load_},
+            .id = {free_id(spec.group, spec.name), load_for(spec)},
             .first_rank = rank,
             .declared_by = std::vector<bool>(group.size()),
             .failure = ""};
-  if (!load_.empty()) place(spec);
+  if (!load_.empty()) place(spec, tensor.id.server_load);
+}
+
+const std::vector<std::uint64_t>& Registry::load_for(const TensorSpec& spec) const {
+  if (!options_.before) return load_;
+  const auto found = options_.before->find({spec.group, spec.name});
+  const bool is_known = found != options_.before->end() && found->second.spec == spec;
+  return is_known && found->second.load.size() == load_.size() ? found->second.load : load_;
+}
+
+std::shared_ptr<const Registry::Placements> Registry::placements() const {
+  if (load_.empty()) return nullptr;
+  auto all = std::make_shared<Placements>();
+  for (const Entry& entry : groups_) {
+    for (const auto& [name, tensor] : entry.tensors) {
+      (*all)[{entry.group.id, name}] = {tensor.spec, tensor.id.server_load};
+    }
+  }
+  return all->empty() ? options_.before : all;  // a view in which nothing was declared changes nothing
 }
 
 std::uint32_t Registry::free_id(std::uint32_t group, std::string_view name) {
@@ -104,9 +122,11 @@ void Registry::limit_partitions(std::uint64_t bytes) {
 }
 
 // As the workers will place it: they start from the same load and cut the tensor by the same rule.
-void Registry::place(const TensorSpec& spec) {
+void Registry::place(const TensorSpec& spec, const std::vector<std::uint64_t>& from) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
-  (void)tensor::BalancedPlacement(load_, options_.cut.cut(spec.count * element, element));
+  std::vector<std::uint64_t> after = from;
+  (void)tensor::BalancedPlacement(after, options_.cut.cut(spec.count * element, element));
+  for (std::size_t i = 0; i < load_.size(); ++i) load_[i] += after[i] - from[i];
 }
 
 std::string Registry::check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const {

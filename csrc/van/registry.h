@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -26,11 +27,20 @@ class Registry {
   using Hash = std::function<std::uint64_t(std::uint32_t group, std::string_view name)>;
   static std::uint64_t fnv1a(std::uint32_t group, std::string_view name);
 
+  // Of key hash `balanced`: from which load a tensor was placed, by its group and name. In the next view it is placed
+  // from the same, and so stays where it is.
+  struct Placed {
+    TensorSpec spec;
+    std::vector<std::uint64_t> load;
+  };
+  using Placements = std::map<std::pair<std::uint32_t, std::string>, Placed>;
+
   struct Options {
     std::uint32_t workers = 1;
-    std::uint32_t servers = 1;
-    bool balanced = false;  // key hash `balanced`: keep count of the bytes on each server
-    tensor::CutRule cut{};  // for that
+    std::uint32_t servers = 1;                   // or slots, see Membership
+    bool balanced = false;                       // key hash `balanced`: keep count of the bytes on each server
+    tensor::CutRule cut{};                       // for that
+    std::shared_ptr<const Placements> before{};  // of the view before
     Hash hash = fnv1a;
   };
   explicit Registry(Options options);
@@ -49,6 +59,8 @@ class Registry {
   // Workers wish for partitions of at most so many bytes, before they declare anything. The smallest wish, 0: none.
   void limit_partitions(std::uint64_t bytes);
   std::uint64_t partition_limit() const { return partition_limit_; }
+  // What the next view's registry is to know.
+  std::shared_ptr<const Placements> placements() const;
 
   // Why `ranks` cannot be a group made by `caller`, or "".
   std::string check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const;
@@ -74,14 +86,15 @@ class Registry {
 
   void add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank);
   std::uint32_t free_id(std::uint32_t group, std::string_view name);
-  void place(const TensorSpec& spec);
+  const std::vector<std::uint64_t>& load_for(const TensorSpec& spec) const;
+  void place(const TensorSpec& spec, const std::vector<std::uint64_t>& from);
 
   Options options_;
   std::uint64_t partition_limit_ = 0;
   std::deque<Entry> groups_;  // by id; references to groups stay valid
   std::map<std::pair<std::vector<std::uint32_t>, std::string>, std::uint32_t> group_ids_;
   std::unordered_set<std::uint32_t> tensor_ids_;
-  std::vector<std::uint64_t> load_;  // bytes on each server
+  std::vector<std::uint64_t> load_;  // bytes on each server, or slot
 };
 
 }  // namespace bps::van

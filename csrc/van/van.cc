@@ -69,7 +69,7 @@ class Van::Impl {
     for (std::size_t next = 0; next < tensors.size();) {
       Declare batch{.call = calls.emplace_back(session_.calls(), "declaring tensors").number(), .tensors = {}};
       for (std::size_t bytes = 0; next < tensors.size() && bytes < kMostBatchBytes; ++next) {
-        bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * session_.membership().servers;
+        bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * session_.membership().slots.size();
         batch.tensors.push_back(tensors[next]);
       }
       session_.post(batch);

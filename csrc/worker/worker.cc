@@ -270,11 +270,30 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
       each.reactor->call([&] { each.worker_loop->add_compressed(tensor); });
     }
   }
+  if (!id.server_load.empty() && id.server_load.size() != slots()) {
+    throw Error(ErrorCode::kInternal, "the scheduler has told the load of another number of servers",
+                "report this as a bug");
+  }
   tensor->whole_plan = plan(*tensor, tensor->whole, false, id.server_load);
   tensor->sharded_plan = plan(*tensor, tensor->sharded, true, id.server_load);
   connect(tensor->whole_plan);
   connect(tensor->sharded_plan);
   return tensor;
+}
+
+std::size_t Worker::slots() const {
+  return options_.key_map.slots.empty() ? options_.key_map.servers : options_.key_map.slots.size();
+}
+
+std::vector<std::uint32_t> Worker::servers_of(const Tensor& tensor) const {
+  std::vector<std::uint32_t> servers(tensor.whole.count());
+  for (std::size_t i = 0; i < tensor.whole_plan.size(); ++i) {
+    for (const Part& part : tensor.whole_plan[i]) {
+      const std::size_t place = part.for_host() ? part.place : i % places();
+      servers[part.partition] = static_cast<std::uint32_t>(place / options_.loops_per_server);
+    }
+  }
+  return servers;
 }
 
 std::size_t Worker::places() const {
@@ -338,7 +357,7 @@ Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
     if (own_shards && !options_.own_server.empty()) {
       server = options_.own_server[tensor.group->ranks[piece.shard]];
     } else if (!load.empty()) {
-      server = balanced.server(i);
+      server = tensor::owner_of(options_.key_map, balanced.slot(i), tensor.id, i);
     } else {
       server = tensor::server_of(options_.key_map, tensor.id, i);
     }

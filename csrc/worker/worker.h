@@ -103,6 +103,8 @@ class Worker {
   van::Group world() const;
   std::shared_ptr<const van::Group> group(std::uint32_t id) const;
   std::uint32_t rank() const;
+  // By partition of the tensor as a whole: the server that sums it.
+  std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
 
   // From the van's thread.
   // Aborts all operations with kRoundAborted, and refuses further ones.
@@ -126,6 +128,7 @@ class Worker {
                                       const Tensor* like = nullptr);
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
             std::span<const std::uint64_t> load) const;
+  std::size_t slots() const;
   bool needs_relay(const van::Group& group, std::uint32_t server) const;
   void connect(const Plan& plan);
   bool concerns(const van::Node& gone, const van::Group& group) const;

@@ -7,13 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "tensor/key_map.h"
-
 namespace bps::sim {
 
 View::View(const Shape& shape, Network& network, const van::Membership& members, std::uint32_t id,
            const std::vector<Machine>& machine_of)
     : membership(members),
+      keys{.servers = members.servers, .slots = members.server_of_slot()},
       hosts(membership),
       self(*membership.by_id(id)),
       transport(network, machine_of[id - 1], reactor.counters()),
@@ -98,7 +97,8 @@ std::uint32_t View::place_of_relay(std::uint32_t rank) const {
 
 // Where a partition of this tensor goes: as Worker::plan() says.
 worker::Part View::part(std::uint32_t id, std::uint32_t partition, std::uint32_t& place) const {
-  place = static_cast<std::uint32_t>(mix((id - 1) * 1000 + partition) % membership.servers);
+  const auto slot = static_cast<std::uint32_t>(mix((id - 1) * 1000 + partition) % keys.slots.size());
+  place = tensor::owner_of(keys, slot, id, partition);
   if (!needs_relay()) return {partition};
   const std::uint32_t hash = tensor::relay_hash(tensor::spread_of(id, partition));
   return {partition, std::exchange(place, place_of_relay(hosts.relay(hosts.host_of(rank()), place, hash)))};

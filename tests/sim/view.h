@@ -12,6 +12,7 @@
 #include "server/server_loop.h"
 #include "shape.h"
 #include "sim_transport.h"
+#include "tensor/key_map.h"
 #include "transport/reactor.h"
 #include "van/hosts.h"
 #include "van/membership.h"
@@ -44,6 +45,7 @@ class View {
   std::shared_ptr<worker::Tensor> make_tensor(std::uint32_t id, std::string name, std::uint64_t elements) const;
 
   const van::Membership membership;
+  const tensor::KeyMapConfig keys;
   const van::Hosts hosts;
   const van::Node& self;
   transport::Reactor reactor{"sim", transport::Spin{}};

@@ -116,6 +116,85 @@ TEST(KeyMap, MixedWithoutExtraServersUsesAll) {
   EXPECT_LT(imbalance(config, random_ids(), 1), 1.9);
 }
 
+constexpr KeyHash kHashes[] = {KeyHash::kRaw,  KeyHash::kDjb2,  KeyHash::kNaive,   KeyHash::kBuiltIn,
+                               KeyHash::kSdbm, KeyHash::kMixed, KeyHash::kBalanced};
+
+// Servers 0 to `servers` - 1, but those that are lost.
+KeyMapConfig without(KeyHash hash, std::uint32_t servers, const std::vector<std::uint32_t>& lost) {
+  KeyMapConfig config{.hash = hash, .servers = servers, .workers = 2};
+  for (std::uint32_t i = 0; i < servers; ++i) config.slots.push_back(i);
+  for (const std::uint32_t i : lost) config.slots[i] = kNoServer;
+  return config;
+}
+
+TEST(KeyMap, WhileNoServerIsLostSlotsChangeNothing) {
+  for (const KeyHash hash : kHashes) {
+    for (const std::uint32_t servers : {1U, 2U, 3U, 8U}) {
+      const KeyMapConfig plain{.hash = hash, .servers = servers, .workers = 2};
+      for (const std::uint32_t id : random_ids()) {
+        EXPECT_EQ(server_of(without(hash, servers, {}), id, 3), server_of(plain, id, 3)) << to_string(hash);
+      }
+    }
+  }
+}
+
+TEST(KeyMap, OnlyTheKeysOfALostServerMove) {
+  for (const KeyHash hash : kHashes) {
+    // Also of a second one, and of a third; in the other direction: of one that enters in the place of a lost one.
+    const std::vector<std::vector<std::uint32_t>> losses{{}, {2}, {2, 0}, {2, 0, 4}, {0, 4}};
+    for (std::size_t i = 0; i + 1 < losses.size(); ++i) {
+      const KeyMapConfig before = without(hash, 5, losses[i]);
+      const KeyMapConfig after = without(hash, 5, losses[i + 1]);
+      for (const std::uint32_t id : random_ids()) {
+        for (const std::uint64_t partition : {0, 1, 7}) {
+          const std::uint32_t was = server_of(before, id, partition);
+          const std::uint32_t is = server_of(after, id, partition);
+          ASSERT_EQ(std::ranges::count(losses[i + 1], is), 0) << "it is lost";
+          if (was == is) continue;
+          const bool has_lost_it = std::ranges::count(losses[i + 1], was) > 0;
+          const bool has_come = std::ranges::count(losses[i], is) > 0;
+          ASSERT_TRUE(has_lost_it || has_come) << to_string(hash) << ": from " << was << " to " << is;
+        }
+      }
+    }
+  }
+}
+
+TEST(KeyMap, WhatALostServerHadIsSpreadEvenly) {
+  for (const KeyHash hash : kHashes) {
+    const KeyMapConfig before = without(hash, 5, {});
+    const KeyMapConfig after = without(hash, 5, {1});
+    std::vector<double> came(5);
+    double all = 0;
+    for (const std::uint32_t id : random_ids()) {
+      for (std::uint64_t partition = 0; partition < 4; ++partition) {
+        if (server_of(before, id, partition) != 1) continue;
+        ++came[server_of(after, id, partition)];
+        ++all;
+      }
+    }
+    for (const std::uint32_t server : {0, 2, 3, 4}) {
+      EXPECT_NEAR(came[server] / all, 0.25, 0.06) << to_string(hash) << ", server " << server;
+    }
+  }
+}
+
+TEST(KeyMap, RawSpreadsThePartitionsOfOneTensorEvenlyOverWhoIsLeft) {
+  constexpr std::uint64_t kPieces = 5 * 4 * 3;  // each digit of the hash takes each value as often
+  for (const std::uint32_t id : {0U, 1U, 17U, 999'999'999U}) {
+    const std::vector<std::pair<std::vector<std::uint32_t>, int>> cases{{{1}, 4}, {{1, 4}, 3}};
+    for (const auto& [lost, left] : cases) {
+      const KeyMapConfig config = without(KeyHash::kRaw, 5, lost);
+      std::vector<int> count(5);
+      for (std::uint64_t i = 0; i < kPieces; ++i) ++count[server_of(config, id, i)];
+      for (std::uint32_t server = 0; server < 5; ++server) {
+        const bool is_lost = std::ranges::count(lost, server) > 0;
+        EXPECT_EQ(count[server], is_lost ? 0 : static_cast<int>(kPieces) / left) << "tensor " << id;
+      }
+    }
+  }
+}
+
 TEST(KeyMap, RefusesUnknownNamesAndListsTheKnown) {
   try {
     parse_key_hash("md5");
@@ -130,10 +209,10 @@ TEST(KeyMap, BalancedPutsEachPieceOnTheServerWithTheFewestBytes) {
   std::vector<std::uint64_t> load{10, 0, 4};
   const BalancedPlacement placement(load, Partitioning(23, 1, 5));  // four pieces of 5 and one of 3
   std::vector<std::uint32_t> servers;
-  for (std::uint64_t piece = 0; piece < 5; ++piece) servers.push_back(placement.server(piece));
+  for (std::uint64_t piece = 0; piece < 5; ++piece) servers.push_back(placement.slot(piece));
   EXPECT_EQ(servers, (std::vector<std::uint32_t>{1, 2, 1, 2, 0}));  // 5 4, 5 9, 10 9, 10 14, 13: the first of equals
   EXPECT_EQ(load, (std::vector<std::uint64_t>{13, 10, 14}));
-  EXPECT_EQ(BalancedPlacement({}, Partitioning(23, 1, 5)).server(4), 0U);
+  EXPECT_EQ(BalancedPlacement({}, Partitioning(23, 1, 5)).slot(4), 0U);
 }
 
 TEST(KeyMap, BalancedPlacesRunsOfPiecesInTensorsOfVeryMany) {
@@ -142,7 +221,7 @@ TEST(KeyMap, BalancedPlacesRunsOfPiecesInTensorsOfVeryMany) {
   const BalancedPlacement placement(load, cut);
   std::vector<std::uint64_t> placed(3);
   for (std::uint64_t piece = 0; piece < cut.count(); ++piece) {
-    placed[placement.server(piece)] += cut.piece(piece).length;
+    placed[placement.slot(piece)] += cut.piece(piece).length;
   }
   EXPECT_EQ(load, placed);
   EXPECT_LT(static_cast<double>(std::ranges::max(placed)), 1.001 * 10'000'000 / 3);

@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "tensor/key_map.h"
+
 namespace bps::van {
 namespace {
 
@@ -38,6 +40,49 @@ TEST(Membership, FindsByRankAndId) {
   EXPECT_EQ(members.by_id(3), &members.nodes[2]);
   EXPECT_EQ(members.by_id(0), nullptr);
   EXPECT_EQ(members.by_id(4), nullptr);
+}
+
+// Servers by rank, with these identities.
+Membership servers(const std::vector<std::uint64_t>& identities) {
+  Membership members{{}, 0, static_cast<std::uint32_t>(identities.size())};
+  for (const std::uint64_t identity : identities) {
+    const auto rank = static_cast<std::int32_t>(members.nodes.size());
+    members.nodes.push_back(node(static_cast<std::uint32_t>(rank) + 1, kNoRank, rank));
+    members.nodes.back().identity = identity;
+  }
+  return members;
+}
+
+using Identities = std::vector<std::uint64_t>;
+
+TEST(Membership, ServersKeepTheirSlots) {
+  constexpr std::uint32_t kNone = tensor::kNoServer;
+  Membership members = servers({10, 11, 12});
+  EXPECT_EQ(members.server_of_slot(), (std::vector<std::uint32_t>{0, 1, 2})) << "as if there were none";
+  members.take_slots({});
+  EXPECT_EQ(members.slots, (Identities{10, 11, 12}));
+  Membership next = servers({10, 12});
+  next.take_slots(members.slots);
+  EXPECT_EQ(next.slots, (Identities{10, 11, 12}));
+  EXPECT_EQ(next.server_of_slot(), (std::vector<std::uint32_t>{0, kNone, 1}));
+  EXPECT_TRUE(next.is_consistent());
+  EXPECT_EQ(next.all_server_loops(), 3U) << "tensors are cut as before";
+  Membership third = servers({10, 12, 13});
+  third.take_slots(next.slots);
+  EXPECT_EQ(third.slots, (Identities{10, 13, 12})) << "who enters takes what is free";
+  Membership fourth = servers({10, 12, 13, 14});
+  fourth.take_slots(third.slots);
+  EXPECT_EQ(fourth.slots, (Identities{10, 13, 12, 14}));
+}
+
+TEST(Membership, EveryServerHasASlot) {
+  Membership members = servers({10, 11});
+  for (const Identities& wrong : {Identities{10}, Identities{10, 12}}) {
+    members.slots = wrong;
+    EXPECT_FALSE(members.is_consistent());
+  }
+  members.slots = {12, 11, 10};
+  EXPECT_TRUE(members.is_consistent());
 }
 
 TEST(Membership, EveryRoleHasALoop) {

@@ -24,7 +24,8 @@ inline Node sample_node(std::uint32_t id, std::int32_t worker, std::int32_t serv
 inline std::vector<Message> message_samples() {
   const Membership membership{.nodes = {sample_node(1, 0, 1), sample_node(2, 1, kNoRank), sample_node(3, kNoRank, 0)},
                               .workers = 2,
-                              .servers = 2};
+                              .servers = 2,
+                              .slots = {9, 0, 0}};
   const auto float32 = static_cast<std::uint8_t>(Dtype::kFloat32);
   return {
       Join{sample_node(0, kAnyRank, kNoRank), 2, 2, 60000},

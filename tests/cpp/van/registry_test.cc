@@ -139,7 +139,7 @@ TEST(Registry, BalancedAccountsForWhatTheWorkersPlace) {
         const tensor::Partitioning pieces = cut.cut(count * size_of(dtype), static_cast<std::uint32_t>(size_of(dtype)));
         const tensor::BalancedPlacement placement(load, pieces);
         for (std::uint64_t p = 0; p < pieces.count(); ++p) {
-          placed[placement.server(p)] += pieces.piece(p).length;
+          placed[placement.slot(p)] += pieces.piece(p).length;
           largest = std::max(largest, pieces.piece(p).length);
         }
         EXPECT_EQ(load, placed) << "tensor " << i;
@@ -159,9 +159,31 @@ TEST(Registry, BalancedIsEvenForTensorsOfOnePartition) {
     std::vector<std::uint64_t> load = declare(registry, 0, {one}).ids.at(0).server_load;
     const tensor::Partitioning pieces = cut.cut(512 << 10, 4);
     const tensor::BalancedPlacement placement(load, pieces);
-    for (std::uint64_t p = 0; p < pieces.count(); ++p) placed[placement.server(p)] += pieces.piece(p).length;
+    for (std::uint64_t p = 0; p < pieces.count(); ++p) placed[placement.slot(p)] += pieces.piece(p).length;
   }
   EXPECT_LE(static_cast<double>(std::ranges::max(placed)), 1.05 * (100 * 512 << 10) / 4);
+}
+
+// In whatever order they are declared in the next view.
+TEST(Registry, BalancedPlacesKnownTensorsFromTheLoadOfTheViewBefore) {
+  const tensor::CutRule cut{.partition_bytes = 100, .min_partition_bytes = 8, .server_loops = 2};
+  Registry::Options options{.workers = 1, .servers = 2, .balanced = true, .cut = cut};
+  const TensorSpec big{0, "big", kFloat32, 75, "(75,)"};
+  const TensorSpec small{0, "small", kFloat32, 10, "(10,)"};
+  const TensorSpec last{0, "last", kFloat32, 20, "(20,)"};
+  Registry first(options);
+  const auto before = declare(first, 0, {big, small, last}).ids;
+  options.before = first.placements();
+  const Registry nothing_was_declared(options);
+  EXPECT_EQ(nothing_was_declared.placements(), options.before);
+  Registry next(options);
+  EXPECT_EQ(declare(next, 0, {last}).ids[0], before[2]);
+  EXPECT_EQ(declare(next, 0, {small}).ids[0], before[1]);
+  // One that is new goes where there is least: `last` is on slot 1, `small` on slot 1 too, 80 and 40 bytes.
+  EXPECT_EQ(declare(next, 0, {spec("new")}).ids[0].server_load, (std::vector<std::uint64_t>{0, 120}));
+  options.servers = 3;
+  Registry other(options);
+  EXPECT_EQ(declare(other, 0, {last}).ids[0].server_load.size(), 3U);
 }
 
 TEST(Registry, WithoutBalancedThereIsNoLoad) {

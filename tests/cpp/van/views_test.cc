@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "tensor/key_map.h"
 #include "van/views_simulation.h"
 
 namespace bps::van {
@@ -124,6 +125,22 @@ TEST(Views, ANewServerEntersAtOnce) {
   for (std::size_t i = 0; i < 3; ++i) job.renew(job.members()[i]);
   expect_one_view(job);
   EXPECT_EQ(entering.node.server_rank, 1);
+}
+
+TEST(Views, ServersKeepTheirSlots) {
+  Simulation job(1, 1, 3, 1);
+  const auto slots = [&] { return job.members()[0].membership.server_of_slot(); };
+  EXPECT_EQ(slots(), (std::vector<std::uint32_t>{0, 1, 2}));
+  job.kill(job.members()[2]);
+  for (const std::size_t i : {3, 0, 1}) job.renew(job.members()[i]);
+  EXPECT_EQ(slots(), (std::vector<std::uint32_t>{0, tensor::kNoServer, 1}));
+  job.replace_scheduler();  // it knows them from the members
+  for (const std::size_t i : {1, 3, 0}) job.rejoin(job.members()[i]);
+  for (const std::size_t i : {3, 0, 1}) job.renew(job.members()[i]);
+  EXPECT_EQ(slots(), (std::vector<std::uint32_t>{0, tensor::kNoServer, 1}));
+  job.add(true);
+  for (const std::size_t i : {3, 0, 1}) job.renew(job.members()[i]);
+  EXPECT_EQ(slots(), (std::vector<std::uint32_t>{0, 2, 1})) << "whoever enters takes the place of the lost one";
 }
 
 // Deaths, departures, entries and returns in any order: at the end all who live are in one view, or all know that there
