@@ -86,7 +86,8 @@ def run(words: list[str], folder: Path, timeout: float = SECONDS) -> str:
 
 def search(case: Case, folder: Path) -> tuple[int, int]:
     """(errors, states) of a complete search. Ends the program if the search was not complete."""
-    shutil.copy(HERE / f"{case.model}.pml", folder)
+    for name in (f"{case.model}.pml", "trace.pml"):
+        shutil.copy(HERE / name, folder)
     run(["spin", "-a", *case.defines, f"{case.model}.pml"], folder)
     run(["gcc", "-w", "-O2", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEGABYTES}", "-o", "pan", "pan.c"], folder)
     output = run(["./pan", "-m1000000", "-n"], folder)

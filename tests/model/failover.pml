@@ -3,8 +3,8 @@
 // docs/model.md explains it; `ci/test model` runs it.
 //
 // Each worker makes ROUNDS operations of PARTS partitions, one after the other. Answers land in buffers, and are copied
-// over the input when every worker has its own (two phases). What a dead server or an earlier view has sent stays in
-// the channels, and may come at any time.
+// over the input when every worker has its own (two phases). What is sent may arrive in any order; what a dead server
+// or an earlier view has sent may come at any time.
 #ifndef SERVERS
 #define SERVERS 2
 #endif
@@ -20,6 +20,7 @@
 #define W 2
 #define ROOM (2 * PARTS + 2 * CRASHES)
 #define AT(w, p) ((w) * PARTS + (p))
+#include "trace.pml"
 // Whether an operation's caller wants the result of a partition: push_pull's do; each rank of a reduce_scatter wants its
 // own share, and hears only of the end of the others (SHARDED).
 #ifdef SHARDED
@@ -33,6 +34,19 @@
 #define MISSES(w, p) WANTS(w, p)         // Operation::missing
 #endif
 #define LINE(w, s) ((w) * SERVERS + (s))
+
+// What tests/sim records, see model_failover.cc.
+#define ACTION(what, w, s, p) (16 * (what) + 4 * (w) + 2 * (s) + (p))
+#define BEGINS(w) ACTION(1, w, 0, 0)
+#define PUSHES(w, s, p) ACTION(2, w, s, p)
+#define TAKES_PUSH(w, s, p) ACTION(3, w, s, p)
+#define HEARS_ANSWER(w, s, p) ACTION(4, w, s, p)
+#define TAKES_LANDED(w, s, p) ACTION(5, w, s, p)
+#define HEARS_COMMITTED(w, s, p) ACTION(6, w, s, p)
+#define DIES(s) ACTION(7, 0, s, 0)
+#define ENDS_VIEW(w) ACTION(8, w, 0, 0)
+#define SERVES(s) ACTION(9, 0, s, 0)
+#define COMPLETES(w) ACTION(10, w, 0, 0)
 
 mtype = { PUSH, LANDED, ANSWER, COMMITTED };
 mtype = { QUEUED, SENT, BUFFERED, DONE };
@@ -64,40 +78,58 @@ byte server_epoch[SERVERS] = 1;
 bool pushed[SERVERS * W * PARTS];
 bool landed[SERVERS * W * PARTS];
 
-inline send_push(p) {                    // Sender::push, to the server of this partition in this view
+// Messages of this view are taken in any order; those of earlier ones change nothing.
+#ifdef BUG_STALE_ACCEPTED
+#define OF(mine) _
+#else
+#define OF(mine) eval(mine)
+#endif
+#define TAKES(line, what, p, mine) line ?? [what, p, OF(mine)]
+#define FORGETS_STALE(line, mine, is_here) \
+  :: d_step { is_here mine > 1 && line ?? [_, _, 1] -> line ?? _, _, 1 } \
+  FORGETS_STALER(line, mine, is_here)
+#if CRASHES > 1
+#define FORGETS_STALER(line, mine, is_here) \
+  :: d_step { is_here mine > 2 && line ?? [_, _, 2] -> line ?? _, _, 2 }
+#else
+#define FORGETS_STALER(line, mine, is_here)
+#endif
+
+#define MAY_PUSH(p) (!suspended[w] && worker_epoch[w] == epoch && state[AT(w, p)] == QUEUED)
+
+inline send_push(s, p) {                 // Sender::push
+  up[LINE(w, s)] ! PUSH, p, worker_epoch[w];
+  state[AT(w, p)] = SENT
+}
+
+inline send_push_home(p) {               // to the server of this partition in this view
   home = p % SERVERS;
   do
   :: !in_view[home] -> home = (home + 1) % SERVERS
   :: else -> break
   od;
-  up[LINE(w, home)] ! PUSH, p, worker_epoch[w];
-  state[AT(w, p)] = SENT;
+  send_push(home, p);
   home = 0
 }
 
-#ifdef BUG_STALE_ACCEPTED
-#define OF_THIS_VIEW(e, mine) true
-#else
-#define OF_THIS_VIEW(e, mine) (e == mine)
-#endif
-
-inline take_reply(s) {
+inline take_answer(s, p) {               // WorkerLoop::on_answer
   if
-  :: what == ANSWER && !suspended[w] && OF_THIS_VIEW(e, worker_epoch[w]) && state[AT(w, p)] == SENT ->
+  :: state[AT(w, p)] == SENT ->
 #ifdef BUG_ONE_PHASE
      state[AT(w, p)] = DONE;             // over the input, as without BPS_SERVER_FAILOVER
 #else
-     state[AT(w, p)] = BUFFERED;         // WorkerLoop::on_answer
+     state[AT(w, p)] = BUFFERED;
 #endif
      up[LINE(w, s)] ! LANDED, p, worker_epoch[w]
-  :: what == COMMITTED && !suspended[w] && OF_THIS_VIEW(e, worker_epoch[w]) ->
+  :: else
+  fi
+}
+
+inline take_committed(p) {               // on_committed: over the input
 #ifndef BUG_ONE_PHASE
-     assert(state[AT(w, p)] == (WANTS(w, p) -> BUFFERED : SENT));
+  CHECK(state[AT(w, p)] == (WANTS(w, p) -> BUFFERED : SENT));
 #endif
-     state[AT(w, p)] = DONE              // on_committed: over the input
-  :: else                                // of an earlier view
-  fi;
-  p = 0; e = 0; what = PUSH
+  state[AT(w, p)] = DONE
 }
 
 inline end_view() {                      // Process::retire, Operation::suspend, failover.report
@@ -127,8 +159,8 @@ inline follow_plan() {                   // failover.plan, failover.resume
        needed = said_missing[AT(w, p)] || (said_begun[0] == said_begun[1] && said_missing[AT(1 - w, p)]);
        if
        :: again || needed ->
-          assert(again || !over_elsewhere);
-          assert(state[AT(w, p)] != DONE);  // the input is as it was
+          CHECK(again || !over_elsewhere);
+          CHECK(state[AT(w, p)] != DONE);  // the input is as it was
           state[AT(w, p)] = QUEUED
        :: else -> state[AT(w, p)] = DONE
        fi
@@ -147,69 +179,87 @@ inline follow_plan() {                   // failover.plan, failover.resume
 #define OTHERS_ALIVE(s) alive[1 - s]
 #endif
 
+// Of one partition and one server.
+#define HEARS(s, p) \
+  :: d_step { NEXT(HEARS_ANSWER(w, s, p)) !suspended[w] && TAKES(down[LINE(w, s)], ANSWER, p, worker_epoch[w]) -> TOOK; \
+      down[LINE(w, s)] ?? ANSWER, p, OF(worker_epoch[w]); take_answer(s, p) } \
+  :: d_step { NEXT(HEARS_COMMITTED(w, s, p)) !suspended[w] && \
+      TAKES(down[LINE(w, s)], COMMITTED, p, worker_epoch[w]) -> TOOK; \
+      down[LINE(w, s)] ?? COMMITTED, p, OF(worker_epoch[w]); take_committed(p) }
+#define HEARS_FROM(s) HEARS(s, 0) HEARS_OF_SECOND(s) FORGETS_STALE(down[LINE(w, s)], worker_epoch[w], )
+#if PARTS > 1
+#define HEARS_OF_SECOND(s) HEARS(s, 1)
+#else
+#define HEARS_OF_SECOND(s)
+#endif
+// A recording says itself to which server.
+#ifdef TRACE
+#define SENDS_PUSH(p) \
+  :: d_step { NEXT(PUSHES(w, 0, p)) in_view[0] && MAY_PUSH(p) -> TOOK; send_push(0, p) } \
+  :: d_step { NEXT(PUSHES(w, 1, p)) in_view[1] && MAY_PUSH(p) -> TOOK; send_push(1, p) }
+#else
+#define SENDS_PUSH(p) :: d_step { MAY_PUSH(p) -> send_push_home(p) }
+#endif
+
 proctype Worker(byte w) {
-  byte p, e, home;
-  mtype what = PUSH;
+  byte p, home;
   bool needed, again, over_elsewhere;
 end:
   do
   // The caller fills its array, and calls push_pull.
-  :: d_step { !suspended[w] && begun[w] < ROUNDS && IS_OVER(w) ->
+  :: d_step { NEXT(BEGINS(w)) !suspended[w] && begun[w] < ROUNDS && IS_OVER(w) -> TOOK;
       begun[w]++;
       for (p : 0 .. PARTS - 1) { state[AT(w, p)] = QUEUED }
       p = 0 }
-  :: d_step { !suspended[w] && worker_epoch[w] == epoch && state[AT(w, 0)] == QUEUED -> send_push(0) }
-  :: d_step { down[LINE(w, 0)] ? what, p, e -> take_reply(0) }
-  :: d_step { down[LINE(w, 1)] ? what, p, e -> take_reply(1) }
+  SENDS_PUSH(0)
+  HEARS_FROM(0)
+  HEARS_FROM(1)
 #if PARTS > 1
-  :: d_step { !suspended[w] && worker_epoch[w] == epoch && state[AT(w, 1)] == QUEUED -> send_push(1) }
+  SENDS_PUSH(1)
 #endif
 #if SERVERS > 2
-  :: d_step { down[LINE(w, 2)] ? what, p, e -> take_reply(2) }
+  HEARS_FROM(2)
 #endif
-  :: d_step { worker_epoch[w] < epoch -> end_view() }
+  :: d_step { NEXT(ENDS_VIEW(w)) worker_epoch[w] < epoch -> TOOK; end_view() }
   :: d_step { suspended[w] && worker_epoch[0] == epoch && worker_epoch[1] == epoch && SERVERS_READY -> follow_plan() }
   od
 }
 
-inline take(v) {                         // RoundEngine::take, on_landed
+inline take_push(v, p) {                 // RoundEngine::take
+  CHECK(!pushed[ON(s, v, p)]);
+  pushed[ON(s, v, p)] = true;
   if
-  :: !OF_THIS_VIEW(e, server_epoch[s])
-  :: OF_THIS_VIEW(e, server_epoch[s]) && what == PUSH ->
-     assert(!pushed[ON(s, v, p)]);
-     pushed[ON(s, v, p)] = true;
-     if
 #ifdef BUG_ONE_CONTRIBUTION_LESS
-     :: pushed[ON(s, 0, p)] ->
+  :: pushed[ON(s, 0, p)] ->
 #else
-     :: pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)] ->
+  :: pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)] ->
 #endif
-        assert(pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)]);
-        for (i : 0 .. W - 1) {               // propose()
-          if
-          :: WANTS(i, p) -> down[LINE(i, s)] ! ANSWER, p, server_epoch[s]
-          :: else -> landed[ON(s, i, p)] = true
-          fi
-        }
-        i = 0
-     :: else
-     fi
-  :: OF_THIS_VIEW(e, server_epoch[s]) && what == LANDED ->
-     assert(pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)]);
-     landed[ON(s, v, p)] = true;
-     if
+     CHECK(pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)]);
+     for (i : 0 .. W - 1) {              // propose()
+       if
+       :: WANTS(i, p) -> down[LINE(i, s)] ! ANSWER, p, server_epoch[s]
+       :: else -> landed[ON(s, i, p)] = true
+       fi
+     }
+     i = 0
+  :: else
+  fi
+}
+
+inline take_landed(v, p) {               // RoundEngine::on_landed
+  CHECK(pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)]);
+  landed[ON(s, v, p)] = true;
+  if
 #ifdef BUG_COMMITS_EARLY
-     :: true ->
+  :: true ->
 #else
-     :: landed[ON(s, 0, p)] && landed[ON(s, 1, p)] ->
+  :: landed[ON(s, 0, p)] && landed[ON(s, 1, p)] ->
 #endif
-        down[LINE(0, s)] ! COMMITTED, p, server_epoch[s];  // commit()
-        down[LINE(1, s)] ! COMMITTED, p, server_epoch[s];
-        forget(p)
-     :: else
-     fi
-  fi;
-  p = 0; e = 0; what = PUSH
+     down[LINE(0, s)] ! COMMITTED, p, server_epoch[s];  // commit()
+     down[LINE(1, s)] ! COMMITTED, p, server_epoch[s];
+     forget(p)
+  :: else
+  fi
 }
 
 inline forget(p) {
@@ -220,31 +270,55 @@ inline forget(p) {
   i = 0
 }
 
+#define SERVES_WORKER(v, p) \
+  :: d_step { NEXT(TAKES_PUSH(v, s, p)) alive[s] && TAKES(up[LINE(v, s)], PUSH, p, server_epoch[s]) -> TOOK; \
+      up[LINE(v, s)] ?? PUSH, p, OF(server_epoch[s]); take_push(v, p) } \
+  :: d_step { NEXT(TAKES_LANDED(v, s, p)) alive[s] && TAKES(up[LINE(v, s)], LANDED, p, server_epoch[s]) -> TOOK; \
+      up[LINE(v, s)] ?? LANDED, p, OF(server_epoch[s]); take_landed(v, p) }
+
 proctype Server(byte s) {
-  byte p, e, i;
-  mtype what = PUSH;
+  byte q, i;
 end:
   do
-  :: d_step { alive[s] && len(up[LINE(0, s)]) > 0 -> up[LINE(0, s)] ? what, p, e; take(0) }
-  :: d_step { alive[s] && len(up[LINE(1, s)]) > 0 -> up[LINE(1, s)] ? what, p, e; take(1) }
-  :: d_step { alive[s] && in_view[s] && server_epoch[s] < epoch ->
+  SERVES_WORKER(0, 0)
+  SERVES_WORKER(1, 0)
+#if PARTS > 1
+  SERVES_WORKER(0, 1)
+  SERVES_WORKER(1, 1)
+#endif
+  FORGETS_STALE(up[LINE(0, s)], server_epoch[s], alive[s] &&)
+  FORGETS_STALE(up[LINE(1, s)], server_epoch[s], alive[s] &&)
+  :: d_step { NEXT(SERVES(s)) alive[s] && in_view[s] && server_epoch[s] < epoch -> TOOK;
       server_epoch[s] = epoch;
-      for (p : 0 .. PARTS - 1) { forget(p) }
-      p = 0 }
-  :: d_step { alive[s] && crashes > 0 && OTHERS_ALIVE(s) -> alive[s] = false; crashes-- }
+      for (q : 0 .. PARTS - 1) { forget(q) }
+      q = 0 }
+  :: d_step { NEXT(DIES(s)) alive[s] && crashes > 0 && OTHERS_ALIVE(s) -> TOOK; alive[s] = false; crashes-- }
   // Job::lose: the scheduler hears of it at some time, and ends the view.
   :: d_step { !alive[s] && in_view[s] -> in_view[s] = false; epoch++ }
   od
 }
 
+#ifdef TRACE
+byte seen[W];                            // operations that are over
+active proctype Observer() {
+end:
+  do
+  :: d_step { NEXT(COMPLETES(0)) IS_OVER(0) && !suspended[0] && seen[0] < begun[0] -> TOOK; seen[0]++ }
+  :: d_step { NEXT(COMPLETES(1)) IS_OVER(1) && !suspended[1] && seen[1] < begun[1] -> TOOK; seen[1]++ }
+  :: d_step { AT_END && seen[0] == ROUNDS && seen[1] == ROUNDS -> ACCEPT }
+  od
+}
+#else
 active proctype Monitor() {
   timeout ->
   assert(begun[0] == ROUNDS && begun[1] == ROUNDS && IS_OVER(0) && IS_OVER(1));
   assert(!suspended[0] && !suspended[1])
 }
+#endif
 
 init {
   atomic {
+    choose_trace();
     run Worker(0); run Worker(1);
     run Server(0); run Server(1)
 #if SERVERS > 2

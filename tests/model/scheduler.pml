@@ -14,8 +14,18 @@
 #define STEPS 2
 #endif
 #define W 2
+#include "trace.pml"
 #define SCHEDULERS (DEATHS + 1)
 #define LINE(g, w) ((g) * W + (w))
+
+// What tests/sim records, see model_scheduler.cc.
+#define ACTION(what, w) (16 * (what) + (w))
+#define WAITS(w) ACTION(1, w)
+#define HEARS_DONE(w) ACTION(2, w)
+#define HEARS_END(w) ACTION(3, w)
+#define IS_WELCOMED(w) ACTION(4, w)
+#define REJOINS(w) ACTION(5, w)
+#define DIES ACTION(6, 0)
 
 mtype = { BARRIER, JOIN, DONE, VIEW_ENDED, WELCOME };
 
@@ -49,28 +59,31 @@ proctype Worker(byte w) {
   byte v;
 end:
   do
-  :: d_step { !told[w] && !waits[w] && committed[w] < STEPS ->             // commit()
+  :: d_step { NEXT(WAITS(w)) !told[w] && !waits[w] && committed[w] < STEPS -> TOOK;  // commit()
       waits[w] = true;
       up[LINE(home[w], w)] ! BARRIER }
-  :: d_step { down[LINE(home[w], w)] ? DONE, v ->
-      assert(waits[w] && !told[w]);
+  :: d_step { NEXT(HEARS_DONE(w)) down[LINE(home[w], w)] ? [DONE, v] -> TOOK;
+      down[LINE(home[w], w)] ? DONE, v;
+      CHECK(waits[w] && !told[w]);
       waits[w] = false; ended[w]++; committed[w]++; v = 0 }
-  :: d_step { down[LINE(home[w], w)] ? VIEW_ENDED, v ->                      // RoundAbortedError: the step is repeated
+  :: d_step { NEXT(HEARS_END(w)) down[LINE(home[w], w)] ? [VIEW_ENDED, v] -> TOOK;
+      down[LINE(home[w], w)] ? VIEW_ENDED, v;                              // RoundAbortedError: the step is repeated
       waits[w] = false;
       told[w] = true;
       up[LINE(home[w], w)] ! JOIN; v = 0 }
-  :: d_step { down[LINE(home[w], w)] ? WELCOME, v ->
+  :: d_step { NEXT(IS_WELCOMED(w)) down[LINE(home[w], w)] ? [WELCOME, v] -> TOOK;
+      down[LINE(home[w], w)] ? WELCOME, v;
       told[w] = false; ended[w] = 0; view[w] = v;
       if
       :: !is_known[v] -> is_known[v] = true; committed_before[v] = committed[w]
       :: else
       fi;
-      assert(committed[w] == committed_before[v]);
+      CHECK(committed[w] == committed_before[v]);
       v = 0 }
   // SchedulerSession::search, come_back: at any time after the death; what had not been read by then is lost.
-  :: d_step { dead[home[w]] && home[w] + 1 < SCHEDULERS && alive[home[w] + 1] -> rejoin(1) }
+  :: d_step { NEXT(REJOINS(w)) dead[home[w]] && home[w] + 1 < SCHEDULERS && alive[home[w] + 1] -> TOOK; rejoin(1) }
 #if DEATHS > 1
-  :: d_step { dead[home[w]] && home[w] + 2 < SCHEDULERS && alive[home[w] + 2] -> rejoin(2) }
+  :: d_step { NEXT(REJOINS(w)) dead[home[w]] && home[w] + 2 < SCHEDULERS && alive[home[w] + 2] -> TOOK; rejoin(2) }
 #endif
   od
 }
@@ -83,7 +96,7 @@ inline tell(a, b) {
   fi
 }
 inline dies() {
-  atomic { deaths > 0 -> deaths--; alive[g] = false; dead[g] = true; goto dead_end }
+  atomic { NEXT(DIES) deaths > 0 -> TOOK; deaths--; alive[g] = false; dead[g] = true; goto dead_end }
 }
 
 // Reunion::owed
@@ -148,14 +161,24 @@ dead_end:
   skip
 }
 
+#ifdef TRACE
+active proctype Observer() {
+end:
+  do
+  :: d_step { AT_END && committed[0] == STEPS && committed[1] == STEPS -> ACCEPT }
+  od
+}
+#else
 active proctype Monitor() {
   timeout ->
   assert(committed[0] == STEPS && committed[1] == STEPS);
   assert(!told[0] && !told[1])
 }
+#endif
 
 init {
   atomic {
+    choose_trace();
     run Worker(0); run Worker(1);
     run Scheduler(0)
 #if DEATHS > 0

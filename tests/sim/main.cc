@@ -3,12 +3,17 @@
 //   bps_sim 1 10000          these seeds: what each breaks, with the faults that it takes, and a sum
 //   bps_sim --first 1 10000  up to the first one that breaks something
 //   bps_sim --show 17        all that happens with this seed, without the faults that it does not take
+//   bps_sim --actions rounds 1 100   of each seed, what a job of the model does: rounds, failover or scheduler
 // Exits with 1 when something was broken.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "core/log.h"
+#include "model_failover.h"
+#include "model_rounds.h"
+#include "model_scheduler.h"
 #include "simulation.h"
 
 namespace {
@@ -54,6 +59,18 @@ std::uint64_t number(const char* text) {
   return std::strtoull(text, nullptr, 10);
 }
 
+// One line for each seed.
+int record(const std::string& model, std::uint64_t first, std::uint64_t last) {
+  const auto job = model == "rounds"     ? bps::sim::record_rounds
+                   : model == "failover" ? bps::sim::record_failover
+                                         : bps::sim::record_scheduler;
+  for (std::uint64_t seed = first; seed <= last; ++seed) {
+    for (const std::uint32_t action : job(seed)) std::printf("%u ", action);
+    std::printf("\n");
+  }
+  return 0;
+}
+
 // `stops`: at the first seed that breaks something.
 int run(std::uint64_t first, std::uint64_t last, bool stops) {
   std::uint64_t broken = 0;
@@ -89,9 +106,12 @@ int main(int argc, char** argv) {
   const bool shows = argc == 3 && std::strcmp(argv[1], "--show") == 0;
   bps::set_log(shows ? bps::LogLevel::kInfo : bps::LogLevel::kError, "sim");
   if (shows) return show(number(argv[2]));
+  if (argc == 5 && std::strcmp(argv[1], "--actions") == 0) {
+    return record(argv[2], number(argv[3]), number(argv[4]));
+  }
   const bool stops = argc == 4 && std::strcmp(argv[1], "--first") == 0;
   if (argc != 3 && !stops) {
-    std::fprintf(stderr, "usage: bps_sim [--first] FROM TO, or bps_sim --show SEED\n");
+    std::fprintf(stderr, "usage: bps_sim [--first] FROM TO, bps_sim --show SEED, or bps_sim --actions MODEL FROM TO\n");
     return 2;
   }
   return run(number(argv[argc - 2]), number(argv[argc - 1]), stops);

@@ -18,6 +18,7 @@
 
 #include "event_queue.h"
 #include "random.h"
+#include "tap.h"
 #include "trace.h"
 #include "transport/transport.h"
 
@@ -82,6 +83,7 @@ class Network {
   EventQueue& events;
   Random& random;
   Trace& trace;
+  Tap* tap = nullptr;  // null: nobody listens
 
  private:
   struct State {

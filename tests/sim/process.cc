@@ -157,6 +157,7 @@ bool Process::follow_program() {
   switch (program_->state()) {
     case Program::State::kAtEndOfStep:
       if (std::exchange(barrier_sent_, true)) break;
+      network_.trace.note("waits", number_);
       tell(end_of_step());
       break;
     case Program::State::kThrough:

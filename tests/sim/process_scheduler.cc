@@ -68,6 +68,7 @@ void Process::beat() {
 }
 
 void Process::take(van::Peer from, const van::Message& message) {
+  if (from == peer_ && std::holds_alternative<van::ViewEnded>(message)) network_.trace.note("hears end", number_);
   if (const auto* welcome = std::get_if<van::Welcome>(&message)) {
     if (from == next_) begin_view(*welcome);
   } else if (const auto* refused = std::get_if<van::Refused>(&message)) {
@@ -108,6 +109,7 @@ void Process::take(van::Peer from, const van::Message& message) {
     if (done->group != van::kNoGroup) ++barriers_;
     if (done->call == kEndOfStep && state_ == State::kInView) {
       barrier_sent_ = false;
+      network_.trace.note("done", number_);
       program_->commit();
     } else if (done->call == kFarewell && state_ == State::kFailed) {
       // It saves what it can, with all that it had mapped and registered.
@@ -123,6 +125,7 @@ void Process::search() {
     if (peer_ != 0 || state_ == State::kDead) return;
     if (!scheduler_.is_up() || !network_.runs(machine_)) return search();
     peer_ = connect();
+    network_.trace.note("rejoins", number_);
     scheduler_.send(peer_, what_is_known());
     if (left_) scheduler_.send(peer_, *left_);
   });

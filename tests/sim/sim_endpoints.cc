@@ -19,6 +19,9 @@ std::size_t SimData::write(std::span<const transport::WriteOp> ops) {
     std::copy_n(write->header.begin(), op.header.size(), write->bytes.begin());
     outstanding_.push_back(write);
     transport_->counters().data_writes.add();
+    if (network_.tap != nullptr) {
+      network_.tap->on_write(Tap::Moment::kSent, here().machine, there().machine, op.header, op.immediate);
+    }
     depart(write, 0);
   }
   return room;
@@ -139,6 +142,10 @@ int SimData::poll() {
   while (!landed_.empty() && !is_loss_told() && !here().severed) {
     const WritePtr write = landed_.front();
     landed_.pop_front();
+    if (network_.tap != nullptr) {
+      const auto header = std::span(write->bytes).first(write->op.header.size());
+      network_.tap->on_write(Tap::Moment::kTaken, there().machine, here().machine, header, write->op.immediate);
+    }
     sink->on_write(*this, write->op.immediate);
     ++found;
   }

@@ -92,6 +92,9 @@ class SimControl final : public SimEndpoint<SimControl, transport::ControlEndpoi
   Status send(std::span<const std::byte> message) override {
     if (is_lost()) return Status::kPeerLost;
     if (message.size() > transport::kMaxMessage) return Status::kProtocol;
+    if (network_.tap != nullptr) {
+      network_.tap->on_message(Tap::Moment::kSent, here().machine, there().machine, message);
+    }
     send_in_order([copy = Bytes(message.begin(), message.end())](SimControl& end) { end.receive(copy); },
                   message.size());
     return Status::kOk;
@@ -101,6 +104,9 @@ class SimControl final : public SimEndpoint<SimControl, transport::ControlEndpoi
     while (!inbox_.empty() && !is_loss_told()) {
       const Bytes message = std::move(inbox_.front());
       inbox_.pop_front();
+      if (network_.tap != nullptr) {
+        network_.tap->on_message(Tap::Moment::kTaken, there().machine, here().machine, message);
+      }
       sink->on_message(*this, message);
       ++found;
     }

@@ -36,12 +36,31 @@ Simulation::Simulation(std::uint64_t seed, bool prints, std::uint64_t keep)
       shape_(Shape::draw(random_)),
       network_(events_, random_, trace_, shape_.conditions),
       scheduler_(network_, shape_.workers, shape_.servers, shape_.least, shape_.silence) {
+  make_processes();
+  draw_faults(keep);
+}
+
+Simulation::Simulation(std::uint64_t seed, const Shape& shape, const std::vector<Fault>& faults)
+    : trace_(events_, false),
+      random_(seed),
+      shape_(shape),
+      network_(events_, random_, trace_, shape_.conditions),
+      scheduler_(network_, shape_.workers, shape_.servers, shape_.least, shape_.silence) {
+  make_processes();
+  for (const Fault& fault : faults) add(fault);
+}
+
+void Simulation::make_processes() {
   network_.place(shape_.host_of);
   network_.fence = [this](Machine machine) { end_process(machine); };
   for (std::uint32_t i = 0; i < shape_.processes(); ++i) {
     processes_.push_back(std::make_unique<Process>(shape_, network_, scheduler_, i));
   }
-  draw_faults(keep);
+}
+
+void Simulation::add(const Fault& fault) {
+  faults_.push_back(fault);
+  last_fault_ = std::max(last_fault_, events_.now() + fault.at + fault.length);
 }
 
 void Simulation::draw_faults(std::uint64_t keep) {
@@ -59,9 +78,7 @@ void Simulation::draw_faults(std::uint64_t keep) {
     if (shape_.failover && random.chance(0.7)) {  // servers rather than workers
       fault.process = shape_.workers + static_cast<std::uint32_t>(random.below(shape_.servers));
     }
-    if ((keep >> i & 1) == 0) continue;
-    faults_.push_back(fault);
-    last_fault_ = std::max(last_fault_, events_.now() + fault.at + fault.length);
+    if ((keep >> i & 1) != 0) add(fault);
   }
 }
 

@@ -35,12 +35,17 @@ class Simulation {
  public:
   // `keep`: which of the seed's faults happen, bit by bit; for shrinking.
   Simulation(std::uint64_t seed, bool prints, std::uint64_t keep = ~std::uint64_t{0});
+  // Not as the seed says: a job of this shape, to which these faults happen.
+  Simulation(std::uint64_t seed, const Shape& shape, const std::vector<Fault>& faults);
 
   Outcome run();
   const std::vector<Fault>& faults() const { return faults_; }
+  Network& network() { return network_; }
   std::string describe() const;
 
  private:
+  void make_processes();
+  void add(const Fault& fault);
   void draw_faults(std::uint64_t keep);
   void happen(const Fault& fault);
   void lose_scheduler(const Fault& fault);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,7 +23,11 @@ class Trace {
  public:
   Trace(const EventQueue& events, bool prints) : events_(events), prints_(prints) {}
 
+  // Called for each note, if anybody listens.
+  std::function<void(std::string_view what, std::uint64_t a, std::uint64_t b, std::uint64_t c)> when_noted;
+
   void note(std::string_view what, std::uint64_t a = 0, std::uint64_t b = 0, std::uint64_t c = 0) {
+    if (when_noted) when_noted(what, a, b, c);
     const auto now = static_cast<std::uint64_t>(events_.now().time_since_epoch().count());
     for (const char letter : what) hash_ = mix(hash_ ^ static_cast<unsigned char>(letter));
     for (const std::uint64_t number : {now, a, b, c}) hash_ = mix(hash_ ^ number);
