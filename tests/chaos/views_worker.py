@@ -181,7 +181,8 @@ class Worker:
         self.operations.clear()
         gc.collect()
         for left in sorted(descriptors() - before):
-            self.report("violation", text=f"after shutdown() a descriptor is open: {left}")
+            if "infiniband" not in left:  # librdmacm closes a device at no time
+                self.report("violation", text=f"after shutdown() a descriptor is open: {left}")
         self.report("checked")
 
     def make_step(self) -> bool:
