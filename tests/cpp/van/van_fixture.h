@@ -64,6 +64,7 @@ class TestNode {
     self.server_rank = server;
     self.host = "a";
     self.pid = 42;
+    self.identity = static_cast<std::uint64_t>(worker + 8) * 1000 + static_cast<std::uint64_t>(server + 8);
     self.worker_loops = self.server_loops = 1;
     van_->join(self, workers, servers);
   }
