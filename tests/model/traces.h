@@ -3,13 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static short **trace_actions;
-static int *trace_length;
-static char *is_accepted;
+static short** trace_actions;
+static int* trace_length;
+static char* is_accepted;
 
 static void load_traces(void) {
   int count = 0, i, j, action;
-  FILE *file;
+  FILE* file;
   if (trace_actions) return;
   file = fopen("traces", "r");
   if (!file || fscanf(file, "%d", &count) != 1) exit(9);
