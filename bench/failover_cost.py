@@ -4,9 +4,8 @@
     python bench/failover_cost.py                              # tcp, and mapped memory, 1 to 64 MiB
     ci/vm/run .venv/bin/python bench/failover_cost.py --transport rdma
 
-Two workers and one server, in two jobs that are there at the same time and take turns: one with BPS_SERVER_FAILOVER=0,
-the other as it is by default, where answers land beside the inputs until all ranks have theirs. In the job without,
-every other round also copies the array before it is sent: what a shadow of the inputs would cost at least. A figure is
+Two workers and one server, in two jobs that are there at the same time and take turns: one as it is by default, the
+other with BPS_SERVER_FAILOVER=1, where answers land beside the inputs until all ranks have theirs. In the first job every other round also copies the array before it is sent: what a shadow of the inputs would cost at least. A figure is
 the quotient of neighbouring rounds; medians, with quartiles. Every result is checked.
 """
 
@@ -25,7 +24,7 @@ from typing import Any
 from bps_rdma.launch.environment import LocalJob, find_binary
 
 WORKERS = 2
-WORKER = "BPS_FAILOVER_COST_WORKER"
+WORKER = "FAILOVER_COST_WORKER"
 
 
 def worker() -> None:
@@ -112,7 +111,7 @@ def quartiles(values: list[float]) -> str:
 
 
 def compare(transport: str, memory: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    without, by_default = (Job(transport, memory, failover) for failover in ("0", "auto"))
+    without, surviving = (Job(transport, memory, failover) for failover in ("0", "1"))
     found = []
     try:
         for mib in sizes:
@@ -120,7 +119,7 @@ def compare(transport: str, memory: str, sizes: list[int], rounds: int) -> list[
             asides, shadows, plain = [], [], []
             for number in range(rounds + 1):
                 seconds = without.push_pull(nbytes, times)
-                aside = by_default.push_pull(nbytes, times)
+                aside = surviving.push_pull(nbytes, times)
                 shadow = without.push_pull(nbytes, times, shadow=True)
                 if number == 0:
                     continue  # memory is new
@@ -135,7 +134,7 @@ def compare(transport: str, memory: str, sizes: list[int], rounds: int) -> list[
             found.append({"transport": transport, "memory": memory, "mib": mib, "aside": asides, "shadow": shadows})
     finally:
         without.end()
-        by_default.end()
+        surviving.end()
     return found
 
 

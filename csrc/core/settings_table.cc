@@ -98,7 +98,7 @@ constexpr Setting kTable[] = {
      "a job on several hosts is refused"},
     {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
      "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
-    {"BPS_SERVER_FAILOVER", "", "auto", words("auto 0 1"), job<&JobSettings::server_failover>,
+    {"BPS_SERVER_FAILOVER", "", "0", words("0 1 auto"), job<&JobSettings::server_failover>,
      "1: with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation: each answer lands in "
      "a "
      "buffer, and counts once all members have theirs; auto: if ranks do not sum on their hosts first (BPS_HOST_SUM)"},

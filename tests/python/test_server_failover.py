@@ -17,6 +17,7 @@ FAST = {
     "BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE),
     "BPS_SHUTDOWN_TIMEOUT": str(5 * cluster.PATIENCE),
     "BPS_MIN_WORKERS": "1",
+    "BPS_SERVER_FAILOVER": "1",
 }
 COUNT = 300_000  # several partitions
 KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
