@@ -5,7 +5,8 @@
     ci/vm/run .venv/bin/python bench/failover_cost.py --transport rdma
 
 Two workers and one server, in two jobs that are there at the same time and take turns: one as it is by default, the
-other with BPS_SERVER_FAILOVER=1, where answers land beside the inputs until all ranks have theirs. In the first job every other round also copies the array before it is sent: what a shadow of the inputs would cost at least. A figure is
+other with BPS_SERVER_FAILOVER=1, where answers land beside the inputs until all ranks have theirs. In the first job
+every other round also copies the array before it is sent: what a shadow of the inputs would cost at least. A figure is
 the quotient of neighbouring rounds; medians, with quartiles. Every result is checked.
 """
 
