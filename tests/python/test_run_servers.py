@@ -76,3 +76,45 @@ def test_the_last_server_ends_the_job(tmp_path: Path) -> None:
     ended = launch(tmp_path, 2, "--servers", "1", BPS_SERVER_FAILOVER="1")
     assert ended.returncode != 0
     assert "server 0 (pid" in ended.stderr, ended.stderr
+
+
+ENTERS = """
+import os, signal, sys
+import numpy as np
+import bps_rdma as bps
+
+again = os.path.exists("lost")
+bps.init()
+committed, after, told = 0, 0, 0
+while after < 10:
+    try:
+        size = bps.size()
+        through = np.float32([committed >= 20 and size == 3])
+        through = bps.push_pull(through, name="through", average=False)
+        assert (bps.push_pull(np.ones(50_000, np.float32), name="x", average=False) == size).all()
+        bps.commit()
+    except bps.RoundAbortedError:
+        told += 1
+        continue
+    committed += 1
+    after += through[0] >= 2  # those that were there before count more steps than the one that enters
+    if committed == 20 and bps.rank() == 1 and not again:
+        open("lost", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.stdout.write(f"told {told} times\\n")
+bps.shutdown()
+"""
+
+
+@pytest.mark.parametrize("failover", ["0", "1"])
+def test_a_lost_rank_enters_again(tmp_path: Path, failover: str) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(ENTERS)
+    words = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", "--servers", "2", "--restarts", "1"]
+    ended = subprocess.run(
+        [*words, str(script)], env=cluster.clean_env(BPS_SERVER_FAILOVER=failover), cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=60 * cluster.PATIENCE,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    # Each of the others hears once of the loss, and once of the rank that enters.
+    assert sorted(ended.stdout.splitlines()) == ["told 0 times", "told 2 times", "told 2 times"], ended.stdout
