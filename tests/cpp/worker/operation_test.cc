@@ -9,10 +9,9 @@ namespace {
 constexpr std::uint32_t kMembers = 3;
 constexpr std::uint64_t kShard = 2 * 4096;  // two partitions
 
-// What a member reports when the view ends, of an operation of which no partition has been committed.
-std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t member) {
-  const auto tensor = std::make_shared<Tensor>(tensor::Partitioning(kMembers * kShard, 1, 4096),
-                                               tensor::Partitioning(kMembers * kShard, 1, 4096, kMembers));
+std::shared_ptr<Tensor> make_tensor(std::uint16_t member) {
+  auto tensor = std::make_shared<Tensor>(tensor::Partitioning(kMembers * kShard, 1, 4096),
+                                         tensor::Partitioning(kMembers * kShard, 1, 4096, kMembers));
   auto group = std::make_shared<van::Group>();
   group->ranks = {0, 1, 2};
   tensor->group = group;
@@ -22,14 +21,20 @@ std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t mem
     plan->resize(1);
     for (std::uint32_t i = 0; i < 6; ++i) plan->front().push_back({.partition = i});
   }
+  tensor->view_ended = std::make_shared<std::atomic<bool>>(false);
+  return tensor;
+}
+
+// What a member reports when the view ends, of an operation of which no partition has been committed.
+std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t member) {
   Request request;
   request.kind = kind;
   request.two_phase = true;
-  Operation operation(tensor, request, 0, 0, 1, 1);
+  Operation operation(make_tensor(member), request, 0, 0, 1, 1);
   operation.fail(ErrorCode::kRoundAborted, "a server was lost", "");
   // In whatever order connections give them up.
   for (const std::uint32_t partition : {5U, 0U, 3U, 1U, 4U, 2U}) {
-    EXPECT_TRUE(operation.portions.front().suspend(partition, nullptr));
+    EXPECT_TRUE(operation.portions.front().suspend(partition, nullptr, false));
   }
   return operation.missing();
 }
@@ -44,6 +49,39 @@ TEST(Operation, APartitionThatIsNotWantedIsNotMissing) {
   EXPECT_EQ(missing(tensor::OperationKind::kReduceScatter, 0), (std::vector<std::uint32_t>{0, 1}));
   EXPECT_EQ(missing(tensor::OperationKind::kReduceScatter, 2), (std::vector<std::uint32_t>{4, 5}));
   EXPECT_EQ(missing(tensor::OperationKind::kAllGather, 1), (std::vector<std::uint32_t>{0, 1, 4, 5}));
+}
+
+// An operation whose deadline has passed, of which one partition ends as `failed` says, and the others unknown.
+struct Late {
+  explicit Late(bool failed) {
+    Request request;
+    request.two_phase = true;
+    operation = std::make_shared<Operation>(tensor, request, 0, 0, 1, 1);
+    operation->fail(ErrorCode::kTimeout, "not complete within 1 s", "");
+    for (std::uint32_t i = 0; i < 6; ++i) {
+      const bool is_failed = failed && i == 2;
+      EXPECT_EQ(operation->portions.front().suspend(i, nullptr, is_failed), !is_failed);
+    }
+    operation->mark_incomplete();
+    operation->end();
+  }
+  std::shared_ptr<Tensor> tensor = make_tensor(1);
+  std::shared_ptr<Operation> operation;
+};
+
+TEST(Operation, ADeadlineIsLeftToTheNextViewWhereNoServerHasSaidWhatBecameOfIt) {
+  const Late late(false);
+  EXPECT_FALSE(late.operation->is_suspended()) << "the job ends, and no view follows";
+  *late.tensor->view_ended = true;
+  EXPECT_TRUE(late.operation->is_suspended());
+  EXPECT_EQ(late.operation->missing().size(), 6);
+}
+
+TEST(Operation, ADeadlineThatAServerHasToldToAllIsAFailure) {
+  const Late late(true);
+  *late.tensor->view_ended = true;
+  EXPECT_FALSE(late.operation->is_suspended());
+  EXPECT_THROW(late.operation->rethrow(), Error);
 }
 
 }  // namespace
