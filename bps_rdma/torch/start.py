@@ -102,8 +102,8 @@ def resume(
 
     Args:
         num_workers: workers from now on; with DMLC_ROLE set, machines with workers, as BytePS counts.
-        num_servers: dedicated servers from now on, where there are any: of fewer the last ones end, for more of them
-            new ones have to be started. Default: BPS_NUM_SERVERS.
+        num_servers: dedicated servers from now on, where there are any: of fewer those that come back last end, for
+            more new ones have to be started. Default: BPS_NUM_SERVERS.
         global_rank: rank of this worker from now on; default: as before.
         settings: as for init().
     """
