@@ -81,18 +81,24 @@ void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std
   if (on_failure && !is_end) on_failure();
 }
 
-// Of deadlines that pass over and over, the last ones: another rank is not further behind than that.
+// Of deadlines that pass over and over, the last ones: another rank is not further behind than that. Of what the view's
+// end has aborted, everything: its callers wait for the next view.
 void Worker::note_incomplete(const std::shared_ptr<Operation>& operation) {
-  const ErrorCode why = operation->failure()->code();
-  if (why != ErrorCode::kRoundAborted && why != ErrorCode::kTimeout) return;
-  if (why == ErrorCode::kTimeout && incomplete_.size() >= kMostLate) incomplete_.pop_front();
-  incomplete_.push_back(operation);
+  switch (operation->failure()->code()) {
+    case ErrorCode::kRoundAborted: return aborted_.push_back(operation);
+    case ErrorCode::kTimeout: break;
+    default: return;
+  }
+  if (late_.size() == kMostLate) late_.pop_front();
+  late_.push_back(operation);
 }
 
 std::vector<std::shared_ptr<Operation>> Worker::take_incomplete() {
   const std::lock_guard lock(mutex_);
-  const std::deque<std::shared_ptr<Operation>> taken = std::exchange(incomplete_, {});
-  return {taken.begin(), taken.end()};
+  auto taken = std::exchange(aborted_, {});
+  const auto late = std::exchange(late_, {});
+  taken.insert(taken.end(), late.begin(), late.end());
+  return taken;
 }
 
 std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {

@@ -173,8 +173,9 @@ class Worker {
   // number of the next one at that time.
   std::shared_ptr<Operation> last_failed_;
   std::string last_refusal_;
-  std::deque<std::shared_ptr<Operation>> incomplete_;  // see take_incomplete()
-  mutable std::atomic<bool> has_one_phase_{false};     // an operation was started that has no second one
+  std::vector<std::shared_ptr<Operation>> aborted_;  // see take_incomplete()
+  std::deque<std::shared_ptr<Operation>> late_;
+  mutable std::atomic<bool> has_one_phase_{false};  // an operation was started that has no second one
   std::uint64_t failed_at_ = 0;
 };
 

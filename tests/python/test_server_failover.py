@@ -269,6 +269,19 @@ def test_what_is_lost_with_a_server_costs_one_exception(what: str) -> None:
             assert outcome.value == (what != "nothing"), outcome.error + outcome.output
 
 
+def survives_servers(bps: Any) -> bool:
+    from bps_rdma import job
+
+    return bool(job.current().process.survives_servers)
+
+
+def test_it_yields_to_sums_on_the_host_where_it_may() -> None:
+    auto = FAST | {"BPS_SERVER_FAILOVER": "auto"}
+    assert cluster.run(survives_servers, workers=2, servers=1, env=auto) == [True] * 2
+    assert cluster.run(survives_servers, servers=1, env=auto, **cluster.on_hosts("aab")) == [False] * 3
+    assert cluster.run(survives_servers, servers=1, env=FAST, **cluster.on_hosts("aab")) == [True] * 3
+
+
 def give_up(bps: Any) -> list[float]:
     """Rank 0 gives a round up that rank 1 has not begun; then a server is lost."""
     array = np.zeros(COUNT, np.float32)
