@@ -2,9 +2,9 @@
 # The reducer has one file per instruction set, csrc/server/reduce_<isa>.cc; each is compiled with the flags of its
 # set and chosen at run time. Files of other architectures compile to nothing (they are guarded by the flags).
 function(bps_set_isa_flags)
-  # A precompiled header is for one set of flags, and would bring in code that others call.
+  # Compiled alone: their code must never be what another file calls.
   file(GLOB kernels csrc/server/reduce_*.cc)
-  set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(${kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(BPS_SANITIZE)  # they see many megabytes in the tests
     set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -O1)
   endif()

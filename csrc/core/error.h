@@ -43,6 +43,9 @@ class Error : public std::runtime_error {
   std::string hint_;
 };
 
+// The hint where nothing of the job can be saved.
+inline constexpr const char* kRestartJob = "restart the job from its last checkpoint";
+
 // What a data-path call came to.
 enum class [[nodiscard]] Status : std::uint8_t {
   kOk,

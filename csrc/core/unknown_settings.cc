@@ -70,8 +70,8 @@ constexpr Ignored kIgnored[] = {
 };
 
 // Variables of this project's own launchers, benchmarks, tests and builds.
-constexpr std::string_view kOwnPrefixes[] = {"BPS_TEST_", "BPS_BENCH_",   "BPS_COMPARE_",   "BPS_SUITE",  "BPS_VM",
-                                             "BPS_FUZZ",  "BPS_SANITIZE", "BPS_PRECOMPILE", "BPS_FORWARD"};
+constexpr std::string_view kOwnPrefixes[] = {"BPS_TEST_", "BPS_BENCH_", "BPS_COMPARE_", "BPS_SUITE",
+                                             "BPS_VM",    "BPS_FUZZ",   "BPS_SANITIZE", "BPS_FORWARD"};
 
 bool is_known(std::string_view variable) {
   const auto table = settings_table();

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "server/reduce.h"
 #include "server/reduce_isa.h"
@@ -11,17 +10,11 @@
 namespace bps::server {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-double nothing(void*, std::size_t) {
-  return kNaN;
-}
-
 // Rounds once more what is float64, and divided.
 void narrow(Dtype dtype, const double* from, std::size_t count, std::uint32_t divisor, std::byte* into) {
   constexpr bool kUnrounded = true;
   const std::byte* source = reinterpret_cast<const std::byte*>(from);
-  run_exactly(dtype, false, {&source, &kUnrounded, 1, &into, 1, count, divisor, nothing, nullptr});
+  run_exactly(dtype, false, {&source, &kUnrounded, 1, &into, 1, count, divisor, nothing_to_repair, nullptr});
 }
 
 }  // namespace
@@ -49,7 +42,7 @@ double ExactAccumulator::keep(std::size_t index) {
   const std::byte* from = adding_ + index * size_of(dtype_);
   double added = 0;
   std::byte* into = reinterpret_cast<std::byte*>(&added);
-  run_exactly(dtype_, true, {&from, &kPlain, 1, &into, 1, 1, 1, nothing, nullptr});
+  run_exactly(dtype_, true, {&from, &kPlain, 1, &into, 1, 1, 1, nothing_to_repair, nullptr});
   const auto element = static_cast<std::uint32_t>(index);
   const auto found = beyond_.find(element);
   const bool is_beyond = found != beyond_.end();

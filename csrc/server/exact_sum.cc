@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "server/reduce_isa.h"
 #include "server/superaccumulator.h"
@@ -11,16 +10,12 @@
 namespace bps::server {
 namespace {
 
-double nothing(void*, std::size_t) {
-  return std::numeric_limits<double>::quiet_NaN();
-}
-
 // One element, whatever its type. A NaN stays one.
 double value_of(Dtype dtype, const std::byte* element) {
   constexpr bool kPlain = false;
   double value = 0;
   std::byte* const into = reinterpret_cast<std::byte*>(&value);
-  run_exactly(dtype, true, {&element, &kPlain, 1, &into, 1, 1, 1, nothing, nullptr});
+  run_exactly(dtype, true, {&element, &kPlain, 1, &into, 1, 1, 1, nothing_to_repair, nullptr});
   return value;
 }
 
@@ -68,7 +63,7 @@ double ExactSum::repair(std::size_t index) {
     const std::size_t count = sum.expand(terms, is_first_scaled);
     if (count == 1 && !is_first_scaled) return terms[0];
     writer_->add(element, {terms, count}, is_first_scaled);
-    return std::numeric_limits<double>::quiet_NaN();
+    return kNaN;
   }
   const bool again = what_.dtype != Dtype::kFloat64 || what_.op == ReduceOp::kExactSumToOdd;
   const std::uint32_t divisor = what_.op == ReduceOp::kExactAverage ? what_.divisor : 1;

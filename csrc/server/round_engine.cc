@@ -8,12 +8,6 @@
 #include <utility>
 
 namespace bps::server {
-namespace {
-
-constexpr const char* kRestart = "restart the job from its last checkpoint";
-
-}  // namespace
-
 // ---- Memory, and workers without slots
 
 void RoundEngine::wait(Round& round) {
@@ -374,7 +368,7 @@ bool RoundEngine::is_gone(const Round& round, std::uint32_t index) const {
 
 // A member hears of the end of the view here before the scheduler tells it, perhaps.
 RoundFailure RoundEngine::failure_of(const std::string& loss) const {
-  return view_ended_.value_or(RoundFailure{ErrorCode::kPeerLost, loss, kRestart});
+  return view_ended_.value_or(RoundFailure{ErrorCode::kPeerLost, loss, kRestartJob});
 }
 
 void RoundEngine::fail_lost() {

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kMantissaBits = 52;
 constexpr std::uint64_t kHidden = std::uint64_t{1} << kMantissaBits;
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace

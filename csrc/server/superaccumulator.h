@@ -9,9 +9,17 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace bps::server {
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// For run_exactly(), where no element is beyond it.
+inline double nothing_to_repair(void*, std::size_t) {
+  return kNaN;
+}
 
 class Superaccumulator {
  public:

@@ -13,7 +13,6 @@
 namespace bps::worker {
 namespace {
 
-constexpr const char* kRestart = "restart the job from its last checkpoint";
 constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
 constexpr std::size_t kMostLate = 256;
 
@@ -412,14 +411,14 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
     if (gone == nullptr || concerns(*gone, *tensor.group))
-      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestartJob);
   }
   // A member may have pushed its part before it left: a push or pull on its own can still succeed.
   if (kind == tensor::OperationKind::kSplit) return;
   for (const auto& [node, what] : left_) {
     const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
     if (tensor.group->index_of(rank) != van::kNoRank) {
-      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestart);
+      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestartJob);
     }
   }
 }
@@ -579,7 +578,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
     worker_loop.reactor->loop().post([this, worker_loop = worker_loop.worker_loop, gone, node, why] {
       worker_loop->abort_operations(
           [&](const Operation& operation) { return gone == nullptr || concerns(*gone, *operation.tensor->group); },
-          ErrorCode::kPeerLost, why, kRestart);
+          ErrorCode::kPeerLost, why, kRestartJob);
       worker_loop->lose_server(node, why);
     });
   }

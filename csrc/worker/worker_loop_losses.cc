@@ -10,8 +10,6 @@
 namespace bps::worker {
 namespace {
 
-constexpr const char* kRestart = "restart the job from its last checkpoint";
-
 // A server that owes a reply and is silent is asked for a sign of life, then reported. Shorter than what a process may
 // be stopped for: the scheduler, which hears the server by another connection, decides what the silence means.
 constexpr auto kAskAfter = std::chrono::milliseconds(500);
@@ -156,7 +154,7 @@ void WorkerLoop::end_view(const Error& why) {
 }
 
 Error WorkerLoop::loss(const std::string& why) const {
-  return view_ended_.value_or(Error(ErrorCode::kPeerLost, why, kRestart));
+  return view_ended_.value_or(Error(ErrorCode::kPeerLost, why, kRestartJob));
 }
 
 // ---- Deadlines and silence

@@ -10,6 +10,9 @@
 
 namespace bps::transport::rdma {
 
+// How often those who hold a device look whether it is to be removed.
+inline constexpr double kDeviceCheck_s = 1;
+
 // All devices, without those that cannot be opened.
 std::vector<RdmaDevice> list_rdma_devices();
 

@@ -13,12 +13,6 @@
 #include "transport/rdma/rdma_transport.h"
 
 namespace bps::transport::rdma {
-namespace {
-
-constexpr double kDeviceCheck_s = 1;
-
-}  // namespace
-
 std::string in_words(ibv_wc_status status) {
   const std::string name = ::ibv_wc_status_str(status);
   switch (status) {

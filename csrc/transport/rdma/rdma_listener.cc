@@ -16,7 +16,6 @@ namespace bps::transport::rdma {
 namespace {
 
 constexpr int kBacklog = 1024;  // a whole job may call at the same moment
-constexpr double kDeviceCheck_s = 1;
 
 class Listener final : public RdmaListener {
  public:

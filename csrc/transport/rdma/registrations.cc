@@ -25,8 +25,7 @@ void Registrations::drop_all() {
 RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by) : Region(bytes) {
   if (std::ranges::none_of(by, &Registrations::has_device,
                            [](const auto& one) -> const Registrations& { return *one; })) {
-    throw Error(ErrorCode::kTransport, "cannot register memory: the RDMA device is gone",
-                "restart the job from its last checkpoint");
+    throw Error(ErrorCode::kTransport, "cannot register memory: the RDMA device is gone", kRestartJob);
   }
   of_rails_.reserve(by.size());
   for (const auto& registrations : by) {

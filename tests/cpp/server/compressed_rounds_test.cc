@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint8_t kPlain = kPush | kPull;
 constexpr std::uint8_t kCompressed = kPlain | tensor::kCompressed;
-constexpr std::size_t kCount = kBytes / sizeof(float);
+constexpr std::size_t kFloats = kBytes / sizeof(float);
 
 class CompressedRoundsTest : public RoundEngineTest {
  protected:
@@ -16,10 +16,10 @@ class CompressedRoundsTest : public RoundEngineTest {
   // What a worker of this value sends: label and code.
   std::vector<std::byte> payload(float value, const std::string& text) const {
     const auto compression = compress::parse_compression(text);
-    const std::vector<float> values(kCount, value);
+    const std::vector<float> values(kFloats, value);
     const compress::Label label = compress::make_label(text);
     std::vector<std::byte> bytes(label.begin(), label.end());
-    bytes.resize(compress::kLabelBytes + compression->codec->encoded_size(kCount));
+    bytes.resize(compress::kLabelBytes + compression->codec->encoded_size(kFloats));
     compression->codec->encode(values, std::span(bytes).subspan(compress::kLabelBytes), 0);
     return bytes;
   }
@@ -35,7 +35,7 @@ class CompressedRoundsTest : public RoundEngineTest {
     land_bytes(worker, header(worker, kCompressed, round), payload(memory[worker][0], text));
   }
   std::vector<float> decoded(const transport::WriteOp& answer, const std::string& text = "int8") const {
-    std::vector<float> values(kCount);
+    std::vector<float> values(kFloats);
     const auto code = answer.source->bytes().subspan(answer.source_offset, answer.length);
     EXPECT_EQ(compress::parse_compression(text)->codec->decode(code, values, compress::Into::kReplace),
               compress::Decoded::kOk);
@@ -47,9 +47,9 @@ TEST_F(CompressedRoundsTest, AnswersAreTheCodeOfTheSum) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) land(i);
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
     const transport::WriteOp& answer = data(i).writes.at(0);
-    EXPECT_EQ(answer.length, kCount + (kCount + 255) / 256 * 4);
+    EXPECT_EQ(answer.length, kFloats + (kFloats + 255) / 256 * 4);
     EXPECT_EQ(answer.target.length, answer.length);
-    EXPECT_NEAR(decoded(answer)[kCount - 1], 6, 0.05);
+    EXPECT_NEAR(decoded(answer)[kFloats - 1], 6, 0.05);
     engine.on_written(answer.token);
   }
   EXPECT_EQ(engine.open_rounds(), 0U);
@@ -72,7 +72,7 @@ TEST_F(CompressedRoundsTest, AMemberOfThisHostGetsWhatTheCodeSays) {
 
 TEST_F(CompressedRoundsTest, WhatTheLastResultLostComesWithTheNextOne) {
   const std::string text = "int8:feedback=1";
-  memory[0].assign(kCount, 0.001F);
+  memory[0].assign(kFloats, 0.001F);
   double total = 0;
   for (std::uint32_t round = 0; round < 20; ++round) {
     for (std::uint32_t i = 0; i < kWorkers; ++i) {
@@ -231,9 +231,9 @@ TEST_F(CompressedRoundsTest, APostedPayloadHasTheLengthOfItsCode) {
   land(1, "int8:everywhere=1");
   land(2, "int8:everywhere=1");
   // The answer of the first one is a code, too, in the memory that it named.
-  std::vector<float> values(kCount);
+  std::vector<float> values(kFloats);
   const auto codec = compress::parse_compression("int8")->codec;
-  const auto code = std::as_bytes(std::span(memory[0])).first(codec->encoded_size(kCount));
+  const auto code = std::as_bytes(std::span(memory[0])).first(codec->encoded_size(kFloats));
   EXPECT_EQ(codec->decode(code, values, compress::Into::kReplace), compress::Decoded::kOk);
   EXPECT_EQ(values, decoded(data(1).writes.at(0)));
 }

@@ -49,7 +49,7 @@ double to_double(T value) {
 
 // What hides mistakes least: sums of all lengths, cancellation, halves of last places, subnormal numbers, infinities.
 template <typename T>
-T random_value(std::mt19937_64& random) {
+T any_value(std::mt19937_64& random) {
   constexpr double kOdd[] = {0, -0.0, INFINITY, -INFINITY, NAN, 65504, -65504, 3.4e38, -3.4e38, 1e-45, -6e-8, 1e-40};
   if (random() % 40 == 0) return from_double<T>(kOdd[random() % std::size(kOdd)]);
   const double mantissa = static_cast<double>(random() % 4096) - 2048;
@@ -149,7 +149,7 @@ std::vector<std::vector<T>> random_sources(std::mt19937_64& random, std::size_t 
       double value = kind < std::size(kScales) ? kScales[kind] * normal(random) : static_cast<double>(random() % 9) - 4;
       if (kind == 3) value = std::copysign(std::is_same_v<T, double> ? 1.7e308 : 3.38e38, value);
       source[i] = from_double<T>(value);
-      if (kind == 9 || random() % 500 == 0) source[i] = random_value<T>(random);
+      if (kind == 9 || random() % 500 == 0) source[i] = any_value<T>(random);
     }
   }
   return sources;

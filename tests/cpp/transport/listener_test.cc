@@ -16,13 +16,13 @@
 namespace bps::transport {
 namespace {
 
-const Credentials kOurs = Credentials::from("job", "secret");
+const Credentials kJob = Credentials::from("job", "secret");
 
 // A listener on a thread of its own.
 class House {
  public:
   explicit House(Fd listener) {
-    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kOurs, [this](AuthenticatedSocket&& socket) {
+    listener_ = std::make_unique<Listener>(loop_, std::move(listener), kJob, [this](AuthenticatedSocket&& socket) {
       last_node = socket.hello.node;
       pending_.push_back(std::move(socket.socket));
       ++entered;
@@ -57,7 +57,7 @@ class House {
   std::thread thread_;
 };
 
-void call(int fd, std::uint32_t node, const Credentials& credentials = kOurs) {
+void call(int fd, std::uint32_t node, const Credentials& credentials = kJob) {
   client_handshake(fd, {.node = node}, credentials, Deadline::after(5), "the house");
 }
 
@@ -179,7 +179,7 @@ TEST(Listener, WhoHasSaidNothingMakesRoom) {
   const auto small = std::make_unique<FileLimit>(256);  // room for 32
   House house(std::move(listener));
   const Fd slow = connect_tcp("127.0.0.1", port, Deadline::after(5));
-  const ClientHello hello{.preamble = Preamble(HandshakeKind::kHello, Plane::kVan), .hello = {}, .job = kOurs.job};
+  const ClientHello hello{.preamble = Preamble(HandshakeKind::kHello, Plane::kVan), .hello = {}, .job = kJob.job};
   const auto said = codec::encode(hello);
   ASSERT_EQ(::send(slow.get(), said.data(), said.size(), 0), static_cast<ssize_t>(said.size()));
   std::array<std::byte, codec::kSize<Challenge>> answer{};

@@ -9,7 +9,7 @@ namespace {
 
 using namespace test;
 
-TensorSpec spec(const std::string& name, Dtype dtype = Dtype::kFloat32, std::uint32_t group = 0) {
+TensorSpec tensor_of(const std::string& name, Dtype dtype = Dtype::kFloat32, std::uint32_t group = 0) {
   return {group, name, static_cast<std::uint8_t>(dtype), 12, "(3, 4)"};
 }
 std::vector<TensorId> declare(TestNode& node, const std::vector<TensorSpec>& specs) {
@@ -75,7 +75,8 @@ TEST(Declare, AllRanksGetTheSameIds) {
   JointJob job(3);
   std::vector<std::vector<TensorId>> ids(3);
   together(3, [&](std::size_t i) {
-    ids[i] = i == 1 ? declare(job[i], {spec("b"), spec("a")}) : declare(job[i], {spec("a"), spec("b")});
+    ids[i] =
+        i == 1 ? declare(job[i], {tensor_of("b"), tensor_of("a")}) : declare(job[i], {tensor_of("a"), tensor_of("b")});
   });
   EXPECT_EQ(ids[0], ids[2]);
   EXPECT_EQ(ids[0][0], ids[1][1]);
@@ -86,9 +87,9 @@ TEST(Declare, AllRanksGetTheSameIds) {
 
 TEST(Declare, AMismatchIsToldToAll) {
   JointJob job(3);
-  const auto id = declare(job[0], {spec("w")})[0].id;
-  declare(job[2], {spec("w")});
-  const Thrown thrown = thrown_by([&] { declare(job[1], {spec("w", Dtype::kFloat64)}); });
+  const auto id = declare(job[0], {tensor_of("w")})[0].id;
+  declare(job[2], {tensor_of("w")});
+  const Thrown thrown = thrown_by([&] { declare(job[1], {tensor_of("w", Dtype::kFloat64)}); });
   EXPECT_EQ(thrown.code, ErrorCode::kMismatch);
   EXPECT_EQ(thrown.what, "tensor 'w' is float32 (3, 4) on rank 0 but float64 (3, 4) on rank 1");
   for (const std::size_t i : {0, 2}) {
@@ -100,23 +101,23 @@ TEST(Declare, AMismatchIsToldToAll) {
 
 TEST(Declare, BadSpecificationsDoNotTravel) {
   JointJob job(1);
-  EXPECT_EQ(thrown_by([&] { declare(job[0], {spec("")}); }).code, ErrorCode::kInvalidArgument);
-  EXPECT_EQ(thrown_by([&] { declare(job[0], {spec("w", Dtype{99})}); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(thrown_by([&] { declare(job[0], {tensor_of("")}); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(thrown_by([&] { declare(job[0], {tensor_of("w", Dtype{99})}); }).code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(job.scheduler->counters().lost, 0U);
 }
 
 TEST(Declare, BalancedBringsTheLoad) {
   JointJob job(2, [](auto& options) { options.balanced = true; });
-  const auto ids = declare(job[0], {spec("a"), spec("b")});
+  const auto ids = declare(job[0], {tensor_of("a"), tensor_of("b")});
   EXPECT_EQ(ids[0].server_load, (std::vector<std::uint64_t>{0, 0}));
   EXPECT_EQ(ids[1].server_load, (std::vector<std::uint64_t>{48, 0}));
-  EXPECT_EQ(declare(job[1], {spec("b")})[0], ids[1]);
+  EXPECT_EQ(declare(job[1], {tensor_of("b")})[0], ids[1]);
 }
 
 TEST(Declare, AWholeModelTakesOneRoundTrip) {
   JointJob job(2);
   std::vector<TensorSpec> model;
-  for (int i = 0; i < 4000; ++i) model.push_back(spec("decoder.layers." + std::to_string(i) + ".mlp.weight"));
+  for (int i = 0; i < 4000; ++i) model.push_back(tensor_of("decoder.layers." + std::to_string(i) + ".mlp.weight"));
   const auto before = job.scheduler->counters().messages;
   const auto start = now_ns();
   const auto ids = declare(job[0], model);
@@ -132,7 +133,7 @@ TEST(Declare, AListTooLongForOneMessageIsSplit) {
   // 12 MB take seconds under the thread sanitizer, in which the van says nothing.
   JointJob job(1, [](SchedulerOptions& options) { options.heartbeat_timeout_s = 60; });
   std::vector<TensorSpec> model;
-  for (int i = 0; i < 3000; ++i) model.push_back(spec(std::to_string(i) + std::string(4000, 'n')));
+  for (int i = 0; i < 3000; ++i) model.push_back(tensor_of(std::to_string(i) + std::string(4000, 'n')));
   const auto ids = declare(job[0], model);
   ASSERT_EQ(ids.size(), model.size());
   EXPECT_EQ(declare(job[0], {model.back()})[0], ids.back());
@@ -148,7 +149,7 @@ TEST(Groups, ServersKnowThemBeforeWorkersDo) {
       EXPECT_EQ(job[server].groups().at(groups[i].id), groups[i]);
     }
     job[i]->barrier(groups[i], 10);
-    declare(job[i], {spec("w", even ? Dtype::kFloat32 : Dtype::kFloat64, groups[i].id)});
+    declare(job[i], {tensor_of("w", even ? Dtype::kFloat32 : Dtype::kFloat64, groups[i].id)});
   });
   EXPECT_EQ(groups[0], groups[2]);
   EXPECT_NE(groups[0].id, groups[1].id);
@@ -185,7 +186,7 @@ TEST(Calls, ServersDoNotTakePart) {
   TestNode worker({scheduler->port()}), server({scheduler->port()});
   together({[&] { worker.join(0, kNoRank, 1, 1); }, [&] { server.join(kNoRank, 0, 1, 1); }});
   EXPECT_EQ(thrown_by([&] { server->barrier(server.all(), 1); }).code, ErrorCode::kInvalidArgument);
-  EXPECT_EQ(thrown_by([&] { declare(server, {spec("w")}); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(thrown_by([&] { declare(server, {tensor_of("w")}); }).code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(worker->new_group({0}, "alone", 10).ranks, std::vector<std::uint32_t>{0});
   EXPECT_EQ(server.groups().size(), 2U);
 }

@@ -27,9 +27,9 @@ using transport::tcp::TcpRail;
 using transport::tcp::TcpTransport;
 
 constexpr std::uint32_t kWorkers = 2;
-constexpr std::uint64_t kPiece = 100'000;
+constexpr std::uint64_t kPieceBytes = 100'000;
 constexpr std::uint32_t kPieces = 12;
-constexpr std::uint64_t kBytes = kPiece * kPieces;
+constexpr std::uint64_t kBytes = kPieceBytes * kPieces;
 constexpr std::size_t kPad = 512;
 constexpr const char* kRails[] = {"127.0.0.1", "127.0.0.2"};
 
@@ -99,7 +99,8 @@ class FailoverTest : public ::testing::Test {
     one.transport =
         std::make_unique<TcpTransport>(one.reactor.loop(), credentials, one.reactor.counters(), "", rails());
     one.loop = std::make_unique<WorkerLoop>(
-        WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPiece, .staging_bytes = 1 << 20}, one.reactor);
+        WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPieceBytes, .staging_bytes = 1 << 20},
+        one.reactor);
     one.loop->when_path_lost = [&one](std::size_t place, std::size_t pair) { one.lost.emplace_back(place, pair); };
     one.server = &one.loop->add_server(0, 99, "server", *one.transport);
     std::vector<ServerPath> paths;
@@ -166,8 +167,8 @@ class FailoverTest : public ::testing::Test {
     memory.assign(kBytes + 2 * kPad, std::byte{0xee});
     const std::vector<std::byte> input = bytes_of(round, i + 1);
     std::memcpy(memory.data() + kPad, input.data(), kBytes);
-    auto tensor =
-        std::make_shared<Tensor>(tensor::Partitioning(kBytes, 1, kPiece), tensor::Partitioning(kBytes, 1, kPiece));
+    auto tensor = std::make_shared<Tensor>(tensor::Partitioning(kBytes, 1, kPieceBytes),
+                                           tensor::Partitioning(kBytes, 1, kPieceBytes));
     tensor->name = "tensor";
     tensor->id = 1;
     tensor->group = group;
@@ -188,9 +189,9 @@ class FailoverTest : public ::testing::Test {
   static std::vector<std::byte> bytes_of(std::uint32_t round, std::uint64_t factor) {
     std::vector<std::byte> bytes(kBytes);
     for (std::uint64_t piece = 0; piece < kPieces; ++piece) {
-      std::byte* const begin = bytes.data() + piece * kPiece;
+      std::byte* const begin = bytes.data() + piece * kPieceBytes;
       for (std::uint64_t i = 0; i < 7; ++i) begin[i] = static_cast<std::byte>(factor * ((piece + i + round) % 40));
-      for (std::uint64_t n = 7; n < kPiece; n *= 2) std::memcpy(begin + n, begin, std::min(n, kPiece - n));
+      for (std::uint64_t n = 7; n < kPieceBytes; n *= 2) std::memcpy(begin + n, begin, std::min(n, kPieceBytes - n));
     }
     return bytes;
   }

@@ -11,7 +11,7 @@
 namespace bps::worker::testing {
 namespace {
 
-constexpr std::uint64_t kPiece = 4096;
+constexpr std::uint64_t kRailPiece = 4096;
 constexpr std::uint32_t kSlots = 64;
 
 class WorkerLoopRailsTest : public ::testing::Test {
@@ -27,16 +27,16 @@ class WorkerLoopRailsTest : public ::testing::Test {
   void grant(std::uint32_t slots) {
     tensor::Credits credits;
     for (std::uint32_t i = 0; i < slots; ++i) {
-      credits.slots.push_back({i, 1000 + i, i * 0x10000ULL, 2 * kPiece});
+      credits.slots.push_back({i, 1000 + i, i * 0x10000ULL, 2 * kRailPiece});
       credits.other_keys.push_back(2000 + i);
     }
     worker_loop.on_message(*server, encode(credits, 1));
   }
   std::shared_ptr<Operation> submit(std::uint32_t pieces) {
-    const std::uint64_t bytes = kPiece * pieces;
+    const std::uint64_t bytes = kRailPiece * pieces;
     memory.resize(bytes);
-    auto tensor =
-        std::make_shared<Tensor>(tensor::Partitioning(bytes, 1, kPiece), tensor::Partitioning(bytes, 1, kPiece));
+    auto tensor = std::make_shared<Tensor>(tensor::Partitioning(bytes, 1, kRailPiece),
+                                           tensor::Partitioning(bytes, 1, kRailPiece));
     tensor->name = "tensor";
     tensor->group = std::make_shared<const van::Group>(van::Group{0, {0}});
     tensor->dtype = Dtype::kUint8;
@@ -64,7 +64,7 @@ class WorkerLoopRailsTest : public ::testing::Test {
   transport::Reactor reactor{"test", transport::Spin{}};
   std::vector<std::byte> memory;
   WorkerLoop worker_loop{
-      WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPiece, .staging_bytes = 1 << 20}, reactor};
+      WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kRailPiece, .staging_bytes = 1 << 20}, reactor};
   ServerConnection* server = nullptr;
 };
 
@@ -99,7 +99,7 @@ TEST_F(WorkerLoopRailsTest, ARailWithoutRoomHoldsNothingUp) {
 TEST_F(WorkerLoopRailsTest, KeysOfAnotherNumberOfRailsAreNotBelieved) {
   grant(1);
   tensor::Credits credits;
-  credits.slots.push_back({5, 1, 2, 2 * kPiece});
+  credits.slots.push_back({5, 1, 2, 2 * kRailPiece});
   credits.other_keys = {7, 8};
   worker_loop.on_message(*server, encode(credits, 1));
   EXPECT_EQ(server->slot_key({5, 1, 2, 3}, 2), 1U);
