@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -150,7 +151,7 @@ def lost_server(bps: Any) -> None:
             bps.accumulate(one, name="w")
         except PeerLostError as error:
             lost = error
-    assert "server 1" in str(lost)
+    assert re.search("server [01]", str(lost)), lost  # a server of which nobody says which it is gets any free number
 
 
 def refused(bps: Any) -> None:
