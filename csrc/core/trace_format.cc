@@ -109,13 +109,16 @@ void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json,
 
 }  // namespace
 
-void format_trace(int file, const std::string& name, const std::string& json) {
+void format_trace(int file, const std::string& name, const std::string& json, const std::function<bool()>& gives_up) {
   TraceFrames frames(file, name);
   auto frame = frames.next();
   if (!frame || frame->kind != TraceFrameKind::kProcess) frames.refuse("it does not say whose trace this is");
   NewFile out(json);
   TraceJson formatter(decode<TraceProcess>(frames, *frame), out.text());
-  while ((frame = frames.next())) format(frames, *frame, formatter, out);
+  while ((frame = frames.next())) {
+    if (gives_up()) throw Error(ErrorCode::kTransport, json + " was not written: the wait for it was interrupted", "");
+    format(frames, *frame, formatter, out);
+  }
   formatter.end();
   out.complete();
 }
@@ -126,7 +129,7 @@ void format_trace(const std::string& events, const std::string& json) {
     throw Error(ErrorCode::kInvalidArgument, "cannot read " + events + ": " + std::generic_category().message(errno),
                 "name a file that a traced process has written");
   }
-  format_trace(file.get(), events, json);
+  format_trace(file.get(), events, json, [] { return false; });
 }
 
 }  // namespace bps

@@ -6,12 +6,13 @@
 // it is then what it was before.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace bps {
 
-// `file`: open for reading, and `name` what errors call it.
-void format_trace(int file, const std::string& name, const std::string& json);
+// `file`: open for reading, and `name` what errors call it. `gives_up`: asked often; true ends it with an Error.
+void format_trace(int file, const std::string& name, const std::string& json, const std::function<bool()>& gives_up);
 void format_trace(const std::string& events, const std::string& json);
 
 }  // namespace bps

@@ -17,6 +17,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/log.h"
 #include "core/threads.h"
 #include "core/trace_format.h"
@@ -87,6 +88,20 @@ void TraceWriter::stop() {
     stops_ = true;
   }
   changed_.notify_all();
+}
+
+void TraceWriter::finish() {
+  if (!thread_.joinable()) return;
+  stop();
+  try {
+    std::unique_lock lock(mutex_);
+    (void)wait_until(lock, changed_, Deadline::never(), [this] { return is_over_; });
+  } catch (...) {
+    gives_up_ = true;
+    thread_.join();
+    throw;
+  }
+  thread_.join();
 }
 
 void TraceWriter::name_tensor(std::uint32_t tensor, const std::string& name) {
@@ -160,11 +175,16 @@ void TraceWriter::run() {
     changed_.wait(lock, [this] { return stops_; });
   }
   format();
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+  changed_.notify_all();
 }
 
 void TraceWriter::format() {
   try {
-    format_trace(events_.get(), events_file_, file_);
+    format_trace(events_.get(), events_file_, file_, [this] { return gives_up_.load(); });
     ::unlink(events_file_.c_str());
   } catch (const std::exception& error) {
     log_warning(std::string(error.what()) + "; `bps trace` reads what was traced from " + events_file_);

@@ -9,6 +9,7 @@
 // line in the log.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -49,6 +50,9 @@ class TraceWriter {
   void start(Process process);
   // No loop uses its ring any more. What is left is written without the caller, for which the destructor waits.
   void stop();
+  // Stops, and waits until all is written: seconds for millions of events. When the wait is interrupted, the events
+  // stay for `bps trace`.
+  void finish();
 
  private:
   static constexpr std::size_t kSpans = 1 << 13;  // of some hundred steps, which is seconds
@@ -76,6 +80,8 @@ class TraceWriter {
   std::vector<TraceSpan> spans_;                       // guarded by mutex_
   std::uint64_t spans_dropped_ = 0;                    // guarded by mutex_
   bool stops_ = false;                                 // guarded by mutex_
+  bool is_over_ = false;                               // guarded by mutex_
+  std::atomic<bool> gives_up_ = false;
   std::thread thread_;
 };
 

@@ -347,6 +347,7 @@ bool Process::shutdown(double timeout_s, bool suspends) {
   van_->give_up();
   calls_.run_when_empty([this] { take_down(); }, Deadline::after(kCallPatience_s));
   if (interrupt) std::rethrow_exception(interrupt);
+  if (down_ && ended_trace_) ended_trace_->finish();
   return well;
 }
 
@@ -407,7 +408,6 @@ void Process::take_down() {
   take_down_loops();
   van_.reset();
   scheduler_.reset();
-  ended_trace_.reset();
   down_ = true;
 }
 

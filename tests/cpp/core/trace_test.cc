@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/trace_format.h"
 #include "core/trace_writer.h"
 
@@ -256,6 +257,21 @@ TEST_F(Writer, LeavesOutWhatHasNoBeginningOrNoEnd) {
   EXPECT_EQ(count(text(), R"("ph":"b")"), 3U) << text();  // with two stages
   EXPECT_EQ(count(text(), R"("ph":"e")"), 3U) << text();
   EXPECT_EQ(count(text(), R"("round":5)"), 1U) << text();
+}
+
+TEST_F(Writer, KeepsTheEventsWhereTheWaitForTheTraceIsInterrupted) {
+  struct Interrupted {};
+  TraceWriter writer({});
+  for (int i = 0; i < 16; ++i) {  // a second's work
+    TraceRing& ring = writer.add_ring();
+    for (std::size_t n = 0; n < TraceRing::kEvents; ++n) ring.record(TraceStage::kOperation, {}, 0, n);
+  }
+  writer.start({.file = file(), .name = "worker 0", .host = "h"});
+  const InterruptScope scope([] { throw Interrupted(); });
+  EXPECT_THROW(writer.finish(), Interrupted);
+  EXPECT_FALSE(std::filesystem::exists(file()));
+  EXPECT_FALSE(std::filesystem::exists(file() + ".part"));
+  EXPECT_TRUE(format(text(events())));
 }
 
 TEST_F(Writer, TellsHowMuchWasDropped) {
