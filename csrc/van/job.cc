@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Messages, and how members leave and are lost. How views follow each other is in job_views.cc, what suspend() does in
+// job_suspended.cc.
 #include "van/job.h"
 
 #include <algorithm>
@@ -18,11 +20,6 @@ Overloaded(F...) -> Overloaded<F...>;
 constexpr std::chrono::milliseconds kFreshAfter{100};
 // Of a connection between the same two members, without a committed step between them.
 constexpr int kMostBreaks = 2;
-
-// In the next view.
-bool is_awaited(const Member& member) {
-  return member.fate == Member::Fate::kHere && member.renewed_as == 0;
-}
 
 }  // namespace
 
@@ -88,7 +85,7 @@ JsonObject Job::describe() const {
   if (phase_ == Phase::kRenewing) {
     JsonList awaited;
     for (const Member& member : members_->members()) {
-      if (is_awaited(member)) awaited.add(member.node->id);
+      if (member.is_awaited()) awaited.add(member.node->id);
     }
     state.add("why_renewed", why_renewed_).add_raw("awaited", awaited.end());
   }
@@ -165,216 +162,6 @@ void Job::start(Rendezvous::Seating seating) {
     welcome.you = member.node->id;
     events_.send(member.peer, welcome);
   }
-}
-
-// ---- From one view to the next
-
-// Whether those who are here can be a view.
-bool Job::goes_on() const {
-  if (options_.min_workers == 0 || !members_) return false;
-  std::uint32_t workers = 0;
-  bool any_server = false;
-  for (const Member& member : members_->members()) {
-    if (member.fate != Member::Fate::kHere) continue;
-    if (member.is_worker()) ++workers;
-    any_server |= member.node->server_rank >= 0;
-  }
-  return workers >= options_.min_workers && any_server;
-}
-
-void Job::end_view(const std::string& why) {
-  phase_ = Phase::kRenewing;
-  rendezvous_ = Rendezvous(0, 0);
-  suspicions_.clear();
-  why_renewed_ = why;
-  ++epoch_;
-  std::vector<std::uint32_t> left;
-  for (const Member& member : members_->members()) {
-    if (member.fate == Member::Fate::kHere && member.is_worker()) left.push_back(member.rank());
-  }
-  const auto is_worker = [](const auto& one) { return one.second.worker_rank != kNoRank; };
-  const std::size_t workers = left.size() + static_cast<std::size_t>(std::ranges::count_if(entering_, is_worker));
-  tell_here(ViewEnded{epoch_, why + "; view " + std::to_string(epoch_ - 1) + " of " +
-                                  std::to_string(members_->membership().workers) + " workers has ended, view " +
-                                  std::to_string(epoch_) + " begins with " + std::to_string(workers) + ": what were " +
-                                  name_ranks(left)});
-}
-
-// ---- In the place of a lost scheduler
-
-bool Job::rejoin(Peer peer, const Rejoin& report) {
-  if (phase_ == Phase::kOver || knows(peer)) return false;
-  const bool has_come = phase_ == Phase::kRunning || phase_ == Phase::kRenewing || is_suspended_;
-  if (has_come || options_.min_workers == 0) {
-    // What a process was in an earlier view, while it is in this one, needs no answer.
-    const Member* known = members_ ? members_->by_identity(report.self().identity) : nullptr;
-    if (known != nullptr && known->connected && members_->membership().epoch > report.membership.epoch) return true;
-    return refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it came back too late"}), true;
-  }
-  if (auto refused = reunion_.add(peer, report)) return refuse(peer, *refused), true;
-  if (phase_ == Phase::kGathering) begin_reunion();
-  if (reunion_.complete()) reunite();
-  return true;
-}
-
-// New processes that have come already do not know of which view they will be; they try again.
-void Job::begin_reunion() {
-  phase_ = Phase::kReuniting;
-  reunion_deadline_ = Clock::now() + options_.reunion_patience;
-  rendezvous_ = Rendezvous(0, 0);
-  for (const auto& [peer, until] : std::exchange(patience_, {})) {
-    if (events_.close) events_.close(peer);
-  }
-}
-
-// The view that was lost with its scheduler is known, as far as it can be; it ends.
-void Job::reunite() {
-  reunion_deadline_.reset();
-  if (reunion_.empty()) {  // all are gone again
-    phase_ = Phase::kGathering;
-    rendezvous_ = Rendezvous(options_.registry.workers, options_.registry.servers);
-    return;
-  }
-  const Reunion reunion = std::exchange(reunion_, Reunion(options_.run));
-  members_ = std::make_unique<MemberTable>(reunion.seating());
-  epoch_ = members_->membership().epoch;
-  std::vector<Member*> lost;
-  for (Member& member : members_->members()) {
-    if (member.peer != 0) continue;
-    member.connected = false;
-    if (reunion.has_left(member.node->id)) {
-      member.fate = Member::Fate::kLeft;
-      member.farewell = member.node->describe() + " has left the job";
-      continue;
-    }
-    member.fate = Member::Fate::kLost;
-    member.farewell = member.cause =
-        member.node->describe() + " was lost: it did not come back to the scheduler that was started again";
-    ++lost_;
-    ++lost_in_view_;
-    lost.push_back(&member);
-  }
-  for (const auto& [peer, message] : reunion.owed()) events_.send(peer, message);
-  if (events_.on_epoch) events_.on_epoch(epoch_ + 1);  // before anybody is told to join
-  end_view(lost.empty() ? "the scheduler was lost and started again" : lost.front()->cause);
-  for (const Member* member : lost) {
-    tell_all(PeerLost{member->node->id, member->cause});
-    if (events_.on_lost) events_.on_lost(member->farewell);
-  }
-  for (const Peer peer : reunion.strangers()) {
-    refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it was lost before the scheduler"});
-  }
-  for (const auto& [peer, message] : reunion.leaves()) {
-    if (Member* const member = members_->find(peer)) leave(*member, message);
-  }
-  if (phase_ == Phase::kRenewing) begin_when_all_are_back();
-  if (phase_ != Phase::kOver) end_if_all_left();
-}
-
-// ---- Those who enter
-
-void Job::enter(Peer peer, const Join& join) {
-  if (!join.node.has_loops() || (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank)) {
-    return refuse(peer, {ErrorCode::kInvalidArgument, "this process is neither worker nor server",
-                         "install the same bps_rdma version everywhere"});
-  }
-  entering_.emplace_back(peer, join.node);
-  patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
-  if (join.node.worker_rank == kNoRank) let_in();  // a server: the workers' steps do not depend on it
-}
-
-void Job::let_in() {
-  if (phase_ != Phase::kRunning || entering_.empty()) return;
-  std::string names;
-  for (const auto& [peer, node] : entering_) {
-    names += (names.empty() ? "" : ", ") + std::string("a process on ") + node.host + " (pid " +
-             std::to_string(node.pid) + ")";
-  }
-  end_view(names + (entering_.size() == 1 ? " enters the job" : " enter the job"));
-}
-
-void Job::join_again(Peer peer, const Join& join) {
-  Member* const member = members_->by_identity(join.node.identity);
-  if (phase_ != Phase::kRenewing || member == nullptr || member->fate != Member::Fate::kHere ||
-      member->renewed_as != 0) {
-    return refuse(peer, give_up_.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
-                                                  "it was lost, or took too long to join the next view"}));
-  }
-  if (give_up_) return refuse(peer, *give_up_);
-  Node node = join.node;
-  node.worker_rank = member->node->worker_rank;
-  node.server_rank = member->node->server_rank;
-  member->renewed_as = peer;
-  rendezvous_.add_again(peer, std::move(node));
-  patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
-  begin_when_all_are_back();
-}
-
-// Or when nobody can come any more.
-void Job::begin_when_all_are_back() {
-  if (!goes_on() && !give_up_) {
-    give_up_ = Refused{ErrorCode::kPeerLost,
-                       why_renewed_ + "; fewer workers are left than BPS_MIN_WORKERS demands, which is " +
-                           std::to_string(options_.min_workers),
-                       "start the job again from its last checkpoint"};
-  }
-  if (give_up_) {
-    entering_.clear();
-    for (const auto& [peer, until] : std::exchange(patience_, {})) {
-      rendezvous_.remove(peer);
-      refuse(peer, *give_up_);
-    }
-    return;
-  }
-  if (std::ranges::any_of(members_->members(), is_awaited)) return;
-  for (auto& [peer, node] : std::exchange(entering_, {})) rendezvous_.add_new(peer, std::move(node));
-  start(rendezvous_.seat_again());
-}
-
-std::optional<Clock::time_point> Job::join_deadline() const {
-  std::optional<Clock::time_point> first = reunion_deadline_;
-  if (is_suspended_ && !rendezvous_.has_workers()) first = resume_deadline_;
-  for (const auto& [peer, until] : patience_) {
-    if (until != Clock::time_point::max()) first = std::min(first.value_or(until), until);
-  }
-  return first;
-}
-
-void Job::finish() {
-  phase_ = Phase::kOver;
-  if (events_.on_over) events_.on_over();
-}
-
-void Job::give_up() {
-  if (phase_ == Phase::kReuniting) return reunite();
-  if (is_suspended_) return give_up_suspended();
-  if (phase_ == Phase::kRunning) return refuse_late();
-  if (phase_ == Phase::kRenewing) {
-    std::string awaited;
-    for (const Member& member : members_->members()) {
-      if (is_awaited(member)) awaited += (awaited.empty() ? "" : ", ") + member.node->describe();
-    }
-    give_up_ = Refused{ErrorCode::kTimeout, "the next view could not begin: it waits for " + awaited,
-                       "look into the logs of these processes, or raise BPS_TIMEOUT"};
-    return begin_when_all_are_back();
-  }
-  finish();
-  const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + rendezvous_.missing(),
-                        "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
-  for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
-}
-
-// Of those who wait to enter.
-void Job::refuse_late() {
-  const auto now = Clock::now();
-  std::erase_if(patience_, [&](const auto& waiting) {
-    const Peer late = waiting.first;
-    if (waiting.second > now) return false;
-    refuse(late, {ErrorCode::kTimeout, "this process could not enter the job: the workers have not ended a step",
-                  "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
-    std::erase_if(entering_, [late](const auto& one) { return one.first == late; });
-    return true;
-  });
 }
 
 void Job::leave(Member& member, const Leave& leave) {

@@ -22,6 +22,7 @@ struct Member {
   std::string cause;      // the first loss that led to its end, if one did: its own or that of another member
 
   bool is_worker() const { return node->worker_rank >= 0; }
+  bool is_awaited() const { return fate == Fate::kHere && renewed_as == 0; }  // in the next view
   std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker
 };

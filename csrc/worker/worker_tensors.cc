@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups, declared tensors, and where the servers of their partitions are.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "tensor/unrounded.h"
+#include "worker/worker.h"
+
+namespace bps::worker {
+
+std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {
+  const van::TensorSpec spec{group, name, static_cast<std::uint8_t>(like.dtype), like.bytes / size_of(like.dtype),
+                             like.shape};
+  auto tensor = make_tensor(spec, van_.declare(std::span(&spec, 1)).front(), &like);
+  const std::lock_guard lock(mutex_);
+  return more_tensors_.emplace_back(std::move(tensor));
+}
+
+bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
+  const std::size_t common = std::gcd(worker_loops, shards);
+  return worker_loop % common == shard % common;
+}
+
+std::uint32_t Worker::rank() const {
+  return static_cast<std::uint32_t>(van_.self().worker_rank);
+}
+
+van::Group Worker::world() const {
+  return *group(0);
+}
+
+std::shared_ptr<const van::Group> Worker::group(std::uint32_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) {
+    throw Error(ErrorCode::kInvalidArgument, "there is no group " + std::to_string(id),
+                "make groups with new_group() in this job");
+  }
+  return found->second;
+}
+
+van::Group Worker::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+  van::Group group = van_.new_group(std::move(ranks), name, timeout_s);
+  const std::lock_guard lock(mutex_);
+  groups_.emplace(group.id, std::make_shared<const van::Group>(group));
+  return group;
+}
+
+void Worker::check_same(const Tensor& known, const van::TensorSpec& spec) const {
+  const std::uint64_t bytes = spec.count * size_of(static_cast<Dtype>(spec.dtype));
+  if (known.dtype == static_cast<Dtype>(spec.dtype) && known.bytes == bytes) {
+    if (known.compression == spec.compression) return;
+    const auto in_words = [](const std::string& text) { return text.empty() ? "none" : "'" + text + "'"; };
+    throw Error(ErrorCode::kMismatch,
+                "the name '" + spec.name + "' was used with the compression " + in_words(known.compression) +
+                    " and is used again with " + in_words(spec.compression),
+                "use one compression per name, or another name");
+  }
+  throw Error(ErrorCode::kMismatch,
+              "the name '" + spec.name + "' stands for a tensor of " + std::string(to_string(known.dtype)) + " " +
+                  known.shape + " and is used again with " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
+                  " " + spec.shape,
+              "use one name per tensor, or another name for another shape");
+}
+
+std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::TensorSpec> tensors) {
+  std::vector<std::shared_ptr<Tensor>> result(tensors.size());
+  std::vector<van::TensorSpec> unknown;
+  std::vector<std::size_t> places;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto found = tensors_.find({tensors[i].group, tensors[i].name});
+      if (found != tensors_.end()) {
+        check_same(*found->second, tensors[i]);
+        result[i] = found->second;
+      } else {
+        check_compression(tensors[i]);
+        unknown.push_back(tensors[i]);
+        places.push_back(i);
+      }
+    }
+  }
+  if (unknown.empty()) return result;
+  const std::vector<van::TensorId> ids = van_.declare(unknown);
+  for (std::size_t i = 0; i < unknown.size(); ++i) {
+    std::shared_ptr<Tensor> made = make_tensor(unknown[i], ids[i]);
+    const std::lock_guard lock(mutex_);
+    // Two threads, or one list, may declare the same name: the first one counts.
+    const auto [place, fresh] = tensors_.try_emplace({unknown[i].group, unknown[i].name}, std::move(made));
+    if (!fresh) check_same(*place->second, unknown[i]);
+    // The scheduler may have learnt of a disagreement while its first answer was on the way to us.
+    if (const auto bad = failed_.find(ids[i].id); bad != failed_.end()) mark_failed(*place->second, bad->second);
+    result[places[i]] = place->second;
+  }
+  return result;
+}
+
+void Worker::check_compression(const van::TensorSpec& spec) const {
+  if (spec.compression.empty()) return;
+  if (names_exactness(spec.compression)) {
+    if (spec.compression == kExact || static_cast<Dtype>(spec.dtype) == Dtype::kFloat64) return;
+    throw Error(ErrorCode::kInvalidArgument, "'" + spec.name + "' is not float64, and is to be rounded to odd",
+                "pass exact=True");
+  }
+  const auto compression = compress::parse_compression(spec.compression);
+  if (!compression->codec->is_built_in()) {
+    for (const van::Node& node : van_.membership().nodes) {
+      if (node.server_rank < 0 || node.worker_rank >= 0) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  node.describe() + " cannot sum '" + spec.name + "': the method of '" + spec.compression +
+                      "' was added to the workers, and servers by themselves do not have it",
+                  "use a method that is built in, or no dedicated servers");
+    }
+  }
+  if (static_cast<Dtype>(spec.dtype) != Dtype::kFloat32) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + spec.name + "' is " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
+                    ", and only float32 can be compressed",
+                "send it without compression, or convert it");
+  }
+}
+
+std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like) {
+  const auto dtype = static_cast<Dtype>(spec.dtype);
+  const auto element = static_cast<std::uint32_t>(size_of(dtype));
+  const std::uint64_t bytes = spec.count * element;
+  const auto members = group(spec.group);
+  const std::int32_t member = members->index_of(rank());
+  if (member == van::kNoRank) {
+    throw Error(ErrorCode::kInvalidArgument, "this rank is not in the group of '" + spec.name + "'",
+                "call operations of a group on its ranks only");
+  }
+  const Exactness exactness = exactness_of(spec.compression, dtype);
+  tensor::CutRule rule = options_.cut;
+  if (exactness != Exactness::kNone && options_.hosts.active()) {  // what a host has summed is longer
+    rule.limit(std::max<std::uint64_t>(tensor::most_unrounded_elements(dtype, rule.partition_bytes), 1) * element);
+  }
+  auto tensor = std::make_shared<Tensor>(like != nullptr ? like->whole : rule.cut(bytes, element),
+                                         like != nullptr ? like->sharded : rule.cut(bytes, element, members->size()));
+  tensor->view_ended = view_ended_;
+  tensor->recorder = recorder_;
+  tensor->is_timed = options_.times_operations;
+  if (options_.trace != nullptr) options_.trace->name_tensor(id.id, spec.name);
+  tensor->name = spec.name;
+  tensor->id = id.id;
+  tensor->group = members;
+  tensor->member = static_cast<std::uint16_t>(member);
+  tensor->dtype = dtype;
+  tensor->bytes = bytes;
+  tensor->shape = spec.shape;
+  tensor->compression = spec.compression;
+  tensor->exactness = exactness;
+  if (!spec.compression.empty() && !names_exactness(spec.compression)) {
+    tensor->compressor = std::make_unique<Compressor>(compress::parse_compression(spec.compression), spec.count,
+                                                      std::max(tensor->whole.count(), tensor->sharded.count()));
+    for (const LoopOf& each : worker_loops_) {
+      each.reactor->call([&] { each.worker_loop->add_compressed(tensor); });
+    }
+  }
+  if (!id.server_load.empty() && id.server_load.size() != slots()) {
+    throw Error(ErrorCode::kInternal, "the scheduler has told the load of another number of servers",
+                "report this as a bug");
+  }
+  tensor->whole_plan = plan(*tensor, tensor->whole, false, id.server_load);
+  tensor->sharded_plan = plan(*tensor, tensor->sharded, true, id.server_load);
+  connect(tensor->whole_plan);
+  connect(tensor->sharded_plan);
+  return tensor;
+}
+
+std::size_t Worker::slots() const {
+  return options_.key_map.slots.empty() ? options_.key_map.servers : options_.key_map.slots.size();
+}
+
+std::vector<std::uint32_t> Worker::servers_of(const Tensor& tensor) const {
+  std::vector<std::uint32_t> servers(tensor.whole.count());
+  for (std::size_t i = 0; i < tensor.whole_plan.size(); ++i) {
+    for (const Part& part : tensor.whole_plan[i]) {
+      const std::size_t place = part.for_host() ? part.place : i % places();
+      servers[part.partition] = static_cast<std::uint32_t>(place / options_.loops_per_server);
+    }
+  }
+  return servers;
+}
+
+std::size_t Worker::places() const {
+  const std::size_t servers = options_.key_map.servers * options_.loops_per_server;
+  if (!options_.hosts.active() || !options_.own_server.empty()) return servers;
+  return servers + options_.hosts.ranks(options_.hosts.host_of(rank())).size();
+}
+
+std::size_t Worker::place_of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const {
+  const std::size_t shards = options_.loops_per_server;
+  if (!options_.own_server.empty()) return options_.own_server[worker_rank] * shards + worker_loop;
+  return options_.key_map.servers * shards + options_.hosts.local_index(worker_rank);
+}
+
+std::vector<std::size_t> Worker::places_needed(std::size_t worker_loop, std::size_t worker_loops) const {
+  const std::size_t shards = options_.loops_per_server;
+  const van::Hosts& hosts = options_.hosts;
+  std::vector<bool> needed(places());
+  for (std::uint32_t server = 0; server < options_.key_map.servers; ++server) {
+    const bool direct = !hosts.active() || !needs_relay(*group(0), server) || hosts.relays(rank(), server);
+    for (std::size_t shard = 0; direct && shard < shards; ++shard) {
+      if (meets(worker_loop, worker_loops, shard, shards)) needed[server * shards + shard] = true;
+    }
+  }
+  if (hosts.active()) {
+    for (const std::uint32_t local : hosts.ranks(hosts.host_of(rank()))) {
+      needed[place_of_relay(local, worker_loop)] = true;
+    }
+  }
+  std::vector<std::size_t> list;
+  for (std::size_t place = 0; place < needed.size(); ++place) {
+    if (needed[place]) list.push_back(place);
+  }
+  return list;
+}
+
+// Whether a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group need not
+// leave the host at all.
+bool Worker::needs_relay(const van::Group& group, std::uint32_t server) const {
+  const van::Hosts& hosts = options_.hosts;
+  if (!hosts.active()) return false;
+  const std::uint32_t here = hosts.host_of(rank());
+  if (van::hosts_of(group, hosts) == 1) return hosts.host_of_server(server) != here;
+  return std::ranges::count(group.ranks, here, [&](std::uint32_t member) { return hosts.host_of(member); }) > 1;
+}
+
+Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
+                  std::span<const std::uint64_t> load) const {
+  const std::size_t shards = options_.loops_per_server;
+  const std::size_t width = places();
+  Plan plan(worker_loops_.size() * width);
+  std::vector<std::uint64_t> balance(load.begin(), load.end());
+  const tensor::BalancedPlacement balanced(balance, cut);
+  std::vector<bool> by_relay(options_.key_map.servers);
+  for (std::uint32_t server = 0; server < by_relay.size(); ++server) {
+    by_relay[server] = needs_relay(*tensor.group, server);
+  }
+  for (std::uint32_t i = 0; i < cut.count(); ++i) {
+    const tensor::Partitioning::Piece piece = cut.piece(i);
+    std::uint32_t server;
+    if (own_shards && !options_.own_server.empty()) {
+      server = options_.own_server[tensor.group->ranks[piece.shard]];
+    } else if (!load.empty()) {
+      server = tensor::owner_of(options_.key_map, balanced.slot(i), tensor.id, i);
+    } else {
+      server = tensor::server_of(options_.key_map, tensor.id, i);
+    }
+    const std::uint32_t spread = tensor::spread_of(tensor.id, i);
+    const std::size_t worker_loop = spread % worker_loops_.size();
+    const std::size_t place = server * shards + spread % shards;
+    if (by_relay[server]) {
+      const std::uint32_t relay =
+          options_.hosts.relay(options_.hosts.host_of(rank()), server, tensor::relay_hash(spread));
+      plan[worker_loop * width + place_of_relay(relay, worker_loop)].push_back({i, static_cast<std::uint32_t>(place)});
+    } else {
+      plan[worker_loop * width + place].push_back({i});
+    }
+  }
+  return plan;
+}
+
+void Worker::connect(const Plan& plan) {
+  if (!options_.hosts.active()) return;  // every connection is there
+  const std::lock_guard lock(connecting_);
+  const std::size_t width = places();
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    if (plan[i].empty() || connected_[i]) continue;
+    connect_(i / width, i % width);
+    connected_[i] = true;
+  }
+}
+
+// The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
+std::shared_ptr<Tensor> Worker::alone(Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (tensor.alone == nullptr) {
+    tensor.alone = std::make_shared<Tensor>(tensor.whole, tensor.sharded);
+    Tensor& made = *tensor.alone;
+    made.name = tensor.name;
+    made.id = tensor.id;
+    made.group = std::make_shared<const van::Group>(van::Group{tensor::kAlone | rank(), {rank()}});
+    made.stored_by = tensor.group->id;
+    made.dtype = tensor.dtype;
+    made.bytes = tensor.bytes;
+    made.shape = tensor.shape;
+    made.whole_plan = tensor.whole_plan;
+    made.view_ended = tensor.view_ended;
+    made.recorder = tensor.recorder;
+    made.is_timed = tensor.is_timed;
+  }
+  if (tensor.failed) mark_failed(*tensor.alone, tensor.why_failed);
+  return tensor.alone;
+}
+
+}  // namespace bps::worker
