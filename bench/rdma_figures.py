@@ -129,7 +129,7 @@ def _wall(tool: str, iterations: int, *options: str) -> float:
 
 def write_bandwidth(size: int) -> float:
     """GB/s per direction of ib_write_bw, in both directions at the same time."""
-    return size / perftest("ib_write_bw", max(WRITES * WRITE_BYTES // size, 2), "-b", "-s", str(size)) / 1e9
+    return size / perftest("ib_write_bw", max(WRITES * WRITE_BYTES // size, 5), "-b", "-s", str(size)) / 1e9
 
 
 def write_latency() -> float:
