@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# -DCMAKE_UNITY_BUILD=ON compiles the files of a folder as one, in less than half of the time: most of the compiler's work
-# here is reading headers and instantiating templates. So names without linkage are unique within a folder.
+# -DCMAKE_UNITY_BUILD=ON compiles the files of a folder as one, and reads headers and instantiates templates once for it:
+# 40 % of the time without optimisation, 70 % with -O3. So names without linkage are unique within a folder.
 function(bps_group_by_folder target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   get_target_property(sources ${target} SOURCES)
