@@ -346,8 +346,8 @@ bool Process::shutdown(double timeout_s, bool suspends) {
   }
   van_->give_up();
   calls_.run_when_empty([this] { take_down(); }, Deadline::after(kCallPatience_s));
+  if (down_ && ended_trace_) ended_trace_->finish();  // here, and not in the destructor: it can be interrupted again
   if (interrupt) std::rethrow_exception(interrupt);
-  if (down_ && ended_trace_) ended_trace_->finish();
   return well;
 }
 
