@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is under way when a server is lost goes on in the next view (BPS_SERVER_FAILOVER).
 
-In such a job an answer lands beside the caller's memory and counts once every member has its own, see kTwoPhase in
-csrc/tensor/push_header.h. So when a view ends, each partition of an operation is in one of two states: every member has
-the result in its hands, or every member still has its input. Which one it is, the members tell each other at the
-beginning of the next view. Rounds are counted from init() here; each view counts its own from zero.
+In such a job an answer counts once every member has its own, see kTwoPhase in csrc/tensor/push_header.h. So when a view
+ends, for each byte of an operation that is not complete one of two things is true: some member has the result in its
+hands, or every member still has its input. Which one it is, the members tell each other at the beginning of the next
+view. Rounds are counted from init() here; each view counts its own from zero.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Report:
         since: the first view from which on it can go on with everything. One that has entered in this view, or lacks a
             worker of its view before, can do so from this view on.
         next: the first round of each name that it has not begun.
-        missing: of each interrupted operation, the partitions whose result it does not have.
+        missing: of each interrupted operation, the partitions whose result it does not have, and how many bytes of that
+            it has; these have come over its input.
+        whole: of each interrupted operation, the partitions whose result it has, although nobody may have used it yet.
         late: those of them whose deadline has passed here, and why that is a failure.
         failed: operations whose deadline has passed on all ranks, as this one has been told.
         groups: the ranks of the groups that it is in, by their keys.
@@ -52,7 +54,8 @@ class Report:
 
     since: int
     next: Mapping[Name, int] = field(default_factory=dict)
-    missing: Mapping[Which, frozenset[int]] = field(default_factory=dict)
+    missing: Mapping[Which, Mapping[int, int]] = field(default_factory=dict)
+    whole: Mapping[Which, frozenset[int]] = field(default_factory=dict)
     late: Mapping[Which, str] = field(default_factory=dict)
     failed: Mapping[Which, str] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -63,7 +66,8 @@ class Report:
             [
                 self.since,
                 [[*name, number] for name, number in self.next.items()],
-                [[*name, number, sorted(left)] for (name, number), left in self.missing.items()],
+                [[*name, number, sorted(left.items())] for (name, number), left in self.missing.items()],
+                [[*name, number, sorted(some)] for (name, number), some in self.whole.items()],
                 [[*name, number, why] for (name, number), why in self.late.items()],
                 [[*name, number, why] for (name, number), why in self.failed.items()],
                 [[key, ranks] for key, ranks in self.groups.items()],
@@ -73,15 +77,29 @@ class Report:
     @staticmethod
     def decode(data: bytes) -> Report:
         """The report that encode() has made these bytes of."""
-        since, following, missing, late, failed, groups = json.loads(data)
+        since, following, missing, whole, late, failed, groups = json.loads(data)
         return Report(
             since,
             {(key, name): number for key, name, number in following},
-            {((key, name), number): frozenset(left) for key, name, number, left in missing},
+            {((key, name), number): {partition: size for partition, size in left} for key, name, number, left in missing},
+            {((key, name), number): frozenset(some) for key, name, number, some in whole},
             {((key, name), number): why for key, name, number, why in late},
             {((key, name), number): why for key, name, number, why in failed},
             {key: tuple(ranks) for key, ranks in groups},
         )
+
+
+@dataclass(frozen=True)
+class Gift:
+    """What one rank gives the others of the result of a partition.
+
+    Attributes:
+        rank: who has it.
+        size: its first bytes; None: all of it.
+    """
+
+    rank: int
+    size: int | None
 
 
 @dataclass(frozen=True)
@@ -91,13 +109,16 @@ class Plan:
     Attributes:
         first: the first round of each name that some member has not begun: round 0 of the next view.
         again: what some member has not begun: the others start it once more, as that round.
-        repeated: what every member has begun: the partitions that are summed again, if there are any.
+        given: first of all, what some members lack of a partition and another one has.
+        repeated: what every member has begun: the partitions that are summed again, if there are any; of their first
+            bytes, which were given, the result is known, and stays.
         failed: what fails on all ranks, because a deadline has passed on one: why.
         aborted: what cannot be completed, because the caller of a member was interrupted.
     """
 
     first: dict[Name, int]
     again: frozenset[Which]
+    given: dict[Which, dict[int, Gift]]
     repeated: dict[Which, list[int]]
     failed: dict[Which, str]
     aborted: frozenset[Which]
@@ -120,12 +141,13 @@ def plan(reports: Sequence[Report]) -> Plan:
     failed = {which: why for report in reports for which, why in report.failed.items()}
     late = {which: why for report in reports for which, why in report.late.items()}
     again, aborted = set[Which](), set[Which]()
+    given: dict[Which, dict[int, Gift]] = {}
     repeated: dict[Which, list[int]] = {}
     for which in sorted({each for report in reports for each in report.missing} - failed.keys()):
         name, number = which
         ranks = groups[name[0]]
-        left = [reports[rank].missing[which] for rank in ranks if which in reports[rank].missing]
-        needed = frozenset[int]().union(*left)
+        left = {rank: reports[rank].missing[which] for rank in ranks if which in reports[rank].missing}
+        needed = frozenset[int]().union(*left.values())
         begun_by_all = number < first[name]
         if begun_by_all and not needed:
             repeated[which] = []
@@ -136,8 +158,24 @@ def plan(reports: Sequence[Report]) -> Plan:
         elif len(left) < len(ranks):
             aborted.add(which)
         else:
-            repeated[which] = sorted(needed)
-    return Plan(first, frozenset(again), repeated, failed, frozenset(aborted))
+            whole = {rank: reports[rank].whole.get(which, frozenset()) for rank in ranks}
+            gifts = {partition: _gift(partition, left, whole) for partition in sorted(needed)}
+            repeated[which] = [partition for partition, gift in gifts.items() if gift is None or gift.size is not None]
+            if any(gifts.values()):
+                given[which] = {partition: gift for partition, gift in gifts.items() if gift is not None}
+    return Plan(first, frozenset(again), given, repeated, failed, frozenset(aborted))
+
+
+def _gift(partition: int, left: Mapping[int, Mapping[int, int]], whole: Mapping[int, frozenset[int]]) -> Gift | None:
+    """What must be known of this partition before it can be summed again, or instead; None: all have equally much."""
+    for rank, some in whole.items():
+        if partition in some:
+            return Gift(rank, None)
+    have = {rank: missing[partition] for rank, missing in left.items() if partition in missing}
+    most = max(have.values())
+    if min(have.values()) == most:
+        return None
+    return Gift(next(rank for rank, size in have.items() if size == most), most)
 
 
 def exchange(process: _core.Process, mine: bytes) -> list[bytes]:
@@ -160,6 +198,49 @@ def _gather(process: _core.Process, name: str, whole: np.ndarray[Any, Any]) -> N
     sum_ = _core.ReduceOp.sum
     process.start_operation(
         tensor, kind, sum_, part, target, whole, True, True, 0, 1 << 30, True, survives=False
+    ).wait()
+
+
+def give(process: _core.Process, made: Plan, interrupted: Iterable[Interrupted], numbers: Mapping[str, int]) -> None:
+    """Tells those who lack a part of a result that somebody has. From the return on every member has it.
+
+    Args:
+        process: this process in the next view.
+        interrupted: the operations of this rank.
+        numbers: of the groups that it is in, in the next view, by their keys.
+
+    Raises:
+        RoundAbortedError: this view ends, too; the next report says what has been given until then.
+    """
+    if not made.given:
+        return
+    for each in sorted(interrupted, key=lambda one: one.which):
+        gifts = made.given.get(each.which)
+        if not gifts:
+            continue
+        operation = each.operation
+        sizes = dict(operation.missing) | dict(operation.whole)
+        lengths = {partition: operation.length(partition) for partition in gifts}
+        parts = {partition: lengths[partition] if gift.size is None else gift.size for partition, gift in gifts.items()}
+        given = np.zeros(sum(parts.values()), np.uint8)
+        places = dict(zip(parts, np.split(given, np.cumsum(list(parts.values()))[:-1]), strict=True))
+        for partition, gift in gifts.items():
+            if gift.rank == process.rank:
+                operation.read(partition, places[partition])
+        _sum(process, numbers[each.name[0]], f"~given {each.round} of {each.name[1]}", given)
+        for partition in gifts:
+            if partition in sizes:
+                operation.write(partition, places[partition])
+    # Nobody goes on, and perhaps lets go of what it has, before all have what they lacked.
+    _gather(process, "~failover given", np.zeros(process.workers, np.int64))
+
+
+def _sum(process: _core.Process, group: int, name: str, array: np.ndarray[Any, Any]) -> None:
+    both = arrays.describe(array, True)
+    tensor = process.declare([(group, name, both.dtype, both.elements, str(array.shape), "")])[0]
+    kind = _core.Kind.push_pull
+    process.start_operation(
+        tensor, kind, _core.ReduceOp.sum, both, both, array, True, True, 0, 1 << 30, True, survives=False
     ).wait()
 
 
@@ -216,10 +297,12 @@ def report(
     failed: Mapping[Which, _core.Suspended],
 ) -> Report:
     """This rank's report."""
-    missing = {each.which: frozenset(each.operation.missing) for each in interrupted}
+    interrupted = list(interrupted)
+    missing = {each.which: each.operation.missing for each in interrupted}
+    whole = {each.which: frozenset(each.operation.whole) for each in interrupted}
     late = {each.which: each.operation.lateness for each in interrupted if each.operation.lateness}
     named = {numbering.keys[number]: ranks for number, ranks in groups.items()}
-    return Report(since, following, missing, late, {which: one.lateness for which, one in failed.items()}, named)
+    return Report(since, following, missing, whole, late, {which: one.lateness for which, one in failed.items()}, named)
 
 
 def resume(

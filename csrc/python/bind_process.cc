@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <span>
 
 #include "core/fork.h"
@@ -94,14 +95,48 @@ std::string lateness(const worker::Operation& operation) {
   return std::string(why->what()).substr(operation.describe().size() + 2);
 }
 
+std::map<std::uint32_t, std::uint64_t> by_partition(const std::vector<worker::Operation::Begun>& all) {
+  std::map<std::uint32_t, std::uint64_t> found;
+  for (const auto& [partition, bytes] : all) found[partition] = bytes;
+  return found;
+}
+
+std::span<std::byte> bytes_of(const py::buffer& buffer, bool writable) {
+  const py::buffer_info info = buffer.request(writable);
+  return {static_cast<std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
+}
+
 // What job.py needs to go on with operations in the next view.
 void bind_suspended(py::module_& module) {
   using worker::Operation;
   py::class_<Operation, std::shared_ptr<Operation>>(module, "Suspended", "An operation whose view has ended.")
       .def_property_readonly("tensor", [](const Operation& o) { return o.tensor; })
       .def_readonly("round", &Operation::round)
-      .def_property_readonly("missing", &Operation::missing,
-                             "Partitions whose result is wanted here and lacks; their input is as it was.")
+      .def_property_readonly(
+          "missing", [](const Operation& o) { return by_partition(o.missing()); },
+          "Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The rest "
+          "of the input is as it was.")
+      .def_property_readonly(
+          "whole", [](const Operation& o) { return by_partition(o.whole()); },
+          "Partitions whose result is wanted here and has come, and its bytes.")
+      .def(
+          "length",
+          [](const Operation& o, std::uint32_t partition) {
+            return tensor::place(o.placed, o.cut(), partition).length;
+          },
+          py::arg("partition"), "Bytes of its result.")
+      .def(
+          "read",
+          [](const Operation& o, std::uint32_t partition, const py::buffer& into) {
+            o.read(partition, bytes_of(into, true));
+          },
+          py::arg("partition"), py::arg("into"), "The first bytes of the result of a partition.")
+      .def(
+          "write",
+          [](Operation& o, std::uint32_t partition, const py::buffer& from) {
+            o.write(partition, bytes_of(from, false));
+          },
+          py::arg("partition"), py::arg("from_"), "They come from another rank.")
       .def(
           "accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
           py::arg("except_"), "Takes the results that have landed, but for these partitions.")

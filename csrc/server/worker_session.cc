@@ -106,10 +106,10 @@ void WorkerSession::discard() {
   window_.close();
 }
 
-bool WorkerSession::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
-                                 std::uint32_t immediate) {
+std::size_t WorkerSession::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
+                                        std::uint32_t immediate) {
   Slot* slot = context_.pool.by_number(immediate);
-  return slot != nullptr && window_.begin_fill(*slot, from, where);
+  return slot != nullptr && window_.begin_fill(*slot, from, where) ? 1 : 0;
 }
 
 void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {

@@ -109,7 +109,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // Drops what waits to be sent to a worker that is lost, and takes its landing slots back.
   void discard();
 
-  bool allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
+  std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
                     std::uint32_t immediate) override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,

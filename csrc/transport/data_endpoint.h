@@ -80,9 +80,12 @@ class DataEndpoint;
 class DataSink {
  public:
   // Whether the peer may write there now, with this immediate: asked once, before the first byte lands, by transports
-  // whose writes pass through this process. What is not allowed goes nowhere, and is counted as stale; of what is,
-  // on_write() tells the end.
-  virtual bool allows_write(DataEndpoint& /*from*/, const RemoteSpan&, std::uint32_t /*immediate*/) { return true; }
+  // whose writes pass through this process. 0: it may not; that goes nowhere, and is counted as stale. Else it lands in
+  // units of so many bytes, which divide its length; on_write() tells its end, or on_cut_off() how far it has come.
+  virtual std::size_t allows_write(DataEndpoint& /*from*/, const RemoteSpan&, std::uint32_t /*immediate*/) { return 1; }
+  // The connection ends in the middle of a write, of which the first `bytes` have landed, which are whole units. Where
+  // Transport::lands_in_order(), in units that are larger than a byte or not.
+  virtual void on_cut_off(DataEndpoint& /*from*/, std::uint32_t /*immediate*/, std::uint64_t /*bytes*/) {}
   virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;
   virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;

@@ -70,6 +70,8 @@ class Transport {
 
   // Whether the connections over different rails are paths that may be lost one by one: see control_paths.h.
   virtual bool fails_over() const { return false; }
+  // Whether the bytes of a write land one after the other, and DataSink::on_cut_off() tells how many have.
+  virtual bool lands_in_order() const { return false; }
 
   // Block until the peer has accepted.
   virtual std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) = 0;

@@ -31,7 +31,7 @@ class HostContribution final : public Transfer {
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;
-  bool suspend(std::uint32_t, const std::shared_ptr<transport::shm::SharedMemory>&, bool) override { return false; }
+  bool suspend(std::uint32_t, const Landed&, bool) override { return false; }
   void finish(std::uint32_t count, bool answered, Counters& counters) override;
 
   ServerConnection* server = nullptr;

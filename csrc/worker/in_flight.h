@@ -26,9 +26,10 @@ struct InFlight {
   bool unsent_bytes = false;        // the transport still reads the caller's memory to send them
   bool aborted = false;             // there will be no answer: over as soon as the transport has read what it reads
   bool never_sent = false;          // it was cancelled before: no answer belongs to it
-  bool landed = false;              // in two phases: the answer is in `staged`, and counts once the server commits it
+  bool landed = false;              // in two phases: the answer is here, and counts once the server commits it
   std::uint64_t length = 0;         // bytes that travel to the server,
   std::uint64_t answer_length = 0;  // and back
+  std::uint64_t cut_off = 0;        // so much of the answer has come over the input before a connection ended
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
   // The server has said that it posted the answer, which must be here by then.
   Clock::time_point answer_due = Clock::time_point::max();

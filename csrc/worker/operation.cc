@@ -20,13 +20,19 @@ long futex(const std::atomic<std::uint32_t>* word, int what, std::uint32_t value
   return ::syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
 }
 
-Plan select(const Plan& all, std::span<const std::uint32_t> only) {
+Plan select(const Plan& all, std::span<const Operation::Begun> only) {
   Plan some(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
-    std::ranges::copy_if(all[i], std::back_inserter(some[i]),
-                         [&](const Part& part) { return std::ranges::binary_search(only, part.partition); });
+    std::ranges::copy_if(all[i], std::back_inserter(some[i]), [&](const Part& part) {
+      return std::ranges::binary_search(only, part.partition, {}, &Operation::Begun::partition);
+    });
   }
   return some;
+}
+
+// All of a result, but for its first bytes, which are there already.
+void copy_result(const tensor::Placement& placement, std::uint64_t first, const std::byte* from, std::byte* output) {
+  std::memcpy(output + placement.output_offset + first, from + first, placement.length - first);
 }
 
 }  // namespace
@@ -36,8 +42,7 @@ const char* name_of(tensor::OperationKind kind) {
 }
 
 Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint32_t of_round, std::uint64_t order,
-                     std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only,
-                     Clock::time_point now)
+                     std::size_t worker_loops, std::size_t places, std::span<const Begun> only, Clock::time_point now)
     : tensor(std::move(of)),
       request(what),
       round(of_round),
@@ -46,9 +51,12 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
       placed{what.kind, what.pushes, tensor->member, what.root},
       cut_(tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole),
       header_(make_header()),
-      special_(tensor->is_timed ? kTimed : std::uint8_t{0}) {
+      special_(static_cast<std::uint8_t>((tensor->is_timed ? kTimed : 0) | (only.empty() ? 0 : kContinuation))) {
   const auto& all = tensor::is_sharded(what.kind) ? tensor->sharded_plan : tensor->whole_plan;
-  if (!only.empty()) suspension().plan = select(all, only);
+  if (!only.empty()) {
+    suspension().plan = select(all, only);
+    suspension().begun.assign(only.begin(), only.end());
+  }
   const Plan& plan = only.empty() ? all : suspension_->plan;
   portions.resize(worker_loops * places);
   std::uint64_t partitions = 0;
@@ -204,25 +212,65 @@ std::vector<Operation::Unfinished> Operation::unfinished() const {
   return suspension_ ? suspension_->unfinished : std::vector<Unfinished>();
 }
 
-std::vector<std::uint32_t> Operation::missing() const {
-  std::vector<std::uint32_t> partitions;
-  for (const Unfinished& one : unfinished()) {
-    if (one.landed || !tensor::place(placed, cut(), one.partition).wants_data()) continue;
-    partitions.push_back(one.partition);
-  }
-  std::ranges::sort(partitions);
-  return partitions;
+// Of a continuation, what it does not take again.
+std::uint64_t Operation::begun(std::uint32_t partition) const {
+  if (!is_continuation()) return 0;
+  return std::ranges::lower_bound(suspension_->begun, partition, {}, &Begun::partition)->bytes;
 }
+
+std::vector<Operation::Begun> Operation::wanted(bool whole) const {
+  std::vector<Begun> found;
+  for (const Unfinished& one : unfinished()) {
+    const tensor::Placement placement = tensor::place(placed, cut(), one.partition);
+    if (!placement.wants_data()) continue;
+    const bool has_all = one.landed.aside != nullptr || one.landed.in_place == placement.length;
+    if (has_all == whole) found.push_back({one.partition, has_all ? placement.length : one.landed.in_place});
+  }
+  std::ranges::sort(found, {}, &Begun::partition);
+  return found;
+}
+
+std::vector<Operation::Begun> Operation::begun(std::span<const std::uint32_t> partitions) const {
+  const std::vector<Unfinished> all = unfinished();
+  std::vector<Begun> found;
+  for (const std::uint32_t partition : partitions) {
+    const auto one = std::ranges::find(all, partition, &Unfinished::partition);
+    found.push_back({partition, one == all.end() ? 0 : one->landed.in_place});
+  }
+  return found;
+}
+
+void Operation::read(std::uint32_t partition, std::span<std::byte> into) const {
+  const tensor::Placement placement = tensor::place(placed, cut(), partition);
+  const std::lock_guard lock(error_mutex_);
+  if (!suspension_ || into.size() > placement.length) return;
+  const std::byte* place = request.output + placement.output_offset;
+  const auto one = std::ranges::find(suspension_->unfinished, partition, &Unfinished::partition);
+  if (one == suspension_->unfinished.end()) return;
+  const std::byte* aside = one->landed.aside ? one->landed.aside->bytes().data() : place;
+  const std::size_t first = std::min<std::size_t>(begun(partition), into.size());
+  std::memcpy(into.data(), place, first);
+  std::memcpy(into.data() + first, aside + first, into.size() - first);
+}
+
+void Operation::write(std::uint32_t partition, std::span<const std::byte> from) {
+  const tensor::Placement placement = tensor::place(placed, cut(), partition);
+  const std::lock_guard lock(error_mutex_);
+  if (!suspension_ || !placement.wants_data() || from.size() > placement.length) return;
+  const auto one = std::ranges::find(suspension_->unfinished, partition, &Unfinished::partition);
+  if (one == suspension_->unfinished.end() || one->landed.aside || from.size() <= one->landed.in_place) return;
+  std::memcpy(request.output + placement.output_offset, from.data(), from.size());
+  one->landed.in_place = from.size();
+}
+
 
 void Operation::accept(std::span<const std::uint32_t> except) {
   const std::lock_guard lock(error_mutex_);
   if (!suspension_) return;
   for (const Unfinished& one : suspension_->unfinished) {
-    if (!one.landed || std::ranges::find(except, one.partition) != except.end()) continue;
+    if (!one.landed.aside || std::ranges::find(except, one.partition) != except.end()) continue;
     const tensor::Placement placement = tensor::place(placed, cut(), one.partition);
-    if (placement.wants_data()) {
-      std::memcpy(request.output + placement.output_offset, one.landed->bytes().data(), placement.length);
-    }
+    if (placement.wants_data()) copy_result(placement, begun(one.partition), one.landed.aside->bytes().data(), request.output);
   }
 }
 
@@ -330,13 +378,13 @@ Status Operation::Portion::fill(const Part& part, tensor::Placement& placement, 
   return Status::kOk;
 }
 
-bool Operation::Portion::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
+bool Operation::Portion::take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
                                      Counters& counters) {
   if (!placement.wants_data()) return true;
   if (placement.is_compressed()) {
     return operation->tensor->compressor->decode(placement, from, output_bytes + placement.output_offset, counters);
   }
-  std::memcpy(output_bytes + placement.output_offset, from, placement.length);
+  copy_result(placement, operation->begun(part.partition), from, output_bytes);
   counters.copies.add();
   counters.copied_bytes.add(placement.length);
   return true;
@@ -362,14 +410,14 @@ tensor::Cancel Operation::Portion::make_cancel() const {
 
 // A failure that is that of all ranks leaves nothing to the next view. One that no server has acknowledged may be a
 // success elsewhere, if the answer has landed here.
-bool Operation::Portion::suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed,
-                                 bool failed) {
+bool Operation::Portion::suspend(std::uint32_t partition, const Landed& landed, bool failed) {
   const std::lock_guard lock(operation->error_mutex_);
   if (!operation->error_) return false;
   const bool is_late = operation->error_->code() == ErrorCode::kTimeout;
   if (!is_late && operation->error_->code() != ErrorCode::kRoundAborted) return false;
   if (is_late && failed) return operation->suspension().has_failed = true, false;
-  operation->suspension().unfinished.push_back({partition, landed});
+  const std::uint64_t in_place = std::max(landed.in_place, operation->begun(partition));
+  operation->suspension().unfinished.push_back({partition, {landed.aside, in_place}});
   return true;
 }
 

@@ -74,20 +74,25 @@ class Operation : public std::enable_shared_from_this<Operation> {
     }
     void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
     tensor::Cancel make_cancel() const override;
-    bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed,
-                 bool failed) override;
+    bool suspend(std::uint32_t partition, const Landed& landed, bool failed) override;
     void finish(std::uint32_t count, bool answered, Counters& counters) override;
   };
 
-  // A partition that has not been committed in a view that has ended.
+  // A partition that has not been committed in a view that has ended. Where its result has not landed, the input is as
+  // it was.
   struct Unfinished {
     std::uint32_t partition;
-    std::shared_ptr<transport::shm::SharedMemory> landed;  // its result; null: the input is as it was
+    Landed landed;
+  };
+  // A partition of which this rank has the first bytes of the result, where it belongs.
+  struct Begun {
+    std::uint32_t partition;
+    std::uint64_t bytes;
   };
 
-  // `only`: these partitions, in order; empty: all of them.
+  // `only`: a continuation, of these partitions, in order; empty: all of them.
   Operation(std::shared_ptr<Tensor> tensor, const Request& request, std::uint32_t round, std::uint64_t sequence,
-            std::size_t worker_loops, std::size_t places, std::span<const std::uint32_t> only = {},
+            std::size_t worker_loops, std::size_t places, std::span<const Begun> only = {},
             Clock::time_point now = Clock::now());
 
   ~Operation();
@@ -140,11 +145,20 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // from this rank what became of it: what the next view makes of it.
   bool is_suspended() const;
   std::vector<Unfinished> unfinished() const;
-  // The partitions whose result this rank wants and lacks, in order. Of the others it hears only that they are over,
-  // perhaps never: those that want them decide.
-  std::vector<std::uint32_t> missing() const;
+  // The partitions whose result this rank wants, in order, and how much of it has come: those that it lacks at least a
+  // part of, and those that it has. Of the others it hears only that they are over, perhaps never: those that want them
+  // decide.
+  std::vector<Begun> missing() const { return wanted(false); }
+  std::vector<Begun> whole() const { return wanted(true); }
+  // How much of the results of these partitions is where it belongs.
+  std::vector<Begun> begun(std::span<const std::uint32_t> partitions) const;
+  // The first bytes of the result of a partition, for those who lack them, and from one who has them.
+  void read(std::uint32_t partition, std::span<std::byte> into) const;
+  void write(std::uint32_t partition, std::span<const std::byte> from);
   // Takes the results that have landed over the input, except those that others lack, and that are summed again.
   void accept(std::span<const std::uint32_t> except);
+  // Whether it sums again what has not been committed in an earlier view.
+  bool is_continuation() const { return (special_.load(std::memory_order_relaxed) & kContinuation) != 0; }
 
   // What became of it there.
   enum class Resumption : std::uint8_t {
@@ -178,6 +192,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
  private:
   void record(Clock::time_point now);
   void settle(State state);
+  std::uint64_t begun(std::uint32_t partition) const;
+  std::vector<Begun> wanted(bool whole) const;
   std::uint64_t start(Portion& portion) const;
   tensor::PushHeader make_header() const;
 
@@ -192,6 +208,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // One byte, so that one branch finds all of it absent.
   static constexpr std::uint8_t kIncomplete = 1;
   static constexpr std::uint8_t kTimed = 2;
+  static constexpr std::uint8_t kContinuation = 4;
   std::atomic<std::uint8_t> special_;
   std::atomic<bool> over_{false};  // the last thing that a loop writes here
   mutable std::atomic<std::uint32_t> sleepers_{0};
@@ -200,7 +217,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool explained_ = false;
   // What most operations never have.
   struct Suspension {
-    Plan plan;  // of some partitions of the tensor: it continues an operation of an earlier view
+    Plan plan;                // of some partitions of the tensor: it continues an operation of an earlier view,
+    std::vector<Begun> begun;  // whose results have begun to come, as far as this, and are not taken again
     std::vector<Unfinished> unfinished;
     bool has_failed = false;  // some partition of it, for all ranks
     Resumption resumption = Resumption::kNone;

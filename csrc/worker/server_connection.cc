@@ -82,9 +82,13 @@ Duration ServerConnection::silence(Clock::time_point now, bool forgive) {
   return now - silent_since_;
 }
 
-bool ServerConnection::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
-                                    std::uint32_t immediate) {
+std::size_t ServerConnection::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
+                                           std::uint32_t immediate) {
   return loop_.allows_answer(*this, from.rails.here, where, immediate);
+}
+
+void ServerConnection::on_cut_off(transport::DataEndpoint&, std::uint32_t immediate, std::uint64_t bytes) {
+  loop_.on_cut_off(*this, immediate, bytes);
 }
 
 void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {

@@ -130,8 +130,9 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void restart_stuck_timer() { answered_ = true; }
 
   // Only the answer of a partition in flight, where that partition wants it: a late answer changes nothing.
-  bool allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
-                    std::uint32_t immediate) override;
+  std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
+                           std::uint32_t immediate) override;
+  void on_cut_off(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t bytes) override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;

@@ -34,6 +34,12 @@ struct Part {
   bool for_host() const { return place != kDirect; }
 };
 
+// What a rank has of the result of a partition in two phases, when its view ends.
+struct Landed {
+  std::shared_ptr<transport::shm::SharedMemory> aside;  // all of it, in a buffer
+  std::uint64_t in_place = 0;                           // its first bytes, where it belongs
+};
+
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -71,11 +77,10 @@ class Transfer {
   [[nodiscard]] virtual bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
                                          Counters& counters) = 0;
 
-  // In two phases: this partition will have no answer in this view; `landed` is one that may be committed elsewhere.
+  // In two phases: this partition will have no answer in this view; what has landed may be committed elsewhere.
   // `failed`: nowhere, because the server has failed its round, or never had this rank's part of it. Whether the next
   // view has a use for it.
-  virtual bool suspend(std::uint32_t partition, const std::shared_ptr<transport::shm::SharedMemory>& landed,
-                       bool failed) = 0;
+  virtual bool suspend(std::uint32_t partition, const Landed& landed, bool failed) = 0;
 
   // Notes why it cannot complete; true for the first reason, which counts.
   virtual bool fail(ErrorCode code, const std::string& what, const std::string& hint) = 0;

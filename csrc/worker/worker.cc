@@ -66,7 +66,7 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
 std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
                                           std::uint32_t round, std::span<const std::uint32_t> only) {
   require_alive(*tensor, suspended.request.kind);
-  auto operation = make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), only);
+  const auto operation = make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), suspended.begun(only));
   launch(operation, false);
   return operation;
 }
@@ -134,7 +134,7 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
 
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                                   std::uint32_t round, std::uint64_t sequence,
-                                                  std::span<const std::uint32_t> only) const {
+                                                  std::span<const Operation::Begun> only) const {
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && Compressor::applies(what.kind, what.op);

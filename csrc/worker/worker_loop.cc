@@ -183,9 +183,12 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   if (!request.input_allocation.bytes.empty()) portion.input = server.memory.regions.find(request.input_allocation);
   if (!request.output_allocation.bytes.empty()) portion.output = server.memory.regions.find(request.output_allocation);
   const transport::DirectAccess* direct = server.direct();
-  // In two phases answers go to buffers, whatever the server can reach.
-  portion.staged = portion.answers_aside = portion.two_phase;
-  if (portion.two_phase) server.memory.reserve(portion.parts.size());
+  // In two phases the input is needed again if the server is lost. An answer that lands in order takes as much of it as
+  // has come, of which other members have theirs; any other goes to a buffer, whatever the server can reach.
+  const bool aside =
+      portion.two_phase && (!server.memory.transport().lands_in_order() || portion.operation->is_continuation());
+  portion.staged = portion.answers_aside = aside;
+  if (aside) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
   const transport::Region* input = portion.input.get();
   const transport::Region* output = portion.output == portion.input ? nullptr : portion.output.get();
@@ -290,27 +293,35 @@ InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& serv
   return entry;
 }
 
-bool WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
-                               std::uint32_t immediate) const {
+std::size_t WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail,
+                                      const transport::RemoteSpan& where, std::uint32_t immediate) const {
   const InFlight* entry = in_flight_.find(immediate, server);
-  if (entry == nullptr || entry->landed) return false;
+  if (entry == nullptr || entry->landed) return 0;
   const tensor::Placement placement = entry->transfer->place(entry->part);
-  if (!placement.wants_data()) return false;
+  if (!placement.wants_data()) return 0;
   const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
-  return where.key == expected.key && where.address == expected.address && where.length == expected.length;
+  if (where.key != expected.key || where.address != expected.address || where.length != expected.length) return 0;
+  // An element of the input is needed again, or all of it has been replaced.
+  const bool is_needed = entry->transfer->two_phase && entry->staged == nullptr;
+  return is_needed ? size_of(entry->transfer->header->dtype) : 1;
+}
+
+void WorkerLoop::on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes) {
+  InFlight* entry = in_flight_.find(immediate, server);
+  if (entry != nullptr) entry->cut_off = std::max(entry->cut_off, bytes);
 }
 
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
+  Transfer& transfer = *entry->transfer;
+  if (transfer.two_phase) {
+    if (std::exchange(entry->landed, true)) return counters_.stale.add();
+    server.note_landed(immediate);
+    landed_due_ = true;
+    return;
+  }
   if (entry->staged != nullptr) {
-    Transfer& transfer = *entry->transfer;
-    if (transfer.two_phase) {
-      if (std::exchange(entry->landed, true)) return counters_.stale.add();
-      server.note_landed(immediate);
-      landed_due_ = true;
-      return;
-    }
     if (!transfer.take_answer(entry->part, transfer.place(entry->part), entry->staged->bytes(), counters_)) {
       return on_lost(server, "it sent a result that the tensor's compression cannot have written");
     }
@@ -320,7 +331,7 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   complete(InFlightTable::index_of(immediate), true);
 }
 
-// All members have their answers: those of this rank may go over its inputs.
+// All members have their answers: those of this rank that are in buffers may go over its inputs.
 void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed& committed) {
   for (const std::uint32_t immediate : committed.immediates) {
     const InFlight* entry = find(immediate, server);
@@ -330,7 +341,9 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
     if (!transfer.two_phase || (placement.wants_data() && !entry->landed)) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
-    if (entry->landed) (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
+    if (entry->landed && entry->staged != nullptr) {
+      (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
+    }
     counters_.partitions.add();
     counters_.received_bytes.add(entry->answer_length);
     complete(InFlightTable::index_of(immediate), true);
@@ -352,6 +365,11 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
   if (entry->aborted) end_unanswered(InFlightTable::index_of(immediate));
 }
 
+Landed WorkerLoop::landed_of(const InFlight& entry) {
+  if (entry.staged != nullptr) return {entry.landed ? entry.staged->memory : nullptr, 0};
+  return {nullptr, entry.landed ? entry.answer_length : entry.cut_off};
+}
+
 void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight& entry = in_flight_[index];
   entry.server->count_answered(entry.length);
@@ -361,9 +379,9 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
                             entry.server->node, entry.length);
   }
   // What has landed and is perhaps committed elsewhere stays where it is.
-  const bool is_kept = !answered && transfer->two_phase &&
-                       transfer->suspend(entry.part.partition, entry.landed ? entry.staged->memory : nullptr,
-                                         entry.aborted || entry.never_sent);
+  const bool is_kept =
+      !answered && transfer->two_phase &&
+      transfer->suspend(entry.part.partition, landed_of(entry), entry.aborted || entry.never_sent);
   if (entry.staged != nullptr) {
     if (!is_kept || !entry.landed) entry.server->memory.give_back(entry.staged);
     if (transfer->staged_by_choice) --staged_by_choice_;

@@ -106,8 +106,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool blocked() const override { return blocked_; }
 
   // From the connections.
-  bool allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
-                     std::uint32_t immediate) const;
+  std::size_t allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
+                            std::uint32_t immediate) const;
+  void on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes);
   void on_answer(ServerConnection& server, std::uint32_t immediate);
   void on_written(ServerConnection& server, std::uint32_t immediate);
   void on_message(ServerConnection& server, std::span<const std::byte> message);
@@ -145,6 +146,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
+  static Landed landed_of(const InFlight& entry);
   void complete(std::uint32_t index, bool answered);
   void trace_queued(const Transfer& transfer, const ServerConnection& server);
   void end_unanswered(std::uint32_t index);

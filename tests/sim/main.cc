@@ -78,12 +78,14 @@ int run(std::uint64_t first, std::uint64_t last, bool stops) {
   std::uint64_t views = 0;
   std::uint64_t steps = 0;
   std::uint64_t resumed = 0;
+  std::uint64_t gifts = 0;
   for (std::uint64_t seed = first; seed <= last && !(stops && broken > 0); ++seed) {
     const Outcome outcome = Simulation(seed, false).run();
     events += outcome.events;
     views += outcome.views;
     steps += outcome.steps;
     resumed += outcome.resumed;
+    gifts += outcome.gifts;
     if (outcome.violation.empty()) {
       // Everything follows from the seed: now and then, look.
       if (seed % 50 != 0 || Simulation(seed, false).run().hash == outcome.hash) continue;
@@ -93,10 +95,10 @@ int run(std::uint64_t first, std::uint64_t last, bool stops) {
     }
     ++broken;
   }
-  std::printf("%llu seeds: %llu views, %llu committed steps, %llu calls resumed, %llu events; %llu broken\n",
+  std::printf("%llu seeds: %llu views, %llu committed steps, %llu calls resumed, %llu parts given, %llu events; %llu broken\n",
               static_cast<unsigned long long>(last - first + 1), static_cast<unsigned long long>(views),
               static_cast<unsigned long long>(steps), static_cast<unsigned long long>(resumed),
-              static_cast<unsigned long long>(events), static_cast<unsigned long long>(broken));
+              static_cast<unsigned long long>(gifts),              static_cast<unsigned long long>(events), static_cast<unsigned long long>(broken));
   return broken == 0 ? 0 : 1;
 }
 

@@ -136,7 +136,7 @@ void Program::start(std::size_t which) {
 
 // `round` of the tensor in this view; `only`: these partitions.
 void Program::launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
-                     std::uint32_t round, std::span<const std::uint32_t> only) {
+                     std::uint32_t round, std::span<const worker::Operation::Begun> only) {
   call.operation = std::make_shared<worker::Operation>(tensor, request, round, sequence_++, 1, view_->places(), only);
   view_->worker_loop->submit(call.operation, true);
 }

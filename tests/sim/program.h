@@ -53,6 +53,8 @@ class Program {
   const std::string& why_failed() const { return why_failed_; }
   // Calls that have gone on in another view.
   std::uint32_t resumed() const { return resumed_; }
+  // Parts of results that a rank has got from another one.
+  std::uint32_t gifts() const { return gifts_; }
   // Steps that were committed, by the era in which they were.
   const std::map<std::uint32_t, std::uint32_t>& committed() const { return committed_; }
   // By era, tensor and round: whether it was complete here, or failed because a deadline had passed.
@@ -86,7 +88,7 @@ class Program {
   void begin_era();
   void start(std::size_t tensor);
   void launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
-              std::uint32_t round, std::span<const std::uint32_t> only = {});
+              std::uint32_t round, std::span<const worker::Operation::Begun> only = {});
   void end(std::size_t tensor);
   void complete(std::size_t tensor);
   static std::optional<Error> failure_of(const worker::Operation& operation);
@@ -94,6 +96,11 @@ class Program {
   void fail(const std::string& why);
   bool resume();
   void exchange();
+  void gather(std::uint32_t number, const char* name, const std::vector<std::byte>& mine);
+  void hear();
+  void take_gifts();
+  std::vector<Report> reports_of(std::size_t tensor) const;
+  std::uint64_t size_of(std::size_t tensor, const Decision::Gift& gift) const;
   void go_on();
   void go_on(std::size_t tensor, const Decision& decision);
   void fail_late(std::size_t tensor);
@@ -113,8 +120,12 @@ class Program {
   bool has_raised_ = false;           // a call of the view before, for good
   std::vector<std::uint32_t> first_;  // by tensor: the round that is the first one of this view
   std::vector<std::uint32_t> next_;   // by tensor: the round that comes next
-  Call exchange_;                     // of reports
+  Call exchange_;                     // of reports, then of what some ranks lack, then of nothing
+  enum class Exchange { kReports, kGifts, kEnd } stage_{};
+  std::vector<Report> reports_;      // of all ranks in order, of each all tensors
+  std::vector<Decision> decisions_;  // by tensor
   std::uint32_t resumed_ = 0;
+  std::uint32_t gifts_ = 0;
   State state_ = State::kInterrupted;
   std::uint32_t step_ = 0;
   std::vector<Call> calls_;            // by tensor

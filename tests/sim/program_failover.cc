@@ -9,7 +9,9 @@
 namespace bps::sim {
 namespace {
 
-constexpr std::uint32_t kExchange = 900;  // the number of the tensor
+constexpr std::uint32_t kExchange = 900;  // the numbers of the tensors
+constexpr std::uint32_t kGifts = 901;
+constexpr std::uint32_t kEndOfGifts = 902;
 constexpr std::uint32_t kRepeats = 1000;  // and, with its round, of those of which something is summed again
 constexpr std::uint32_t kWords = sizeof(Report) / 4;
 constexpr double kNoHurry_s = 1000;
@@ -33,7 +35,7 @@ bool Program::resume() {
   const std::shared_ptr<worker::Operation> operation = std::exchange(exchange_.operation, nullptr);
   note_returned(exchange_);
   const std::optional<Error> failure = failure_of(*operation);
-  if (!failure) return go_on(), true;
+  if (!failure) return hear(), true;
   network_.trace.say("failed", identity_, failure->what());
   if (failure->code() != ErrorCode::kRoundAborted) return fail(failure->what()), false;
   state_ = State::kInterrupted;
@@ -47,19 +49,31 @@ void Program::exchange() {
     if (calls_[i].is_suspended) {
       report.interrupted = calls_[i].round + 1;
       report.is_late = failure_of(*calls_[i].operation)->code() == ErrorCode::kTimeout ? 1 : 0;
-      for (const std::uint32_t partition : calls_[i].operation->missing()) report.missing |= 1U << partition;
+      for (const auto& [partition, bytes] : calls_[i].operation->missing()) {
+        if (partition >= kMostPartitions) throw Violation("a shape with more partitions than a report has places");
+        report.missing |= 1U << partition;
+        report.have[partition] = static_cast<std::uint32_t>(bytes);
+      }
+      for (const auto& whole : calls_[i].operation->whole()) report.whole |= 1U << whole.partition;
     }
     for (std::size_t k = 0; k < std::min(calls_[i].failed.size(), std::size(report.failed)); ++k) {
       report.failed[k] = calls_[i].failed[k] + 1;
     }
     mine.push_back(report);
   }
-  const std::uint64_t words = kWords * mine.size();
-  const auto tensor = view_->make_tensor(kExchange, "exchange", words * members_.size());
-  exchange_.input.make(4 * words, ++allocations_);
+  std::vector<std::byte> bytes(4 * kWords * mine.size());
+  std::memcpy(bytes.data(), mine.data(), bytes.size());
+  stage_ = Exchange::kReports;
+  gather(kExchange, "exchange", bytes);
+}
+
+// What each rank passes, which has the same length on all of them.
+void Program::gather(std::uint32_t number, const char* name, const std::vector<std::byte>& mine) {
+  const auto tensor = view_->make_tensor(number, name, mine.size() / 4 * members_.size());
+  exchange_.input.make(mine.size(), ++allocations_);
   exchange_.output.make(tensor->bytes, ++allocations_);
-  std::memcpy(exchange_.input.data(), mine.data(), 4 * words);
-  std::memcpy(exchange_.output.data() + 4 * words * rank_, mine.data(), 4 * words);
+  std::memcpy(exchange_.input.data(), mine.data(), mine.size());
+  std::memcpy(exchange_.output.data() + mine.size() * rank_, mine.data(), mine.size());
   worker::Request request;
   request.kind = tensor::OperationKind::kAllGather;
   request.timeout_s = kNoHurry_s;
@@ -70,21 +84,68 @@ void Program::exchange() {
   launch(exchange_, tensor, request, 0);
 }
 
+// Each knows what all do; first of all those who have a part of a result give it to those who lack it.
+void Program::hear() {
+  if (stage_ == Exchange::kGifts) return take_gifts();
+  if (stage_ == Exchange::kEnd) return go_on();
+  reports_.resize(calls_.size() * members_.size());
+  std::memcpy(reports_.data(), exchange_.output.data(), 4 * kWords * reports_.size());
+  if (!can_go_on(reports_, view_->epoch())) return go_on();
+  decisions_.assign(calls_.size(), {});
+  std::vector<std::byte> gifts;
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    if (!calls_[i].is_suspended) continue;
+    decisions_[i] = decide(reports_of(i), calls_[i].round);
+    for (const Decision::Gift& gift : decisions_[i].gifts) {
+      std::vector<std::byte> bytes(size_of(i, gift));
+      if (gift.rank == rank_) calls_[i].operation->read(gift.partition, bytes);
+      gifts.insert(gifts.end(), bytes.begin(), bytes.end());
+    }
+  }
+  if (gifts.empty()) return go_on();
+  stage_ = Exchange::kGifts;
+  gather(kGifts, "gifts", gifts);
+}
+
+std::vector<Report> Program::reports_of(std::size_t which) const {
+  std::vector<Report> found;
+  for (std::size_t rank = 0; rank < members_.size(); ++rank) found.push_back(reports_[rank * calls_.size() + which]);
+  return found;
+}
+
+std::uint64_t Program::size_of(std::size_t which, const Decision::Gift& gift) const {
+  const worker::Operation& operation = *calls_[which].operation;
+  return gift.bytes.value_or(tensor::place(operation.placed, operation.cut(), gift.partition).length);
+}
+
+void Program::take_gifts() {
+  const std::uint64_t all = exchange_.input.bytes.size() - 2 * Block::kMargin;
+  std::uint64_t at = 0;
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    if (!calls_[i].is_suspended) continue;
+    for (const Decision::Gift& gift : decisions_[i].gifts) {
+      const std::uint64_t size = size_of(i, gift);
+      calls_[i].operation->write(gift.partition, {exchange_.output.data() + gift.rank * all + at, size});
+      at += size;
+      ++gifts_;
+    }
+  }
+  // Nobody goes on, and perhaps lets go of what it has, before all have what they lacked.
+  stage_ = Exchange::kEnd;
+  gather(kEndOfGifts, "end of gifts", std::vector<std::byte>(4));
+}
+
 void Program::go_on() {
   state_ = State::kRunning;
   next_start_ = network_.events.now();
-  std::vector<Report> reports(calls_.size() * members_.size());
-  std::memcpy(reports.data(), exchange_.output.data(), 4 * kWords * reports.size());
-  if (!can_go_on(reports, view_->epoch())) return era_ == view_->epoch() ? void() : begin_era();
+  if (!can_go_on(reports_, view_->epoch())) return era_ == view_->epoch() ? void() : begin_era();
   if (has_raised_) throw Violation("a call has raised, and its job goes on: " + why_failed_);
   for (std::size_t i = 0; i < calls_.size(); ++i) {
-    std::vector<Report> of_tensor;
-    for (std::size_t rank = 0; rank < members_.size(); ++rank) of_tensor.push_back(reports[rank * calls_.size() + i]);
-    first_[i] = first_round(of_tensor);
+    first_[i] = first_round(reports_of(i));
     for (const std::uint32_t round : calls_[i].failed) {
       if (round >= first_[i]) refuse(i, round);
     }
-    if (std::exchange(calls_[i].is_suspended, false)) go_on(i, decide(of_tensor, calls_[i].round));
+    if (std::exchange(calls_[i].is_suspended, false)) go_on(i, decisions_[i]);
   }
 }
 
@@ -116,7 +177,7 @@ void Program::go_on(std::size_t which, const Decision& decision) {
   }
   const std::uint32_t number = kRepeats * static_cast<std::uint32_t>(which + 1) + call.round;
   const auto tensor = view_->make_tensor(number, "repeat", shape_.tensors[which].elements);
-  launch(call, tensor, suspended->request, 0, decision.partitions);
+  launch(call, tensor, suspended->request, 0, suspended->begun(decision.partitions));
   suspended->resolve(Resumption::kContinued, call.operation);
 }
 

@@ -68,8 +68,8 @@ bool SimData::may_land(Write& write) {
     throw Violation("a write goes beyond its region");
   }
   if (network_.conditions.by_process) {
-    write.is_refused =
-        region == nullptr || (write.landed == 0 && !sink->allows_write(*this, where, write.op.immediate));
+    if (region != nullptr && write.landed == 0) write.unit = sink->allows_write(*this, where, write.op.immediate);
+    write.is_refused = region == nullptr || write.unit == 0;
     if (write.is_refused) transport_->counters().stale.add();
     return !write.is_refused;
   }
@@ -80,17 +80,27 @@ bool SimData::may_land(Write& write) {
   return false;
 }
 
+// Where a piece begins: pieces are whole units.
+std::size_t SimData::edge(const Write& write, std::size_t piece) {
+  const std::size_t unit = std::max<std::size_t>(write.unit, 1);
+  return piece == kPieces ? write.bytes.size() : write.bytes.size() * piece / kPieces / unit * unit;
+}
+
 void SimData::land(const WritePtr& write, std::size_t piece) {
   const std::size_t size = write->bytes.size();
   if (may_land(*write)) {
-    const std::size_t from = size * piece / kPieces;
-    const std::size_t to = size * (piece + 1) / kPieces;
+    const std::size_t from = edge(*write, piece);
+    const std::size_t to = edge(*write, piece + 1);
     if (to > from) {
       const transport::RegionPtr region = transport_->region(write->op.target.key);
       std::memcpy(region->bytes().data() + write->op.target.address + from, write->bytes.data() + from, to - from);
     }
   }
-  if (++write->landed < kPieces) return;
+  std::erase(landing_, write);
+  if (++write->landed < kPieces) {
+    if (network_.conditions.by_process && !write->is_refused) landing_.push_back(write);
+    return;
+  }
   network_.trace.note("landed", here().machine, write->op.immediate, size);
   if (!write->is_refused && !is_lost()) {
     landed_.push_back(write);
@@ -114,6 +124,9 @@ void SimData::end(const WritePtr& write) {
 
 // Nothing is read any more: all tokens come back.
 void SimData::on_severed() {
+  for (const WritePtr& write : std::exchange(landing_, {})) {
+    if (!write->bytes.empty()) sink->on_cut_off(*this, write->op.immediate, edge(*write, write->landed));
+  }
   for (const WritePtr& write : std::vector(outstanding_)) end(write);
 }
 
@@ -126,11 +139,16 @@ int SimData::poll() {
     sink->on_written(*this, token);
     ++found;
   }
-  while (!pieces_.empty() && !here().severed) {
-    const auto [write, piece] = pieces_.front();
-    pieces_.pop_front();
-    land(write, piece);
-    ++found;
+  // In order: a piece that comes before its time waits.
+  for (bool any = true; std::exchange(any, false) && !here().severed;) {
+    for (std::size_t i = 0; i < pieces_.size() && !here().severed; ++i) {
+      const auto [write, piece] = pieces_[i];
+      if (piece != write->landed) continue;
+      pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(i--));
+      land(write, piece);
+      any = true;
+      ++found;
+    }
   }
   while (!posted_.empty() && !is_loss_told() && !here().severed) {
     const Posted posted = std::move(posted_.front());

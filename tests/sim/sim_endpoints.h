@@ -152,6 +152,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
     std::array<std::byte, transport::kMaxHeader> header;
     Bytes bytes;
     std::size_t landed = 0;
+    std::size_t unit = 1;
     bool is_over = false;  // its token has come back
     bool is_refused = false;
   };
@@ -161,12 +162,14 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   void depart(const WritePtr& write, std::size_t piece);
   void land(const WritePtr& write, std::size_t piece);
   bool may_land(Write& write);
+  static std::size_t edge(const Write& write, std::size_t piece);
   void end(const WritePtr& write);
   void on_severed() override;
   friend class SimTransport;
 
   SimTransport* transport_ = nullptr;
   std::vector<WritePtr> outstanding_;
+  std::vector<WritePtr> landing_;                        // here, of which pieces are still to come
   std::deque<WritePtr> landed_;                          // here, with their immediates
   std::deque<std::pair<WritePtr, std::size_t>> pieces_;  // that wait for this process, where they pass through it
   std::deque<std::uint64_t> tokens_;

@@ -24,6 +24,7 @@ class SimTransport final : public transport::Transport {
   ~SimTransport() override;
 
   std::string_view name() const override { return "sim"; }
+  bool lands_in_order() const override { return network_.conditions.by_process; }
   transport::RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<transport::ControlEndpoint> connect_control(const transport::ConnectRequest& request) override;
   std::unique_ptr<transport::DataEndpoint> connect_data(const transport::ConnectRequest& request) override;

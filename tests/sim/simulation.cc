@@ -243,6 +243,7 @@ Outcome Simulation::run() {
   for (const auto& process : processes_) {
     if (!process->is_worker()) continue;
     outcome.resumed += process->program().resumed();
+    outcome.gifts += process->program().gifts();
     std::uint32_t steps = 0;
     for (const auto& [epoch, count] : process->program().committed()) steps += count;
     outcome.steps = std::max(outcome.steps, steps);

@@ -28,6 +28,7 @@ struct Outcome {
   std::uint32_t views = 0;
   std::uint32_t steps = 0;    // committed by the worker that has committed most
   std::uint32_t resumed = 0;  // calls that have gone on in another view
+  std::uint32_t gifts = 0;    // parts of results that a rank has got from another one
   std::string violation;      // empty: none
 };
 

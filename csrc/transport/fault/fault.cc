@@ -83,8 +83,8 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   bool can_fence() const override { return inner->direct()->can_fence(); }
   void fence() override { inner->direct()->fence(); }
 
-  bool allows_write(DataEndpoint&, const RemoteSpan& where, std::uint32_t immediate) override {
-    return !is_lost() && sink->allows_write(*this, where, immediate);
+  std::size_t allows_write(DataEndpoint&, const RemoteSpan& where, std::uint32_t immediate) override {
+    return is_lost() ? 0 : sink->allows_write(*this, where, immediate);
   }
   void on_write(DataEndpoint&, std::uint32_t immediate) override {
     if (!is_lost()) sink->on_write(*this, immediate);

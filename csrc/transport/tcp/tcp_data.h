@@ -33,6 +33,7 @@ class TcpData final : public DataEndpoint {
   // has more to say keeps it, where it can still be overtaken by something more urgent.
   static constexpr std::size_t kWindow = 32;
   static constexpr std::size_t kScratch = 16 * 1024;
+  static constexpr std::size_t kLargestUnit = 16;
 
   struct Outgoing {
     TcpFrame frame;
@@ -48,7 +49,9 @@ class TcpData final : public DataEndpoint {
   void on_ready(std::uint32_t events);
   void transmit();
   void receive();
+  std::uint64_t whole_units(std::uint64_t most) const;
   bool take_scratch(std::size_t size);
+  void land(const std::byte* data, std::size_t size);
   bool begin_frame();
   void end_frame();
   void sever() override;
@@ -71,6 +74,9 @@ class TcpData final : public DataEndpoint {
   bool in_payload_ = false;
   std::byte* target_ = nullptr;  // where the rest goes; null: nowhere, the region has been withdrawn
   std::uint64_t missing_ = 0;
+  std::size_t unit_ = 1;        // bytes that land together: see DataSink::allows_write()
+  std::size_t begun_have_ = 0;  // bytes of one that are here and have not landed
+  std::array<std::byte, kLargestUnit> begun_;
   std::array<std::byte, kScratch> scratch_;
 };
 

@@ -2,6 +2,7 @@
 // The hot part of tcp: frames out, frames in.
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -119,9 +120,10 @@ void TcpData::receive() {
     std::uint64_t direct = 0;
     if (in_payload_ && target_ != nullptr) {
       direct = std::min(missing_, budget);
-      parts[static_cast<std::size_t>(count++)] = {target_, direct};
+      if (unit_ > 1) direct = whole_units(direct);
+      if (direct > 0) parts[static_cast<std::size_t>(count++)] = {target_, direct};
     }
-    const bool whole = direct == missing_ || !in_payload_ || target_ == nullptr;
+    const bool whole = direct == missing_ || direct == 0;
     if (whole) parts[static_cast<std::size_t>(count++)] = {scratch_.data(), scratch_.size()};
     const ssize_t got = ::readv(socket_.get(), parts.data(), count);
     if (got < 0 && errno == EINTR) continue;
@@ -140,15 +142,43 @@ void TcpData::receive() {
   }
 }
 
+// Of what may be read into place, as much as is here for certain: then the read does not end within a unit, whose bytes
+// of before would be gone. 0: the next bytes come by the scratch.
+std::uint64_t TcpData::whole_units(std::uint64_t most) const {
+  int here = 0;
+  if (begun_have_ > 0 || ::ioctl(socket_.get(), FIONREAD, &here) != 0 || here <= 0) return 0;
+  return std::min(most, static_cast<std::uint64_t>(here)) / unit_ * unit_;
+}
+
+// What has come by the scratch. A unit lands when all of it is here.
+void TcpData::land(const std::byte* data, std::size_t size) {
+  while (size > 0) {
+    if (begun_have_ == 0 && size >= unit_) {
+      const std::size_t whole = size / unit_ * unit_;
+      std::memcpy(target_, data, whole);
+      target_ += whole;
+      data += whole;
+      size -= whole;
+      continue;
+    }
+    const std::size_t part = std::min(unit_ - begun_have_, size);
+    std::memcpy(begun_.data() + begun_have_, data, part);
+    begun_have_ += part;
+    data += part;
+    size -= part;
+    if (begun_have_ < unit_) return;
+    std::memcpy(target_, begun_.data(), unit_);
+    target_ += unit_;
+    begun_have_ = 0;
+  }
+}
+
 bool TcpData::take_scratch(std::size_t size) {
   const std::byte* data = scratch_.data();
   while (size > 0 && !is_lost()) {
     if (in_payload_) {
       const std::size_t part = std::min<std::uint64_t>(missing_, size);
-      if (target_ != nullptr) {
-        std::memcpy(target_, data, part);
-        target_ += part;
-      }
+      if (target_ != nullptr) land(data, part);
       missing_ -= part;
       data += part;
       size -= part;
@@ -175,9 +205,9 @@ bool TcpData::begin_frame() {
     if (found != regions_.end()) {
       const std::uint64_t size = found->second.size();
       if (frame_.address > size || frame_.length > size - frame_.address) return false;
-      if (sink->allows_write(*this, {frame_.key, frame_.address, frame_.length}, frame_.immediate)) {
-        target_ = found->second.data() + frame_.address;
-      }
+      unit_ = sink->allows_write(*this, {frame_.key, frame_.address, frame_.length}, frame_.immediate);
+      if (unit_ > kLargestUnit || (unit_ > 1 && frame_.length % unit_ != 0)) return false;
+      if (unit_ > 0) target_ = found->second.data() + frame_.address;
     }
     // An unknown key is a region withdrawn while the bytes were on the way. These, and bytes for which nothing was
     // granted to this peer, go nowhere and are counted.
@@ -214,7 +244,10 @@ int TcpData::poll() {
 }
 
 void TcpData::sever() {
-  target_ = nullptr;
+  if (std::exchange(target_, nullptr) != nullptr) {
+    const std::uint64_t landed = frame_.length - missing_ - begun_have_;
+    if (landed > 0) sink->on_cut_off(*this, frame_.immediate, landed);
+  }
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
 }
 

@@ -33,6 +33,7 @@ class TcpTransport final : public Transport {
   // `address`: see to_text(TcpAddress).
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }
+  bool lands_in_order() const override { return true; }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
   ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;

@@ -66,8 +66,11 @@ class Recorder final : public ControlSink, public DataSink {
     DataEndpoint* from;
   };
 
-  bool allows_write(DataEndpoint&, const RemoteSpan&, std::uint32_t immediate) override {
-    return immediate != kForbidden;
+  std::size_t allows_write(DataEndpoint&, const RemoteSpan&, std::uint32_t immediate) override {
+    return immediate == kForbidden ? 0 : unit;
+  }
+  void on_cut_off(DataEndpoint&, std::uint32_t immediate, std::uint64_t bytes) override {
+    note([&] { cut_off[immediate] = bytes; });
   }
   void on_write(DataEndpoint&, std::uint32_t immediate) override {
     note([&] { ++writes[immediate]; });

@@ -25,6 +25,12 @@ std::shared_ptr<Tensor> make_tensor(std::uint16_t member) {
   return tensor;
 }
 
+std::vector<std::uint32_t> partitions_of(const std::vector<Operation::Begun>& all) {
+  std::vector<std::uint32_t> partitions;
+  for (const Operation::Begun& one : all) partitions.push_back(one.partition);
+  return partitions;
+}
+
 // What a member reports when the view ends, of an operation of which no partition has been committed.
 std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t member) {
   Request request;
@@ -34,9 +40,9 @@ std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t mem
   operation.fail(ErrorCode::kRoundAborted, "a server was lost", "");
   // In whatever order connections give them up.
   for (const std::uint32_t partition : {5U, 0U, 3U, 1U, 4U, 2U}) {
-    EXPECT_TRUE(operation.portions.front().suspend(partition, nullptr, false));
+    EXPECT_TRUE(operation.portions.front().suspend(partition, {}, false));
   }
-  return operation.missing();
+  return partitions_of(operation.missing());
 }
 
 TEST(Operation, WhatIsMissingIsInOrder) {
@@ -60,7 +66,7 @@ struct Late {
     operation->fail(ErrorCode::kTimeout, "not complete within 1 s", "");
     for (std::uint32_t i = 0; i < 6; ++i) {
       const bool is_failed = failed && i == 2;
-      EXPECT_EQ(operation->portions.front().suspend(i, nullptr, is_failed), !is_failed);
+      EXPECT_EQ(operation->portions.front().suspend(i, {}, is_failed), !is_failed);
     }
     operation->mark_incomplete();
     operation->end();
