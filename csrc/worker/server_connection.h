@@ -125,6 +125,11 @@ class ServerConnection final : public transport::ControlSink, public transport::
     count_unsent(bytes);
     answered_ = heard_ = true;
   }
+  // In two phases the answer is here, and makes room for others; count_answered() follows, with no bytes.
+  void count_landed(std::uint64_t bytes) {
+    bytes_in_flight_ -= bytes;
+    answered_ = heard_ = true;
+  }
   // Whether nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
   bool is_stuck();
   void restart_stuck_timer() { answered_ = true; }

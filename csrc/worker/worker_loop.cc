@@ -318,7 +318,9 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   if (transfer.two_phase) {
     if (std::exchange(entry->landed, true)) return counters_.stale.add();
     server.note_landed(immediate);
+    server.count_landed(entry->length);
     landed_due_ = true;
+    if (blocked_) has_work_ = true;
     return;
   }
   if (entry->staged != nullptr) {
@@ -372,7 +374,7 @@ Landed WorkerLoop::landed_of(const InFlight& entry) {
 
 void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight& entry = in_flight_[index];
-  entry.server->count_answered(entry.length);
+  entry.server->count_answered(entry.transfer->two_phase && entry.landed ? 0 : entry.length);
   Transfer* transfer = entry.transfer;
   if (counters_.trace != nullptr) {
     counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
