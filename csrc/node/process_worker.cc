@@ -83,6 +83,7 @@ worker::WorkerLoopOptions loop_options(const WorkerSettings& settings) {
 void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) {
   worker::WorkerLoopOptions options = loop_options(options_.settings.worker);
   options.index = index;
+  options.two_phase = worker.survives_servers();
   options.places = worker.places();
   options.epoch = van_->membership().epoch;
   options.silence_s = options_.settings.deadlines.heartbeat;

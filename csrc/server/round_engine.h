@@ -70,6 +70,8 @@ class RoundEngine final : public tensor::ContributionSource {
   void add_group(const van::Group& group) {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
   }
+  // For members that share memory with this process and want to know what it was about to write.
+  void log_to(tensor::RedoLog* log) { redo_log_ = log; }
   // The way to the servers for what this host contributes.
   void relay_by(tensor::ContributionSender* network) { network_ = network; }
 
@@ -150,7 +152,7 @@ class RoundEngine final : public tensor::ContributionSource {
   }
   void take(Push& push);
   Round* admit(Push& push);
-  static void record(Round& round, Arrival& arrival, const Push& push);
+  void record(Round& round, Arrival& arrival, const Push& push) const;
   Status keep(Arrival& arrival);
   static void acknowledge(Arrival& arrival);
   void complete(Round& round);
@@ -165,6 +167,9 @@ class RoundEngine final : public tensor::ContributionSource {
   void propose(Round& round, Arrival& arrival, const std::byte* result);
   void post(Round& round, Arrival& arrival, const std::byte* result);
   void commit(Round& round);
+  bool has_logged(const Round& round) const;
+  bool is_log_held() const;
+  void await_log(Round& round);
   void close_if_over(Round& round, std::uint64_t now = 0);  // 0: the clock is read
   void release(Slot*& slot);
   void trace(TraceStage stage, const Round& round, std::uint32_t rank);
@@ -245,6 +250,12 @@ class RoundEngine final : public tensor::ContributionSource {
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> stored_;
   StoredPartition storing_;      // of the pass in progress
+  tensor::RedoLog* redo_log_ = nullptr;
+  // The log tells of one partition at a time. While a member of that round may have to learn from it that the round is
+  // over, because its answer has not been posted, no other is summed over the log.
+  const Round* log_holder_ = nullptr;
+  std::vector<const WorkerSession*> log_readers_;
+  std::vector<Round*> behind_log_;  // rounds with Round::waits, as below
   std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
 };

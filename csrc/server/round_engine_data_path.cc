@@ -186,7 +186,7 @@ std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
   return compress::kLabelBytes + push.compression->codec->encoded_size(header.length / sizeof(float));
 }
 
-void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
+void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) const {
   const tensor::PushHeader& header = push.header;
   const bool pushes = (header.flags & tensor::kIsPush) != 0;
   const bool pulls = (header.flags & tensor::kIsPull) != 0;
@@ -205,6 +205,8 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   round.last_rank = push.session.worker_rank();
   arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
   arrival.is_unrounded = (header.flags & tensor::kUnrounded) != 0;
+  arrival.is_logged = (header.flags & tensor::kTwoPhase) != 0 && header.place == tensor::PushHeader::kLogged &&
+                      push.slot == nullptr && redo_log_ != nullptr;
   if (arrival.has_payload) {
     arrival.slot = push.slot;
     arrival.span = push.span;
@@ -241,6 +243,12 @@ void RoundEngine::complete(Round& round) {
 
 void RoundEngine::sum(Round& round) {
   const bool keeps = round.first.kind >= tensor::OperationKind::kStore;
+  plan_.log = round.is_two_phase() && has_logged(round) ? redo_log_ : nullptr;
+  if (plan_.log != nullptr) {
+    if (is_log_held()) return await_log(round);
+    log_readers_.clear();
+    plan_.key = {round.key.group, round.key.tensor, round.number, round.key.partition};
+  }
   plan_.read_from(round);
   if (plan_.sources.empty()) {
     if (keeps) return unstore(round);
@@ -319,10 +327,15 @@ void RoundEngine::answer_all(Round& round, const std::byte* result, const std::b
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
     if (!arrival.pull_waiting) continue;
-    is_two_phase ? propose(round, arrival, result) : answer(round, arrival, arrival.is_compressed ? code : result);
+    if (is_two_phase) {
+      propose(round, arrival, result);
+      continue;
+    }
+    answer(round, arrival, arrival.is_compressed ? code : result);
   }
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
   if (is_two_phase && round.landing == 0) return commit(round);
+  if (is_two_phase && has_logged(round)) log_holder_ = &round;
   close_if_over(round, round.summed_at);
 }
 
@@ -344,9 +357,9 @@ bool RoundEngine::find_result_slot(Round& round) {
   return round.result != nullptr;
 }
 
-// In two phases a wait is over with commit(): who wants no bytes gets nothing before.
+// In two phases a wait is over with commit(): who wants no bytes, or has them and would know it, gets nothing before.
 void RoundEngine::propose(Round& round, Arrival& arrival, const std::byte* result) {
-  if (!arrival.wants_data) return;
+  if (!arrival.wants_data || arrival.is_logged) return;
   arrival.landing = true;
   ++round.landing;
   arrival.session->expect_landing(round, arrival);
@@ -400,13 +413,32 @@ void RoundEngine::on_landed(WorkerSession& session, std::span<const std::uint32_
 
 // Everyone has the result: nothing that happens to this process from now on can take it from anyone.
 void RoundEngine::commit(Round& round) {
+  if (log_holder_ == &round) log_holder_ = nullptr;
   for (Arrival& arrival : round.arrivals) {
-    if (!std::exchange(arrival.pull_waiting, false)) continue;
+    if (!arrival.pull_waiting) continue;
+    if (arrival.is_logged) {
+      answer(round, arrival, nullptr);
+      if (arrival.session->has_answers()) log_readers_.push_back(arrival.session);
+      continue;
+    }
+    arrival.pull_waiting = false;
     arrival.answered = arrival.done = true;
     ++round.done;
     arrival.session->commit(arrival.immediate);
   }
   close_if_over(round);
+}
+
+bool RoundEngine::has_logged(const Round& round) const {
+  return redo_log_ != nullptr && std::ranges::any_of(round.arrivals, &Arrival::is_logged);
+}
+
+bool RoundEngine::is_log_held() const {
+  return log_holder_ != nullptr || std::ranges::any_of(log_readers_, &WorkerSession::has_answers);
+}
+
+void RoundEngine::await_log(Round& round) {
+  if (!std::exchange(round.waits, true)) behind_log_.push_back(&round);
 }
 
 void RoundEngine::on_written(std::uint64_t token) {
@@ -418,6 +450,7 @@ void RoundEngine::on_written(std::uint64_t token) {
 void RoundEngine::close_if_over(Round& round, std::uint64_t now) {
   if (round.awaits_network || round.done < round.contributors->size() || round.writes_in_flight > 0) return;
   release(round.result);
+  if (log_holder_ == &round) log_holder_ = nullptr;
   table_.close(&round, now != 0 ? now : coarse_now_ns());
 }
 

@@ -55,7 +55,8 @@ Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const 
 // Memory is taken for the first block, before it is written, or for no block.
 Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
                    tensor::UnroundedWriter* unrounded) try {
-  const auto& [sources, targets] = plan;
+  const std::vector<SumMemory>& sources = plan.sources;
+  const std::vector<SumMemory>& targets = plan.targets;
   const std::size_t element = size_of(what.dtype);
   const bool exact = is_exact(what.op);
   if (exact) {
@@ -64,8 +65,9 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
   }
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumMemory& t) { return !t.bytes; });
   in_.resize(sources.size());
-  for (std::uint64_t at = 0; at < length; at += kBlock) {
-    const std::uint64_t size = std::min(kBlock, length - at);
+  const std::uint64_t block_size = plan.log == nullptr ? kBlock : tensor::RedoLog::kBlock;
+  for (std::uint64_t at = 0; at < length; at += block_size) {
+    const std::uint64_t size = std::min(block_size, length - at);
     std::size_t used = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const SumMemory& source = sources[i];
@@ -97,10 +99,18 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
       result = out_.front();
     }
     if (unrounded != nullptr) out_.assign(1, unrounded->sums() + at / element * sizeof(double));
+    if (plan.log != nullptr) {
+      logged_.swap(out_);
+      out_.assign(1, plan.log->begin());
+    }
     if (exact) {
       exact_.sum(at / element, size / element, in_, out_);
     } else {
       reduce(what, in_, out_, size / element);
+    }
+    if (plan.log != nullptr) {
+      plan.log->publish(plan.key, at, size);
+      for (std::byte* out : logged_) std::memcpy(out, out_.front(), size);
     }
     for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) continue;

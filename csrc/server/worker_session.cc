@@ -32,6 +32,13 @@ bool WorkerSession::attach(const tensor::Attach& attach) {
   return true;
 }
 
+transport::DirectAccess* WorkerSession::direct() {
+  for (const WorkerPath& path : paths_.all()) {
+    for (const AnswerStream& stream : path.streams) return stream.data->direct();
+  }
+  return nullptr;
+}
+
 void WorkerSession::send(const tensor::ControlMessage& message) {
   (void)paths_.control().send(encode(message, context_.epoch));
 }

@@ -81,6 +81,8 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // nobody needs any more.
   std::vector<transport::Endpoint*> settle(const tensor::PathLost& lost);
   transport::Transport& connections() { return transport_; }
+  // Memory that both share; null where they share none.
+  transport::DirectAccess* direct();
 
   // Sends an answer, now or when the send window has room again.
   void post(const Answer& answer);

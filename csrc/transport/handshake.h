@@ -26,7 +26,7 @@
 namespace bps::transport {
 
 // Of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 11;
+inline constexpr std::uint16_t kProtocolVersion = 12;
 
 using JobId = std::array<std::byte, 16>;
 

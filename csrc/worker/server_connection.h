@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tensor/control_messages.h"
+#include "tensor/redo_log.h"
 #include "transport/transport.h"
 #include "worker/rail_shares.h"
 #include "worker/send_queue.h"
@@ -83,6 +84,9 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool needs_fence() const { return direct() != nullptr && !direct()->is_fenced(); }
   // Ends that; see DirectAccess::fence().
   void fence() { direct()->fence(); }
+  // Of a server on this host, while one is kept: what it was about to write, once it can write no more.
+  void keep_log(const tensor::RedoLogAt& where);
+  const tensor::RedoLog* log() const { return log_ ? &*log_ : nullptr; }
   // The server has until then to finish by itself.
   Deadline fence_at = Deadline::after(0);
 
@@ -169,6 +173,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::vector<tensor::SlotCredit> large_slots_;
   std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
   tensor::Landed landed_;
+  std::shared_ptr<transport::shm::SharedMemory> log_memory_;
+  std::optional<tensor::RedoLog> log_;
   std::size_t other_rails_ = 0;  // of the server
   std::uint64_t bytes_in_flight_ = 0;
   std::size_t in_flight_ = 0;

@@ -75,6 +75,8 @@ class Worker {
              const std::string& hint);
   // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
+  // Operations are in two phases where they can be.
+  bool survives_servers() const { return options_.two_phase; }
   // Whether the loss of servers has left nothing behind that the ranks cannot make good: they can for operations in two
   // phases. Compression, weights that servers keep, and push() and pull() apart are not among these.
   bool can_go_on() const { return options_.two_phase && !has_one_phase_.load(); }

@@ -2,6 +2,7 @@
 #include "worker/worker_loop.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 namespace bps::worker {
@@ -96,7 +97,8 @@ void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   if (server.fails_over() && !path_check_) {
     path_check_ = reactor_.loop().every(transport::kPathCheck_s, [this] { check_paths(); });
   }
-  (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count});
+  const bool wants_log = options_.two_phase && !server.needs_slots();
+  (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count, wants_log});
   // Each server gets an equal share of the scheduling credit, so that what is less urgent on one server never takes the
   // credit of what is more urgent on another.
   const auto met =
@@ -185,15 +187,17 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   const transport::DirectAccess* direct = server.direct();
   // In two phases the input is needed again if the server is lost. An answer that lands in order takes as much of it as
   // has come, of which other members have theirs; any other goes to a buffer, whatever the server can reach.
+  const bool can_fence = direct != nullptr && direct->can_fence();
+  const bool is_continuation = portion.two_phase && portion.operation->is_continuation();
+  portion.logged = portion.two_phase && can_fence && server.log() != nullptr;
   const bool aside =
-      portion.two_phase && (!server.memory.transport().lands_in_order() || portion.operation->is_continuation());
+      portion.two_phase && (is_continuation || !(portion.logged || server.memory.transport().lands_in_order()));
   portion.staged = portion.answers_aside = aside;
   if (aside) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
   const transport::Region* input = portion.input.get();
   const transport::Region* output = portion.output == portion.input ? nullptr : portion.output.get();
-  const bool can_fence = direct->can_fence();
-  if (can_fence && (input == nullptr || direct->peer_maps(*input)) &&
+  if (!aside && can_fence && (input == nullptr || direct->peer_maps(*input)) &&
       (output == nullptr || direct->peer_maps(*output))) {
     return;
   }
@@ -301,7 +305,7 @@ std::size_t WorkerLoop::allows_answer(const ServerConnection& server, std::size_
   if (!placement.wants_data()) return 0;
   const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
   if (where.key != expected.key || where.address != expected.address || where.length != expected.length) return 0;
-  // An element of the input is needed again, or all of it has been replaced.
+  // Of an element the input is needed again, or all of it has been replaced.
   const bool is_needed = entry->transfer->two_phase && entry->staged == nullptr;
   return is_needed ? size_of(entry->transfer->header->dtype) : 1;
 }
@@ -315,7 +319,7 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
   Transfer& transfer = *entry->transfer;
-  if (transfer.two_phase) {
+  if (transfer.two_phase && !transfer.logged) {
     if (std::exchange(entry->landed, true)) return counters_.stale.add();
     server.note_landed(immediate);
     server.count_landed(entry->length);
@@ -367,25 +371,41 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
   if (entry->aborted) end_unanswered(InFlightTable::index_of(immediate));
 }
 
+// What the server had written, or was about to write, when it ended.
+Landed WorkerLoop::redo(const InFlight& entry) {
+  const Transfer& transfer = *entry.transfer;
+  const tensor::Placement placement = transfer.place(entry.part);
+  if (!entry.server->is_lost() || entry.server->needs_fence() || entry.never_sent || !placement.wants_data()) return {};
+  const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
+  if (!last) return {};
+  std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
+  std::memcpy(to + last->at, last->block.data(), last->block.size());
+  if (entry.staged == nullptr) return {nullptr, last->end()};
+  return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
+}
+
 Landed WorkerLoop::landed_of(const InFlight& entry) {
+  if (entry.transfer->logged) return redo(entry);
   if (entry.staged != nullptr) return {entry.landed ? entry.staged->memory : nullptr, 0};
   return {nullptr, entry.landed ? entry.answer_length : entry.cut_off};
 }
 
 void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight& entry = in_flight_[index];
-  entry.server->count_answered(entry.transfer->two_phase && entry.landed ? 0 : entry.length);
+  entry.server->count_answered(entry.landed ? 0 : entry.length);
   Transfer* transfer = entry.transfer;
   if (counters_.trace != nullptr) {
     counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
                             entry.server->node, entry.length);
   }
   // What has landed and is perhaps committed elsewhere stays where it is.
-  const bool is_kept =
-      !answered && transfer->two_phase &&
-      transfer->suspend(entry.part.partition, landed_of(entry), entry.aborted || entry.never_sent);
+  bool is_kept = false;
+  if (!answered && transfer->two_phase) {
+    const Landed landed = landed_of(entry);
+    is_kept = transfer->suspend(entry.part.partition, landed, entry.aborted || entry.never_sent) && landed.aside;
+  }
   if (entry.staged != nullptr) {
-    if (!is_kept || !entry.landed) entry.server->memory.give_back(entry.staged);
+    if (!is_kept) entry.server->memory.give_back(entry.staged);
     if (transfer->staged_by_choice) --staged_by_choice_;
   }
   in_flight_.free(index);

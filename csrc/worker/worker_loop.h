@@ -45,6 +45,7 @@ struct WorkerLoopOptions {
   std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
   std::uint64_t largest_partition = 0;
   std::uint64_t staging_bytes = 0;
+  bool two_phase = false;  // see tensor::kTwoPhase
   std::uint32_t epoch = 1;
   double silence_s = 10;  // after which a server that owes a reply counts as lost
 };
@@ -146,6 +147,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
+  static Landed redo(const InFlight& entry);
   static Landed landed_of(const InFlight& entry);
   void complete(std::uint32_t index, bool answered);
   void trace_queued(const Transfer& transfer, const ServerConnection& server);

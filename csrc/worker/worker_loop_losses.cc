@@ -230,6 +230,8 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
     on_cancelled(server, *cancelled);
   } else if (const auto* committed = std::get_if<tensor::Committed>(&*decoded)) {
     on_committed(server, *committed);
+  } else if (const auto* log = std::get_if<tensor::RedoLogAt>(&*decoded)) {
+    server.keep_log(*log);
   } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
     if (contributions_.source() == nullptr) return;
     contributions_.source()->fail_round(round->group, round->tensor, round->partition, round->round,
@@ -385,22 +387,26 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
 // Nothing that is still under way to this server will be answered. A process is ended for the sake of callers' memory
 // only: not for what lies in staging buffers, as the contributions of a host do, nor for what it was never sent.
 void WorkerLoop::end_all_of(ServerConnection& server) {
-  std::vector<std::uint32_t> entries;
   bool reaches_callers = false;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     const InFlight& entry = in_flight_[i];
     if (entry.server != &server) continue;
-    entries.push_back(i);
-    reaches_callers |= !entry.never_sent && (!entry.transfer->staged || entry.transfer->answers_aside);
+    const Transfer& transfer = *entry.transfer;
+    // A redo log says something once the server has ended.
+    reaches_callers |= !entry.never_sent && (!transfer.staged || transfer.answers_aside || transfer.logged);
   }
   if (reaches_callers && server.needs_fence()) server.fence();
+  server.abandon();
+  std::vector<std::uint32_t> entries;
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    if (in_flight_[i].server == &server) entries.push_back(i);
+  }
   // Staging buffers that it may still write to are never used again.
   for (const std::uint32_t i : entries) {
     if (!server.needs_fence() || in_flight_[i].staged == nullptr || in_flight_[i].landed) continue;
     in_flight_[i].staged = nullptr;
     if (in_flight_[i].transfer->staged_by_choice) --staged_by_choice_;
   }
-  server.abandon();
   for (const std::uint32_t i : entries) end_unanswered(i);
 }
 

@@ -136,7 +136,10 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   std::byte* map(const transport::RemoteSpan& span) override;
   Status get(const transport::RemoteSpan& span, std::byte* into) override;
   Status put(const transport::RemoteSpan& span, const std::byte* from) override;
+  bool share(const transport::Region&) override { return !is_lost(); }
+  std::shared_ptr<transport::shm::SharedMemory> hold(const transport::RemoteSpan& span) override;
   bool is_fenced() override;
+  void take_rest() override;
   bool can_fence() const override;
   void fence() override;
 
@@ -152,6 +155,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
     std::array<std::byte, transport::kMaxHeader> header;
     Bytes bytes;
     std::size_t landed = 0;
+    Time seen{};  // in memory that both share: when the one for whom it is looks at it
     std::size_t unit = 1;
     bool is_over = false;  // its token has come back
     bool is_refused = false;
@@ -159,6 +163,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   using WritePtr = std::shared_ptr<Write>;
   static constexpr std::size_t kPieces = 2;  // in which a source is read, and a target written
 
+  void post(const WritePtr& write);
   void depart(const WritePtr& write, std::size_t piece);
   void land(const WritePtr& write, std::size_t piece);
   bool may_land(Write& write);
