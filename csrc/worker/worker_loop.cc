@@ -2,7 +2,6 @@
 #include "worker/worker_loop.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 namespace bps::worker {
@@ -369,25 +368,6 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
   if (entry == nullptr) return;  // its answer was faster
   entry->unsent_bytes = false;
   if (entry->aborted) end_unanswered(InFlightTable::index_of(immediate));
-}
-
-// What the server had written, or was about to write, when it ended.
-Landed WorkerLoop::redo(const InFlight& entry) {
-  const Transfer& transfer = *entry.transfer;
-  const tensor::Placement placement = transfer.place(entry.part);
-  if (!entry.server->is_lost() || entry.server->needs_fence() || entry.never_sent || !placement.wants_data()) return {};
-  const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
-  if (!last) return {};
-  std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
-  std::memcpy(to + last->at, last->block.data(), last->block.size());
-  if (entry.staged == nullptr) return {nullptr, last->end()};
-  return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
-}
-
-Landed WorkerLoop::landed_of(const InFlight& entry) {
-  if (entry.transfer->logged) return redo(entry);
-  if (entry.staged != nullptr) return {entry.landed ? entry.staged->memory : nullptr, 0};
-  return {nullptr, entry.landed ? entry.answer_length : entry.cut_off};
 }
 
 void WorkerLoop::complete(std::uint32_t index, bool answered) {

@@ -2,6 +2,7 @@
 // What goes wrong on a worker loop: deadlines, refused pushes, aborts, lost servers. The data path is sender.cc and
 // worker_loop.cc.
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "core/log.h"
@@ -408,6 +409,27 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
     if (in_flight_[i].transfer->staged_by_choice) --staged_by_choice_;
   }
   for (const std::uint32_t i : entries) end_unanswered(i);
+}
+
+// ---- What is left of a result whose round has not ended here
+
+// What the server had written, or was about to write, when it ended.
+Landed WorkerLoop::redo(const InFlight& entry) {
+  const Transfer& transfer = *entry.transfer;
+  const tensor::Placement placement = transfer.place(entry.part);
+  if (!entry.server->is_lost() || entry.server->needs_fence() || entry.never_sent || !placement.wants_data()) return {};
+  const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
+  if (!last) return {};
+  std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
+  std::memcpy(to + last->at, last->block.data(), last->block.size());
+  if (entry.staged == nullptr) return {nullptr, last->end()};
+  return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
+}
+
+Landed WorkerLoop::landed_of(const InFlight& entry) {
+  if (entry.transfer->logged) return redo(entry);
+  if (entry.staged != nullptr) return {entry.landed ? entry.staged->memory : nullptr, 0};
+  return {nullptr, entry.landed ? entry.answer_length : entry.cut_off};
 }
 
 }  // namespace bps::worker

@@ -10,7 +10,11 @@ std::size_t SimData::write(std::span<const transport::WriteOp> ops) {
   if (is_lost()) return 0;
   std::size_t room =
       std::min(ops.size(), network_.conditions.window - std::min(network_.conditions.window, outstanding_.size()));
-  if (room > 0 && network_.random.chance(network_.conditions.refuse)) room = network_.random.below(room);
+  if (room > 0 && network_.random.chance(network_.conditions.refuse)) {
+    room = network_.random.below(room);
+    if (direct_ != nullptr) fill_ring();
+  }
+  if (network_.events.now() < full_until_) room = 0;
   for (const transport::WriteOp& op : ops.first(room)) {
     auto write = std::make_shared<Write>();
     write->op = op;
@@ -27,12 +31,22 @@ std::size_t SimData::write(std::span<const transport::WriteOp> ops) {
   return room;
 }
 
-// Into a ring that both share: it is there at once, also if this process ends now; the other one sees it later. Bytes
-// have been put where they belong before.
+// The other one does not look into the ring for a while.
+void SimData::fill_ring() {
+  full_until_ = network_.events.now() + network_.random.between({}, std::chrono::milliseconds(20));
+  network_.events.at(full_until_, [wire = wire_, side = side_] {
+    SimData* end = wire->sides[side].end;
+    if (end != nullptr) end->network_.wake(end->here().machine);
+  });
+}
+
+// Into a ring that both share: it is there at once, also if this process ends now; the other one sees it later, perhaps
+// when it has heard of that. Bytes have been put where they belong before.
 void SimData::post(const WritePtr& write) {
   if (!write->bytes.empty()) throw Violation("a write of bytes to a process of the same host");
   auto& far = there();
   write->seen = network_.arrival(here().machine, 64);
+  if (network_.random.chance(0.1)) write->seen += network_.random.between({}, std::chrono::milliseconds(20));
   if (far.end != nullptr && !far.severed && network_.is_alive(far.machine)) {
     far.end->landed_.push_back(write);
     network_.events.at(write->seen, [wire = wire_, to = 1 - side_] {

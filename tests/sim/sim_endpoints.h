@@ -164,6 +164,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   static constexpr std::size_t kPieces = 2;  // in which a source is read, and a target written
 
   void post(const WritePtr& write);
+  void fill_ring();
   void depart(const WritePtr& write, std::size_t piece);
   void land(const WritePtr& write, std::size_t piece);
   bool may_land(Write& write);
@@ -174,6 +175,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
 
   SimTransport* transport_ = nullptr;
   std::vector<WritePtr> outstanding_;
+  Time full_until_{};
   std::vector<WritePtr> landing_;                        // here, of which pieces are still to come
   std::deque<WritePtr> landed_;                          // here, with their immediates
   std::deque<std::pair<WritePtr, std::size_t>> pieces_;  // that wait for this process, where they pass through it

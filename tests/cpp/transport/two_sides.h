@@ -108,6 +108,8 @@ class Recorder final : public ControlSink, public DataSink {
 
   std::mutex mutex;
   std::condition_variable changed;
+  std::size_t unit = 1;                            // in which writes may land
+  std::map<std::uint32_t, std::uint64_t> cut_off;  // by immediate: bytes that had landed
   std::map<std::uint32_t, std::size_t> writes;
   std::map<std::uint64_t, std::size_t> written;
   std::vector<Bytes> messages;
