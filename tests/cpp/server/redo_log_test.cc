@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,12 +13,9 @@
 #include <thread>
 
 #include "server/sum.h"
-#include "transport/shm/shared_memory.h"
 
 namespace bps::server {
 namespace {
-
-using transport::shm::SharedMemory;
 
 constexpr std::size_t kMembers = 3;
 constexpr std::size_t kLength = 150'001;  // not a number of whole blocks
@@ -27,10 +25,25 @@ TraceKey key_of(std::uint32_t partition) {
   return {1, 2, 3, partition};
 }
 
+// Shared with a child of this process, which SharedMemory is not.
+class Shared {
+ public:
+  explicit Shared(std::size_t size)
+      : bytes_(static_cast<std::byte*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)),
+               size) {}
+  ~Shared() { ::munmap(bytes_.data(), bytes_.size()); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
 class RedoLogTest : public ::testing::Test {
  protected:
   RedoLogTest() {
-    for (auto& memory : memory_) memory = SharedMemory::create(kPasses * kLength * sizeof(float));
+    for (auto& memory : memory_) memory = std::make_unique<Shared>(kPasses * kLength * sizeof(float));
   }
   float* array(std::size_t rank, std::uint32_t partition) {
     return reinterpret_cast<float*>(memory_[rank]->bytes().data()) + partition * kLength;
@@ -73,8 +86,8 @@ class RedoLogTest : public ::testing::Test {
     return last->end() / sizeof(float);
   }
 
-  std::shared_ptr<SharedMemory> shared_ = SharedMemory::create(tensor::RedoLog::bytes());
-  std::array<std::shared_ptr<SharedMemory>, kMembers> memory_;
+  std::unique_ptr<Shared> shared_ = std::make_unique<Shared>(tensor::RedoLog::bytes());
+  std::array<std::unique_ptr<Shared>, kMembers> memory_;
 };
 
 TEST_F(RedoLogTest, OfAServerThatIsKilledEachElementIsAResultOrAnInput) {
