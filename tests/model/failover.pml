@@ -2,9 +2,9 @@
 // BPS_SERVER_FAILOVER: two workers sum arrays in place by SERVERS servers, of which CRASHES die at any moment.
 // docs/model.md explains it; `ci/test model` runs it.
 //
-// Each worker makes ROUNDS operations of PARTS partitions, one after the other. Answers land in buffers, and are copied
-// over the input when every worker has its own (two phases). What is sent may arrive in any order; what a dead server
-// or an earlier view has sent may come at any time.
+// Each worker makes ROUNDS operations of PARTS partitions, one after the other. Answers count when every worker has its
+// own (two phases); with PIECES they land over the input, one half after the other, else in a buffer. What is sent may
+// arrive in any order; what a dead server or an earlier view has sent may come at any time.
 #ifndef SERVERS
 #define SERVERS 2
 #endif
@@ -67,11 +67,15 @@ byte worker_epoch[W] = 1;
 bool suspended[W];                       // this view has begun, and its plan is not known here yet
 byte begun[W];                           // operations
 mtype state[W * PARTS] = DONE;           // of the last one's partitions
+bool half[W * PARTS];                    // the first half of the result is here, and that of the input gone
 #define IS_OVER(w) (state[AT(w, 0)] == DONE && state[AT(w, PARTS - 1)] == DONE)
 // What a worker has reported at the beginning of this view: bps_rdma/failover.py, Report.
 byte said_begun[W];
 bool said_over[W];
 bool said_missing[W * PARTS];
+bool said_half[W * PARTS];               // of what is missing
+bool said_whole[W * PARTS];
+bool has_gifts[W];                       // what it lacked and the other had
 
 // ---- Servers
 byte server_epoch[SERVERS] = 1;
@@ -119,6 +123,7 @@ inline take_answer(s, p) {               // WorkerLoop::on_answer
      state[AT(w, p)] = DONE;             // over the input, as without BPS_SERVER_FAILOVER
 #else
      state[AT(w, p)] = BUFFERED;
+     half[AT(w, p)] = false;
 #endif
      up[LINE(w, s)] ! LANDED, p, worker_epoch[w]
   :: else
@@ -135,15 +140,41 @@ inline take_committed(p) {               // on_committed: over the input
 inline end_view() {                      // Process::retire, Operation::suspend, failover.report
   worker_epoch[w] = epoch;
   suspended[w] = true;
+  has_gifts[w] = false;
   for (p : 0 .. PARTS - 1) {
     if
     :: state[AT(w, p)] == SENT -> state[AT(w, p)] = QUEUED
     :: else
     fi;
-    said_missing[AT(w, p)] = (state[AT(w, p)] == QUEUED && MISSES(w, p))
+    said_missing[AT(w, p)] = (state[AT(w, p)] == QUEUED && MISSES(w, p));
+#ifndef BUG_GIVES_NOTHING
+    said_half[AT(w, p)] = (said_missing[AT(w, p)] && half[AT(w, p)]);
+    said_whole[AT(w, p)] = (state[AT(w, p)] == BUFFERED)
+#endif
   }
   said_begun[w] = begun[w];
   said_over[w] = IS_OVER(w);
+  p = 0
+}
+
+#define SAME_OPERATION (said_begun[0] == said_begun[1])
+#define GIVEN(p) (SAME_OPERATION && (said_whole[AT(0, p)] || said_whole[AT(1, p)]))
+
+#define GIVES(v, p) (said_missing[AT(1 - v, p)] && (said_whole[AT(v, p)] || (said_half[AT(v, p)] && !said_half[AT(1 - v, p)])))
+#define ANY_GIFT (SAME_OPERATION && (GIVES(0, 0) || GIVES(1, 0) || GIVES(0, PARTS - 1) || GIVES(1, PARTS - 1)))
+
+inline take_gifts() {                    // failover.give
+  for (p : 0 .. PARTS - 1) {
+    if
+    :: SAME_OPERATION && said_missing[AT(w, p)] && said_whole[AT(1 - w, p)] ->
+       state[AT(w, p)] = BUFFERED;
+       half[AT(w, p)] = false
+    :: SAME_OPERATION && said_missing[AT(w, p)] && !said_whole[AT(1 - w, p)] && said_half[AT(1 - w, p)] ->
+       half[AT(w, p)] = true
+    :: else
+    fi
+  }
+  has_gifts[w] = true;
   p = 0
 }
 
@@ -156,13 +187,17 @@ inline follow_plan() {                   // failover.plan, failover.resume
     if
     :: IS_OVER(w) && !again
     :: !IS_OVER(w) || again ->
-       needed = said_missing[AT(w, p)] || (said_begun[0] == said_begun[1] && said_missing[AT(1 - w, p)]);
+       needed = said_missing[AT(w, p)] || (SAME_OPERATION && said_missing[AT(1 - w, p)]);
        if
-       :: again || needed ->
+       :: again || (needed && !GIVEN(p)) ->
           CHECK(again || !over_elsewhere);
-          CHECK(state[AT(w, p)] != DONE);  // the input is as it was
-          state[AT(w, p)] = QUEUED
-       :: else -> state[AT(w, p)] = DONE
+          // The input is as it was, from the same element on as that of the other.
+          CHECK(state[AT(w, p)] == QUEUED);
+          CHECK(!again || !half[AT(w, p)]);
+          CHECK(again || !WANTS(0, p) || !WANTS(1, p) || half[AT(w, p)] == half[AT(1 - w, p)])
+       :: else ->
+          state[AT(w, p)] = DONE;
+          half[AT(w, p)] = false
        fi
     fi
   }
@@ -185,7 +220,15 @@ inline follow_plan() {                   // failover.plan, failover.resume
       down[LINE(w, s)] ?? ANSWER, p, OF(worker_epoch[w]); take_answer(s, p) } \
   :: d_step { NEXT(HEARS_COMMITTED(w, s, p)) !suspended[w] && \
       TAKES(down[LINE(w, s)], COMMITTED, p, worker_epoch[w]) -> TOOK; \
-      down[LINE(w, s)] ?? COMMITTED, p, OF(worker_epoch[w]); take_committed(p) }
+      down[LINE(w, s)] ?? COMMITTED, p, OF(worker_epoch[w]); take_committed(p) } \
+  HEARS_HALF(s, p)
+#ifdef PIECES
+#define HEARS_HALF(s, p) \
+  :: d_step { !suspended[w] && state[AT(w, p)] == SENT && !half[AT(w, p)] && \
+      TAKES(down[LINE(w, s)], ANSWER, p, worker_epoch[w]) -> half[AT(w, p)] = true }
+#else
+#define HEARS_HALF(s, p)
+#endif
 #define HEARS_FROM(s) HEARS(s, 0) HEARS_OF_SECOND(s) FORGETS_STALE(down[LINE(w, s)], worker_epoch[w], )
 #if PARTS > 1
 #define HEARS_OF_SECOND(s) HEARS(s, 1)
@@ -221,7 +264,13 @@ end:
   HEARS_FROM(2)
 #endif
   :: d_step { NEXT(ENDS_VIEW(w)) worker_epoch[w] < epoch -> TOOK; end_view() }
-  :: d_step { suspended[w] && worker_epoch[0] == epoch && worker_epoch[1] == epoch && SERVERS_READY -> follow_plan() }
+  :: d_step { suspended[w] && worker_epoch[0] == epoch && worker_epoch[1] == epoch && SERVERS_READY && !has_gifts[w] ->
+      take_gifts() }
+#ifdef BUG_DOES_NOT_WAIT
+  :: d_step { suspended[w] && worker_epoch[w] == epoch && has_gifts[w] -> follow_plan() }
+#else
+  :: d_step { suspended[w] && worker_epoch[w] == epoch && has_gifts[w] && (has_gifts[1 - w] || !ANY_GIFT) -> follow_plan() }
+#endif
   od
 }
 
