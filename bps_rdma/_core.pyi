@@ -434,6 +434,18 @@ class Suspended:
         """
         Its deadline has passed on another rank.
         """
+    def length(self, partition: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Bytes of its result.
+        """
+    def read(self, partition: typing.SupportsInt | typing.SupportsIndex, into: Memory) -> None:
+        """
+        The first bytes of the result of a partition.
+        """
+    def write(self, partition: typing.SupportsInt | typing.SupportsIndex, from_: Memory) -> None:
+        """
+        They come from another rank.
+        """
     @property
     def has_failed(self) -> bool:
         """
@@ -445,14 +457,19 @@ class Suspended:
         Why it is not to be started again; empty where it may be.
         """
     @property
-    def missing(self) -> list[int]:
+    def missing(self) -> dict[int, int]:
         """
-        Partitions whose result is wanted here and lacks; their input is as it was.
+        Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The rest of the input is as it was.
         """
     @property
     def round(self) -> int: ...
     @property
     def tensor(self) -> Tensor: ...
+    @property
+    def whole(self) -> dict[int, int]:
+        """
+        Partitions whose result is wanted here and has come, and its bytes.
+        """
 
 class Startup:
     """

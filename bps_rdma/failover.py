@@ -81,7 +81,7 @@ class Report:
         return Report(
             since,
             {(key, name): number for key, name, number in following},
-            {((key, name), number): {partition: size for partition, size in left} for key, name, number, left in missing},
+            {((key, name), number): dict(left) for key, name, number, left in missing},
             {((key, name), number): frozenset(some) for key, name, number, some in whole},
             {((key, name), number): why for key, name, number, why in late},
             {((key, name), number): why for key, name, number, why in failed},
@@ -219,18 +219,16 @@ def give(process: _core.Process, made: Plan, interrupted: Iterable[Interrupted],
         if not gifts:
             continue
         operation = each.operation
-        sizes = dict(operation.missing) | dict(operation.whole)
         lengths = {partition: operation.length(partition) for partition in gifts}
         parts = {partition: lengths[partition] if gift.size is None else gift.size for partition, gift in gifts.items()}
         given = np.zeros(sum(parts.values()), np.uint8)
         places = dict(zip(parts, np.split(given, np.cumsum(list(parts.values()))[:-1]), strict=True))
         for partition, gift in gifts.items():
             if gift.rank == process.rank:
-                operation.read(partition, places[partition])
+                operation.read(partition, arrays.describe(places[partition], True))
         _sum(process, numbers[each.name[0]], f"~given {each.round} of {each.name[1]}", given)
         for partition in gifts:
-            if partition in sizes:
-                operation.write(partition, places[partition])
+            operation.write(partition, arrays.describe(places[partition], False))
     # Nobody goes on, and perhaps lets go of what it has, before all have what they lacked.
     _gather(process, "~failover given", np.zeros(process.workers, np.int64))
 

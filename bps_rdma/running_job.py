@@ -144,7 +144,9 @@ class Job:
             self._begin_anew()
             return
         plan = failover.plan(reports)
-        failover.give(self.process, plan, self.interrupted, {key: number for number, key in self.numbering.keys.items()})
+        failover.give(
+            self.process, plan, self.interrupted, {key: number for number, key in self.numbering.keys.items()}
+        )
         self.numbering.first = plan.first
         for which in plan.failed.keys() & self.failed.keys():
             self._refuse(which, self.failed[which], plan)

@@ -98,10 +98,10 @@ constexpr Setting kTable[] = {
      "a job on several hosts is refused"},
     {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
      "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
-    {"BPS_SERVER_FAILOVER", "", "0", words("0 1 auto"), job<&JobSettings::server_failover>,
-     "1: with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation: each answer lands in "
-     "a "
-     "buffer, and counts once all members have theirs; auto: if ranks do not sum on their hosts first (BPS_HOST_SUM)"},
+    {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
+     "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: it does; 1: also "
+     "where "
+     "ranks could sum on their hosts first (BPS_HOST_SUM), which they then do not; auto: not there"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports

@@ -101,11 +101,6 @@ std::map<std::uint32_t, std::uint64_t> by_partition(const std::vector<worker::Op
   return found;
 }
 
-std::span<std::byte> bytes_of(const py::buffer& buffer, bool writable) {
-  const py::buffer_info info = buffer.request(writable);
-  return {static_cast<std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
-}
-
 // What job.py needs to go on with operations in the next view.
 void bind_suspended(py::module_& module) {
   using worker::Operation;
@@ -114,7 +109,8 @@ void bind_suspended(py::module_& module) {
       .def_readonly("round", &Operation::round)
       .def_property_readonly(
           "missing", [](const Operation& o) { return by_partition(o.missing()); },
-          "Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The rest "
+          "Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The "
+          "rest "
           "of the input is as it was.")
       .def_property_readonly(
           "whole", [](const Operation& o) { return by_partition(o.whole()); },
@@ -127,14 +123,14 @@ void bind_suspended(py::module_& module) {
           py::arg("partition"), "Bytes of its result.")
       .def(
           "read",
-          [](const Operation& o, std::uint32_t partition, const py::buffer& into) {
-            o.read(partition, bytes_of(into, true));
+          [](const Operation& o, std::uint32_t partition, const Memory& into) {
+            o.read(partition, {into.address, static_cast<std::size_t>(into.nbytes)});
           },
           py::arg("partition"), py::arg("into"), "The first bytes of the result of a partition.")
       .def(
           "write",
-          [](Operation& o, std::uint32_t partition, const py::buffer& from) {
-            o.write(partition, bytes_of(from, false));
+          [](Operation& o, std::uint32_t partition, const Memory& from) {
+            o.write(partition, {from.address, static_cast<std::size_t>(from.nbytes)});
           },
           py::arg("partition"), py::arg("from_"), "They come from another rank.")
       .def(

@@ -249,15 +249,15 @@ class RoundEngine final : public tensor::ContributionSource {
   std::string last_failure_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> stored_;
-  StoredPartition storing_;      // of the pass in progress
+  StoredPartition storing_;  // of the pass in progress
   tensor::RedoLog* redo_log_ = nullptr;
   // The log tells of one partition at a time. While a member of that round may have to learn from it that the round is
   // over, because its answer has not been posted, no other is summed over the log.
   const Round* log_holder_ = nullptr;
   std::vector<const WorkerSession*> log_readers_;
   std::vector<Round*> behind_log_;  // rounds with Round::waits, as below
-  std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
-  bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
+  std::vector<Round*> waiting_;     // those with Round::waits, each once; others may stand here, closed meanwhile
+  bool worker_ran_out_ = false;     // of slots: it may be the one that an open round waits for
 };
 
 }  // namespace bps::server

@@ -112,7 +112,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   void discard();
 
   std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
-                    std::uint32_t immediate) override;
+                           std::uint32_t immediate) override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;

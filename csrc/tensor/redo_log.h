@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a server is about to write over the inputs of a sum, in memory that outlives the server.
 //
-// A server sums in place, block by block, in memory that it shares with the ranks of its host. If it ends in the middle,
-// the blocks before are results, in the memory of every rank, and those behind are inputs. Of the block between, some
-// ranks may have a part; its result is here, and each rank copies it. So no rank needs another one, or a copy of its
-// input: BPS_SERVER_FAILOVER.
+// A server sums in place, block by block, in memory that it shares with the ranks of its host. If it ends in the
+// middle, the blocks before are results, in the memory of every rank, and those behind are inputs. Of the block
+// between, some ranks may have a part; its result is here, and each rank copies it. So no rank needs another one, or a
+// copy of its input: BPS_SERVER_FAILOVER.
 //
-// The writer: begin(), fill the block, publish(), and only then write to the ranks. The reader: only once the writer can
-// write no more. Everything that is read is checked by the reader; the writer is a member of the job, and may lie.
+// The writer: begin(), fill the block, publish(), and only then write to the ranks. The reader: only once the writer
+// can write no more. Everything that is read is checked by the reader; the writer is a member of the job, and may lie.
 #pragma once
 
 #include <atomic>

@@ -217,7 +217,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool explained_ = false;
   // What most operations never have.
   struct Suspension {
-    Plan plan;                // of some partitions of the tensor: it continues an operation of an earlier view,
+    Plan plan;                 // of some partitions of the tensor: it continues an operation of an earlier view,
     std::vector<Begun> begun;  // whose results have begun to come, as far as this, and are not taken again
     std::vector<Unfinished> unfinished;
     bool has_failed = false;  // some partition of it, for all ranks

@@ -66,7 +66,8 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
 std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
                                           std::uint32_t round, std::span<const std::uint32_t> only) {
   require_alive(*tensor, suspended.request.kind);
-  const auto operation = make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), suspended.begun(only));
+  const auto operation =
+      make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), suspended.begun(only));
   launch(operation, false);
   return operation;
 }

@@ -111,8 +111,7 @@ void WorkerLoop::drop_unsent(Transfer& transfer) {
   if (unsent == 0) return;
   if (transfer.staged_by_choice) staged_by_choice_ -= unsent;
   if (transfer.two_phase) {
-    for (const Part& part : transfer.parts.subspan(transfer.next))
-      (void)transfer.suspend(part.partition, {}, true);
+    for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, {}, true);
   }
   transfer.next += unsent;
   transfer.finish(unsent, false, counters_);

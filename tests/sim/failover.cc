@@ -49,7 +49,8 @@ Decision decide(std::span<const Report> reports, std::uint32_t round) {
     }
   }
   const bool have_all_results = have_all_begun && needed == 0;
-  if (has_failed || (is_late && !have_all_results)) return {.fate = Decision::Fate::kFailed, .partitions = {}, .gifts = {}};
+  if (has_failed || (is_late && !have_all_results))
+    return {.fate = Decision::Fate::kFailed, .partitions = {}, .gifts = {}};
   if (!have_all_begun) return {.fate = Decision::Fate::kAgain, .partitions = {}, .gifts = {}};
   if (needed != 0 && !have_all_left_it) return {.fate = Decision::Fate::kAborted, .partitions = {}, .gifts = {}};
   Decision made{.fate = Decision::Fate::kRepeated, .partitions = {}, .gifts = {}};

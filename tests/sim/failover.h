@@ -15,14 +15,14 @@ inline constexpr std::uint32_t kMostPartitions = 16;
 
 // Of one rank and tensor. Rounds are counted over views.
 struct Report {
-  std::uint32_t since = 0;        // the first view from which on the rank can go on
-  std::uint32_t next = 0;         // the first round that it has not begun
-  std::uint32_t interrupted = 0;  // the round of its call that was interrupted, plus 1; 0: none was
-  std::uint32_t missing = 0;      // the partitions of that call whose result it wants and lacks, bit by bit,
-  std::uint32_t whole = 0;        // and has
+  std::uint32_t since = 0;                   // the first view from which on the rank can go on
+  std::uint32_t next = 0;                    // the first round that it has not begun
+  std::uint32_t interrupted = 0;             // the round of its call that was interrupted, plus 1; 0: none was
+  std::uint32_t missing = 0;                 // the partitions of that call whose result it wants and lacks, bit by bit,
+  std::uint32_t whole = 0;                   // and has
   std::uint32_t have[kMostPartitions] = {};  // bytes of what it lacks a part of
-  std::uint32_t is_late = 0;      // 1: the deadline of that call has passed
-  std::uint32_t failed[4] = {};   // the last rounds that have failed on all ranks, plus 1
+  std::uint32_t is_late = 0;                 // 1: the deadline of that call has passed
+  std::uint32_t failed[4] = {};              // the last rounds that have failed on all ranks, plus 1
 };
 
 struct Decision {

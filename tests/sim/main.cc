@@ -95,10 +95,12 @@ int run(std::uint64_t first, std::uint64_t last, bool stops) {
     }
     ++broken;
   }
-  std::printf("%llu seeds: %llu views, %llu committed steps, %llu calls resumed, %llu parts given, %llu events; %llu broken\n",
-              static_cast<unsigned long long>(last - first + 1), static_cast<unsigned long long>(views),
-              static_cast<unsigned long long>(steps), static_cast<unsigned long long>(resumed),
-              static_cast<unsigned long long>(gifts),              static_cast<unsigned long long>(events), static_cast<unsigned long long>(broken));
+  std::printf(
+      "%llu seeds: %llu views, %llu committed steps, %llu calls resumed, %llu parts given, %llu events; %llu broken\n",
+      static_cast<unsigned long long>(last - first + 1), static_cast<unsigned long long>(views),
+      static_cast<unsigned long long>(steps), static_cast<unsigned long long>(resumed),
+      static_cast<unsigned long long>(gifts), static_cast<unsigned long long>(events),
+      static_cast<unsigned long long>(broken));
   return broken == 0 ? 0 : 1;
 }
 

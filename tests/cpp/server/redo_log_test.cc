@@ -29,8 +29,9 @@ TraceKey key_of(std::uint32_t partition) {
 class Shared {
  public:
   explicit Shared(std::size_t size)
-      : bytes_(static_cast<std::byte*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)),
-               size) {}
+      : bytes_(
+            static_cast<std::byte*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)),
+            size) {}
   ~Shared() { ::munmap(bytes_.data(), bytes_.size()); }
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
@@ -82,7 +83,8 @@ class RedoLogTest : public ::testing::Test {
   std::size_t redo(std::size_t rank, std::uint32_t partition) {
     const auto last = tensor::RedoLog(shared_->bytes()).last_of(key_of(partition), kLength * sizeof(float));
     if (!last) return 0;
-    std::memcpy(reinterpret_cast<std::byte*>(array(rank, partition)) + last->at, last->block.data(), last->block.size());
+    std::memcpy(reinterpret_cast<std::byte*>(array(rank, partition)) + last->at, last->block.data(),
+                last->block.size());
     return last->end() / sizeof(float);
   }
 
