@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that the loss of a server goes unnoticed, by the two ways of keeping the inputs of a sum in place.
+"""What it costs that the loss of a server goes unnoticed, beside a shadow of the inputs of a sum.
 
     python bench/failover_cost.py                              # tcp, and mapped memory, 1 to 64 MiB
     ci/vm/run .venv/bin/python bench/failover_cost.py --transport rdma
 
-Two workers and one server, in two jobs that are there at the same time and take turns: one as it is by default, the
-other with BPS_SERVER_FAILOVER=1, where answers land beside the inputs until all ranks have theirs. In the first job
-every other round also copies the array before it is sent: what a shadow of the inputs would cost at least. A figure is
-the quotient of neighbouring rounds; medians, with quartiles. Every result is checked.
+Two workers and one server, in two jobs that are there at the same time and take turns: one with BPS_SERVER_FAILOVER=0,
+the other with 1. In the first job every other round also copies the array before it is sent: what a shadow of the
+inputs would cost at least. A figure is the quotient of neighbouring rounds; medians, with quartiles. Every
+result is checked.
 """
 
 from __future__ import annotations
@@ -111,28 +111,28 @@ def quartiles(values: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def compare(transport: str, memory: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
+def compare(transport: str, memory: str, sizes: list[float], rounds: int) -> list[dict[str, Any]]:
     without, surviving = (Job(transport, memory, failover) for failover in ("0", "1"))
     found = []
     try:
         for mib in sizes:
-            nbytes, times = mib << 20, max(3, 64 // mib)
-            asides, shadows, plain = [], [], []
+            nbytes, times = int(mib * 2**20), int(min(200, max(3, 64 // mib)))
+            ratios, shadows, plain = [], [], []
             for number in range(rounds + 1):
                 seconds = without.push_pull(nbytes, times)
-                aside = surviving.push_pull(nbytes, times)
+                with_it = surviving.push_pull(nbytes, times)
                 shadow = without.push_pull(nbytes, times, shadow=True)
                 if number == 0:
                     continue  # memory is new
                 plain.append(seconds)
-                asides.append(aside / seconds)
+                ratios.append(with_it / seconds)
                 shadows.append(shadow / seconds)
             print(
-                f"{transport}, {memory}, {mib} MiB: {statistics.median(plain) * 1e3:.2f} ms; answers aside "
-                f"{quartiles(asides)}, shadow of inputs {quartiles(shadows)}",
+                f"{transport}, {memory}, {mib:g} MiB: {statistics.median(plain) * 1e3:.2f} ms; failover "
+                f"{quartiles(ratios)}, shadow of inputs {quartiles(shadows)}",
                 flush=True,
             )
-            found.append({"transport": transport, "memory": memory, "mib": mib, "aside": asides, "shadow": shadows})
+            found.append({"transport": transport, "memory": memory, "mib": mib, "failover": ratios, "shadow": shadows})
     finally:
         without.end()
         surviving.end()
@@ -144,14 +144,19 @@ def main() -> None:
         return worker()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
-    parser.add_argument("--sizes", default="1,4,16,64", help="MiB")
+    parser.add_argument("--memory", choices=("plain", "shared"), help="of the arrays (default: shared with shm)")
+    parser.add_argument("--sizes", default="1,4,16,64", help="MiB; 0.0625 is 64 KiB")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     cases = {"tcp": "plain", "shm": "shared", "rdma": "plain"}
     wanted = [arguments.transport] if arguments.transport else ["tcp", "shm"]
-    sizes = [int(size) for size in arguments.sizes.split(",")]
-    found = [one for transport in wanted for one in compare(transport, cases[transport], sizes, arguments.rounds)]
+    sizes = [float(size) for size in arguments.sizes.split(",")]
+    found = [
+        one
+        for transport in wanted
+        for one in compare(transport, arguments.memory or cases[transport], sizes, arguments.rounds)
+    ]
     if arguments.json:
         arguments.json.write_text(json.dumps(found))
     return None

@@ -22,8 +22,7 @@ namespace bps::tensor {
 
 class RedoLog {
  public:
-  // Three blocks of it fit into a second-level cache of 256 KiB: it costs no traffic with the memory.
-  static constexpr std::uint64_t kBlock = 32 * 1024;
+  static constexpr std::uint64_t kBlock = 128 * 1024;  // at most
 
   // `memory` is shared, zeroed when it is new, and aligned as pages are; the log does not own it.
   explicit RedoLog(std::span<std::byte> memory) : entries_(reinterpret_cast<Entry*>(memory.data())) {}

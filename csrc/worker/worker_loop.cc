@@ -185,12 +185,13 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   if (!request.output_allocation.bytes.empty()) portion.output = server.memory.regions.find(request.output_allocation);
   const transport::DirectAccess* direct = server.direct();
   // In two phases the input is needed again if the server is lost. An answer that lands in order takes as much of it as
-  // has come, of which other members have theirs; any other goes to a buffer, whatever the server can reach.
+  // has come, of which other members have theirs, and so does one of which the log tells that; any other goes to a
+  // buffer.
   const bool can_fence = direct != nullptr && direct->can_fence();
   const bool is_continuation = portion.two_phase && portion.operation->is_continuation();
   portion.logged = portion.two_phase && can_fence && server.log() != nullptr;
   const bool aside =
-      portion.two_phase && (is_continuation || !(portion.logged || server.memory.transport().lands_in_order()));
+      is_continuation || (portion.two_phase && !portion.logged && !server.memory.transport().lands_in_order());
   portion.staged = portion.answers_aside = aside;
   if (aside) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
@@ -202,8 +203,8 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   }
   const auto reaches = [&](const transport::Region* region) { return !region || direct->peer_reaches(*region); };
   // What a server could still write to when it is lost is not the caller's memory, but buffers that are then let go.
-  portion.staged = portion.two_phase || !can_fence || !reaches(input) || !reaches(output);
-  portion.answers_aside = portion.two_phase && can_fence && reaches(input);
+  portion.staged = aside || !can_fence || !reaches(input) || !reaches(output);
+  portion.answers_aside = portion.staged && portion.two_phase && can_fence && reaches(input);
   if (portion.staged) return server.memory.reserve(portion.parts.size());
   if (portion.operation->bytes() > kLargestStagedByChoice) return;
   if (staged_by_choice_ + portion.parts.size() > kMostStagedByChoice) return;

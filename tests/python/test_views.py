@@ -20,6 +20,7 @@ from freeze import freeze
 from rank_main import await_mark, mark
 
 FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(5 * cluster.PATIENCE)}
+TOLD = {"BPS_SERVER_FAILOVER": "0"}  # of the loss of a server, as of that of a rank
 COUNT = 300_000  # several partitions
 
 
@@ -92,7 +93,7 @@ def test_the_job_goes_on_without_a_killed_worker(transport, servers):
 
 
 def test_the_job_goes_on_without_a_killed_server(transport):
-    env = FAST | cluster.over(transport) | {"BPS_MIN_WORKERS": "2"}
+    env = FAST | TOLD | cluster.over(transport) | {"BPS_MIN_WORKERS": "2"}
     with cluster.start(train, 100, 2, workers=2, servers=2, env=env) as job:
         job.await_marks("running")
         job.kill("server 1")
@@ -185,7 +186,7 @@ def train_with_a_broken_connection(bps: Any, steps: int, breaks: int) -> dict[st
 
 @pytest.mark.parametrize("breaks", [1, 2])
 def test_a_connection_that_breaks_costs_nobody_his_place(breaks):
-    env = FAST | cluster.over("tcp") | {"BPS_MIN_WORKERS": "1"}
+    env = FAST | TOLD | cluster.over("tcp") | {"BPS_MIN_WORKERS": "1"}
     with cluster.start(train_with_a_broken_connection, 10, breaks, workers=3, servers=2, env=env) as job:
         for value in values_of(job, []):
             assert len(value["texts"]) == breaks, value
