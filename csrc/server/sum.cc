@@ -16,7 +16,7 @@ constexpr std::uint64_t kBlock = 128 * 1024;
 static_assert(kBlock <= tensor::RedoLog::kBlock);
 // With a redo log a block is written once more than there are targets. It stays in the second-level cache meanwhile,
 // with the sources, so that this costs no traffic with the memory.
-constexpr std::uint64_t kLoggedBlock = 32 * 1024;
+constexpr std::uint64_t kLoggedBlock = 16 * 1024;
 
 }  // namespace
 
