@@ -189,7 +189,10 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   // buffer.
   const bool can_fence = direct != nullptr && direct->can_fence();
   const bool is_continuation = portion.two_phase && portion.operation->is_continuation();
-  portion.logged = portion.two_phase && can_fence && server.log() != nullptr;
+  // A round of a group on several hosts ends for those who read the log when the others have their answers, and no
+  // other round is summed meanwhile: there two phases cost less.
+  portion.logged =
+      portion.two_phase && can_fence && server.log() != nullptr && portion.operation->tensor->is_on_one_host;
   const bool aside =
       is_continuation || (portion.two_phase && !portion.logged && !server.memory.transport().lands_in_order());
   portion.staged = portion.answers_aside = aside;

@@ -111,6 +111,15 @@ def test_a_killed_server_costs_nothing(transport: str) -> None:
         job.helper_statuses(but=["server 1"])
 
 
+def test_a_server_is_killed_that_shares_memory_with_one_of_two_ranks() -> None:
+    on_a = FAST | {"BPS_HOST_ID": "a", "BPS_PARTITION_BYTES": str(256 * 1024)}
+    with cluster.start(train, 100, servers=2, env=on_a, **cluster.on_hosts("ab")) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        assert [result["size"] for result in results_of(job)] == [2, 2]
+        job.helper_statuses(but=["server 1"])
+
+
 @TCP_FIRST
 def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
     with cluster.start(train, 140, workers=3, servers=4, env=env(transport)) as job:
