@@ -162,6 +162,7 @@ void RoundEngine::disagree(Round& round, const tensor::PushHeader& header, const
 // Tells everyone who waits for something. A member whose push was acknowledged learns of it when it pulls.
 void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing) {
   round.failure = std::move(why);
+  is_log_kept_ |= log_holder_ == &round;
   compressed_summer_.forget(round);
   const auto tell = [&](const Arrival& arrival, std::uint32_t immediate) {
     if (!arrival.cancelled) return refuse(*arrival.session, immediate, *round.failure);

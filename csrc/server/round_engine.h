@@ -70,6 +70,10 @@ class RoundEngine final : public tensor::ContributionSource {
   void add_group(const van::Group& group) {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
   }
+  // Answers to this session that wait are dropped, because it is lost.
+  void drop_answers(const WorkerSession& session) {
+    is_log_kept_ |= session.has_answers() && std::ranges::find(log_readers_, &session) != log_readers_.end();
+  }
   // For members that share memory with this process and want to know what it was about to write.
   void log_to(tensor::RedoLog* log) { redo_log_ = log; }
   // The way to the servers for what this host contributes.
@@ -254,6 +258,7 @@ class RoundEngine final : public tensor::ContributionSource {
   // The log tells of one partition at a time. While a member of that round may have to learn from it that the round is
   // over, because its answer has not been posted, no other is summed over the log.
   const Round* log_holder_ = nullptr;
+  bool is_log_kept_ = false;  // up to the end of the view, which is near: such an answer will not be posted any more
   std::vector<const WorkerSession*> log_readers_;
   std::vector<Round*> behind_log_;  // rounds with Round::waits, as below
   std::vector<Round*> waiting_;     // those with Round::waits, each once; others may stand here, closed meanwhile

@@ -434,7 +434,7 @@ bool RoundEngine::has_logged(const Round& round) const {
 }
 
 bool RoundEngine::is_log_held() const {
-  return log_holder_ != nullptr || std::ranges::any_of(log_readers_, &WorkerSession::has_answers);
+  return is_log_kept_ || log_holder_ != nullptr || std::ranges::any_of(log_readers_, &WorkerSession::has_answers);
 }
 
 void RoundEngine::await_log(Round& round) {

@@ -198,7 +198,9 @@ void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
 void ServerLoop::forget_lost() {
   losses_due_ = false;
   for (const auto& session : sessions_) {
-    if (session->is_lost()) session->discard();
+    if (!session->is_lost()) continue;
+    rounds_.drop_answers(*session);
+    session->discard();
   }
   rounds_.fail_lost();
 }

@@ -7,9 +7,11 @@
 // copy of its input: BPS_SERVER_FAILOVER.
 //
 // The writer: begin(), fill the block, publish(), and only then write to the ranks. The reader: only once the writer
-// can write no more. Everything that is read is checked by the reader; the writer is a member of the job, and may lie.
+// can write no more, or has said that the round has failed. Everything that is read is checked by the reader; the
+// writer is a member of the job, and may lie.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -63,6 +65,9 @@ class RedoLog {
     const std::uint64_t size = entry.size;
     const bool is_it = entry.group == key.group && entry.tensor == key.tensor && entry.round == key.round &&
                        entry.partition == key.partition;
+    // A writer that goes on with another partition may have changed the one field and not yet the next.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (entry.sequence.load(std::memory_order_relaxed) != std::max(first, second)) return std::nullopt;
     if (!is_it || size > kBlock || at > length || size > length - at) return std::nullopt;
     return Last{at, {entry.block, static_cast<std::size_t>(size)}};
   }

@@ -112,6 +112,9 @@ class DataEndpoint : public Endpoint {
  public:
   // Accepts a prefix of `ops` and returns how many.
   virtual std::size_t write(std::span<const WriteOp> ops) = 0;
+  // Of a write that is coming in, where Transport::lands_in_order(): nothing more of it lands, and on_write() does not
+  // come. How many bytes have landed, which are whole units; 0 if it is not coming in.
+  virtual std::uint64_t stop_landing(std::uint32_t /*immediate*/) { return 0; }
   // Peers on the same host only, else nullptr.
   DirectAccess* direct() const { return direct_; }
   // Transports whose rails do not tell how fast they are.

@@ -95,6 +95,14 @@ std::size_t ServerConnection::allows_write(transport::DataEndpoint& from, const 
   return loop_.allows_answer(*this, from.rails.here, where, immediate);
 }
 
+std::uint64_t ServerConnection::stop_landing(std::uint32_t immediate) {
+  std::uint64_t landed = 0;
+  for (const ServerStream& stream : paths_.streams()) {
+    landed = std::max(landed, stream.endpoint->stop_landing(immediate));
+  }
+  return landed;
+}
+
 void ServerConnection::on_cut_off(transport::DataEndpoint&, std::uint32_t immediate, std::uint64_t bytes) {
   loop_.on_cut_off(*this, immediate, bytes);
 }

@@ -142,6 +142,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
                            std::uint32_t immediate) override;
   void on_cut_off(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t bytes) override;
+  // No more of an answer lands; how much of it has, by this.
+  std::uint64_t stop_landing(std::uint32_t immediate);
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;

@@ -385,7 +385,7 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
   // What has landed and is perhaps committed elsewhere stays where it is.
   bool is_kept = false;
   if (!answered && transfer->two_phase) {
-    const Landed landed = landed_of(entry);
+    const Landed landed = landed_of(index);
     is_kept = transfer->suspend(entry.part.partition, landed, entry.aborted || entry.never_sent) && landed.aside;
   }
   if (entry.staged != nullptr) {

@@ -148,7 +148,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
   static Landed redo(const InFlight& entry);
-  static Landed landed_of(const InFlight& entry);
+  Landed landed_of(std::uint32_t index);
   void complete(std::uint32_t index, bool answered);
   void trace_queued(const Transfer& transfer, const ServerConnection& server);
   void end_unanswered(std::uint32_t index);

@@ -412,11 +412,13 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
 
 // ---- What is left of a result whose round has not ended here
 
-// What the server had written, or was about to write, when it ended.
+// What the server had written, or was about to write, when it ended; or when it failed the round, after which it writes
+// nothing of it.
 Landed WorkerLoop::redo(const InFlight& entry) {
   const Transfer& transfer = *entry.transfer;
   const tensor::Placement placement = transfer.place(entry.part);
-  if (!entry.server->is_lost() || entry.server->needs_fence() || entry.never_sent || !placement.wants_data()) return {};
+  const bool has_ended = entry.server->is_lost() && !entry.server->needs_fence();
+  if (!(has_ended || entry.aborted) || entry.never_sent || !placement.wants_data()) return {};
   const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
   if (!last) return {};
   std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
@@ -425,10 +427,13 @@ Landed WorkerLoop::redo(const InFlight& entry) {
   return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
 }
 
-Landed WorkerLoop::landed_of(const InFlight& entry) {
+// From here on nothing more of it comes.
+Landed WorkerLoop::landed_of(std::uint32_t index) {
+  InFlight& entry = in_flight_[index];
   if (entry.transfer->logged) return redo(entry);
   if (entry.staged != nullptr) return {entry.landed ? entry.staged->memory : nullptr, 0};
-  return {nullptr, entry.landed ? entry.answer_length : entry.cut_off};
+  if (entry.landed) return {nullptr, entry.answer_length};
+  return {nullptr, std::max(entry.cut_off, entry.server->stop_landing(in_flight_.immediate_of(index)))};
 }
 
 }  // namespace bps::worker

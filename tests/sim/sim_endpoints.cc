@@ -145,6 +145,16 @@ void SimData::land(const WritePtr& write, std::size_t piece) {
       [wire = wire_, to = 1 - side_] { give_up(*wire, to); });
 }
 
+std::uint64_t SimData::stop_landing(std::uint32_t immediate) {
+  const auto found =
+      std::ranges::find_if(landing_, [&](const WritePtr& one) { return one->op.immediate == immediate; });
+  if (found == landing_.end()) return 0;
+  const WritePtr write = *found;
+  landing_.erase(found);
+  write->is_refused = true;
+  return edge(*write, write->landed);
+}
+
 void SimData::end(const WritePtr& write) {
   if (std::exchange(write->is_over, true)) return;
   std::erase(outstanding_, write);

@@ -127,6 +127,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
 
   std::size_t write(std::span<const transport::WriteOp> ops) override;
   int poll();
+  std::uint64_t stop_landing(std::uint32_t immediate) override;
 
   // Both ends are on one host: sim_direct.cc.
   void share_memory() { direct_ = this; }

@@ -25,6 +25,7 @@ class TcpData final : public DataEndpoint {
   bool idle() const { return written_.empty() && !is_loss_untold(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
+  std::uint64_t stop_landing(std::uint32_t immediate) override;
   bool is_silent() const override { return !is_lost() && is_network_silent(socket_.get()); }
   MeasuredRate measured_rate() const override { return is_lost() ? MeasuredRate{} : delivery_rate(socket_.get()); }
 
@@ -54,6 +55,7 @@ class TcpData final : public DataEndpoint {
   void land(const std::byte* data, std::size_t size);
   bool begin_frame();
   void end_frame();
+  std::uint64_t cut_frame();
   void sever() override;
 
   Fd socket_;

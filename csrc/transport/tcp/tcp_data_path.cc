@@ -243,11 +243,18 @@ int TcpData::poll() {
   return found;
 }
 
+// What is still to come of a frame goes nowhere. How much has landed.
+std::uint64_t TcpData::cut_frame() {
+  if (std::exchange(target_, nullptr) == nullptr) return 0;
+  return frame_.length - missing_ - std::exchange(begun_have_, 0);
+}
+
+std::uint64_t TcpData::stop_landing(std::uint32_t immediate) {
+  return in_payload_ && frame_.immediate == immediate ? cut_frame() : 0;
+}
+
 void TcpData::sever() {
-  if (std::exchange(target_, nullptr) != nullptr) {
-    const std::uint64_t landed = frame_.length - missing_ - begun_have_;
-    if (landed > 0) sink->on_cut_off(*this, frame_.immediate, landed);
-  }
+  if (const std::uint64_t landed = cut_frame(); landed > 0) sink->on_cut_off(*this, frame_.immediate, landed);
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
 }
 

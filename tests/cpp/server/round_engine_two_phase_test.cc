@@ -151,6 +151,19 @@ TEST_F(LoggedTest, TheLogTellsOfARoundUntilAllWhoReadItHaveTheirAnswers) {
   EXPECT_TRUE(log_.last_of({0, 11, 1, 0}, kBytes));
 }
 
+// Who reads the log finds the result that it has not been told of.
+TEST_F(LoggedTest, TheLogTellsOfARoundThatFailsAfterItsSumUpToTheEndOfTheView) {
+  share_but_last();
+  push_all(0);
+  engine.on_written(data(2).writes[0].token);
+  on_lost(*sessions[2], "worker 2 is lost");
+  engine.fail_lost();
+  EXPECT_EQ(failures(0).size(), 1U);
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, logged(i, 1));
+  (void)engine.resume();
+  EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
+}
+
 TEST_F(TwoPhaseTest, PhasesAreTheSameForAll) {
   use_slots(2);
   land(0, header(0, kBoth));

@@ -31,6 +31,9 @@ struct Receiver {
     const auto head = codec::bytes_of(frame);
     Bytes all(head.begin(), head.end());
     all.insert(all.end(), sent.begin(), sent.begin() + static_cast<std::ptrdiff_t>(payload));
+    send_bytes(all, piece);
+  }
+  void send_bytes(const Bytes& all, std::size_t piece) {
     for (std::size_t at = 0; at < all.size(); at += piece) {
       const std::size_t size = std::min(piece, all.size() - at);
       ASSERT_EQ(::send(peer.get(), all.data() + at, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
@@ -74,6 +77,24 @@ TEST_P(CutOffTest, OnlyWholeUnitsLand) {
       EXPECT_TRUE(one.sink.writes.empty());
     }
   }
+}
+
+// Its bytes still come, and what follows is understood.
+TEST_P(CutOffTest, AWriteThatIsStoppedLandsNoFurther) {
+  Receiver one(GetParam());
+  one.send(16'389, 1001);
+  const std::size_t whole = 16'389 / GetParam() * GetParam();
+  EXPECT_EQ(one.data->stop_landing(kImmediate + 1), 0U);
+  EXPECT_EQ(one.data->stop_landing(kImmediate), whole);
+  EXPECT_EQ(one.data->stop_landing(kImmediate), 0U);
+  one.send_bytes(Bytes(kSize - 16'389, std::byte{1}), kSize);
+  one.expect_landed(whole);
+  EXPECT_TRUE(one.sink.writes.empty());
+  one.send(kSize, kSize);
+  one.expect_landed(kSize);
+  EXPECT_EQ(one.sink.writes[kImmediate], 1U);
+  one.data->abandon();
+  EXPECT_TRUE(one.sink.cut_off.empty());
 }
 
 TEST_P(CutOffTest, AWriteThatHasLandedIsToldAsThat) {
