@@ -58,11 +58,7 @@ bool RoundEngine::resume() {
       if (waits_for_starved(*round)) wait(*round);
     }
   }
-  if (!behind_log_.empty() && !is_log_held()) {
-    log_readers_.clear();
-    waiting_.insert(waiting_.end(), behind_log_.begin(), behind_log_.end());
-    behind_log_.clear();
-  }
+  if (!behind_log_.empty()) resume_behind_log();
   const bool found = !waiting_.empty();
   for (std::size_t i = 0; i < waiting_.size(); ++i) {
     Round& round = *waiting_[i];

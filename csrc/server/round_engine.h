@@ -25,7 +25,6 @@
 // Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -71,9 +70,7 @@ class RoundEngine final : public tensor::ContributionSource {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
   }
   // Answers to this session that wait are dropped, because it is lost.
-  void drop_answers(const WorkerSession& session) {
-    is_log_kept_ |= session.has_answers() && std::ranges::find(log_readers_, &session) != log_readers_.end();
-  }
+  void drop_answers(const WorkerSession& session);
   // For members that share memory with this process and want to know what it was about to write.
   void log_to(tensor::RedoLog* log) { redo_log_ = log; }
   // The way to the servers for what this host contributes.
@@ -156,7 +153,7 @@ class RoundEngine final : public tensor::ContributionSource {
   }
   void take(Push& push);
   Round* admit(Push& push);
-  void record(Round& round, Arrival& arrival, const Push& push) const;
+  static void record(Round& round, Arrival& arrival, const Push& push);
   Status keep(Arrival& arrival);
   static void acknowledge(Arrival& arrival);
   void complete(Round& round);
@@ -168,12 +165,7 @@ class RoundEngine final : public tensor::ContributionSource {
   bool find_result_slot(Round& round);
   void answer_all(Round& round, const std::byte* result, const std::byte* code = nullptr);
   void answer(Round& round, Arrival& arrival, const std::byte* result);
-  void propose(Round& round, Arrival& arrival, const std::byte* result);
   void post(Round& round, Arrival& arrival, const std::byte* result);
-  void commit(Round& round);
-  bool has_logged(const Round& round) const;
-  bool is_log_held() const;
-  void await_log(Round& round);
   void close_if_over(Round& round, std::uint64_t now = 0);  // 0: the clock is read
   void release(Slot*& slot);
   void trace(TraceStage stage, const Round& round, std::uint32_t rank);
@@ -210,6 +202,16 @@ class RoundEngine final : public tensor::ContributionSource {
   void note_failure(const Round& round);
   void tell_network(const Round& round, const RoundFailure& why);
   void tell_relays(const Round& round);
+
+  // round_engine_two_phase.cc
+  void propose_all(Round& round, const std::byte* result);
+  void propose(Round& round, Arrival& arrival, const std::byte* result);
+  void commit(Round& round);
+  void note_logged(Arrival& arrival, const Push& push) const;
+  bool has_logged(const Round& round) const;
+  bool is_log_held() const;
+  bool plan_log(Round& round);
+  void resume_behind_log();
 
   // round_engine_stored.cc
   const RoundGroup* add_alone(std::uint32_t rank);

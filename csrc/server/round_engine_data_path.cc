@@ -70,6 +70,7 @@ void RoundEngine::take(Push& push) try {
   counters_.pushes.add();
   if (has_payload) counters_.received_bytes.add(push.payload);
   record(round, arrival, push);
+  if (round.is_two_phase()) note_logged(arrival, push);
   if (push.compression != nullptr) {
     arrival.is_compressed = true;
     round.compression = push.compression;
@@ -186,7 +187,7 @@ std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
   return compress::kLabelBytes + push.compression->codec->encoded_size(header.length / sizeof(float));
 }
 
-void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) const {
+void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   const tensor::PushHeader& header = push.header;
   const bool pushes = (header.flags & tensor::kIsPush) != 0;
   const bool pulls = (header.flags & tensor::kIsPull) != 0;
@@ -205,8 +206,6 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) const
   round.last_rank = push.session.worker_rank();
   arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
   arrival.is_unrounded = (header.flags & tensor::kUnrounded) != 0;
-  arrival.is_logged = (header.flags & tensor::kTwoPhase) != 0 && header.place == tensor::PushHeader::kLogged &&
-                      push.slot == nullptr && redo_log_ != nullptr;
   if (arrival.has_payload) {
     arrival.slot = push.slot;
     arrival.span = push.span;
@@ -243,13 +242,8 @@ void RoundEngine::complete(Round& round) {
 
 void RoundEngine::sum(Round& round) {
   const bool keeps = round.first.kind >= tensor::OperationKind::kStore;
-  plan_.log = round.is_two_phase() && has_logged(round) ? redo_log_ : nullptr;
-  if (plan_.log != nullptr) {
-    if (is_log_held()) return await_log(round);
-    log_readers_.clear();
-    plan_.key = {round.key.group, round.key.tensor, round.number, round.key.partition};
-  }
   plan_.read_from(round);
+  if (round.is_two_phase() && !plan_log(round)) return;
   if (plan_.sources.empty()) {
     if (keeps) return unstore(round);
     return fail(round, {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
@@ -317,25 +311,19 @@ void RoundEngine::sum_compressed(Round& round) {
 // The result is known; where it is not written in place, it is copied or sent from `result`, or from its code to those
 // that compress.
 void RoundEngine::answer_all(Round& round, const std::byte* result, const std::byte* code) {
-  const bool is_two_phase = round.is_two_phase();
   round.summed = true;
   round.summed_at = coarse_now_ns();
   counters_.rounds.add();
   counters_.summed_bytes.add(round.first.length);
   if (counters_.trace != nullptr) trace(TraceStage::kSummed, round, 0);
+  if (round.is_two_phase()) return propose_all(round, result);
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
     if (arrival.unacknowledged) acknowledge(arrival);
     if (!arrival.pull_waiting) continue;
-    if (is_two_phase) {
-      propose(round, arrival, result);
-      continue;
-    }
     answer(round, arrival, arrival.is_compressed ? code : result);
   }
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
-  if (is_two_phase && round.landing == 0) return commit(round);
-  if (is_two_phase && has_logged(round)) log_holder_ = &round;
   close_if_over(round, round.summed_at);
 }
 
@@ -355,15 +343,6 @@ bool RoundEngine::find_result_slot(Round& round) {
   }
   round.result = pool_.take(round.first.length);
   return round.result != nullptr;
-}
-
-// In two phases a wait is over with commit(): who wants no bytes, or has them and would know it, gets nothing before.
-void RoundEngine::propose(Round& round, Arrival& arrival, const std::byte* result) {
-  if (!arrival.wants_data || arrival.is_logged) return;
-  arrival.landing = true;
-  ++round.landing;
-  arrival.session->expect_landing(round, arrival);
-  post(round, arrival, result);
 }
 
 // One answer, with which a wait is over.
@@ -397,50 +376,6 @@ void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) 
   arrival.session->post(answer);
 }
 
-// Members have the answers with these immediates.
-void RoundEngine::on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates) {
-  for (const std::uint32_t immediate : immediates) {
-    const auto landed = session.take_landing(immediate);
-    if (!landed) {
-      counters_.stale.add();
-      continue;
-    }
-    Round& round = *landed->round;
-    round.arrivals[landed->contributor].landing = false;
-    if (--round.landing == 0) commit(round);
-  }
-}
-
-// Everyone has the result: nothing that happens to this process from now on can take it from anyone.
-void RoundEngine::commit(Round& round) {
-  if (log_holder_ == &round) log_holder_ = nullptr;
-  for (Arrival& arrival : round.arrivals) {
-    if (!arrival.pull_waiting) continue;
-    if (arrival.is_logged) {
-      answer(round, arrival, nullptr);
-      if (arrival.session->has_answers()) log_readers_.push_back(arrival.session);
-      continue;
-    }
-    arrival.pull_waiting = false;
-    arrival.answered = arrival.done = true;
-    ++round.done;
-    arrival.session->commit(arrival.immediate);
-  }
-  close_if_over(round);
-}
-
-bool RoundEngine::has_logged(const Round& round) const {
-  return redo_log_ != nullptr && std::ranges::any_of(round.arrivals, &Arrival::is_logged);
-}
-
-bool RoundEngine::is_log_held() const {
-  return is_log_kept_ || log_holder_ != nullptr || std::ranges::any_of(log_readers_, &WorkerSession::has_answers);
-}
-
-void RoundEngine::await_log(Round& round) {
-  if (!std::exchange(round.waits, true)) behind_log_.push_back(&round);
-}
-
 void RoundEngine::on_written(std::uint64_t token) {
   Round& round = table_.by_number(token);  // our own token: it never leaves this process
   --round.writes_in_flight;
@@ -450,7 +385,6 @@ void RoundEngine::on_written(std::uint64_t token) {
 void RoundEngine::close_if_over(Round& round, std::uint64_t now) {
   if (round.awaits_network || round.done < round.contributors->size() || round.writes_in_flight > 0) return;
   release(round.result);
-  if (log_holder_ == &round) log_holder_ = nullptr;
   table_.close(&round, now != 0 ? now : coarse_now_ns());
 }
 

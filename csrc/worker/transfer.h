@@ -52,7 +52,8 @@ class Transfer {
   bool staged = false;                         // partitions travel through staging buffers
   bool staged_by_choice = false;               // the server could reach them where they lie, but not as fast
   bool two_phase = false;                      // see tensor::kTwoPhase
-  bool logged = false;                         // and the server keeps a redo log: its answer is the last word
+  bool logged = false;                         // and the server keeps a redo log: its answer is the last word;
+  bool awaits_commit = false;                  // else that is its Committed
   bool answers_aside = false;                  // staged: only answers; payloads are read where they lie
   bool is_compressed = false;                  // on the way to this server
   bool cancelled = false;                      // nothing more is sent, and the server has been told

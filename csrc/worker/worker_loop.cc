@@ -193,8 +193,8 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   // other round is summed meanwhile: there two phases cost less.
   portion.logged =
       portion.two_phase && can_fence && server.log() != nullptr && portion.operation->tensor->is_on_one_host;
-  const bool aside =
-      is_continuation || (portion.two_phase && !portion.logged && !server.memory.transport().lands_in_order());
+  portion.awaits_commit = portion.two_phase && !portion.logged;
+  const bool aside = is_continuation || (portion.awaits_commit && !server.memory.transport().lands_in_order());
   portion.staged = portion.answers_aside = aside;
   if (aside) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
@@ -322,10 +322,10 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
   Transfer& transfer = *entry->transfer;
-  if (transfer.two_phase && !transfer.logged) {
+  if (transfer.awaits_commit) {
     if (std::exchange(entry->landed, true)) return counters_.stale.add();
     server.note_landed(immediate);
-    server.count_landed(entry->length);
+    server.count_landed(std::exchange(entry->length, 0));
     landed_due_ = true;
     if (blocked_) has_work_ = true;
     return;
@@ -347,7 +347,7 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
     if (entry == nullptr) continue;
     Transfer& transfer = *entry->transfer;
     const tensor::Placement placement = transfer.place(entry->part);
-    if (!transfer.two_phase || (placement.wants_data() && !entry->landed)) {
+    if (!transfer.awaits_commit || (placement.wants_data() && !entry->landed)) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
     if (entry->landed && entry->staged != nullptr) {
@@ -376,18 +376,15 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
 
 void WorkerLoop::complete(std::uint32_t index, bool answered) {
   const InFlight& entry = in_flight_[index];
-  entry.server->count_answered(entry.landed ? 0 : entry.length);
+  entry.server->count_answered(entry.length);
   Transfer* transfer = entry.transfer;
   if (counters_.trace != nullptr) {
+    const bool has_landed = transfer->awaits_commit && entry.landed;
     counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
-                            entry.server->node, entry.length);
+                            entry.server->node, has_landed ? entry.answer_length : entry.length);
   }
   // What has landed and is perhaps committed elsewhere stays where it is.
-  bool is_kept = false;
-  if (!answered && transfer->two_phase) {
-    const Landed landed = landed_of(index);
-    is_kept = transfer->suspend(entry.part.partition, landed, entry.aborted || entry.never_sent) && landed.aside;
-  }
+  const bool is_kept = !answered && transfer->two_phase && suspend(index);
   if (entry.staged != nullptr) {
     if (!is_kept) entry.server->memory.give_back(entry.staged);
     if (transfer->staged_by_choice) --staged_by_choice_;

@@ -149,6 +149,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void add_buffer(ServerConnection& server);
   static Landed redo(const InFlight& entry);
   Landed landed_of(std::uint32_t index);
+  bool suspend(std::uint32_t index);
   void complete(std::uint32_t index, bool answered);
   void trace_queued(const Transfer& transfer, const ServerConnection& server);
   void end_unanswered(std::uint32_t index);

@@ -427,6 +427,14 @@ Landed WorkerLoop::redo(const InFlight& entry) {
   return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
 }
 
+// Whether its buffer is needed in the next view.
+bool WorkerLoop::suspend(std::uint32_t index) {
+  const InFlight& entry = in_flight_[index];
+  const Landed landed = landed_of(index);
+  const bool failed = entry.aborted || entry.never_sent;
+  return entry.transfer->suspend(entry.part.partition, landed, failed) && landed.aside;
+}
+
 // From here on nothing more of it comes.
 Landed WorkerLoop::landed_of(std::uint32_t index) {
   InFlight& entry = in_flight_[index];

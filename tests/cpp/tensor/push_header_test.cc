@@ -101,6 +101,8 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   }
   EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase | kForHost; }));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase, h.place = PushHeader::kLogged; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase, h.place = PushHeader::kLogged + 1; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kTwoPhase | kHasPayload | kIsPush; })) << "its pull may never come";
   EXPECT_TRUE(refused([](PushHeader& h) { h.length = 0; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.length = 4001; }));
