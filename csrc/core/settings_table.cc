@@ -100,8 +100,7 @@ constexpr Setting kTable[] = {
      "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
     {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
      "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: it does; 1: also "
-     "where "
-     "ranks could sum on their hosts first (BPS_HOST_SUM), which they then do not; auto: not there"},
+     "where ranks could sum on their hosts first (BPS_HOST_SUM), which they then do not; auto: not there"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports

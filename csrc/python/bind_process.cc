@@ -110,8 +110,7 @@ void bind_suspended(py::module_& module) {
       .def_property_readonly(
           "missing", [](const Operation& o) { return by_partition(o.missing()); },
           "Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The "
-          "rest "
-          "of the input is as it was.")
+          "rest of the input is as it was.")
       .def_property_readonly(
           "whole", [](const Operation& o) { return by_partition(o.whole()); },
           "Partitions whose result is wanted here and has come, and its bytes.")
