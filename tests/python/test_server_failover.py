@@ -366,3 +366,23 @@ def test_ranks_with_other_settings_are_told_so():
                 or "rank 1 and rank 0" in text
             )
             assert "set both alike" in text
+
+
+def copies(bps: Any) -> int:
+    """Of this rank, once it knows the server's redo log."""
+    array = bps.empty(COUNT, np.float32)
+    before = 0
+    for step in range(10):
+        if step == 5:
+            bps.barrier()
+            before = bps.metrics()["total"]["copies"]
+        array[:] = step + bps.rank()
+        bps.push_pull_inplace(array, name="x", average=False)
+        assert array.min() == array.max() == 2 * step + 1
+    made: int = bps.metrics()["total"]["copies"] - before
+    return made
+
+
+@BOTH
+def test_no_array_is_copied_for_it(transport: str) -> None:
+    assert cluster.run(copies, workers=2, servers=1, env=env(transport)) == [0, 0]
