@@ -7,6 +7,7 @@
 #include "node/local_address.h"
 #include "node/tcp_rails.h"
 #include "python/bind.h"
+#include "python/interruptible.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/self_transfer.h"
 
@@ -58,7 +59,7 @@ void bind_doctor(py::module_& module) {
       "rdma_report",
       [](const SettingValues& config) {
         const Found found = [&] {
-          const py::gil_scoped_release released;
+          const WithoutGil released;
           return find(config.parse());
         }();
         py::list devices;
@@ -86,7 +87,7 @@ void bind_doctor(py::module_& module) {
       "rdma_self_transfer",
       [](const SettingValues& config, std::size_t rail, std::uint64_t bytes, double timeout_s) {
         const transport::rdma::SelfTransfer done = [&] {
-          const py::gil_scoped_release released;
+          const WithoutGil released;
           const Settings settings = config.parse();
           const transport::rdma::RdmaRails selection = find(settings).selection;
           if (rail >= selection.rails.size()) throw Error(ErrorCode::kUnreachable, selection.why_not, selection.hint);
@@ -104,7 +105,7 @@ void bind_doctor(py::module_& module) {
         const TransportSettings settings = config.parse().transport;
         return node::local_address(settings.node_host, settings.interface, towards);
       },
-      py::arg("config"), py::arg("towards"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("config"), py::arg("towards"), py::call_guard<WithoutGil>(),
       "The address of this host that its peers should use; without settings, that of the route to `towards`.");
   module.def(
       "locked_memory_limit",

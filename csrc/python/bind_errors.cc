@@ -2,6 +2,7 @@
 // Error becomes the class of bps_rdma.errors that stands for its code, with .hint set.
 #include "core/error.h"
 #include "python/bind.h"
+#include "python/interruptible.h"
 
 namespace py = pybind11;
 
@@ -34,6 +35,7 @@ void bind_errors(py::module_&) {
     try {
       if (raised) std::rethrow_exception(raised);
     } catch (const Error& error) {
+      const AwayFromPython away;  // a constructor in Python may have to give the GIL away
       const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
       const py::object value = type(error.what(), error.hint());
       // From here on the caller knows.

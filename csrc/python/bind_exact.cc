@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/float_environment.h"
 #include "python/bind.h"
+#include "python/interruptible.h"
 #include "python/memory.h"
 #include "server/exact_accumulator.h"
 
@@ -55,7 +56,7 @@ void bind_exact(py::module_& module) {
           "add",
           [](ExactAccumulator& sum, const Memory& elements) {
             require(elements, sum.dtype(), sum.elements());
-            const py::gil_scoped_release release;
+            const WithoutGil release;
             const DefaultFloatEnvironment not_the_callers;
             sum.add(elements.address);
           },

@@ -46,7 +46,7 @@ void bind_inspection(py::module_& module) {
   module.def(
       "hide_stacks",
       [] {
-        const py::gil_scoped_release unlocked;  // a thread may wait for it
+        const WithoutGil unlocked;  // a thread may wait for it
         node::show_stacks_by(nullptr);
         await_stacks();
       },
@@ -56,7 +56,7 @@ void bind_inspection(py::module_& module) {
              "JSON: what the scheduler at this address knows, and the reports of the members that reply in time.");
   module.def(
       "format_trace", [](const std::string& events, const std::string& json) { format_trace(events, json); },
-      py::arg("events"), py::arg("json"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("events"), py::arg("json"), py::call_guard<WithoutGil>(),
       "Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`.");
 }
 

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "python/bind.h"
 #include "python/blocks.h"
+#include "python/interruptible.h"
 #include "python/memory.h"
 #include "transport/shm/shared_memory.h"
 
@@ -62,7 +63,7 @@ void bind_memory(py::module_& module) {
   module.def(
       "copy_bytes",
       [](std::uintptr_t to, std::uintptr_t from, std::size_t size) { std::memmove(pointer(to), pointer(from), size); },
-      py::arg("to"), py::arg("from_"), py::arg("size"), py::call_guard<py::gil_scoped_release>());
+      py::arg("to"), py::arg("from_"), py::arg("size"), py::call_guard<WithoutGil>());
   py::class_<transport::shm::SharedMemory, std::shared_ptr<transport::shm::SharedMemory>>(
       module, "SharedMemory", py::buffer_protocol(), "Bytes that peers on this host can map.")
       .def(py::init(&transport::shm::SharedMemory::create), py::arg("size"), "`size` zeroed bytes; at least 1.")

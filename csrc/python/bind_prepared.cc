@@ -90,8 +90,7 @@ py::object Prepared::call() {
     bool over = false;
     for (bool launched = false; !launched;) {
       try {
-        const AwayFromPython away;
-        const py::gil_scoped_release released;
+        const WithoutGil released;
         launch(true);
         launched = true;
         over = prepared_.current->wait_briefly(kSlice_ms);
@@ -112,8 +111,7 @@ void Prepared::start() {
   try {
     for (bool launched = false; !launched;) {
       try {
-        const AwayFromPython away;
-        const py::gil_scoped_release released;
+        const WithoutGil released;
         launch(false);
         launched = true;
       } catch (const Error& error) {

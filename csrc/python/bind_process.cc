@@ -24,8 +24,6 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
-constexpr double kReturn_s = 2;  // for threads whose calls have ended to come back to Python
-
 using MayWait = py::call_guard<Interruptible>;
 using node::Process;
 
@@ -197,15 +195,7 @@ OwnedProcess renew(Process& ended, const Stop& stop) {
 
 bool shutdown(Process& process, double timeout_s, bool suspends) {
   BlockTable::instance().detach(process);
-  const auto others_return = [] { AwayFromPython::await_others(Deadline::after(kReturn_s)); };
-  try {
-    const bool well = process.shutdown(checked_timeout(timeout_s), suspends);
-    others_return();
-    return well;
-  } catch (...) {
-    others_return();
-    throw;
-  }
+  return process.shutdown(checked_timeout(timeout_s), suspends);
 }
 
 // `function` as a call into the process; see Process::Call.
@@ -381,8 +371,7 @@ void bind_process(py::module_& module) {
             request.awaited = awaited;
             request.two_phase = survives;
             const auto start = [&] {
-              const AwayFromPython away;
-              const py::gil_scoped_release released;
+              const WithoutGil released;
               const Process::Call call(p);
               request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : p.operation_timeout_s();
               return p.worker().start(tensor, request);

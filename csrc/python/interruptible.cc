@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/interruptible.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/fork.h"
 
@@ -14,11 +19,14 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
+constexpr double kReturn_s = 2;  // for threads to come back to Python when the interpreter ends
+
 // Threads of which a forked process has only one.
 struct Threads {
   std::mutex mutex;
   std::condition_variable changed;
   int away = 0;
+  std::optional<std::thread::id> ending;  // the thread in which the interpreter ends
 
   static Threads& instance() {
     static auto& threads = *[] {
@@ -29,9 +37,26 @@ struct Threads {
     }();
     return threads;
   }
+  bool leaves() {
+    const std::lock_guard lock(mutex);
+    if (is_over()) return false;
+    ++away;
+    ++t_own;
+    return true;
+  }
+  bool is_late() {
+    const std::lock_guard lock(mutex);
+    return is_over();
+  }
+  bool is_over() const { return ending && *ending != std::this_thread::get_id(); }  // under `mutex`
+
   static thread_local int t_own;  // of `away`: calls of this thread within each other
 };
 thread_local int Threads::t_own = 0;
+
+[[noreturn]] void stay() {
+  for (;;) ::pause();
+}
 
 }  // namespace
 
@@ -41,10 +66,9 @@ void check_signals() {
 }
 
 AwayFromPython::AwayFromPython() {
-  Threads& threads = Threads::instance();
-  const std::lock_guard lock(threads.mutex);
-  ++threads.away;
-  ++Threads::t_own;
+  if (Threads::instance().leaves()) return;
+  const py::gil_scoped_release released;
+  stay();
 }
 
 AwayFromPython::~AwayFromPython() {
@@ -55,10 +79,16 @@ AwayFromPython::~AwayFromPython() {
   threads.changed.notify_all();
 }
 
-void AwayFromPython::await_others(const Deadline& deadline) {
+void AwayFromPython::end() {
+  const py::gil_scoped_release released;
   Threads& threads = Threads::instance();
   std::unique_lock lock(threads.mutex);
-  threads.changed.wait_until(lock, deadline.at(), [&] { return threads.away == Threads::t_own; });
+  threads.changed.wait_until(lock, Deadline::after(kReturn_s).at(), [&] { return threads.away == Threads::t_own; });
+  threads.ending = std::this_thread::get_id();
+}
+
+void AwayFromPython::stay_if_ended() {
+  if (Threads::instance().is_late()) stay();
 }
 
 double checked_timeout(double seconds) {

@@ -4,7 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include "core/clock.h"
 #include "core/interrupt.h"
 
 namespace bps::python {
@@ -12,24 +11,40 @@ namespace bps::python {
 // Runs the signal handlers of Python that are due; their exceptions, such as KeyboardInterrupt, end the wait.
 void check_signals();
 
-// A thread that is in C++, or on its way back: it may not have the GIL, and needs it once more. The interpreter must
-// not end before it has got it: it would end such a thread in the middle of C++, and with it the program.
+// A thread in C++ that gives the GIL away, or may have to, and needs it once more. Once the interpreter ends it never
+// gets it: up to Python 3.13 the thread ends in the middle of C++, and with it the program. So the interpreter waits
+// for such threads when it ends, and those that come later stay where they are, as from Python 3.14 on. All with the
+// GIL.
 class AwayFromPython {
  public:
-  AwayFromPython();   // with the GIL
-  ~AwayFromPython();  // with the GIL
+  AwayFromPython();
+  ~AwayFromPython();
   AwayFromPython(const AwayFromPython&) = delete;
   AwayFromPython& operator=(const AwayFromPython&) = delete;
 
-  // Without the GIL: waits until only the calling thread is away, or for the deadline.
-  static void await_others(const Deadline& deadline);
+  // For the thread in which the interpreter ends.
+  static void end();
+  // Without the GIL: does not return in another thread once end() has.
+  static void stay_if_ended();
+};
+
+// For the time of a call that needs nothing of Python.
+class WithoutGil {
+ public:
+  WithoutGil() = default;
+  ~WithoutGil() { AwayFromPython::stay_if_ended(); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  AwayFromPython away_;
+  pybind11::gil_scoped_release released_;
 };
 
 // For the time of a call that may wait.
 class Interruptible {
  private:
-  AwayFromPython away_;
-  pybind11::gil_scoped_release released_;
+  WithoutGil without_;
   InterruptScope scope_{check_signals};
 };
 

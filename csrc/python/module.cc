@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The native module. Each C++ face has its own bind file; this one only gathers them.
 #include "python/bind.h"
+#include "python/interruptible.h"
 
 PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.doc() = "The C++ core of bps_rdma. Use the functions of bps_rdma itself.";
@@ -10,6 +11,8 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
 #else
   module.attr("with_rdma") = false;
 #endif
+  // It is the first one that this package registers, and so the last one to be called.
+  pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(&bps::python::AwayFromPython::end));
   bps::python::bind_errors(module);
   bps::python::bind_config(module);
   bps::python::bind_compress(module);

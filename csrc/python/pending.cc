@@ -54,10 +54,9 @@ class Orphans {
 // Most operations end within the first slice, without a look at the clock.
 bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
   std::optional<Deadline> deadline;
-  const AwayFromPython away;
   for (;;) {
     {
-      const py::gil_scoped_release released;
+      const WithoutGil released;
       const double left = deadline ? deadline->left_ms() / 1e3 : timeout_s;
       if (operation.wait_briefly(static_cast<int>(std::clamp(left, 0.0, kSlice_s) * 1e3))) return true;
     }
@@ -76,7 +75,7 @@ void wait_for(worker::Operation& operation, bool abandons) {
   } catch (...) {
     if (abandons) {
       operation.give_up();
-      const py::gil_scoped_release released;
+      const WithoutGil released;
       (void)operation.wait(Deadline::after(kGrace_s));
     }
     throw;

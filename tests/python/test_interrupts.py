@@ -372,16 +372,20 @@ def test_another_thread_that_shuts_down_during_init():
 def ends_beside_daemon_threads(_: Any) -> list[int]:
     """The interpreter ends while daemon threads are within calls of every kind."""
     code = """
-import threading, time, numpy, bps_rdma as bps
+import atexit, sys, threading, time, numpy
+atexit.register(time.sleep, 0.2)  # after the last handler of bps: the threads go on, and their calls raise
+import bps_rdma as bps
 bps.init()
+sys.setswitchinterval(1e-6)  # any line of Python is one where a thread gives the lock away
 def forever(call):
-    try:
-        while True:
+    while True:
+        try:
             call()
-    except bps.BpsError:
-        pass
+        except bps.BpsError:
+            pass
 array = numpy.ones(1000, numpy.float32)
-for call in (bps.metrics, bps.barrier, lambda: bps.push_pull(array, name="x"), lambda: bps.new_group([0])):
+prepared = bps.prepare("push_pull", array.copy(), name="y")
+for call in (bps.metrics, bps.barrier, lambda: bps.push_pull(array, name="x"), lambda: bps.new_group([0]), prepared):
     threading.Thread(target=forever, args=(call,), daemon=True).start()
 time.sleep(0.2)
 """
