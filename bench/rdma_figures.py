@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,37 @@ def measure_goodput(jobs: dict[str, Job], rounds: int, *, whole: bool) -> None:
             )
 
 
+def processor_times() -> dict[str, float]:
+    """Seconds of the only processor since its start: programs, the kernel, and nothing."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    user, nice, system, idle, waits, interrupts, deferred = (field / os.sysconf("SC_CLK_TCK") for field in fields)
+    return {"user": user + nice, "kernel": system + interrupts + deferred, "idle": idle + waits}
+
+
+def measure_processor(job: Job, rounds: int) -> None:
+    """Where the processor's time goes while as many bytes go both ways: ours, and ib_write_bw's."""
+    mib = 16
+    times = 25
+    nbytes = mib << 20
+
+    def per_gigabyte(work: Callable[[], object], gigabytes: float) -> dict[str, float]:
+        before = processor_times()
+        work()
+        return {name: (now - before[name]) / gigabytes for name, now in processor_times().items()}
+
+    found: dict[str, list[dict[str, float]]] = {"push_pull": [], "ib_write_bw": []}
+    job.push_pull(nbytes, 3)
+    writes = times * nbytes // WRITE_BYTES
+    for _ in range(rounds):
+        found["push_pull"].append(per_gigabyte(lambda: job.push_pull(nbytes, times), times * nbytes / 1e9))
+        start = per_gigabyte(lambda: _wall("ib_write_bw", 5, "-b", "-s", str(WRITE_BYTES)), times * nbytes / 1e9)
+        whole = per_gigabyte(lambda: _wall("ib_write_bw", writes, "-b", "-s", str(WRITE_BYTES)), times * nbytes / 1e9)
+        found["ib_write_bw"].append({name: whole[name] - start[name] for name in whole})
+    for name, each in found.items():
+        parts = (f"{part} {statistics.median(one[part] for one in each):.3f}" for part in each[0])
+        print(f"{name}: processor seconds per GB in each direction: {', '.join(parts)}", flush=True)
+
+
 def measure_latency(job: Job) -> None:
     """Of 8 bytes."""
     ours, theirs = [], []
@@ -207,7 +239,13 @@ def main() -> None:
     parser.add_argument("--windows", help="BPS_SERVER_WINDOW; several: 4,16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--whole", action="store_true", help="perftest writes as many bytes at once as the tensor has")
+    parser.add_argument("--processor", action="store_true", help="only where the processor's time goes")
     options = parser.parse_args()
+    if options.processor:
+        job = Job()
+        measure_processor(job, options.rounds)
+        job.end()
+        return
     if not options.partitions and not options.windows:
         job = Job()
         measure_idleness(job)

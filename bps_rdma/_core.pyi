@@ -424,10 +424,6 @@ class Suspended:
     An operation whose view has ended.
     """
     def abort(self) -> None: ...
-    def accept(self, except_: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
-        """
-        Takes the results that have landed, but for these partitions.
-        """
     def complete(self) -> None: ...
     def continue_by(self, by: Suspended) -> None: ...
     def fail(self, why: str) -> None:
@@ -441,6 +437,10 @@ class Suspended:
     def read(self, partition: typing.SupportsInt | typing.SupportsIndex, into: Memory) -> None:
         """
         The first bytes of the result of a partition.
+        """
+    def take_landed(self) -> None:
+        """
+        Takes the results that have landed in buffers.
         """
     def write(self, partition: typing.SupportsInt | typing.SupportsIndex, from_: Memory) -> None:
         """

@@ -325,7 +325,7 @@ def resume(
         operation.continue_by(process.resume(tensor, operation, each.round - made.first[each.name], []))
         return None
     partitions = made.repeated[which]
-    operation.accept(partitions)
+    operation.take_landed()
     if not partitions:
         operation.complete()
         return None

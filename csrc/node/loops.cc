@@ -61,8 +61,9 @@ void Loops::make_loop(std::size_t index) {
           reactor.loop(), credentials_, reactor.counters(),
           transport::shm::ShmOptions{settings.shm_cma, settings.shm_fence == "kill"}));
   add(*loop, Kind::kTcp,
-      std::make_unique<transport::tcp::TcpTransport>(reactor.loop(), credentials_, reactor.counters(),
-                                                     settings.tcp_congestion, tcp_rails_));
+      std::make_unique<transport::tcp::TcpTransport>(
+          reactor.loop(), credentials_, reactor.counters(),
+          transport::tcp::TcpOptions{settings.tcp_congestion, options_.settings.deadlines.heartbeat}, tcp_rails_));
   loops_.push_back(std::move(loop));
 }
 

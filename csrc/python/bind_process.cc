@@ -130,9 +130,7 @@ void bind_suspended(py::module_& module) {
             o.write(partition, {from.address, static_cast<std::size_t>(from.nbytes)});
           },
           py::arg("partition"), py::arg("from_"), "They come from another rank.")
-      .def(
-          "accept", [](Operation& o, const std::vector<std::uint32_t>& except) { o.accept(except); },
-          py::arg("except_"), "Takes the results that have landed, but for these partitions.")
+      .def("take_landed", &Operation::take_landed, "Takes the results that have landed in buffers.")
       .def_property_readonly(
           "has_failed", [](const Operation& o) { return !o.is_suspended(); },
           "At its deadline, on all ranks: its caller knows.")

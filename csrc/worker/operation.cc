@@ -263,11 +263,11 @@ void Operation::write(std::uint32_t partition, std::span<const std::byte> from) 
   one->landed.in_place = from.size();
 }
 
-void Operation::accept(std::span<const std::uint32_t> except) {
+void Operation::take_landed() {
   const std::lock_guard lock(error_mutex_);
   if (!suspension_) return;
   for (const Unfinished& one : suspension_->unfinished) {
-    if (!one.landed.aside || std::ranges::find(except, one.partition) != except.end()) continue;
+    if (!one.landed.aside) continue;
     const tensor::Placement placement = tensor::place(placed, cut(), one.partition);
     if (placement.wants_data())
       copy_result(placement, begun(one.partition), one.landed.aside->bytes().data(), request.output);

@@ -155,8 +155,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // The first bytes of the result of a partition, for those who lack them, and from one who has them.
   void read(std::uint32_t partition, std::span<std::byte> into) const;
   void write(std::uint32_t partition, std::span<const std::byte> from);
-  // Takes the results that have landed over the input, except those that others lack, and that are summed again.
-  void accept(std::span<const std::uint32_t> except);
+  // Takes the results that have landed in buffers. Nobody lacks them: they have been given.
+  void take_landed();
   // Whether it sums again what has not been committed in an earlier view.
   bool is_continuation() const { return (special_.load(std::memory_order_relaxed) & kContinuation) != 0; }
 

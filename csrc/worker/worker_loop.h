@@ -13,8 +13,8 @@
 // On a relay it also sends what its host contributes to the rounds of the network (tensor/host_sum.h).
 //
 // Threading: submit() from any thread, everything else on the reactor's. The parts: worker_loop.cc admits and
-// completes; sender.h sends; worker_loop_losses.cc has deadlines, aborts and lost servers; host_contribution.h is what
-// a relay sends.
+// completes; sender.h sends; worker_loop_failures.cc has deadlines and aborts, worker_loop_losses.cc lost servers;
+// host_contribution.h is what a relay sends.
 #pragma once
 
 #include <functional>
@@ -147,16 +147,15 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);
-  static Landed redo(const InFlight& entry);
-  Landed landed_of(std::uint32_t index);
-  bool suspend(std::uint32_t index);
   void complete(std::uint32_t index, bool answered);
   void trace_queued(const Transfer& transfer, const ServerConnection& server);
   void end_unanswered(std::uint32_t index);
   void end_when_unread(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
+  void on_committed(ServerConnection& server, const tensor::Committed& committed);
+  void send_landed();
 
-  // worker_loop_losses.cc
+  // worker_loop_failures.cc
   void abort(Operation& operation, ErrorCode code, const std::string& what, const std::string& hint);
   void abort(Transfer& transfer, ServerConnection& server, ErrorCode code, const std::string& what,
              const std::string& hint);
@@ -164,18 +163,21 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void send_cancel(Transfer& transfer, ServerConnection& server);
   void drop_unsent(Transfer& transfer);
   Error loss(const std::string& why) const;
-  void lose(ServerConnection& server, const std::string& why);
-  void end_all_of(ServerConnection& server);
   void check_deadlines();
   void check_replies();
   void check_answers(Clock::time_point now, bool was_stopped);
+  void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
+  void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
+
+  // worker_loop_losses.cc
+  void lose(ServerConnection& server, const std::string& why);
+  void end_all_of(ServerConnection& server);
   void settle(ServerConnection& server, const tensor::PathLost& lost);
   void check_paths();
   void send_receipts();
-  void on_committed(ServerConnection& server, const tensor::Committed& committed);
-  void send_landed();
-  void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
-  void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
+  static Landed redo(const InFlight& entry);
+  Landed landed_of(std::uint32_t index);
+  bool suspend(std::uint32_t index);
 
   const WorkerLoopOptions options_;
   transport::Reactor& reactor_;

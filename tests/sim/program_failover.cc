@@ -170,7 +170,7 @@ void Program::go_on(std::size_t which, const Decision& decision) {
     launch(call, view_->tensors[which], suspended->request, call.round - first_[which]);
     return suspended->resolve(Resumption::kContinued, call.operation);
   }
-  suspended->accept(decision.partitions);
+  suspended->take_landed();
   if (decision.partitions.empty()) {
     suspended->resolve(Resumption::kComplete);
     return complete(which);

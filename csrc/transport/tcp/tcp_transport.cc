@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/hmac.h"
@@ -49,14 +50,28 @@ bool is_loopback(int socket) {
                      &reinterpret_cast<sockaddr_in6&>(there).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-void tune(int socket, const std::string& congestion) {
-  const int on = 1;
-  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+void set(int socket, int level, int option, int value) {
+  ::setsockopt(socket, level, option, &value, sizeof value);
+}
+
+// A host that has vanished sends nothing, not even the end of its connections.
+void ask_when_quiet(int socket, double quiet_s) {
+  constexpr int kQuestions = 3;
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(std::ceil(quiet_s)));
+  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(std::ceil(quiet_s / kQuestions)));
+  set(socket, IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
+  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+void tune(int socket, const TcpOptions& options) {
+  set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   if (is_loopback(socket)) {
     // No distance, so nothing to fill: bytes that wait in a large buffer have only left the cache when they are read.
-    const int small = 128 * 1024;
-    ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    set(socket, SOL_SOCKET, SO_SNDBUF, 128 * 1024);
+  } else if (options.quiet_s > 0) {
+    ask_when_quiet(socket, options.quiet_s);
   }
+  const std::string& congestion = options.congestion;
   if (congestion.empty()) return;
   if (::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, congestion.data(), static_cast<socklen_t>(congestion.size())) !=
       0) {
@@ -75,12 +90,12 @@ std::vector<TcpAddress> addresses_of(std::span<const std::byte> published, const
 
 }  // namespace
 
-TcpTransport::TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, std::string congestion,
+TcpTransport::TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, TcpOptions options,
                            std::vector<TcpRail> rails)
     : loop_(loop),
       credentials_(credentials),
       counters_(counters),
-      congestion_(std::move(congestion)),
+      options_(std::move(options)),
       rails_(std::move(rails)),
       regions_(std::make_shared<Regions>()) {}
 
@@ -105,7 +120,7 @@ TcpTransport::Opened TcpTransport::open_socket(const ConnectRequest& request, Pl
   opened.rails.speed = rails_.empty() ? to.speed : slower(rails_[opened.rails.here].speed, to.speed);
   opened.key =
       client_handshake(opened.socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom).key;
-  if (plane == Plane::kData) tune(opened.socket.get(), congestion_);
+  if (plane == Plane::kData) tune(opened.socket.get(), options_);
   return opened;
 }
 
@@ -146,7 +161,7 @@ ControlEndpoint* TcpTransport::accept_control(std::unique_ptr<IncomingConnection
 
 DataEndpoint* TcpTransport::accept_data(std::unique_ptr<IncomingConnection> incoming, DataSink& sink) {
   Fd socket = std::move(static_cast<IncomingSocket&>(*incoming).socket);
-  tune(socket.get(), congestion_);
+  tune(socket.get(), options_);
   return attach(std::make_unique<TcpData>(std::move(socket), incoming->hello, loop_, counters_, *regions_), sink);
 }
 

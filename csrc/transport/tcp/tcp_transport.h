@@ -20,11 +20,17 @@ namespace bps::transport::tcp {
 
 class TcpData;
 
+struct TcpOptions {
+  std::string congestion;  // control of it on each data socket; empty for the system's default
+  // After which the system asks the peer of a quiet data connection for a sign of life, which its system gives, also of
+  // a process that is stopped. Without one for as long again the connection ends. 0: never.
+  double quiet_s = 0;
+};
+
 class TcpTransport final : public Transport {
  public:
-  // `congestion`: congestion control of each data socket; empty for the system's default. `rails`: where connections
-  // leave this host, if they are several.
-  TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, std::string congestion,
+  // `rails`: where connections leave this host, if they are several.
+  TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, TcpOptions options,
                std::vector<TcpRail> rails = {});
   ~TcpTransport() override;
 
@@ -59,7 +65,7 @@ class TcpTransport final : public Transport {
   EventLoop& loop_;
   const Credentials& credentials_;
   Counters& counters_;
-  const std::string congestion_;
+  const TcpOptions options_;
   const std::vector<TcpRail> rails_;
   std::shared_ptr<Regions> regions_;  // by key; shared with the regions, which remove themselves
   std::vector<std::unique_ptr<SocketControl>> controls_;

@@ -130,7 +130,7 @@ class Side {
   Side(const Way& way, const Credentials& credentials) : reactor_("test", Spin{}), credentials_(credentials) {
     std::unique_ptr<Transport> made;
     if (way.transport == "tcp") {
-      made = std::make_unique<tcp::TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), "");
+      made = std::make_unique<tcp::TcpTransport>(reactor_.loop(), credentials, reactor_.counters(), tcp::TcpOptions{});
     } else if (way.is_rdma()) {
       rails_.assign(way.transport == "rdma" ? 1 : 2, test_rdma().rails.front());
       made = rdma::make_rdma_transport(reactor_.loop(), credentials, reactor_.counters(), rails_, {});

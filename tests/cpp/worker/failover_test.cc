@@ -62,7 +62,8 @@ struct One {
 class FailoverTest : public ::testing::Test {
  protected:
   FailoverTest() {
-    far = std::make_unique<TcpTransport>(reactor.loop(), credentials, reactor.counters(), "", rails());
+    far = std::make_unique<TcpTransport>(reactor.loop(), credentials, reactor.counters(), transport::tcp::TcpOptions{},
+                                         rails());
     server::ServerLoopOptions options{.largest_partition = 1 << 20};
     options.reactor = &reactor;
     server_loop =
@@ -96,8 +97,8 @@ class FailoverTest : public ::testing::Test {
 
   void join(std::uint32_t i) {
     One& one = workers[i];
-    one.transport =
-        std::make_unique<TcpTransport>(one.reactor.loop(), credentials, one.reactor.counters(), "", rails());
+    one.transport = std::make_unique<TcpTransport>(one.reactor.loop(), credentials, one.reactor.counters(),
+                                                   transport::tcp::TcpOptions{}, rails());
     one.loop = std::make_unique<WorkerLoop>(
         WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPieceBytes, .staging_bytes = 1 << 20},
         one.reactor);

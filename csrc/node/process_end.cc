@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a process leaves its view, or the job: what is under way ends first.
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/log.h"
+#include "node/connector.h"
+#include "node/listeners.h"
+#include "node/loops.h"
+#include "node/process.h"
+#include "node/trace.h"
+#include "van/scheduler.h"
+#include "van/van.h"
+#include "worker/worker.h"
+
+namespace bps::node {
+namespace {
+
+constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
+constexpr double kAbortPatience_s = 1;
+constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
+
+}  // namespace
+
+// Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
+// servers acknowledge that, or are fenced.
+void Process::end_operations() {
+  if (!worker_) return;
+  const Deadline deadline = Deadline::after(options_.settings.deadlines.heartbeat + kFenceGrace_s);
+  (void)worker_->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
+                                "wait for your handles before shutdown()", deadline);
+}
+
+void Process::abort(const std::string& exception) {
+  const Call call(*this);
+  aborted_ = true;
+  try {
+    van_->abort(exception);
+  } catch (const Error& error) {
+    log_info(std::string("ends without the scheduler: ") + error.what());
+  }
+}
+
+bool Process::shutdown(double timeout_s, bool suspends) {
+  if (!calls_.close()) return false;
+  end_operations();
+  leaving_ = true;
+  bool well = false;
+  std::exception_ptr interrupt;
+  try {
+    // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
+    well = van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
+                       worker_ ? worker_->last_failure() : "", suspends);
+  } catch (const Error& error) {  // the scheduler is lost: nobody is left to be told
+    log_info(std::string("left without the scheduler: ") + error.what());
+  } catch (...) {
+    interrupt = std::current_exception();
+  }
+  van_->give_up();
+  calls_.run_when_empty([this] { take_down(); }, Deadline::after(kCallPatience_s));
+  if (down_ && ended_trace_) ended_trace_->finish();  // here, and not in the destructor: it can be interrupted again
+  if (interrupt) std::rethrow_exception(interrupt);
+  return well;
+}
+
+// The van goes on: to the scheduler this process is still there.
+void Process::retire() {
+  if (!calls_.close()) {
+    throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
+  }
+  const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
+  if (worker_) worker_->end_view(ended);  // another member may have told us before the scheduler did
+  end_operations();
+  calls_.run_when_empty(
+      [this] {
+        if (worker_) {
+          incomplete_ = worker_->take_incomplete();
+          can_go_on_ = worker_->can_go_on();
+        }
+        take_down_loops();
+      },
+      Deadline::after(kCallPatience_s));
+  // One whose answers all came is complete although it was failing. Of one that was given up the memory is the
+  // caller's.
+  std::erase_if(incomplete_, [](const auto& operation) {
+    return operation->is_suspended() ? operation->is_given_up() : !operation->is_incomplete();
+  });
+  if (loops_) {
+    throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
+                "end the threads that use bps_rdma");
+  }
+}
+
+void Process::take_down_loops() {
+  std::unique_ptr<Inspection> inspection;  // destroyed without the lock
+  {
+    const std::lock_guard lock(inspection_mutex_);
+    inspection.swap(inspection_);
+  }
+  inspection.reset();
+  metrics_server_.reset();
+  leaving_ = true;
+  if (connector_) connector_->stop();
+  if (loops_) loops_->stop();
+  std::unique_ptr<Loops> loops;  // its connections are closed without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    listeners_.reset();
+    worker_.reset();
+    connector_.reset();
+    loops.swap(loops_);
+  }
+  loops.reset();
+  if (!trace_) return;
+  trace_->stop();
+  ended_trace_ = std::move(trace_);
+}
+
+void Process::take_down() {
+  take_down_loops();
+  van_.reset();
+  scheduler_.reset();
+  down_ = true;
+}
+
+bool Process::wait_for_end() {
+  return van_->wait_for_end();
+}
+
+}  // namespace bps::node

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fails on a worker loop, or is given up: deadlines, silent servers, refused pushes, aborts.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/log.h"
+#include "worker/worker_loop.h"
+
+namespace bps::worker {
+namespace {
+
+// A server that owes a reply and is silent is asked for a sign of life, then reported. Shorter than what a process may
+// be stopped for: the scheduler, which hears the server by another connection, decides what the silence means.
+constexpr auto kAskAfter = std::chrono::milliseconds(500);
+constexpr auto kSuspectAfter = std::chrono::milliseconds(2000);
+// What an answer that a server says it has posted may take beyond the time for silence: the slowest link that counts as
+// working delivers so many bytes in a second.
+constexpr double kSlowestLink = 1e6;
+
+double seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+std::string in_words(double seconds) {
+  std::string text = std::to_string(seconds);
+  return text.substr(0, text.find('.') + 2) + " s";
+}
+
+}  // namespace
+
+// ---- Aborts
+
+void WorkerLoop::abort(Operation& operation, ErrorCode code, const std::string& what, const std::string& hint) {
+  if (!operation.fail(code, what, hint)) return;
+  const auto alive = operation.shared_from_this();  // its last partition may end here
+  if (when_failing) when_failing(alive);
+  cancel(operation);
+}
+
+void WorkerLoop::abort(Transfer& transfer, ServerConnection& server, ErrorCode code, const std::string& what,
+                       const std::string& hint) {
+  if (transfer.operation != nullptr) return abort(*transfer.operation, code, what, hint);
+  (void)transfer.fail(code, what, hint);
+  cancel(transfer, server);
+}
+
+void WorkerLoop::cancel(Operation& operation) {
+  const auto alive = operation.shared_from_this();
+  for (std::size_t place = 0; place < servers_.size(); ++place) {
+    Operation::Portion& portion = operation.portions[options_.index * servers_.size() + place];
+    if (portion.unfinished > 0) cancel(portion, *servers_[place]);
+  }
+}
+
+// Once. What was never sent to a server that is lost, or is being fenced, is over at once.
+void WorkerLoop::cancel(Transfer& transfer, ServerConnection& server) {
+  if (std::exchange(transfer.cancelled, true)) return;
+  server.queue.remove(&transfer);
+  while (StagingBuffer* unsent = transfer.encoded) {
+    transfer.encoded = std::exchange(unsent->next, nullptr);
+    server.memory.give_back(unsent);
+  }
+  const bool lost = server.is_lost();
+  if (lost || !server.why_lost().empty()) {
+    const bool all = transfer.unsent() == transfer.unfinished;
+    drop_unsent(transfer);
+    if (lost || all) return;
+  }
+  send_cancel(transfer, server);
+}
+
+// Tells the server which partitions are not waited for any more, those that were never sent among them: other ranks may
+// wait for them there.
+void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
+  tensor::Cancel message = transfer.make_cancel();
+  message.for_host = transfer.parts.front().for_host();
+  const auto send = [&] {
+    (void)server.send(message);
+    message.partitions.clear();
+  };
+  const auto add = [&](std::uint32_t index) {
+    const Part& part = in_flight_[index].part;
+    if (part.for_host() != message.for_host && !message.partitions.empty()) send();
+    message.for_host = part.for_host();
+    message.partitions.push_back({in_flight_.immediate_of(index), part.partition, part.for_host() ? part.place : 0});
+    if (message.partitions.size() == tensor::kMostCancelled) send();
+  };
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    if (in_flight_[i].transfer == &transfer) add(i);
+  }
+  for (; transfer.unsent() > 0; ++transfer.next) {
+    const std::uint32_t index = in_flight_.allocate();
+    InFlight& entry = in_flight_[index];
+    entry.transfer = &transfer;
+    entry.server = &server;
+    entry.part = transfer.parts[transfer.next];
+    entry.never_sent = true;
+    if (transfer.staged_by_choice) --staged_by_choice_;
+    server.count_sent(0);
+    add(index);
+  }
+  if (!message.partitions.empty()) send();
+}
+
+void WorkerLoop::drop_unsent(Transfer& transfer) {
+  const std::uint32_t unsent = transfer.unsent();
+  if (unsent == 0) return;
+  if (transfer.staged_by_choice) staged_by_choice_ -= unsent;
+  if (transfer.two_phase) {
+    for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, {}, true);
+  }
+  transfer.next += unsent;
+  transfer.finish(unsent, false, counters_);
+}
+
+// ---- Contributions that are given up
+
+void WorkerLoop::cancel(std::uint32_t number, const Error& why) {
+  HostContribution* contribution = contributions_.find(number);
+  if (contribution == nullptr) return;
+  abort(*contribution, *contribution->server, why.code(), why.what(), why.hint());
+}
+
+void WorkerLoop::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
+  ServerConnection* server = open_server(place);
+  if (server == nullptr || !server->why_lost().empty()) return;
+  HostContribution& nobodys = contributions_.make(HostContributions::kNobody, header, 0, *server);
+  abort(nobodys, *server, why.code(), why.what(), why.hint());
+}
+
+void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code,
+                                  const std::string& what, const std::string& hint) {
+  take_submissions();
+  const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
+  for (const auto& operation : watched) {
+    if (!operation->done() && concerns(*operation)) abort(*operation, code, what, hint);
+  }
+}
+
+void WorkerLoop::end_view(const Error& why) {
+  view_ended_ = why;
+  abort_operations([](const Operation&) { return true; }, why.code(), why.what(), why.hint());
+  for (const auto& server : servers_) {
+    if (!server) continue;
+    for (HostContribution* contribution : contributions_.to(*server)) {
+      abort(*contribution, *server, why.code(), why.what(), why.hint());
+    }
+    if (server->is_reported() && server->why_lost().empty()) lose(*server, why.what());
+  }
+}
+
+Error WorkerLoop::loss(const std::string& why) const {
+  return view_ended_.value_or(Error(ErrorCode::kPeerLost, why, kRestartJob));
+}
+
+// ---- Deadlines and silence
+
+void WorkerLoop::check_deadlines() {
+  watched_.purge();
+  const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
+  for (const auto& operation : watched) {
+    if (operation->done() || operation->is_failing()) continue;
+    if (operation->is_given_up()) {
+      abort(*operation, ErrorCode::kPeerLost, "its caller was interrupted", "call it again on every rank of the group");
+    }
+    if (!operation->deadline.passed()) continue;
+    abort(*operation, ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s),
+          "check that every rank of the group calls it, or raise BPS_TIMEOUT");
+  }
+  check_replies();
+}
+
+void WorkerLoop::check_replies() {
+  const auto now = Clock::now();
+  const bool was_stopped = now - std::exchange(last_check_, now) > kAskAfter;
+  if (answers_due_) check_answers(now, was_stopped);
+  for (const auto& server : servers_) {
+    if (!server || server->is_lost()) continue;
+    if (!server->why_lost().empty()) {
+      if (server->fence_at.passed()) end_all_of(*server);
+      continue;
+    }
+    const Duration silence = server->silence(now, was_stopped);
+    if (silence < kAskAfter) continue;
+    if (seconds(silence) > options_.silence_s || server->is_cut_off(now)) {
+      on_lost(*server, "it has not replied for " + in_words(seconds(silence)) + " by the data network (" +
+                           server->route + ") although the connection is open");
+    } else {
+      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->node);
+      (void)server->send(tensor::Ping{});
+    }
+  }
+}
+
+// An answer that was posted and does not come although the server replies: nothing else would ever end that wait.
+void WorkerLoop::check_answers(Clock::time_point now, bool was_stopped) {
+  answers_due_ = false;
+  for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
+    InFlight& entry = in_flight_[i];
+    if (entry.transfer == nullptr || entry.answer_due == Clock::time_point::max()) continue;
+    answers_due_ = true;
+    if (was_stopped) entry.answer_due = std::max(entry.answer_due, now + to_duration(options_.silence_s));
+    ServerConnection& server = *entry.server;
+    if (now < entry.answer_due || server.is_lost() || !server.why_lost().empty()) continue;
+    on_lost(server, "an answer that it has posted did not arrive within " + in_words(options_.silence_s) +
+                        " by the data network (" + server.route + ") although the connection is open");
+  }
+}
+
+void WorkerLoop::on_reachable(std::uint32_t node) {
+  for (const auto& server : servers_) {
+    if (server && server->node == node) server->expect_word_until(Clock::now() + kAskAfter);
+  }
+}
+
+// ---- What servers say
+
+void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte> message) {
+  const auto decoded = tensor::decode(message, options_.epoch);
+  if (!decoded) {
+    counters_.stale.add();
+  } else if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
+    server.add_slots(*credits);
+    has_work_ = true;
+  } else if (const auto* path = std::get_if<tensor::PathLost>(&*decoded)) {
+    settle(server, *path);
+  } else if (const auto* broken = std::get_if<tensor::PathBroken>(&*decoded)) {
+    server.on_path_broken(broken->path);
+  } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
+    on_push_failed(server, *failed);
+  } else if (const auto* cancelled = std::get_if<tensor::Cancelled>(&*decoded)) {
+    on_cancelled(server, *cancelled);
+  } else if (const auto* committed = std::get_if<tensor::Committed>(&*decoded)) {
+    on_committed(server, *committed);
+  } else if (const auto* log = std::get_if<tensor::RedoLogAt>(&*decoded)) {
+    server.keep_log(*log);
+  } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
+    if (contributions_.source() == nullptr) return;
+    contributions_.source()->fail_round(round->group, round->tensor, round->partition, round->round,
+                                        Error(round->code, round->what, round->hint));
+  }
+}
+
+void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFailed& failed) {
+  if (failed.immediate == tensor::kWholeSession) return on_lost(server, failed.what + " (" + failed.hint + ")");
+  const InFlight* entry = find(failed.immediate, server);
+  if (entry == nullptr) return;
+  Transfer& transfer = *entry->transfer;
+  const auto alive = transfer.operation == nullptr ? nullptr : transfer.operation->shared_from_this();
+  const bool first = transfer.fail(failed.code, failed.what, failed.hint);
+  end_when_unread(InFlightTable::index_of(failed.immediate));
+  if (!first || !alive) return;
+  if (when_failing) when_failing(alive);
+  cancel(*alive);
+}
+
+// Of what was answered, the answers are on their way. The server says that of every round that is over, also where this
+// worker has sent nothing that could have been answered. What is pending at a relay is left alone.
+void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
+  for (const std::uint32_t immediate : cancelled.aborted) {
+    const InFlight* entry = in_flight_.find(immediate, server);
+    if (entry == nullptr) continue;  // an error that was sent before has ended it
+    if (!cancelled.missing.empty()) entry->transfer->note_missing(server.name, cancelled.missing);
+    end_when_unread(InFlightTable::index_of(immediate));
+  }
+  for (const std::uint32_t immediate : cancelled.answered) {
+    InFlight* entry = in_flight_.find(immediate, server);
+    if (entry == nullptr) continue;  // it has arrived
+    if (entry->never_sent) {
+      end_when_unread(InFlightTable::index_of(immediate));
+      continue;
+    }
+    const double transfer_s = static_cast<double>(server.bytes_in_flight()) / kSlowestLink;
+    entry->answer_due = Deadline::after(options_.silence_s + transfer_s).at();
+    answers_due_ = true;
+  }
+}
+
+}  // namespace bps::worker
