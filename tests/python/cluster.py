@@ -379,7 +379,9 @@ def _status(process: Any) -> int | None:
 
 
 def _shared_memory_files() -> set[str]:
-    return {f"/dev/shm/{path.name}" for path in Path("/dev/shm").glob("*bps*") if "bps-vm." not in path.name}
+    """Without semaphores of multiprocessing, whose names are letters by chance."""
+    names = {path.name for path in Path("/dev/shm").glob("*bps*")}
+    return {f"/dev/shm/{name}" for name in names if "bps-vm." not in name and not name.startswith("sem.mp-")}
 
 
 def _leftovers(sessions: set[int]) -> list[str]:
