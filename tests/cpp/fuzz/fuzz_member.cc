@@ -92,7 +92,7 @@ struct DirectData final : DataEndpoint, DirectAccess {
 // Data over tcp, or direct; control messages recorded.
 struct MixedTransport final : Transport {
   MixedTransport(EventLoop& loop, Counters& counters, bool is_direct)
-      : tcp(loop, kJob, counters, ""), direct(is_direct) {}
+      : tcp(loop, kJob, counters, {}), direct(is_direct) {}
   std::string_view name() const override { return "mixed"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override { return tcp.register_memory(bytes); }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest&) override { return nullptr; }
