@@ -2,6 +2,7 @@
 """What it costs that the loss of a server goes unnoticed, beside a shadow of the inputs of a sum.
 
     python bench/failover_cost.py                              # tcp, and mapped memory, 1 to 64 MiB
+    python bench/failover_cost.py --hosts aabb                 # as if two ranks each were on two hosts, which sum first
     ci/vm/run .venv/bin/python bench/failover_cost.py --transport rdma
 
 Two workers and one server, in two jobs that are there at the same time and take turns: one with BPS_SERVER_FAILOVER=0,
@@ -24,7 +25,6 @@ from typing import Any
 
 from bps_rdma.launch.environment import LocalJob, find_binary
 
-WORKERS = 2
 WORKER = "FAILOVER_COST_WORKER"
 
 
@@ -52,16 +52,17 @@ def worker() -> None:
                 np.copyto(shadow, array)
             bps.push_pull_inplace(array, average=False, name=str(nbytes))
             found.append(time.perf_counter() - begin)
-            assert (array == WORKERS * (WORKERS + 1) / 2).all(), "wrong result"
+            assert (array == bps.size() * (bps.size() + 1) / 2).all(), "wrong result"
         print(json.dumps(found), flush=True)
     bps.shutdown()
 
 
 class Job:
-    """Two workers and one server."""
+    """Two workers, or those on these hosts, and one server."""
 
-    def __init__(self, transport: str, memory: str, failover: str) -> None:
-        job = LocalJob(workers=WORKERS, servers=1, transport=transport, least=1)
+    def __init__(self, transport: str, memory: str, hosts: str, failover: str) -> None:
+        workers = len(hosts) or 2
+        job = LocalJob(workers=workers, servers=1, transport=f"shm,{transport}" if hosts else transport, least=1)
         more = {"BPS_SERVER_FAILOVER": failover, "BPS_TIMEOUT": "60", WORKER: memory}
         if "BPS_TEST_HCA" in os.environ:
             more["BPS_RDMA_HCA"] = f"={os.environ['BPS_TEST_HCA']}"
@@ -72,14 +73,14 @@ class Job:
         self.workers = [
             subprocess.Popen(
                 [sys.executable, __file__],
-                env=job.worker(rank) | more,
+                env=job.worker(rank) | more | ({"BPS_HOST_ID": hosts[rank]} if hosts else {}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(WORKERS)
+            for rank in range(workers)
         ]
-        assert self._answers() == ["ready"] * WORKERS
+        assert self._answers() == ["ready"] * workers
 
     def _answers(self) -> list[Any]:
         found = []
@@ -111,8 +112,8 @@ def quartiles(values: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def compare(transport: str, memory: str, sizes: list[float], rounds: int) -> list[dict[str, Any]]:
-    without, surviving = (Job(transport, memory, failover) for failover in ("0", "1"))
+def compare(transport: str, memory: str, hosts: str, sizes: list[float], rounds: int) -> list[dict[str, Any]]:
+    without, surviving = (Job(transport, memory, hosts, failover) for failover in ("0", "1"))
     found = []
     try:
         for mib in sizes:
@@ -145,17 +146,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
     parser.add_argument("--memory", choices=("plain", "shared"), help="of the arrays (default: shared with shm)")
+    parser.add_argument("--hosts", default="", help="aab: two ranks on one host and one on another, over tcp")
     parser.add_argument("--sizes", default="1,4,16,64", help="MiB; 0.0625 is 64 KiB")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     cases = {"tcp": "plain", "shm": "shared", "rdma": "plain"}
-    wanted = [arguments.transport] if arguments.transport else ["tcp", "shm"]
+    wanted = [arguments.transport] if arguments.transport else ["tcp"] if arguments.hosts else ["tcp", "shm"]
     sizes = [float(size) for size in arguments.sizes.split(",")]
     found = [
         one
         for transport in wanted
-        for one in compare(transport, arguments.memory or cases[transport], sizes, arguments.rounds)
+        for one in compare(transport, arguments.memory or cases[transport], arguments.hosts, sizes, arguments.rounds)
     ]
     if arguments.json:
         arguments.json.write_text(json.dumps(found))

@@ -128,7 +128,9 @@ class LabJob(LocalJob):
 
 
 @contextlib.contextmanager
-def lab(workers: int, ranks: int, servers: int, mbit: float, partition: int) -> Iterator[tuple[Switch, LabJob]]:
+def lab(
+    workers: int, ranks: int, servers: int, mbit: float, partition: int, least: int
+) -> Iterator[tuple[Switch, LabJob]]:
     """A switch with the hosts of a job, `ranks` on each of the workers'. If `servers` is 0, servers run inside them."""
     switch = Switch()
     try:
@@ -144,6 +146,7 @@ def lab(workers: int, ranks: int, servers: int, mbit: float, partition: int) -> 
                 servers=servers or None,
                 hosts=hosts,
                 partition=partition,
+                least=least,
                 ranks_per_host=ranks,
             ),
         )
@@ -171,7 +174,8 @@ def measure(args: argparse.Namespace, ranks: int) -> dict[str, Measured]:
     nbytes, rounds = parse_size(args.size), args.rounds
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
     plan = Plan(cases=cases, compare=() if args.no_gloo else ("gloo",), bound=False)
-    place = lab(args.workers, ranks, args.servers, args.rate, parse_size(args.partition) if args.partition else 0)
+    partition = parse_size(args.partition) if args.partition else 0
+    place = lab(args.workers, ranks, args.servers, args.rate, partition, args.least)
     with place as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
@@ -275,6 +279,9 @@ def main() -> None:
     parser.add_argument("--size", default="64M")
     parser.add_argument("--partition", default="", help="BYTEPS_PARTITION_BYTES; by default what suits the link")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--least", type=int, default=0, help="BPS_MIN_WORKERS; with it the loss of a server goes unnoticed"
+    )
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="draw goodput by ranks per host into this file")

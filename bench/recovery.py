@@ -97,7 +97,9 @@ def rank(folder: Path, left: int, failover: bool, alone: int, commits: bool) -> 
 
 def trial(options: argparse.Namespace, draw: random.Random) -> float:
     """Seconds from the signal to the last survivor's first right sum of the next view."""
-    job = LocalJob(options.ranks, options.servers, options.transport, 1)
+    job = LocalJob(
+        options.ranks, options.servers, f"shm,{options.transport}" if options.hosts else options.transport, 1
+    )
     with tempfile.TemporaryDirectory() as name, Children() as children:
         folder = Path(name)
         scheduler = spawn_helpers(children, job, folder / "state")
@@ -109,7 +111,8 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
             left, extra = options.servers - options.losses, extra | {"BPS_SERVER_FAILOVER": "1"}
         words = [sys.executable, __file__, "--rank", name, "--left", str(left), "--alone", str(alone)]
         words += ["--failover"] * options.failover + ["--commits"] * options.replace
-        ranks = [children.spawn(job.label(i), words, job.worker(i) | extra) for i in range(options.ranks)]
+        on = [{"BPS_HOST_ID": host} for host in options.hosts] or [{}] * options.ranks
+        ranks = [children.spawn(job.label(i), words, job.worker(i) | extra | on[i]) for i in range(options.ranks)]
         await_files(folder, "running", range(options.ranks), children, options.patience)
         time.sleep(draw.uniform(0, 0.05))  # any instant of a step
         candidates = ranks if options.victim == "worker" else members(children, options.victim)
@@ -178,6 +181,9 @@ def main() -> None:
     parser.add_argument("--losses", type=int, default=1, help="members lost in each trial")
     parser.add_argument("--failover", action="store_true", help="BPS_SERVER_FAILOVER: no rank may notice the loss")
     parser.add_argument("--transport", choices=("shm", "tcp", "rdma"))
+    parser.add_argument(
+        "--hosts", default="", help="aabb: ranks take this machine for two hosts, on which they sum first"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a trial counts as a hang")
     parser.add_argument("--json", action="store_true")
@@ -195,6 +201,8 @@ def main() -> None:
     if options.draw:
         plot([json.loads(path.read_text()) for path in options.draw], options.plot)
         return
+    if options.hosts:
+        options.ranks, options.transport = len(options.hosts), options.transport or "tcp"
     if options.victim == "server" and not options.servers:
         parser.error("--victim server needs --servers")
     if options.losses >= {"worker": options.ranks, "server": options.servers, "scheduler": 2}[options.victim]:
@@ -206,6 +214,8 @@ def main() -> None:
     what = f"SIG{options.signal.upper()} to {who} of {options.ranks} ranks"
     if options.servers:
         what += f" and {options.servers} servers"
+    if options.hosts:
+        what += f" on {len(set(options.hosts))} hosts"
     result = {"what": what, "seconds": values}
     if options.json:
         print(json.dumps(result))

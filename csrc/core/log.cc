@@ -35,7 +35,7 @@ std::optional<LogLevel> parse_log_level(std::string_view text) {
   if (name == "ERROR" || name == "FATAL") return LogLevel::kError;
   if (name == "INFO") return LogLevel::kInfo;
   if (name == "DEBUG" || name == "TRACE") return LogLevel::kDebug;
-  if (name == "WARNING") return LogLevel::kWarning;
+  if (name == "WARNING" || name == "WARN") return LogLevel::kWarning;
   return std::nullopt;
 }
 

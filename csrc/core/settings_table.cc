@@ -99,8 +99,8 @@ constexpr Setting kTable[] = {
     {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
      "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
     {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
-     "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: it does; 1: also "
-     "where ranks could sum on their hosts first (BPS_HOST_SUM), which they then do not; auto: not there"},
+     "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: it does; 1: it "
+     "does not; auto: it does not, but for asynchronous training, where servers keep the weights"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports
@@ -215,8 +215,9 @@ constexpr Setting kTable[] = {
     {"BPS_SCHEDULER_STATE", "", "", kText, job<&JobSettings::scheduler_state>,
      "file of bps-scheduler, by which it knows the job when it is started again; each job needs one of its own"},
     // Diagnosis
-    {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING INFO DEBUG FATAL TRACE"), into_log_level,
-     "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG"},
+    {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING WARN INFO DEBUG FATAL TRACE"), into_log_level,
+     "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG, NCCL's WARN means "
+     "WARNING"},
     {"BPS_DUMP_DIR", "", "", kText, into_dump_dir,
      "folder where a rank writes what it was doing when an operation failed, at most once in 10 s: `bps why DIR` reads "
      "it"},

@@ -94,7 +94,7 @@ class Process {
   bool view_ended();
 
   // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on() names.
-  bool two_phase() const { return options_.may_fail_over() && !hosts_.active(); }
+  bool two_phase() const { return options_.may_fail_over(); }
   // Once it has been renewed: whether nothing was done in its view that does not survive.
   bool can_go_on() const { return can_go_on_; }
   // Whether only those who were told a secret can be members.

@@ -44,7 +44,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
                                      const van::Hosts& hosts) {
   worker::WorkerOptions made;
   made.hosts = hosts;
-  made.two_phase = options.may_fail_over() && !hosts.active();
+  made.two_phase = options.may_fail_over();
   made.times_operations = options.settings.metrics.port.has_value() || options.settings.trace.is_on();
   made.key_map.hash = options.key_hash;
   made.key_map.servers = members.servers;

@@ -63,9 +63,7 @@ struct ProcessOptions {
   }
   // Whether this worker is willing and able to sum with the ranks of its host first.
   bool sums_on_host() const {
-    const bool fails_over = settings.job.server_failover == "1" && may_fail_over();
-    return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && !fails_over &&
-           allows(transport::Kind::kShm);
+    return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && allows(transport::Kind::kShm);
   }
   // The address of this host that peers should use.
   std::string address() const;

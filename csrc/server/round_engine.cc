@@ -161,7 +161,9 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
   is_log_kept_ |= log_holder_ == &round;
   compressed_summer_.forget(round);
   const auto tell = [&](const Arrival& arrival, std::uint32_t immediate) {
-    if (!arrival.cancelled) return refuse(*arrival.session, immediate, *round.failure);
+    // With the end of the view nobody knows what becomes of the contribution of a host.
+    const bool is_known = round.failure->code != ErrorCode::kRoundAborted;
+    if (!arrival.cancelled || !is_known) return refuse(*arrival.session, immediate, *round.failure);
     tensor::Cancelled outcome;
     outcome.aborted = {immediate};
     outcome.missing = {missing.begin(), missing.end()};

@@ -127,6 +127,7 @@ class RoundEngine final : public tensor::ContributionSource {
 
   // From the network, for a relay.
   Status read(std::uint32_t contribution, std::byte* into) override;
+  void land(std::uint32_t contribution, const std::byte* result) override;
   void deliver(std::uint32_t contribution, const std::byte* result) override;
   void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) override;
   void fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
@@ -206,6 +207,7 @@ class RoundEngine final : public tensor::ContributionSource {
   // round_engine_two_phase.cc
   void propose_all(Round& round, const std::byte* result);
   void propose(Round& round, Arrival& arrival, const std::byte* result);
+  void end_landing(Round& round);
   void commit(Round& round);
   void note_logged(Arrival& arrival, const Push& push) const;
   bool has_logged(const Round& round) const;

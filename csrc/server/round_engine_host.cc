@@ -16,15 +16,14 @@ void RoundEngine::contribute(Round& round) {
     has_payload |= arrival.has_payload;
     wants_data |= !arrival.pull_waiting || arrival.wants_data;
   }
-  // Of these only one rank's bytes travel: a host that has them does not need them back.
-  const bool one_source =
-      round.first.kind == tensor::OperationKind::kAllGather || round.first.kind == tensor::OperationKind::kBroadcast;
-  if (one_source && has_payload) wants_data = false;
+  // A host that has them does not need them back.
+  if (tensor::copies(round.first.kind) && has_payload) wants_data = false;
 
   const van::Contributor& host = round.group->network[round.group->host_contributor];
   tensor::PushHeader header = round.first;
-  header.flags = static_cast<std::uint8_t>(tensor::kIsPush | tensor::kIsPull | (has_payload ? tensor::kHasPayload : 0) |
-                                           (wants_data ? tensor::kWantsData : 0));
+  header.flags =
+      static_cast<std::uint8_t>(tensor::kIsPush | tensor::kIsPull | (has_payload ? tensor::kHasPayload : 0) |
+                                (wants_data ? tensor::kWantsData : 0) | (round.first.flags & tensor::kTwoPhase));
   if (has_payload && is_exact(header.op)) header.flags |= tensor::kUnrounded;
   header.member = static_cast<std::uint16_t>(host.members.front());
   header.answer_key = header.answer_address = 0;
@@ -55,8 +54,14 @@ Status RoundEngine::read(std::uint32_t contribution, std::byte* into) {
 void RoundEngine::deliver(std::uint32_t contribution, const std::byte* result) {
   Round& round = table_.by_number(contribution);
   round.awaits_network = false;
+  // What nobody of this host wanted has not landed here.
+  if (round.is_two_phase()) return round.summed ? commit(round) : answer_all(round, result);
   if (!keep_result(round, result)) return;
   answer_all(round, result);
+}
+
+void RoundEngine::land(std::uint32_t contribution, const std::byte* result) {
+  answer_all(table_.by_number(contribution), result);
 }
 
 // For pulls that come later. False: there is no memory for it, and the round has failed.

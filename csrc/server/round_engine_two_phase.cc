@@ -14,13 +14,17 @@ void RoundEngine::propose_all(Round& round, const std::byte* result) {
     if (arrival.pull_waiting) propose(round, arrival, result);
   }
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
-  if (round.landing == 0) return commit(round);
+  if (round.landing == 0) return end_landing(round);
   if (has_logged(round)) log_holder_ = &round;
 }
 
 // In two phases a wait is over with commit(): who wants no bytes, or has them and would know it, gets nothing before.
+// But the host of the rank whose bytes are the result has it from that rank: its other ranks get it when it hears of
+// this.
 void RoundEngine::propose(Round& round, Arrival& arrival, const std::byte* result) {
-  if (!arrival.wants_data || arrival.is_logged) return;
+  const bool has_source = !arrival.wants_data && arrival.has_payload && tensor::copies(round.first.kind) &&
+                          (*round.contributors)[static_cast<std::uint32_t>(&arrival - round.arrivals.data())].is_host();
+  if ((!arrival.wants_data && !has_source) || arrival.is_logged) return;
   arrival.landing = true;
   ++round.landing;
   arrival.session->expect_landing(round, arrival);
@@ -37,8 +41,14 @@ void RoundEngine::on_landed(WorkerSession& session, std::span<const std::uint32_
     }
     Round& round = *landed->round;
     round.arrivals[landed->contributor].landing = false;
-    if (--round.landing == 0) commit(round);
+    if (--round.landing == 0) end_landing(round);
   }
+}
+
+// Of what was summed for all hosts the server knows when all of them have it.
+void RoundEngine::end_landing(Round& round) {
+  if (round.awaits_network) return network_->note_landed(static_cast<std::uint32_t>(round.number_in_table));
+  commit(round);
 }
 
 // Everyone has the result: nothing that happens to this process from now on can take it from anyone.
@@ -62,6 +72,7 @@ void RoundEngine::commit(Round& round) {
 // ---- The redo log
 
 void RoundEngine::note_logged(Arrival& arrival, const Push& push) const {
+  if ((push.header.flags & tensor::kForHost) != 0) return;  // a place means another thing then
   arrival.is_logged = push.header.place == tensor::PushHeader::kLogged && push.slot == nullptr && redo_log_ != nullptr;
 }
 

@@ -4,7 +4,8 @@
 //
 // When all ranks of a host have pushed a partition, the rounds hand a contribution to the sender. It is read, which
 // means summed, no earlier than it can be sent: most urgent first, and bounded by what the server has granted. It ends
-// with exactly one deliver() or fail().
+// with exactly one deliver() or fail(). In two phases (kTwoPhase) land() comes before deliver(), and then the ranks
+// have the result; deliver() says that every host has it.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,8 @@ class ContributionSource {
   // The server has answered: `result` holds the sum of all hosts, or, if the contribution did not ask for data, what
   // was read.
   virtual void deliver(std::uint32_t contribution, const std::byte* result) = 0;
+  // In two phases: the result is here, and stays until deliver() or fail(). It counts when all hosts have it.
+  virtual void land(std::uint32_t contribution, const std::byte* result) = 0;
   // `missing`: worker ranks that the server still waited for, if it says so.
   virtual void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) = 0;
   // The server says that a round of the network has failed before this host has contributed.
@@ -45,6 +48,8 @@ class ContributionSender {
                           std::uint32_t place) = 0;
   // Gives it up: an answer that is on its way may still be delivered.
   virtual void cancel(std::uint32_t contribution, const Error& why) = 0;
+  // In two phases: all ranks of the host have the result in their hands.
+  virtual void note_landed(std::uint32_t contribution) = 0;
   // Tells the server that this host will not contribute to a round, so that the other hosts learn of it.
   virtual void refuse(const PushHeader& header, std::uint32_t place, const Error& why) = 0;
 

@@ -32,6 +32,10 @@ enum class OperationKind : std::uint8_t {
 constexpr bool is_valid(OperationKind kind) {
   return kind <= OperationKind::kWriteFeedback;
 }
+// Of which one member's bytes are the result.
+constexpr bool copies(OperationKind kind) {
+  return kind == OperationKind::kAllGather || kind == OperationKind::kBroadcast;
+}
 constexpr bool is_feedback(OperationKind kind) {
   return kind >= OperationKind::kReadFeedback;
 }
@@ -114,7 +118,7 @@ struct PushHeader {
     const bool accumulates = m.kind == OperationKind::kAccumulate;
     const std::uint32_t most = has(kTwoPhase) ? kLogged : 0;
     if (!has(kForHost) && !accumulates && (m.priority != 0 || m.place > most)) return false;
-    if (has(kTwoPhase) && (!has(kBoth) || has(kForHost))) return false;
+    if (has(kTwoPhase) && !has(kBoth)) return false;
     if (has(kCompressed)) {
       const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;
       if (!has(kHasPayload | kBoth) || has_any(kForHost | kTwoPhase) || !adds || m.dtype != Dtype::kFloat32)
@@ -122,7 +126,7 @@ struct PushHeader {
     }
     if (is_exact(m.op) && !is_floating(m.dtype)) return false;
     if (m.op == ReduceOp::kExactSumToOdd && m.dtype != Dtype::kFloat64) return false;
-    if (has(kUnrounded) && (!is_exact(m.op) || !has(kHasPayload) || has_any(kForHost | kTwoPhase | kCompressed))) {
+    if (has(kUnrounded) && (!is_exact(m.op) || !has(kHasPayload) || has_any(kForHost | kCompressed))) {
       return false;
     }
     if (is_feedback(m.kind)) {

@@ -37,6 +37,11 @@ void Job::end_view(const std::string& why) {
                                   std::to_string(members_->membership().workers) + " workers has ended, view " +
                                   std::to_string(epoch_) + " begins with " + std::to_string(workers) + ": what were " +
                                   name_ranks(left)});
+  // Who has left waits for the others, which may need its server. In the next view nobody does.
+  for (const Member& member : members_->members()) {
+    const bool has_done_its_part = member.fate == Member::Fate::kLeft && member.cause.empty();
+    if (has_done_its_part && member.connected) events_.send(member.peer, AllLeft{true});
+  }
 }
 
 // ---- In the place of a lost scheduler

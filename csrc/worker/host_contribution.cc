@@ -54,6 +54,11 @@ bool HostContribution::take_answer(const Part&, const tensor::Placement& placeme
   return true;
 }
 
+void HostContribution::land(std::uint32_t immediate, const std::byte* result) {
+  immediate_ = immediate;
+  if (number_ != HostContributions::kNobody && pool_->source() != nullptr) pool_->source()->land(number_, result);
+}
+
 bool HostContribution::fail(ErrorCode code, const std::string& what, const std::string& hint) {
   if (failure_) return false;
   failure_.emplace(code, what, hint);
@@ -78,6 +83,7 @@ void HostContribution::finish(std::uint32_t count, bool, Counters&) {
   tensor::ContributionSource* source = pool_->source();
   if (delivered_ || number_ == HostContributions::kNobody || source == nullptr) return pool_->free(*this);
   const std::uint32_t number = number_;
+  if (is_undecided_ && pool_->view_ended_) failure_ = pool_->view_ended_;
   const Error why = failure_.value_or(
       Error(ErrorCode::kInternal, "a host's contribution ended without a reason", "report this as a bug"));
   const std::vector<std::uint32_t> missing = std::move(missing_);
@@ -107,6 +113,7 @@ HostContribution& HostContributions::make(std::uint32_t number, const tensor::Pu
   made.priority = priority;
   made.sequence = made_++;
   made.staged = true;
+  made.two_phase = made.awaits_commit = (header.flags & tensor::kTwoPhase) != 0;
   if (number != kNobody) {
     if (by_number_.size() <= number) by_number_.resize(number + 1);
     by_number_[number] = &made;

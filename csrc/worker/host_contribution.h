@@ -31,8 +31,13 @@ class HostContribution final : public Transfer {
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;
-  bool suspend(std::uint32_t, const Landed&, bool) override { return false; }
+  // Its ranks have what has landed.
+  bool suspend(std::uint32_t, const Landed&, bool failed) override { return is_undecided_ = !failed, false; }
   void finish(std::uint32_t count, bool answered, Counters& counters) override;
+
+  // In two phases: the answer is in its buffer. The server hears of it when the ranks of the host have it.
+  void land(std::uint32_t immediate, const std::byte* result);
+  std::uint32_t immediate() const { return immediate_; }
 
   ServerConnection* server = nullptr;
 
@@ -46,7 +51,9 @@ class HostContribution final : public Transfer {
   std::uint64_t unrounded_bytes_ = 0;     // of an exact sum: the most there can be
   std::optional<Error> failure_;
   std::vector<std::uint32_t> missing_;
+  std::uint32_t immediate_ = 0;
   bool delivered_ = false;
+  bool is_undecided_ = false;  // it has ended, and its server has not said how
 };
 
 class HostContributions {
@@ -57,6 +64,8 @@ class HostContributions {
   // Without a source contributions end silently.
   void set_source(tensor::ContributionSource* source) { source_ = source; }
   tensor::ContributionSource* source() const { return source_; }
+  // Which is the reason from now on where none is known.
+  void end_view(const Error& why) { view_ended_ = why; }
 
   HostContribution& make(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
                          ServerConnection& server);
@@ -70,6 +79,7 @@ class HostContributions {
   void free(HostContribution& contribution);
 
   tensor::ContributionSource* source_ = nullptr;
+  std::optional<Error> view_ended_;
   std::deque<HostContribution> all_;  // a deque: addresses stay
   std::vector<HostContribution*> free_;
   std::vector<HostContribution*> by_number_;

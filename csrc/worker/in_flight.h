@@ -25,6 +25,7 @@ struct InFlight {
   std::uint8_t generation = 0;
   bool unsent_bytes = false;        // the transport still reads the caller's memory to send them
   bool aborted = false;             // there will be no answer: over as soon as the transport has read what it reads
+  bool undecided = false;           // and then it is not known what becomes of its round
   bool never_sent = false;          // it was cancelled before: no answer belongs to it
   bool landed = false;              // in two phases: the answer is here, and counts once the server commits it
   std::uint64_t length = 0;         // bytes that travel to the server,

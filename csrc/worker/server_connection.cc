@@ -20,7 +20,9 @@ bool ServerConnection::send(const tensor::ControlMessage& message) {
 
 void ServerConnection::abandon() {
   if (lost_) return;
-  if (log_ && !needs_fence()) direct()->take_rest();
+  if (log_ && !needs_fence()) {
+    for (const ServerStream& stream : paths_.streams()) stream.endpoint->direct()->take_rest();
+  }
   if (std::exchange(lost_, true)) return;
   repeats.clear();
   paths_.abandon();

@@ -191,8 +191,9 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   const bool is_continuation = portion.two_phase && portion.operation->is_continuation();
   // A round of a group on several hosts ends for those who read the log when the others have their answers, and no
   // other round is summed meanwhile: there two phases cost less.
-  portion.logged =
-      portion.two_phase && can_fence && server.log() != nullptr && portion.operation->tensor->is_on_one_host;
+  // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs.
+  portion.logged = portion.two_phase && can_fence && server.log() != nullptr &&
+                   portion.operation->tensor->is_on_one_host && !portion.parts.front().for_host();
   portion.awaits_commit = portion.two_phase && !portion.logged;
   const bool aside = is_continuation || (portion.awaits_commit && !server.memory.transport().lands_in_order());
   portion.staged = portion.answers_aside = aside;
@@ -324,11 +325,10 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   Transfer& transfer = *entry->transfer;
   if (transfer.awaits_commit) {
     if (std::exchange(entry->landed, true)) return counters_.stale.add();
-    server.note_landed(immediate);
     server.count_landed(std::exchange(entry->length, 0));
-    landed_due_ = true;
     if (blocked_) has_work_ = true;
-    return;
+    if (transfer.operation != nullptr) return note_landed(server, immediate);
+    return static_cast<HostContribution&>(transfer).land(immediate, entry->staged->bytes());
   }
   if (entry->staged != nullptr) {
     if (!transfer.take_answer(entry->part, transfer.place(entry->part), entry->staged->bytes(), counters_)) {
@@ -350,13 +350,24 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
     if (!transfer.awaits_commit || (placement.wants_data() && !entry->landed)) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
-    if (entry->landed && entry->staged != nullptr) {
+    const bool has_landed = entry->landed || transfer.operation == nullptr;
+    if (has_landed && entry->staged != nullptr) {
       (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
     }
     counters_.partitions.add();
     counters_.received_bytes.add(entry->answer_length);
     complete(InFlightTable::index_of(immediate), true);
   }
+}
+
+void WorkerLoop::note_landed(ServerConnection& server, std::uint32_t immediate) {
+  server.note_landed(immediate);
+  landed_due_ = true;
+}
+
+void WorkerLoop::note_landed(std::uint32_t contribution) {
+  const HostContribution* landed = contributions_.find(contribution);
+  if (landed != nullptr && !landed->server->is_lost()) note_landed(*landed->server, landed->immediate());
 }
 
 void WorkerLoop::send_landed() {

@@ -100,6 +100,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void contribute(std::uint32_t contribution, const tensor::PushHeader& header, std::int32_t priority,
                   std::uint32_t place) override;
   void cancel(std::uint32_t contribution, const Error& why) override;
+  void note_landed(std::uint32_t contribution) override;
   void refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) override;
 
   bool step() override;
@@ -153,6 +154,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void end_when_unread(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
+  void note_landed(ServerConnection& server, std::uint32_t immediate);
   void send_landed();
 
   // worker_loop_failures.cc

@@ -140,6 +140,7 @@ void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& c
 
 void WorkerLoop::end_view(const Error& why) {
   view_ended_ = why;
+  contributions_.end_view(why);
   abort_operations([](const Operation&) { return true; }, why.code(), why.what(), why.hint());
   for (const auto& server : servers_) {
     if (!server) continue;
@@ -249,6 +250,9 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   Transfer& transfer = *entry->transfer;
   const auto alive = transfer.operation == nullptr ? nullptr : transfer.operation->shared_from_this();
   const bool first = transfer.fail(failed.code, failed.what, failed.hint);
+  // A relay does not know either what becomes of its host's contribution when the view ends.
+  in_flight_[InFlightTable::index_of(failed.immediate)].undecided =
+      entry->part.for_host() && failed.code == ErrorCode::kRoundAborted;
   end_when_unread(InFlightTable::index_of(failed.immediate));
   if (!first || !alive) return;
   if (when_failing) when_failing(alive);

@@ -166,7 +166,7 @@ Landed WorkerLoop::redo(const InFlight& entry) {
 bool WorkerLoop::suspend(std::uint32_t index) {
   const InFlight& entry = in_flight_[index];
   const Landed landed = landed_of(index);
-  const bool failed = entry.aborted || entry.never_sent;
+  const bool failed = (entry.aborted && !entry.undecided) || entry.never_sent;
   return entry.transfer->suspend(entry.part.partition, landed, failed) && landed.aside;
 }
 

@@ -105,7 +105,7 @@ def test_python(block, tmp_path):
 
 
 def on_a_machine_of_its_own(command: list[str]) -> list[str]:
-    """What looks for jobs of this user would find those of other tests: their sockets are in the network's namespace."""
+    """What looks for jobs of this user would find those of other tests, whose sockets are in the same namespace."""
     unshare = ["unshare", "--map-root-user", "--net"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("no namespace can be made here, so this example would see the jobs of other tests")

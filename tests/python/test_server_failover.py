@@ -120,6 +120,27 @@ def test_a_server_is_killed_that_shares_memory_with_one_of_two_ranks() -> None:
         job.helper_statuses(but=["server 1"])
 
 
+def on_two_hosts(layout: str, **more: str) -> dict[str, Any]:
+    options = cluster.on_hosts(layout)
+    return options | {"env": env("tcp") | {"BPS_TRANSPORT": "shm,tcp"} | more}
+
+
+def train_on_hosts(bps: Any, steps: int) -> dict[str, Any]:
+    return train(bps, steps) | {"host_sums": bps.metrics()["total"]["host_sums"]}
+
+
+@pytest.mark.parametrize("layout", ["aabb", pytest.param("abab", marks=pytest.mark.long), "aaab"])
+def test_a_server_is_killed_while_the_ranks_of_hosts_sum_first(layout: str) -> None:
+    with cluster.start(train_on_hosts, 60, servers=3, **on_two_hosts(layout)) as job:
+        for number, step in ((1, 10), (0, 30)):
+            job.await_marks(f"step-{step}")
+            job.kill(f"server {number}")
+        results = results_of(job)
+        assert [result["size"] for result in results] == [4, 4, 4, 4]
+        assert sum(result["host_sums"] for result in results) > 0
+        job.helper_statuses(but=["server 0", "server 1"])
+
+
 @TCP_FIRST
 def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
     with cluster.start(train, 140, workers=3, servers=4, env=env(transport)) as job:
@@ -284,11 +305,10 @@ def survives_servers(bps: Any) -> bool:
     return bool(job.current().process.survives_servers)
 
 
-def test_it_yields_to_sums_on_the_host_where_it_may() -> None:
+def test_it_is_on_by_itself() -> None:
     auto = FAST | {"BPS_SERVER_FAILOVER": "auto"}
     assert cluster.run(survives_servers, workers=2, servers=1, env=auto) == [True] * 2
-    assert cluster.run(survives_servers, servers=1, env=auto, **cluster.on_hosts("aab")) == [False] * 3
-    assert cluster.run(survives_servers, servers=1, env=FAST, **cluster.on_hosts("aab")) == [True] * 3
+    assert cluster.run(survives_servers, servers=1, env=auto, **cluster.on_hosts("aab")) == [True] * 3
 
 
 def give_up(bps: Any) -> list[float]:

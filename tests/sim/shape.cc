@@ -60,7 +60,7 @@ void Shape::draw_hosts(Random& random) {
   for (std::uint32_t i = 0; i < processes(); ++i) {
     host_of.push_back(static_cast<std::uint32_t>(random.below(is_worker(i) ? hosts : hosts + 1)));
   }
-  host_sums = !failover && random.chance(0.8);
+  host_sums = random.chance(0.8);
   conditions.maps_all = random.chance(0.5);
   conditions.may_fence = random.chance(0.7);
 }

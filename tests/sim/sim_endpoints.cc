@@ -135,6 +135,8 @@ void SimData::land(const WritePtr& write, std::size_t piece) {
   if (!write->is_refused && !is_lost()) {
     landed_.push_back(write);
     network_.wake(here().machine);
+  } else if (network_.conditions.by_process && !write->is_refused && size > 0) {
+    sink->on_cut_off(*this, write->op.immediate, size);  // all of it has come, and its end is not told any more
   }
   // The acknowledgement goes back.
   network_.deliver(

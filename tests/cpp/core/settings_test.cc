@@ -53,6 +53,7 @@ TEST(Settings, ValuesOfEachKindReachTheirMembers) {
   EXPECT_FALSE(settings.transport.shm_cma);
   EXPECT_EQ(settings.deadlines.operation, 2.5);
   EXPECT_EQ(settings.log_level, LogLevel::kDebug);
+  EXPECT_EQ(with({{"BPS_LOG_LEVEL", "warn"}}).parse().log_level, LogLevel::kWarning) << "as NCCL has it";
   EXPECT_EQ(settings.rdma.traffic_class, 106U);
   EXPECT_EQ(settings.rdma.service_level, std::nullopt) << "-1 stands for the system's";
   EXPECT_EQ(settings.transport.allowed, "shm,tcp");

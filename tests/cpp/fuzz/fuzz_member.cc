@@ -10,7 +10,9 @@
 
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "compress/label.h"
@@ -128,21 +130,36 @@ struct LoopedNetwork final : tensor::ContributionSender {
   void contribute(std::uint32_t contribution, const PushHeader& header, std::int32_t, std::uint32_t) override {
     fuzz::expect(header.length <= kPartition && header.member == 1);
     pending.push_back(contribution);
+    if ((header.flags & kTwoPhase) != 0) two_phase.insert(contribution);
   }
   void cancel(std::uint32_t contribution, const Error&) override {
     if (std::erase(pending, contribution) > 0) cancelled.push_back(contribution);
   }
+  void note_landed(std::uint32_t contribution) override {
+    fuzz::expect(sums.contains(contribution));
+    landed.push_back(contribution);
+  }
   void refuse(const PushHeader&, std::uint32_t, const Error&) override {}
   bool answer() {
-    bool any = !cancelled.empty();
+    bool any = !cancelled.empty() || !landed.empty();
+    for (const std::uint32_t contribution : std::exchange(landed, {})) {
+      const auto sum = sums.extract(contribution);
+      two_phase.erase(contribution);
+      if (!sum.empty()) source->deliver(contribution, sum.mapped().data());
+    }
     for (const std::uint32_t contribution : std::exchange(cancelled, {})) {
       source->fail(contribution, Error(ErrorCode::kTimeout, "given up", ""), {});
     }
     for (const std::uint32_t contribution : std::exchange(pending, {})) {
       std::vector<std::byte> sum(kPartition);
       if (source->read(contribution, sum.data()) == Status::kOk) {
-        source->deliver(contribution, sum.data());
         any = true;
+        if (!two_phase.contains(contribution)) {
+          source->deliver(contribution, sum.data());
+          continue;
+        }
+        std::vector<std::byte>& kept = sums[contribution] = std::move(sum);
+        source->land(contribution, kept.data());
       } else {
         pending.push_back(contribution);  // until the loss of a rank is known
       }
@@ -152,6 +169,9 @@ struct LoopedNetwork final : tensor::ContributionSender {
   tensor::ContributionSource* source = nullptr;
   std::vector<std::uint32_t> pending;
   std::vector<std::uint32_t> cancelled;
+  std::set<std::uint32_t> two_phase;
+  std::map<std::uint32_t, std::vector<std::byte>> sums;  // that have landed
+  std::vector<std::uint32_t> landed;                     // on all ranks of the host
 };
 
 // What is left of an input. Behind its end there are zeroes.

@@ -44,6 +44,7 @@ class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionS
                   std::uint32_t place) override {
     contributed.push_back({number, header, priority, place});
   }
+  void note_landed(std::uint32_t number) override { landed.push_back(number); }
   void cancel(std::uint32_t number, const Error& why) override { cancelled.emplace_back(number, why.what()); }
   void refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) override {
     EXPECT_EQ(header.tensor, 11U);
@@ -78,6 +79,7 @@ class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionS
 
   std::vector<Contributed> contributed;
   std::vector<std::pair<std::uint32_t, std::string>> cancelled, refused;
+  std::vector<std::uint32_t> landed;
 };
 
 TEST_F(RoundEngineHostTest, OneContributionForAllRanksAndTheAnswerForEach) {
@@ -100,6 +102,41 @@ TEST_F(RoundEngineHostTest, OneContributionForAllRanksAndTheAnswerForEach) {
   }
   EXPECT_EQ(engine.open_rounds(), 0U);
   EXPECT_EQ(counters.host_sums.get(), 1U);
+}
+
+// A view that ends now leaves the result with every rank of the host, or nothing is said of it.
+TEST_F(RoundEngineHostTest, InTwoPhasesTheServerHearsOfAResultThatAllRanksHave) {
+  constexpr std::uint8_t kBoth = kPush | kPull | tensor::kTwoPhase;
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kBoth));
+  ASSERT_EQ(contributed.size(), 1U);
+  EXPECT_EQ(contributed[0].header.flags, kBoth);
+  const std::vector<float> result(kBytes / sizeof(float), 42.0F);
+  engine.land(contributed[0].number, reinterpret_cast<const std::byte*>(result.data()));
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(landed.empty());
+    EXPECT_EQ(memory[i].back(), 42);
+    EXPECT_EQ(data(i).immediates(), std::vector<std::uint32_t>{100 + i});
+    const std::uint32_t immediate = 100 + i;
+    engine.on_landed(*sessions[i], {&immediate, 1});
+  }
+  EXPECT_EQ(landed, std::vector<std::uint32_t>{contributed[0].number});
+  EXPECT_FALSE(due.commits) << "another host may lack it";
+  engine.deliver(contributed[0].number, reinterpret_cast<const std::byte*>(result.data()));
+  EXPECT_TRUE(due.commits);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, InTwoPhasesTheEndOfTheViewIsNoFailureOfACancelledRound) {
+  constexpr std::uint8_t kBoth = kPush | kPull | tensor::kTwoPhase;
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kBoth));
+  const tensor::Cancelled reply = engine.cancel(*sessions[0], gives_up(0, true));
+  EXPECT_EQ(reply.pending, std::vector<std::uint32_t>{100});
+  engine.fail(contributed.at(0).number, Error(ErrorCode::kRoundAborted, "the view has ended", ""), {});
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const auto failed = control(i).sent<tensor::PushFailed>();
+    ASSERT_EQ(failed.size(), 1U);
+    EXPECT_EQ(failed[0].code, ErrorCode::kRoundAborted);
+  }
 }
 
 TEST_F(RoundEngineHostTest, APullThatComesWhileTheServerSumsIsNoSecondContribution) {

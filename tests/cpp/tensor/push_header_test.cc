@@ -60,7 +60,7 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
     h.flags |= kUnrounded;
   };
   EXPECT_FALSE(refused(exact));
-  for (const std::uint8_t never : {kForHost, kTwoPhase, kCompressed}) {
+  for (const std::uint8_t never : {kForHost, kCompressed}) {
     EXPECT_TRUE(refused([&](PushHeader& h) { exact(h), h.flags |= never; }));
   }
   EXPECT_TRUE(refused([&](PushHeader& h) { exact(h), h.flags &= ~kHasPayload; }));
@@ -100,7 +100,7 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
     EXPECT_TRUE(refused([&](PushHeader& h) { feeds(h), h.flags &= ~kHasPayload; }));
   }
   EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
-  EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase | kForHost; }));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase | kForHost, h.place = PushHeader::kLogged + 1; }));
   EXPECT_FALSE(refused([](PushHeader& h) { h.flags |= kTwoPhase, h.place = PushHeader::kLogged; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase, h.place = PushHeader::kLogged + 1; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags = kTwoPhase | kHasPayload | kIsPush; })) << "its pull may never come";

@@ -50,6 +50,18 @@ TEST(Views, SurvivorsCloseUpAndKeepTheirOrder) {
   EXPECT_EQ(job.members()[2].epoch, 2);
 }
 
+// It stays for those whom its server may have to serve.
+TEST(Views, WhoHasLeftBeforeALossWaitsForNobodyInTheNextView) {
+  Simulation job(1, 3, 0, 1);
+  SimulatedMember& leaves = job.members()[2];
+  leaves.waits = true;  // for the reply
+  EXPECT_TRUE(job.job().receive(leaves.peer, Leave{.call = 1, .lost_node = 0, .reason = "", .failure = ""}));
+  EXPECT_FALSE(leaves.over);
+  job.kill(job.members()[0]);
+  EXPECT_TRUE(leaves.over);
+  EXPECT_FALSE(job.members()[1].over);
+}
+
 TEST(Views, WithoutAMinimumALossEndsTheJob) {
   Simulation job(1, 3, 0, 0);
   job.kill(job.members()[1]);

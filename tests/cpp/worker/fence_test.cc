@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/fake_transport.h"
@@ -19,9 +20,13 @@ struct Ones final : tensor::ContributionSource {
     std::memset(into, 1, kBytes);
     return Status::kOk;
   }
-  void deliver(std::uint32_t, const std::byte*) override {}
-  void fail(std::uint32_t, const Error&, std::span<const std::uint32_t>) override {}
+  void land(std::uint32_t, const std::byte*) override { events.emplace_back("landed"); }
+  void deliver(std::uint32_t, const std::byte*) override { events.emplace_back("delivered"); }
+  void fail(std::uint32_t, const Error& why, std::span<const std::uint32_t>) override {
+    events.emplace_back(why.what());
+  }
   void fail_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}
+  std::vector<std::string> events;
 };
 
 class FenceTest : public ::testing::Test {
@@ -85,6 +90,39 @@ TEST_F(FenceTest, AServerThatHasTheContributionOfAHostIsLeftAlone) {
   ASSERT_EQ(data.posted, 1U);
   worker_loop.reset();
   EXPECT_EQ(data.fences, 0) << "a healthy server of the other ranks";
+}
+
+// In two phases, see tensor/host_sum.h.
+TEST_F(FenceTest, TheServerHearsOfTheAnswerForAHostWhenItsRanksHaveIt) {
+  ServerConnection& server = *dynamic_cast<ServerConnection*>(control.sink);
+  header.flags |= tensor::kTwoPhase;
+  worker_loop->contribute(0, header, 0, 0);
+  worker_loop->step();
+  worker_loop->step();
+  ASSERT_EQ(data.posted, 1U);
+  worker_loop->on_answer(server, 0);
+  worker_loop->step();
+  EXPECT_EQ(sum.events, std::vector<std::string>{"landed"});
+  EXPECT_TRUE(control.sent<tensor::Landed>().empty());
+  worker_loop->note_landed(0);
+  worker_loop->step();
+  ASSERT_EQ(control.sent<tensor::Landed>().size(), 1U);
+  EXPECT_EQ(control.sent<tensor::Landed>()[0].immediates, std::vector<std::uint32_t>{0});
+  worker_loop->on_message(server, encode(tensor::Committed{{0}}, 1));
+  EXPECT_EQ(sum.events, (std::vector<std::string>{"landed", "delivered"}));
+}
+
+TEST_F(FenceTest, TheEndOfTheViewIsNoFailureOfWhatAHostHasContributed) {
+  ServerConnection& server = *dynamic_cast<ServerConnection*>(control.sink);
+  header.flags |= tensor::kTwoPhase;
+  worker_loop->contribute(0, header, 0, 0);
+  worker_loop->step();
+  worker_loop->step();
+  worker_loop->cancel(0, Error(ErrorCode::kTimeout, "a deadline has passed", ""));
+  worker_loop->end_view(Error(ErrorCode::kRoundAborted, "the view has ended", ""));
+  data.fenced = true;
+  worker_loop->lose_server(server.node, "it has ended");
+  EXPECT_EQ(sum.events, std::vector<std::string>{"the view has ended"});
 }
 
 TEST_F(FenceTest, AServerThatWasOnlyToldThatAHostWillNotContributeIsLeftAlone) {

@@ -24,6 +24,7 @@ struct GrowingSum final : tensor::ContributionSource {
     writer.finish();
     return Status::kOk;
   }
+  void land(std::uint32_t, const std::byte*) override {}
   void deliver(std::uint32_t, const std::byte*) override {}
   void fail(std::uint32_t, const Error&, std::span<const std::uint32_t>) override {}
   void fail_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}
