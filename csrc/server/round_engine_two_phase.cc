@@ -58,6 +58,7 @@ void RoundEngine::commit(Round& round) {
     if (!arrival.pull_waiting) continue;
     if (arrival.is_logged) {
       answer(round, arrival, nullptr);
+      is_log_kept_ |= arrival.session->is_lost();
       if (arrival.session->has_answers()) log_readers_.push_back(arrival.session);
       continue;
     }

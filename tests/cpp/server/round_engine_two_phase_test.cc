@@ -164,6 +164,19 @@ TEST_F(LoggedTest, TheLogTellsOfARoundThatFailsAfterItsSumUpToTheEndOfTheView) {
   EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
 }
 
+// Its connection has broken, and no member of the job is lost.
+TEST_F(LoggedTest, TheLogTellsOfARoundWhoseAnswerCannotBePostedUpToTheEndOfTheView) {
+  share_but_last();
+  push_all(0);
+  push_all(1);
+  on_lost(*sessions[0], "its connection broke");
+  sessions[0]->abandon(false);
+  engine.on_written(data(2).writes[0].token);
+  confirm(2, 0);
+  EXPECT_FALSE(engine.resume());
+  EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
+}
+
 TEST_F(TwoPhaseTest, PhasesAreTheSameForAll) {
   use_slots(2);
   land(0, header(0, kBoth));
