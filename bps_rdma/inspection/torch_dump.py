@@ -57,8 +57,13 @@ def save(state: JobState, folder: Path) -> tuple[list[int], list[int]]:
     groups = {0: sorted(state.workers())}
     for member in ranks.values():
         groups |= {one["id"]: one["ranks"] for one in (member.report or {}).get("groups", [])}
-    # What some rank remembers and another one has forgotten says nothing about either.
+    # What some rank remembers and another one has forgotten says nothing about either. A rank has forgotten what came
+    # before a round of the same name that it remembers. (Ages alone differ: ranks are asked one after the other.)
     for rank, member in ranks.items():
+        latest = {key[:2]: key[2] for key in sorted(begun[rank], key=lambda key: key[2])}
+        for key in ages.keys() - begun[rank].keys():
+            if key[2] < latest.get(key[:2], 0):
+                del ages[key]
         recent = (member.report or {})["recent"]
         if len(recent) < _MOST_RECENT:
             continue
