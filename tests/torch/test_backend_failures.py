@@ -163,7 +163,8 @@ def test_a_rank_dies(where, victim):
             assert outcome.status == 0, outcome.error + outcome.output
             assert not outcome.error, outcome.error + outcome.output
             kind, text = outcome.value
-            assert kind == ("PeerLostError" if where == "wait" else "RuntimeError"), text
+            # A future fails with torch's own exception; who calls when the loss is known already gets ours.
+            assert kind == "PeerLostError" or (kind == "RuntimeError" and where != "wait"), text
             assert f"worker {victim}" in text or (victim == 0 and "scheduler" in text), text
 
 
