@@ -130,7 +130,7 @@ struct LoopedNetwork final : tensor::ContributionSender {
   void contribute(std::uint32_t contribution, const PushHeader& header, std::int32_t, std::uint32_t) override {
     fuzz::expect(header.length <= kPartition && header.member == 1);
     pending.push_back(contribution);
-    if ((header.flags & kTwoPhase) != 0) two_phase.insert(contribution);
+    if ((header.flags & tensor::kTwoPhase) != 0) two_phase.insert(contribution);
   }
   void cancel(std::uint32_t contribution, const Error&) override {
     if (std::erase(pending, contribution) > 0) cancelled.push_back(contribution);
