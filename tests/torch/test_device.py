@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models on a device: every face trains them as on the CPU, bit for bit, whatever the order of gradients.
 
-The device is simulated (simulated.py): work that nothing orders happens too early or too late there.
+The device is simulated (simulated.py): work that nothing orders happens too early or too late there. test_gpu.py runs
+the same bodies on a GPU.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,6 +38,10 @@ class AnyOrder(nn.Module):
         for number in order:
             x = torch.tanh(self.layers[number](x))
         return x * self.wide[:8]
+
+
+def any_order(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(8), 8)
 
 
 def same(here: Any, there: Any, where: str) -> None:
@@ -83,7 +89,7 @@ def with_ddp(bps: Any, strategy: str) -> Results:
             rate = 2.0**-10 if make is Exact else 0.05
             optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
             for step in range(4):
-                order = torch.randperm(8, generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
+                order = any_order(10 * step + rank)
                 more = {Branching: [rank % 2], AnyOrder: [order]}.get(make, [])
                 optimizer.zero_grad(set_to_none=step % 2 == 0)
                 if step == 2:  # two passes, of which the second synchronises
@@ -147,7 +153,7 @@ def with_optimizers(bps: Any) -> Results:
                     optimizer, model.named_parameters(), compression, 2, strategy=strategy, bucket_mb=0.001
                 )
             for step in range(4):
-                order = torch.randperm(8, generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
+                order = any_order(10 * step + rank)
                 optimizer.zero_grad()
                 for half in range(1 if strategy == "cross barrier" else 2):
                     loss_of(model(batch(step + 10 * half, *share(rank, size)), order)).backward()
@@ -210,17 +216,19 @@ def with_broadcasts(bps: Any) -> Results:
     from bps_rdma.torch import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
     rank = bps.rank()
-    generator = torch.Generator().manual_seed(rank)
-    tensors: Results = {
-        "large": torch.randn(5000, generator=generator),
-        "strided": torch.randn(40, 30, generator=generator).t(),
-        "int16": torch.full((7, 3), rank, dtype=torch.int16),
-        "complex": torch.randn(33, generator=generator, dtype=torch.complex64),
-        "conjugated": torch.randn(33, generator=generator, dtype=torch.complex64).conj(),
-        "bool": torch.rand(9, generator=generator) < 0.5,
-        "none": torch.empty(0),
-        "scalar": torch.tensor(float(rank)),
-    }
+    torch.manual_seed(rank)
+    with torch.device("cpu"):  # the same values for every device
+        made: Results = {
+            "large": torch.randn(5000),
+            "strided": torch.randn(40, 30).t(),
+            "int16": torch.full((7, 3), rank, dtype=torch.int16),
+            "complex": torch.randn(33, dtype=torch.complex64),
+            "conjugated": torch.randn(33, dtype=torch.complex64).conj(),
+            "bool": torch.rand(9) < 0.5,
+            "none": torch.empty(0),
+            "scalar": torch.tensor(float(rank)),
+        }
+    tensors = {name: value.to(torch.get_default_device()) for name, value in made.items()}
     broadcast_parameters(tensors, root_rank=1)
     model = seeded(Plain, rank)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))

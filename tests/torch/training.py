@@ -76,15 +76,18 @@ class Images(nn.Module):
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """The model with random weights of this seed."""
+    """The model with random weights of this seed, the same ones on every device."""
     torch.manual_seed(seed)
-    return make()
+    with torch.device("cpu"):
+        model = make()
+    return model.to(torch.get_default_device())
 
 
 def batch(step: int, begin: int = 0, end: int = SAMPLES) -> torch.Tensor:
     """Samples [begin, end) of the batch of a step: small integers, (n, 8)."""
     generator = torch.Generator().manual_seed(100 + step)
-    return torch.randint(-3, 4, (SAMPLES, 8), generator=generator).float()[begin:end]
+    samples = torch.randint(-3, 4, (SAMPLES, 8), generator=generator, device="cpu").float()
+    return samples[begin:end].to(torch.get_default_device())
 
 
 def share(rank: int, size: int) -> tuple[int, int]:

@@ -73,9 +73,10 @@ class BpsWork(dist.Work):
             with contextlib.suppress(RuntimeError):
                 self._future.wait()  # so that the profiler's record is complete when the caller stops profiling
         self._settle()
+        self._follow()
         if self._error is not None:
             raise self._error
-        return self._follow()
+        return True
 
     def _follow(self) -> bool:
         # As with NCCL's works, the stream of every thread that waits then waits for the copies to the device.

@@ -76,7 +76,7 @@ class StagedOperation(PythonHandle):
         self.send = send
         self.name = name
         self.ready = device.record(device.current())
-        self.copied: Any = None  # event: all of it is on the device again
+        self._copied: Any = None  # event: what has been received is on the device again
         self._result = result
         self._patience = patience + _GRACE
         self._progress = progress
@@ -90,30 +90,29 @@ class StagedOperation(PythonHandle):
     def wait(self) -> torch.Tensor:
         """Blocks until the copy of the result to the device has been started, and returns the tensor.
 
-        Work that the calling thread's stream is given from then on waits for that copy.
+        Work that the calling thread's stream is given from then on waits for that copy. After an error, too, it finds a
+        tensor that does not change any more: chunks that arrive later are dropped.
 
         Raises:
             DeadlineError, PeerLostError, ...: the error of the first chunk that failed.
         """
-        with self._changed:
-            while not self._over:
-                before = self._progress()
+        while not self._over:
+            before = self._progress()
+            with self._changed:
                 over = self._changed.wait_for(lambda: self._over, self._patience)
-                if not over and self._progress() == before:
-                    raise DeadlineError(
-                        f"{self.name}: none of the chunks in progress on this device completed within "
-                        f"{self._patience:g} s",
-                        "the device has not reached this operation yet: check what it computes before it",
-                    )
+            if not over and self._progress() == before:
+                problem = f"{self.name}: none of the chunks in progress on this device completed within"
+                hint = "the device has not reached this operation yet: check what it computes before it"
+                self.end(DeadlineError(f"{problem} {self._patience:g} s", hint))
+        self.follow()
         if self._error is not None:
             raise self._error
-        self.follow()
         return self._result
 
     def follow(self) -> None:
-        """Makes the calling thread's stream wait for the copy of the result to the device."""
-        if self.copied is not None:
-            self.device.order(self.device.current(), self.copied)
+        """Makes the calling thread's stream wait for the copies to the device."""
+        if self._copied is not None:
+            self.device.order(self.device.current(), self._copied)
 
     @property
     def place(self) -> torch.device:
@@ -142,12 +141,23 @@ class StagedOperation(PythonHandle):
         """Whether its remaining chunks need not be sent."""
         return self._error is not None
 
-    def end(self, copied: Any = None, error: Exception | None = None) -> None:
+    def receive(self, copy: Callable[[], Any]) -> bool:
+        """Starts the copies of a chunk to the device, unless the operation has failed: its tensor then stays as it is.
+
+        Args:
+            copy: starts them, and returns an event that happens after them.
+        """
+        with self._changed:
+            if not self._over:
+                self._copied = copy()
+            return not self._over
+
+    def end(self, error: Exception | None = None) -> None:
         """Ends the operation; only the first call counts."""
         with self._changed:
             if self._over:
                 return
-            self.copied, self._error, self._over = copied, error, True
+            self._error, self._over = error, True
             if self._fd is not None:
                 os.eventfd_write(self._fd, 1)
             self._changed.notify_all()

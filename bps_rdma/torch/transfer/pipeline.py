@@ -172,7 +172,7 @@ class CopyPipeline:
             try:
                 slot = self._slots.take(operation.layout.nbytes(columns), must=cursor.slots == 0)
             except Exception as error:
-                operation.end(error=error)
+                operation.end(error)
                 continue
             if slot is not None:
                 cursor.next += 1
@@ -194,7 +194,7 @@ class CopyPipeline:
                 self._device.copy(chunk.row(row), tensor[begin:end], self._down)
             chunk.filled = self._device.record(self._down)
         except Exception as error:  # of the device
-            operation.end(error=error)
+            operation.end(error)
             self._free(chunk)
             return False
         return True
@@ -209,7 +209,7 @@ class CopyPipeline:
             if not operation.failed:
                 chunk.handle = operation.send(chunk.rows(), chunk.number)
         except Exception as error:
-            operation.end(error=error)
+            operation.end(error)
         if chunk.handle is None:
             self._free(chunk)
         else:
@@ -258,18 +258,22 @@ class CopyPipeline:
         assert chunk.handle is not None
         try:
             chunk.handle.wait()
-            begin, end = chunk.columns
             began = time.monotonic_ns()
-            for row, tensor in operation.layout.targets:
-                self._device.copy(tensor[begin:end], chunk.row(row), self._up)
-            chunk.slot.emptied = self._device.record(self._up)
-            if self._spans is not None:
-                self._device.wait(chunk.slot.emptied)
-                self._spans.add(f"copy to device: {operation.name} [{chunk.number}]", began)
-            self.completed += 1
-            cursor.completed += 1
-            if cursor.completed == len(cursor.pieces):
-                operation.end(copied=chunk.slot.emptied)
+            if operation.receive(lambda: self._copy_up(chunk)):
+                if self._spans is not None:
+                    self._device.wait(chunk.slot.emptied)
+                    self._spans.add(f"copy to device: {operation.name} [{chunk.number}]", began)
+                self.completed += 1
+                cursor.completed += 1
+                if cursor.completed == len(cursor.pieces):
+                    operation.end()
         except Exception as error:
-            operation.end(error=error)
+            operation.end(error)
         self._free(chunk)
+
+    def _copy_up(self, chunk: Chunk) -> Any:
+        begin, end = chunk.columns
+        for row, tensor in chunk.cursor.operation.layout.targets:
+            self._device.copy(tensor[begin:end], chunk.row(row), self._up)
+        chunk.slot.emptied = self._device.record(self._up)
+        return chunk.slot.emptied

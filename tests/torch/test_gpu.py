@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real GPU, which all ranks share: every face trains there as on the CPU, and errors leave tensors as they are."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import cluster
+import pytest
+import torch
+import torch.distributed as dist
+from test_device import with_broadcasts, with_closure, with_ddp, with_optimizers, with_push_pull, with_shards
+from torch import nn
+from training import Exact, Plain, batch, loss_of, seeded, share, train_alone
+
+from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.torch import transfer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+
+SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
+
+
+def alike(here: Any, there: Any, where: str) -> None:
+    """Kernels of a GPU round differently, which compression of gradients to 16 bits enlarges."""
+    if isinstance(here, torch.Tensor):
+        assert there.device.type == "cuda" or "state" in where or "object" in where, where
+        rough = "16" in where
+        torch.testing.assert_close(
+            there.cpu().resolve_conj(), here.resolve_conj(), rtol=0.05 if rough else 1e-3,
+            atol=0.03 if rough else 1e-4, msg=lambda text: f"{where}: {text}",
+        )  # fmt: skip
+    elif isinstance(here, dict):
+        assert here.keys() == there.keys(), where
+        for key in here:
+            alike(here[key], there[key], f"{where}.{key}")
+    elif isinstance(here, (list, tuple)):
+        assert len(here) == len(there), where
+        for number, pair in enumerate(zip(here, there, strict=True)):
+            alike(*pair, f"{where}.{number}")
+    elif isinstance(here, float):
+        assert there == pytest.approx(here, rel=1e-3, abs=1e-5), where
+    else:
+        assert here == there, where
+
+
+def use_gpu() -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_default_device("cuda")
+
+
+def on_both(bps: Any, body: Callable[..., dict[str, Any]], *args: Any) -> None:
+    """Runs it on the CPU, then on the GPU, and compares."""
+    on_cpu = body(bps, *args)
+    before = bps.metrics()["total"]["copied_bytes"]
+    use_gpu()
+    on_gpu = body(bps, *args)
+    alike(on_cpu, on_gpu, "")
+    assert bps.metrics()["total"]["copied_bytes"] - before < 1 << 20, "chunks are copied by the GPU alone"
+    bps.shutdown()
+
+
+@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
+def test_ddp(strategy):
+    cluster.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
+
+
+@pytest.mark.parametrize("body", [with_optimizers, with_closure, with_shards, with_broadcasts, with_push_pull])
+def test_faces(body):
+    cluster.run(on_both, body, workers=2, env=SMALL)
+
+
+def as_alone(bps: Any) -> None:
+    """Sums of the exact model are exact: the weights are those of one process on the whole batch, bit for bit."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    use_gpu()
+    alone, model = Exact().cuda(), Exact().cuda()
+    train_alone(alone, torch.optim.SGD(alone.parameters(), lr=2.0**-10), 4)
+    ddp = DistributedDataParallel(model, bucket_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
+        optimizer.step()
+    for one, other in zip(alone.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_ddp_trains_as_one_process(workers):
+    cluster.run(as_alone, workers=workers, env=SMALL)
+
+
+def values(rank: int, count: int) -> torch.Tensor:
+    return torch.randint(-100, 100, (count,), generator=torch.Generator().manual_seed(rank)).float()
+
+
+def kernels_before_and_after(bps: Any) -> None:
+    """Kernels that take their time before; results used at once after, without a word from the host."""
+    rank, count = bps.rank(), 3_000_000
+    slow = torch.randn(4096, 4096, device="cuda")
+    for _ in range(3):
+        gradient = torch.zeros(count, device="cuda")
+        mine = values(rank, count).cuda()
+        for _ in range(20):
+            slow = slow @ slow / 64
+        gradient.copy_(mine)
+        shard = torch.empty(count // 2, device="cuda")
+        whole = torch.empty(count, device="cuda")
+        transfer.all_reduce(gradient, Options(ReduceOp.sum, "gpu sum")).wait()
+        transfer.reduce_scatter(shard, gradient, Options(ReduceOp.average, "gpu shard")).wait()
+        transfer.all_gather(whole, shard, Options(name="gpu gather")).wait()
+        doubled = whole * 2
+        expected = values(0, count) + values(1, count)
+        assert torch.equal(gradient.cpu(), expected)
+        assert torch.equal(doubled.cpu(), expected * 2)
+
+
+def test_the_order_of_kernels_and_copies():
+    cluster.run(kernels_before_and_after, workers=2)
+
+
+def in_streams(bps: Any) -> None:
+    """Each of several streams computes, reduces and goes on by itself; memory is reused at once."""
+    rank, count = bps.rank(), 500_000
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for step in range(12):
+        with torch.cuda.stream(streams[step % 3]):
+            tensor = values(rank + 10 * step, count).cuda(non_blocking=True)
+            handle = transfer.all_reduce(tensor * 2, Options(ReduceOp.sum, f"stream {step % 3}"))
+            del tensor  # the allocator may give its memory to the next step
+            results.append(handle.wait() + 1)
+    torch.cuda.synchronize()
+    for step, result in enumerate(results):
+        expected = 2 * (values(10 * step, count) + values(1 + 10 * step, count)) + 1
+        assert torch.equal(result.cpu(), expected), step
+
+
+def test_streams():
+    cluster.run(in_streams, workers=2)
+
+
+def given_up(bps: Any) -> None:
+    """Rank 1 comes after rank 0's deadline: what rank 0 has does not change any more, and later rounds are right."""
+    rank, count = bps.rank(), 3_000_000  # three chunks
+    mine = values(rank, count).cuda()
+    if rank == 1:
+        time.sleep(3)
+    with pytest.raises(bps.DeadlineError):
+        transfer.all_reduce(mine, Options(ReduceOp.sum, "late", timeout=2.0)).wait()
+    seen = mine.clone()
+    time.sleep(4)
+    assert torch.equal(seen, mine)
+    assert torch.equal(seen.cpu(), values(rank, count))
+    after = torch.ones(count, device="cuda")
+    assert transfer.all_reduce(after, Options(ReduceOp.sum, "after")).wait().eq(2).all()
+
+
+def test_nothing_changes_after_a_deadline():
+    cluster.run(given_up, workers=2, env={"BPS_TIMEOUT": "20"})
+
+
+def dying(bps: Any) -> str:
+    """Rank 1 is killed in the middle of things; rank 0's operations end with that error, and so does its job."""
+    transfer.all_reduce(torch.zeros(9, device="cuda"), Options(ReduceOp.sum, "both")).wait()
+    if bps.rank() == 1:
+        os.kill(os.getpid(), 9)
+    pending = [
+        transfer.all_reduce(torch.zeros(3_000_000, device="cuda"), Options(ReduceOp.sum, f"alone {i}"))
+        for i in range(4)
+    ]
+    for one in pending:
+        with pytest.raises(bps.PeerLostError):
+            one.wait()
+    bps.shutdown()
+    return "told"
+
+
+def test_a_rank_that_dies():
+    env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
+    with cluster.Job(dying, workers=2, env=env) as job:
+        assert job.outcomes()[0].value == "told"
+
+
+def through_torch(bps: Any) -> None:
+    """torch's own DistributedDataParallel and FSDP, on a group of the backend that stages CUDA tensors."""
+    import bps_rdma.torch
+    from bps_rdma.torch.backend import Options as BackendOptions
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    bps_rdma.torch.init()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    staging = dist.new_group(backend="bps", pg_options=BackendOptions(stage_gpu=True))
+    use_gpu()
+    alone = seeded(Plain)
+    train_alone(alone, torch.optim.SGD(alone.parameters(), lr=0.1), 4)
+
+    def train(model: Any, parameters: Any) -> None:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model(batch(step, *share(rank, size)))).backward()
+            optimizer.step()
+
+    def check(parameters: Any) -> None:
+        for one, other in zip(alone.parameters(), parameters, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-5)
+
+    model = seeded(Plain)
+    hooked = nn.parallel.DistributedDataParallel(model)
+    hooked.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)
+    train(hooked, model.parameters())
+    check(model.parameters())
+
+    tensor = torch.full((100_000,), float(rank + 1))
+    dist.all_reduce(tensor, group=staging)
+    assert tensor.eq(sum(range(1, size + 1))).all()
+    whole = torch.empty(size * 1000)
+    dist.all_gather_into_tensor(whole, torch.full((1000,), float(rank)), group=staging)
+    assert whole.view(size, -1)[:, 0].tolist() == list(range(size))
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = seeded(Plain).requires_grad_(True)
+    sharded = fully_shard(model, mesh=DeviceMesh.from_group(staging, "cuda", mesh_dim_names=("ranks",)))
+    alone = seeded(Plain).requires_grad_(True)
+    train_alone(alone, torch.optim.SGD(alone.parameters(), lr=0.1), 4)
+    train(sharded, list(sharded.parameters()))
+    sharded.unshard()
+    check(sharded.parameters())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_through_torch():
+    cluster.run(through_torch, workers=2, init=False)
