@@ -111,7 +111,7 @@ def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
     """A new array of the same type and dtype, with another shape."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return torch.empty(shape, dtype=array.dtype)
+        return torch.empty(shape, dtype=array.dtype, device=array.device)
     return np.empty(shape, dtype=_as_numpy(array).dtype)
 
 

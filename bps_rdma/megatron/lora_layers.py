@@ -47,7 +47,7 @@ class LoraLinear(torch.nn.Module):
         self.b = torch.nn.Parameter(weight.new_zeros(rows, rank))
         width = columns if self.is_column else columns * base.tp_group.size()
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        drawn = torch.empty(rank, width).uniform_(-(width**-0.5), width**-0.5, generator=generator)
+        drawn = torch.empty(rank, width, device="cpu").uniform_(-(width**-0.5), width**-0.5, generator=generator)
         with torch.no_grad():
             self.a.copy_(drawn if self.is_column else self.cut(drawn))
         cut, whole = (self.b, self.a) if self.is_column else (self.a, self.b)

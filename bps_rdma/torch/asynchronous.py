@@ -27,7 +27,7 @@ class _Weights:
         self._parameters = parameters
         self._versions: list[int] = []
         count = sum(p.numel() for p in parameters)
-        beside = torch.empty(0, dtype=parameters[0].dtype)
+        beside = torch.empty(0, dtype=parameters[0].dtype, device="cpu")
         self.known = zeros_beside(beside, count, beside.dtype)
         self.delta = zeros_beside(beside, count, beside.dtype)
 

@@ -203,7 +203,7 @@ class _Decoder:
         dtype, shape = _dtype(name), _shape(dims)
         if self._make_tensor is not None:
             return self._make_tensor(place, dtype, shape, str(device))
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         blob = self._blob(place)
         if len(blob) != math.prod(shape) * dtype.itemsize:
             raise ValueError("a tensor of another size")

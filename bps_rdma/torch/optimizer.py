@@ -215,7 +215,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """The mean loss: an optimizer that compares losses must get the same on all ranks, or they take other paths."""
         sent = self._bps_synchronizer.sent
         if isinstance(loss, float):
-            return self._mean(torch.tensor(loss, dtype=torch.float64)).item()
+            return self._mean(torch.tensor(loss, dtype=torch.float64, device="cpu")).item()
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return loss
         name = f"{sent.prefix}.loss.{loss.dtype}"

@@ -80,7 +80,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if not self.shuffle:
             return list(range(self.samples))
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return torch.randperm(self.samples, generator=generator).tolist()
+        return torch.randperm(self.samples, generator=generator, device="cpu").tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the sampler is; the same on all ranks."""

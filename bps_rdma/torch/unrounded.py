@@ -140,7 +140,7 @@ class UnroundedUnit:
         self._means = []
         for number, place in enumerate(self.places):
             parameter = place.parameter
-            mean = torch.empty(parameter.shape, dtype=self._wire)
+            mean = torch.empty(parameter.shape, dtype=self._wire, device="cpu")
             sums.round(number, mean)
             self._means.append(mean.to(parameter.device, parameter.dtype))
 
