@@ -378,7 +378,8 @@ void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) 
 
 void RoundEngine::on_written(std::uint64_t token) {
   Round& round = table_.by_number(token);  // our own token: it never leaves this process
-  --round.writes_in_flight;
+  // In two phases everyone has been answered from it, and the round waits for them only.
+  if (--round.writes_in_flight == 0 && round.is_two_phase()) release(round.result);
   close_if_over(round);
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import cluster
 import pytest
+import torch
 from rich.console import Console
 
 import bps_rdma
@@ -78,6 +79,10 @@ def test_noise_that_is_larger_than_the_effect_is_called_so(alone, steps, noisy, 
         (["--strategies", "best"], "naive"),
         (["--buckets", "1,x"], "1,10,100"),
         (["--plot", "nowhere/x.png"], "does not exist"),
+        (["--device", "tpu"], "neither cpu nor cuda"),
+        pytest.param(
+            ["--device", "cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+        ),
     ],
 )
 def test_wrong_options(arguments, says, tmp_path):

@@ -19,13 +19,12 @@ def objects(bps: Any) -> None:
 
     model = seeded(Plain, bps.rank())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (bps.rank() + 1))
-    optimizer.zero_grad()
     sum(p.sum() for p in model.parameters() if p.requires_grad).backward()
+    optimizer.step()
     sent = torch.full((3000,), float(bps.rank()))
     torch.set_default_device("meta")
     got = broadcast_object({"tensor": sent, "number": 3}, root_rank=1)
     assert got["tensor"].tolist() == [1.0] * 3000
-    optimizer.step()
     broadcast_optimizer_state(optimizer, root_rank=1)
     assert optimizer.param_groups[0]["lr"] == 0.2
 

@@ -187,11 +187,11 @@ def test_a_closure():
     cluster.run(on_both, with_closure, workers=2, env=SMALL)
 
 
-def with_shards(bps: Any) -> Results:
+def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, AnyOrder)) -> Results:
     from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
 
     found: Results = {}
-    for make in (Plain, Images, AnyOrder):
+    for make in models:
         model = seeded(make, bps.rank())
         ddp = DistributedDataParallel(model)
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)

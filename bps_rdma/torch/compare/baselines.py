@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import bps_rdma
 from bps_rdma.torch.ddp import DistributedDataParallel
+from bps_rdma.torch.ops import push_pull_inplace
 from bps_rdma.torch.plan import STRATEGIES, StrategyName
-from bps_rdma.torch.transfer import mapped
+from bps_rdma.torch.transfer import zeros_beside
 
 ALONE = "alone"  # backward and step without sending gradients: the cost of a step by itself
 KINDS = (*STRATEGIES, "ddp-gloo", "ddp-bps")
@@ -94,9 +94,9 @@ def _transfer(method: Method, model: nn.Module, groups: dict[str, Any]) -> Calla
     if method.backend == "gloo":
         plain = torch.zeros(count)
         return lambda: dist.all_reduce(plain, group=groups["gloo"])
-    shared = mapped(count, torch.float32)
+    shared = zeros_beside(next(model.parameters()), count, torch.float32)
 
     def push_pull() -> None:
-        bps_rdma.push_pull_inplace(shared, name="compare.transfer")
+        push_pull_inplace(shared, name="compare.transfer")
 
     return push_pull

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from bps_rdma import extras
@@ -47,6 +48,7 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every method.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps per turn, after three warm-up steps.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch per rank.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda. Ranks share a GPU where there are fewer.")] = "cpu",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
     ] = None,
@@ -58,12 +60,16 @@ def compare(
     """
     if model not in MODELS:
         raise InvalidArgumentError(f"unknown model {model!r}", f"use one of {', '.join(MODELS)}")
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"--device {device!r} is neither cpu nor cuda", "use one of them")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgumentError("--device cuda: torch finds no GPU on this machine", "leave out --device")
     check_outputs(json_file, plot)
     if plot is not None and not extras.is_installed("matplotlib"):
         raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
     kinds = parse_choices(strategies, KINDS, "strategy")
     sizes = _sizes(buckets)
-    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds)
+    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds, device)
     try:
         with signals_raise():
             times = _run(plan, LocalJob(ranks, servers, transport))

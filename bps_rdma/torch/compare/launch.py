@@ -35,6 +35,7 @@ class Plan:
         rounds: number of turns of every method.
         steps: timed training steps in one turn.
         threads: of torch in each rank.
+        device: cpu; or cuda: one after the other, ranks take the GPUs that there are.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Plan:
     threads: int
     methods: tuple[Method, ...]
     kinds: tuple[str, ...] = field(default=())
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def run_comparison(plan: Plan, job: LocalJob, listener: Callable[[str, float], N
 
 def _start(children: Children, plan: Plan, job: LocalJob) -> Ranks:
     ranks = Ranks(children, _ANSWER_SECONDS)
-    said = json.dumps({name: getattr(plan, name) for name in ("model", "samples", "length", "threads", "kinds")})
+    said = json.dumps(
+        {name: getattr(plan, name) for name in ("model", "samples", "length", "threads", "kinds", "device")}
+    )
     for rank in range(plan.ranks):
         ours, theirs = socket.socketpair()
         env = job.worker(rank) | {member.CHANNEL: str(theirs.fileno()), member.PLAN: said}

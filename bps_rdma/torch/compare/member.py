@@ -16,11 +16,12 @@ import torch.distributed as dist
 
 import bps_rdma.torch as bps
 from bps_rdma.errors import BpsError
+from bps_rdma.torch.backend import Options
 from bps_rdma.torch.compare.baselines import SYNCS, Method, step_of
 from bps_rdma.torch.compare.models import make_batch, make_model
 
 CHANNEL = "BPS_COMPARE_CHANNEL"  # descriptor of the socket to the launcher
-PLAN = "BPS_COMPARE_PLAN"  # as JSON: model, samples, length, backends
+PLAN = "BPS_COMPARE_PLAN"  # as JSON: model, samples, length, threads, kinds, device
 
 
 class Member:
@@ -28,11 +29,15 @@ class Member:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         torch.set_num_threads(int(plan["threads"]))
+        self._on_gpu = plan["device"] == "cuda"
+        if self._on_gpu:
+            torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
+            torch.set_default_device("cuda")
         dist.init_process_group("gloo")
         bps.init()
         self._groups: dict[str, Any] = {"gloo": dist.group.WORLD}
         if "ddp-bps" in plan["kinds"]:
-            self._groups["bps"] = dist.new_group(backend="bps")
+            self._groups["bps"] = dist.new_group(backend="bps", pg_options=Options(stage_gpu=self._on_gpu))
         self._model = make_model(plan["model"])
         self._batch = make_batch(plan["model"], plan["samples"], plan["length"], dist.get_rank())
         self._start = [p.detach().clone() for p in self._model.parameters()]
@@ -51,11 +56,15 @@ class Member:
         step = step_of(method, self._model, self._batch, self._groups)
         for _ in range(warmup):
             step()
+        if self._on_gpu:
+            torch.cuda.synchronize()
         dist.barrier()
         seconds = []
         for _ in range(steps):
             begin = time.perf_counter()
             step()
+            if self._on_gpu:
+                torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
         del step
         gc.collect()  # wrappers and modules form reference cycles

@@ -81,5 +81,7 @@ def make_batch(name: str, samples: int, length: int, rank: int) -> torch.Tensor:
     """The batch of a rank: samples of `length` tokens, or of 512 numbers for the perceptron."""
     generator = torch.Generator().manual_seed(1000 + rank)
     if name == "mlp":
-        return torch.randn(samples, 512, generator=generator)
-    return torch.randint(0, SHAPES[name].words, (samples, length), generator=generator)
+        batch = torch.randn(samples, 512, generator=generator, device="cpu")
+    else:
+        batch = torch.randint(0, SHAPES[name].words, (samples, length), generator=generator, device="cpu")
+    return batch.to(torch.get_default_device())

@@ -49,6 +49,19 @@ TEST_F(TwoPhaseTest, AResultCountsWhenAllHaveIt) {
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
+// The worker can send more into it meanwhile.
+TEST_F(TwoPhaseTest, TheSlotOfAResultIsFreeWhenItHasLeft) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    EXPECT_EQ(slots[0].size(), 1U);
+    engine.on_written(data(i).writes[0].token);
+    collect_credits(0);
+  }
+  EXPECT_EQ(slots[0].size(), 2U);
+  EXPECT_EQ(engine.open_rounds(), 1U) << "nobody has confirmed it";
+}
+
 TEST_F(TwoPhaseTest, WhoWantsNoDataIsToldWithTheOthers) {
   use_slots(2);
   land(0, header(0, kBoth));
