@@ -430,3 +430,38 @@ def test_contiguous_tensors_in_shared_memory_are_not_copied():
     for counters in cluster.run(nothing_is_copied, workers=2, init=False, env={"BPS_TRANSPORT": "shm"}):
         assert counters["operation_bytes"] > 0
         assert all(value == 0 for name, value in counters.items() if "copied" in name or "copy_bytes" in name), counters
+
+
+def of_another_device(bps: Any) -> list[str]:
+    """The backend of the device gets what its C++ callers leave out, for example torch's DDP with CUDA tensors."""
+    import bps_rdma.torch  # noqa: F401  registers the backend
+
+    dist.init_process_group("bps")
+    called: list[str] = []
+
+    class Inner:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: called.append(f"{name} {type(arguments[-1]).__name__}")
+
+    group: Any = dist.group.WORLD
+    group._inner = lambda tensor: Inner()
+    part, whole = torch.empty(4, device="meta"), torch.empty(4 * dist.get_world_size(), device="meta")
+    parts = list(whole.chunk(dist.get_world_size()))
+    group.allreduce([part])
+    group.allreduce_coalesced([part])
+    group.reduce([part], 0)
+    group.broadcast([part], 0)
+    group.allgather([parts], [part])
+    group.all_gather_single(whole, part)
+    group.all_gather_single_coalesced([whole], [part])
+    group.reduce_scatter([part], [parts], None)
+    group.reduce_scatter_single(part, whole)
+    group.reduce_scatter_single_coalesced([part], [whole])
+    dist.destroy_process_group()
+    return called
+
+
+def test_tensors_of_another_device():
+    for called in cluster.run(of_another_device, workers=2, init=False):
+        assert len(called) == 10
+        assert all(each.endswith("Options") for each in called), called

@@ -398,3 +398,53 @@ def with_timeout(bps: Any) -> float:
 def test_staged_collectives_have_the_timeout_of_their_group():
     taken = cluster.run(with_timeout, workers=2, init=False, env={**SMALL, "BPS_TIMEOUT": "60"})
     assert 1.5 < taken[0] < 20 * cluster.PATIENCE
+
+
+def with_torchs_ddp(bps: Any) -> None:
+    """torch's own DistributedDataParallel on a group that stages, and what else that wrapper, FSDP and users call."""
+    import bps_rdma.torch  # noqa: F401  registers the backend
+    from bps_rdma.torch.backend import Options
+
+    dist.init_process_group("bps")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = simulated.install(delay=0.0001, immediate=True)
+    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
+    torchs_own(group, rank, size)
+    assert device.copies > 0, "nothing was staged"
+    dist.barrier(group=group)
+    dist.destroy_process_group()
+
+
+def torchs_own(group: Any, rank: int, size: int) -> None:
+    model, alone = seeded(Exact), seeded(Exact)
+    ddp = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.01)
+    for one in (alone, ddp):
+        optimizer = torch.optim.SGD(one.parameters(), lr=2.0**-10)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(one(batch(step) if one is alone else batch(step, *share(rank, size)))).backward()
+            optimizer.step()
+    same(kept(alone), kept(model), "")
+    tensor = torch.full((3000,), float(rank + 1))
+    dist.all_reduce(tensor, group=group)
+    assert tensor.eq(sum(range(1, size + 1))).all()
+    tensor.fill_(rank)
+    dist.broadcast(tensor, 1, group=group)
+    assert tensor.eq(1).all()
+    dist.reduce(tensor, 0, group=group)
+    assert tensor.eq(size if rank == 0 else 1).all()
+    for sizes in ([700] * size, [100 * (number + 1) for number in range(size)]):
+        parts = [torch.empty(count) for count in sizes]
+        dist.all_gather(parts, torch.full((sizes[rank],), float(rank)), group=group)
+        assert all(part.eq(number).all() for number, part in enumerate(parts))
+        part = torch.empty(sizes[rank])
+        dist.reduce_scatter(part, [torch.full((count,), float(rank)) for count in sizes], group=group)
+        assert part.eq(sum(range(size))).all()
+    whole = torch.empty(size * 1000)
+    dist.all_gather_into_tensor(whole, torch.full((1000,), float(rank)), group=group)
+    assert whole.view(size, -1)[:, 0].tolist() == list(range(size))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_torchs_ddp_on_a_group_that_stages(workers):
+    cluster.run(with_torchs_ddp, workers=workers, init=False, env=SMALL)

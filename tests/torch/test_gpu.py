@@ -15,7 +15,16 @@ import cluster
 import pytest
 import torch
 import torch.distributed as dist
-from test_device import AnyOrder, with_broadcasts, with_closure, with_ddp, with_optimizers, with_push_pull, with_shards
+from test_device import (
+    AnyOrder,
+    torchs_own,
+    with_broadcasts,
+    with_closure,
+    with_ddp,
+    with_optimizers,
+    with_push_pull,
+    with_shards,
+)
 from torch import nn
 from training import Exact, Plain, batch, loss_of, seeded, share, train_alone
 
@@ -230,12 +239,7 @@ def through_torch(bps: Any) -> None:
     train(hooked, model.parameters())
     check(model.parameters())
 
-    tensor = torch.full((100_000,), float(rank + 1))
-    dist.all_reduce(tensor, group=staging)
-    assert tensor.eq(sum(range(1, size + 1))).all()
-    whole = torch.empty(size * 1000)
-    dist.all_gather_into_tensor(whole, torch.full((1000,), float(rank)), group=staging)
-    assert whole.view(size, -1)[:, 0].tolist() == list(range(size))
+    torchs_own(staging, rank, size)
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard

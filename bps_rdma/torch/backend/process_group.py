@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
@@ -23,7 +24,7 @@ from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork, done, profiling, settle
 
 Tensor = torch.Tensor
-c10d: Any = dist  # torch's stubs lack its newer names, and say nothing of subclasses
+c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say nothing of subclasses
 _CPU = torch.device("cpu")
 _UNSET = timedelta(0)  # options say -1 ms for "the group's"
 _BackendType = c10d.ProcessGroup.BackendType
@@ -90,7 +91,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         recurs = call.awaited and not profiling()
         if recurs and op is not None and self._recurring.run(tensor, op, call.seconds):
             return done()
-        if op is None or not self._reduces(tensor):
+        if op is None or not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         work = _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
         if recurs:
@@ -100,7 +101,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
         op, call = _operation(opts), self._call(opts)
-        if op is None or not all(map(self._reduces, tensors)):
+        if op is None or not all(map(self._takes, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
         return _work("all_reduce", pending, tensors, tensors, call)
@@ -110,7 +111,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = _only(tensors)
         opts = _rooted(c10d.ReduceOptions(), opts, op)
         found = _operation(opts)
-        if found is None or not _ours(tensor):
+        if found is None or not self._takes(tensor):
             return self._inner(tensor).reduce([tensor], opts)
         here = opts.rootRank == self.rank()
         target = tensor if here else tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -121,7 +122,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """This rank's part of the reduction, from one tensor per rank; they may differ in size."""
         output, parts = (outputs, inputs) if isinstance(outputs, Tensor) else (_only(outputs), _only(inputs))
         op = _operation(opts)
-        if op is None or not all(map(_ours, [output, *parts])):
+        if op is None or not all(map(self._takes, [output, *parts])):
             return self._inner(output).reduce_scatter([output], [parts], _options(c10d.ReduceScatterOptions(), opts))
         call = self._call(opts, timeout)
         pending = self._collectives.reduce_scatter_parts(output, parts, op, call)
@@ -130,7 +131,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
         op = _operation(opts)
-        if op is None or not (self._reduces(output) and self._reduces(whole)):
+        if op is None or not (self._takes(output) and self._takes(whole)):
             return self._inner(output)._reduce_scatter_base(output, whole, opts or c10d.ReduceScatterOptions())
         call = self._call(opts)
         return _work(
@@ -140,7 +141,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
         op, call = _operation(opts), self._call(opts)
-        if op is None or not all(map(self._reduces, [*outputs, *inputs])):
+        if op is None or not all(map(self._takes, [*outputs, *inputs])):
             opts = opts or c10d.ReduceScatterOptions()
             return self._inner(outputs[0]).reduce_scatter_tensor_coalesced(outputs, inputs, opts)
 
@@ -155,7 +156,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor becomes that of one rank."""
         tensor = _only(tensors)
         opts = _rooted(c10d.BroadcastOptions(), opts)
-        if not _ours(tensor):
+        if not self._takes(tensor):
             return self._inner(tensor).broadcast([tensor], opts)
         call = self._call(opts, timeout)
         return _work("broadcast", self._collectives.broadcast(tensor, opts.rootRank, call), [tensor], [tensor], call)
@@ -164,7 +165,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank gets every rank's tensor, each in one of its own; they may differ in size."""
         flat = isinstance(inputs, Tensor)
         parts, tensor = (outputs, inputs) if flat else (_only(outputs), _only(inputs))
-        if not all(map(_ours, [tensor, *parts])):
+        if not all(map(self._takes, [tensor, *parts])):
             return self._inner(tensor).allgather([parts], [tensor], _options(c10d.AllgatherOptions(), opts))
         call = self._call(opts)
         return _work("all_gather", self._collectives.all_gather_parts(parts, tensor, call), outputs, [tensor], call)
@@ -183,14 +184,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, in one large one, of which its own may be a part."""
-        if not (self._reduces(whole) and self._reduces(tensor)):
+        if not (self._takes(whole) and self._takes(tensor)):
             return self._inner(whole)._allgather_base(whole, tensor, opts or c10d.AllgatherOptions())
         call = self._call(opts)
         return _work("all_gather", self._collectives.all_gather(whole, tensor, call), [whole], [tensor], call)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """all_gather_single() of several tensors."""
-        if not all(map(self._reduces, [*outputs, *inputs])):
+        if not all(map(self._takes, [*outputs, *inputs])):
             opts = opts or c10d.AllgatherOptions()
             return self._inner(outputs[0]).allgather_into_tensor_coalesced(outputs, inputs, opts)
         call = self._call(opts)
@@ -205,7 +206,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         device = getattr(opts, "device", None)
-        if device is not None and device.type != "cpu":
+        if device is not None and device.type != "cpu" and not self._stages:
             return self._get_backend(device).barrier(opts)
         call = self._call(opts, timeout)
         return _work("barrier", self._collectives.barrier(call), [], [], call)
@@ -225,9 +226,10 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
         )
 
-    def _reduces(self, tensor: Tensor) -> bool:
-        """Whether its reduction uses the core: on a device only if it is to be staged, which takes contiguous ones."""
-        return _ours(tensor) or (self._stages and tensor.layout is torch.strided and tensor.is_contiguous())
+    def _takes(self, tensor: Tensor) -> bool:
+        """Whether the core moves it: on a device only if it is to be staged, which takes contiguous ones."""
+        is_dense = tensor.layout is torch.strided
+        return is_dense and (tensor.is_cpu or (self._stages and tensor.is_contiguous()))
 
     def _inner(self, tensor: Tensor) -> Any:
         """The backend for what the core does not take: bitwise operations, sparse tensors, other devices."""
@@ -259,10 +261,6 @@ def _only(tensors: Any) -> Any:
     if len(tensors) != 1:
         raise InvalidArgumentError(f"{len(tensors)} tensors at once", "pass one; the coalesced forms take several")
     return tensors[0]
-
-
-def _ours(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided
 
 
 def _operation(opts: Any) -> ReduceOp | None:
