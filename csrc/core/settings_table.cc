@@ -99,8 +99,8 @@ constexpr Setting kTable[] = {
     {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
      "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
     {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
-     "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: it does; 1: it "
-     "does not; auto: it does not, but for asynchronous training, where servers keep the weights"},
+     "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: off; 1: on; auto: "
+     "on, but off for asynchronous training, where servers keep the weights"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports
