@@ -13,6 +13,7 @@ void RoundEngine::propose_all(Round& round, const std::byte* result) {
     release(arrival.slot);
     if (arrival.pull_waiting) propose(round, arrival, result);
   }
+  if (round.writes_in_flight == 0) release(round.result);
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
   if (round.landing == 0) return end_landing(round);
   if (has_logged(round)) log_holder_ = &round;

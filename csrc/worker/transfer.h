@@ -54,6 +54,7 @@ class Transfer {
   bool two_phase = false;                      // see tensor::kTwoPhase
   bool logged = false;                         // and the server keeps a redo log: its answer is the last word;
   bool awaits_commit = false;                  // else that is its Committed
+  bool is_told_in_bulk = false;                // that its answers have landed: see WorkerLoop::note_landed()
   bool answers_aside = false;                  // staged: only answers; payloads are read where they lie
   bool is_compressed = false;                  // on the way to this server
   bool cancelled = false;                      // nothing more is sent, and the server has been told

@@ -196,6 +196,8 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
                    portion.operation->tensor->is_on_one_host && !portion.parts.front().for_host();
   portion.awaits_commit = portion.two_phase && !portion.logged;
   const bool aside = is_continuation || (portion.awaits_commit && !server.memory.transport().lands_in_order());
+  portion.is_told_in_bulk =
+      portion.awaits_commit && !aside && direct == nullptr && portion.header->kind == tensor::OperationKind::kPushPull;
   portion.staged = portion.answers_aside = aside;
   if (aside) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
@@ -327,7 +329,7 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
     if (std::exchange(entry->landed, true)) return counters_.stale.add();
     server.count_landed(std::exchange(entry->length, 0));
     if (blocked_) has_work_ = true;
-    if (transfer.operation != nullptr) return note_landed(server, immediate);
+    if (transfer.operation != nullptr) return note_landed(*entry, immediate);
     return static_cast<HostContribution&>(transfer).land(immediate, entry->staged->bytes());
   }
   if (entry->staged != nullptr) {
@@ -360,14 +362,21 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
   }
 }
 
-void WorkerLoop::note_landed(ServerConnection& server, std::uint32_t immediate) {
-  server.note_landed(immediate);
-  landed_due_ = true;
+// A push_pull over a network is over when all members have all of it, and until then what has landed holds up nothing:
+// no slot, no buffer and no credit. So the server is told of several partitions at once.
+void WorkerLoop::note_landed(const InFlight& entry, std::uint32_t immediate) {
+  constexpr std::size_t kMostUntold = 8;
+  const bool is_last = entry.part.partition == entry.transfer->parts.back().partition;
+  if (is_last) entry.transfer->is_told_in_bulk = false;  // others may land after it
+  const std::size_t untold = entry.server->note_landed(immediate);
+  landed_due_ |= !entry.transfer->is_told_in_bulk || untold == kMostUntold;
 }
 
 void WorkerLoop::note_landed(std::uint32_t contribution) {
   const HostContribution* landed = contributions_.find(contribution);
-  if (landed != nullptr && !landed->server->is_lost()) note_landed(*landed->server, landed->immediate());
+  if (landed == nullptr || landed->server->is_lost()) return;
+  landed->server->note_landed(landed->immediate());
+  landed_due_ = true;
 }
 
 void WorkerLoop::send_landed() {

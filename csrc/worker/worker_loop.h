@@ -154,7 +154,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void end_when_unread(std::uint32_t index);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
-  void note_landed(ServerConnection& server, std::uint32_t immediate);
+  void note_landed(const InFlight& entry, std::uint32_t immediate);
   void send_landed();
 
   // worker_loop_failures.cc

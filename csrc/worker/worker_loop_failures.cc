@@ -73,6 +73,7 @@ void WorkerLoop::cancel(Transfer& transfer, ServerConnection& server) {
 // Tells the server which partitions are not waited for any more, those that were never sent among them: other ranks may
 // wait for them there.
 void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
+  server.send_landed();  // what other members wait for may be complete
   tensor::Cancel message = transfer.make_cancel();
   message.for_host = transfer.parts.front().for_host();
   const auto send = [&] {
@@ -169,6 +170,7 @@ void WorkerLoop::check_deadlines() {
     abort(*operation, ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s),
           "check that every rank of the group calls it, or raise BPS_TIMEOUT");
   }
+  send_landed();  // where the rest of an operation takes long
   check_replies();
 }
 

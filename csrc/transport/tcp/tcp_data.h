@@ -50,7 +50,7 @@ class TcpData final : public DataEndpoint {
   void on_ready(std::uint32_t events);
   void transmit();
   void receive();
-  std::uint64_t whole_units(std::uint64_t most) const;
+  std::uint64_t readable() const;
   bool take_scratch(std::size_t size);
   void land(const std::byte* data, std::size_t size);
   bool begin_frame();

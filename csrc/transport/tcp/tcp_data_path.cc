@@ -112,19 +112,25 @@ void TcpData::on_ready(std::uint32_t events) {
 
 void TcpData::receive() {
   std::uint64_t budget = kReceiveBudget;
-  while (budget > 0 && !is_lost()) {
+  for (bool first = true; budget > 0 && !is_lost(); first = false) {
     // Into place as far as we know where that is, and what follows into the scratch, so that a small frame behind a
     // large one costs no system call of its own.
     std::array<iovec, 2> parts;
     int count = 0;
     std::uint64_t direct = 0;
+    std::size_t room = scratch_.size();
     if (in_payload_ && target_ != nullptr) {
       direct = std::min(missing_, budget);
-      if (unit_ > 1) direct = whole_units(direct);
+      if (unit_ > 1) {
+        const std::uint64_t here = readable();
+        if (here == 0 && !first) return;  // the first read is told of the end of the connection
+        direct = begun_have_ > 0 ? 0 : std::min(direct, here) / unit_ * unit_;
+        if (direct == 0) room = unit_ - begun_have_;
+      }
       if (direct > 0) parts[static_cast<std::size_t>(count++)] = {target_, direct};
     }
     const bool whole = direct == missing_ || direct == 0;
-    if (whole) parts[static_cast<std::size_t>(count++)] = {scratch_.data(), scratch_.size()};
+    if (whole) parts[static_cast<std::size_t>(count++)] = {scratch_.data(), room};
     const ssize_t got = ::readv(socket_.get(), parts.data(), count);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
@@ -138,16 +144,15 @@ void TcpData::receive() {
       if (missing_ == 0) end_frame();
     }
     if (!take_scratch(bytes - in_place)) return lose("it broke the tcp protocol");
-    if (bytes < direct + (whole ? scratch_.size() : 0)) return;  // drained: spare the call that would say so
+    if (bytes < direct + (whole ? room : 0)) return;  // drained: spare the call that would say so
   }
 }
 
-// Of what may be read into place, as much as is here for certain: then the read does not end within a unit, whose bytes
-// of before would be gone. 0: the next bytes come by the scratch.
-std::uint64_t TcpData::whole_units(std::uint64_t most) const {
+// Bytes that are here for certain. A read of whole units of them does not end within a unit, whose bytes of before
+// would be gone; a unit of which only a part is here comes by the scratch.
+std::uint64_t TcpData::readable() const {
   int here = 0;
-  if (begun_have_ > 0 || ::ioctl(socket_.get(), FIONREAD, &here) != 0 || here <= 0) return 0;
-  return std::min(most, static_cast<std::uint64_t>(here)) / unit_ * unit_;
+  return ::ioctl(socket_.get(), FIONREAD, &here) == 0 && here > 0 ? static_cast<std::uint64_t>(here) : 0;
 }
 
 // What has come by the scratch. A unit lands when all of it is here.

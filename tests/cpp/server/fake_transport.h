@@ -100,6 +100,7 @@ class FakeRegion final : public transport::Region {
 class FakeTransport final : public transport::Transport {
  public:
   std::string_view name() const override { return "fake"; }
+  bool lands_in_order() const override { return in_order; }
   transport::RegionPtr register_memory(std::span<std::byte> bytes) override {
     if (out_of_memory) throw Error(ErrorCode::kTransport, "no memory", "add some");
     return std::make_shared<FakeRegion>(bytes, rails);
@@ -132,6 +133,7 @@ class FakeTransport final : public transport::Transport {
   void disarm() override {}
 
   std::size_t rails = 1;
+  bool in_order = false;
   bool out_of_memory = false;
   std::vector<std::unique_ptr<FakeControl>> control_ends;  // in the order in which they were accepted
   std::vector<std::unique_ptr<FakeData>> data_ends;

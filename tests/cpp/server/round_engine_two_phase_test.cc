@@ -62,6 +62,17 @@ TEST_F(TwoPhaseTest, TheSlotOfAResultIsFreeWhenItHasLeft) {
   EXPECT_EQ(engine.open_rounds(), 1U) << "nobody has confirmed it";
 }
 
+TEST_F(TwoPhaseTest, TheSlotOfAResultThatIsWrittenInPlaceIsFreeAtOnce) {
+  use_slots(0, 1);
+  for (const std::uint32_t i : {1U, 2U}) data(i).put_on_same_host();
+  land(0, header(0, kNoData));
+  for (const std::uint32_t i : {1U, 2U}) post(i, header(i, kBoth));
+  EXPECT_EQ(memory[2].back(), 6);
+  EXPECT_EQ(engine.open_rounds(), 1U) << "they have not confirmed it";
+  collect_credits(0);
+  EXPECT_EQ(slots[0].size(), 1U);
+}
+
 TEST_F(TwoPhaseTest, WhoWantsNoDataIsToldWithTheOthers) {
   use_slots(2);
   land(0, header(0, kBoth));
