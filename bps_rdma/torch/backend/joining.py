@@ -33,8 +33,8 @@ class Options:
     """Options of new_group(backend="bps", pg_options=Options(...)).
 
     Attributes:
-        stage_gpu: whether reductions and all_gather_single of CUDA tensors use bps_rdma, through pinned memory, instead
-            of NCCL.
+        stage_gpu: whether reductions, gathers and broadcasts of CUDA tensors use bps_rdma, through pinned memory,
+            instead of NCCL.
     """
 
     stage_gpu: bool = False
