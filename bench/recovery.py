@@ -110,7 +110,9 @@ def trial(options: argparse.Namespace, draw: random.Random) -> float:
         if options.failover:
             left, extra = options.servers - options.losses, extra | {"BPS_SERVER_FAILOVER": "1"}
         words = [sys.executable, __file__, "--rank", name, "--left", str(left), "--alone", str(alone)]
-        words += ["--failover"] * options.failover + ["--commits"] * options.replace
+        # Without commit() a rank may have all sums of a step whose last answer another one never gets, and they would
+        # go on with different steps.
+        words += ["--failover"] * options.failover + ["--commits"] * (options.replace or options.victim == "worker")
         on = [{"BPS_HOST_ID": host} for host in options.hosts] or [{}] * options.ranks
         ranks = [children.spawn(job.label(i), words, job.worker(i) | extra | on[i]) for i in range(options.ranks)]
         await_files(folder, "running", range(options.ranks), children, options.patience)
