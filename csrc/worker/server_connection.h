@@ -75,6 +75,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
     landed_.immediates.push_back(immediate);
     return landed_.immediates.size();
   }
+  void forget_landed(std::uint32_t immediate) { std::erase(landed_.immediates, immediate); }
   void send_landed();
 
   // The scheduler has been asked for the cause of its loss.
@@ -157,6 +158,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   const std::uint32_t node;
   const std::string name;  // for errors
   std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
+  // Other ranks of this host share memory with it, and may read its redo log.
+  bool may_keep_log = false;
   TransportMemory& memory;
   SendQueue queue;
   // Bytes that are sent before the loop looks at what has come.

@@ -196,8 +196,9 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
                    portion.operation->tensor->is_on_one_host && !portion.parts.front().for_host();
   portion.awaits_commit = portion.two_phase && !portion.logged;
   const bool aside = is_continuation || (portion.awaits_commit && !server.memory.transport().lands_in_order());
-  portion.is_told_in_bulk =
-      portion.awaits_commit && !aside && direct == nullptr && portion.header->kind == tensor::OperationKind::kPushPull;
+  const bool others_log = portion.operation->tensor->is_on_one_host && server.may_keep_log;
+  portion.is_told_in_bulk = portion.awaits_commit && !aside && direct == nullptr && !others_log &&
+                            portion.header->kind == tensor::OperationKind::kPushPull;
   portion.staged = portion.answers_aside = aside;
   if (aside) server.memory.reserve(portion.parts.size());
   if (direct == nullptr) return;
@@ -362,14 +363,19 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
   }
 }
 
-// A push_pull over a network is over when all members have all of it, and until then what has landed holds up nothing:
-// no slot, no buffer and no credit. So the server is told of several partitions at once.
+// A push_pull over a network is over when all members have all of it, and until then what has landed takes no slot and
+// no credit. So the server is told of several partitions at once. Members that have answers in buffers keep these until
+// then, and one that reads a redo log keeps the server from the next sum: hence the limit, and none of this where there
+// is a log.
 void WorkerLoop::note_landed(const InFlight& entry, std::uint32_t immediate) {
   constexpr std::size_t kMostUntold = 8;
-  const bool is_last = entry.part.partition == entry.transfer->parts.back().partition;
-  if (is_last) entry.transfer->is_told_in_bulk = false;  // others may land after it
+  constexpr std::uint64_t kMostBytes = 4 << 20;
+  Transfer& transfer = *entry.transfer;
+  const bool is_last = entry.part.partition == transfer.parts.back().partition;
+  if (is_last || transfer.cancelled) transfer.is_told_in_bulk = false;  // others may land after it, or it never lands
   const std::size_t untold = entry.server->note_landed(immediate);
-  landed_due_ |= !entry.transfer->is_told_in_bulk || untold == kMostUntold;
+  const bool is_enough = untold >= kMostUntold || untold * entry.answer_length >= kMostBytes;
+  landed_due_ |= !transfer.is_told_in_bulk || is_enough;
 }
 
 void WorkerLoop::note_landed(std::uint32_t contribution) {
@@ -403,6 +409,7 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
     counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
                             entry.server->node, has_landed ? entry.answer_length : entry.length);
   }
+  if (!answered && entry.landed) entry.server->forget_landed(in_flight_.immediate_of(index));
   // What has landed and is perhaps committed elsewhere stays where it is.
   const bool is_kept = !answered && transfer->two_phase && suspend(index);
   if (entry.staged != nullptr) {

@@ -6,6 +6,7 @@ Copies that the pipeline does not order, or puts into memory that is not pinned,
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -70,6 +71,9 @@ class SimulatedDevice:
 
     def current(self) -> Any:
         return self.compute
+
+    def computing(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def record(self, stream: Any) -> threading.Event:
         event = threading.Event()

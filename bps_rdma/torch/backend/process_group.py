@@ -227,9 +227,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         )
 
     def _takes(self, tensor: Tensor) -> bool:
-        """Whether the core moves it: on a device only if it is to be staged, which takes contiguous ones."""
-        is_dense = tensor.layout is torch.strided
-        return is_dense and (tensor.is_cpu or (self._stages and tensor.is_contiguous()))
+        """Whether the core moves it: on a GPU only if it is to be staged."""
+        return tensor.layout is torch.strided and (tensor.is_cpu or (self._stages and tensor.is_cuda))
 
     def _inner(self, tensor: Tensor) -> Any:
         """The backend for what the core does not take: bitwise operations, sparse tensors, other devices."""

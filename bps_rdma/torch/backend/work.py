@@ -50,6 +50,10 @@ class BpsWork(dist.Work):
         self._handles = handles
         self._finishes = finishes
         self._tensors = tensors
+        staged = [handle for handle in handles if isinstance(handle, StagedOperation)] if finishes else ()
+        self._device = staged[0].device if staged else None
+        self._stream = self._device.current() if self._device is not None else None  # in which to finish
+        self._finished: Any = None  # event
         self._lock = threading.Lock()  # one thread at a time may wait for a handle, which gives its result once
         self._over = False
         self._error: Exception | None = None
@@ -83,6 +87,8 @@ class BpsWork(dist.Work):
         for handle in self._handles:
             if isinstance(handle, StagedOperation):
                 handle.follow()
+        if self._finished is not None and self._device is not None:
+            self._device.order(self._device.current(), self._finished)
         return True
 
     def _settle(self) -> None:
@@ -90,11 +96,26 @@ class BpsWork(dist.Work):
             if self._over:
                 return
             try:
-                settle(self._handles, self._finishes)
+                settle(self._handles, ())
+                self._finish()
             except Exception as error:
                 self._error = error
             self._over = True
             self._finishes = ()
+
+    def _finish(self) -> None:
+        if self._device is None:
+            for finish in self._finishes:
+                finish()
+            return
+        # In the stream of the call, whose memory is used: this may be the thread that completes futures.
+        with self._device.computing(self._stream):
+            for handle in self._handles:
+                if isinstance(handle, StagedOperation):
+                    handle.follow()
+            for finish in self._finishes:
+                finish()
+            self._finished = self._device.record(self._stream)
 
     def _await(self, seconds: float) -> None:
         if self._over:
@@ -141,6 +162,7 @@ class BpsWork(dist.Work):
             self._record.__exit__(None, None, None)
         if self._error is not None:
             raise self._error
+        self._follow()  # this callback's stream is that of the future
         return self._tensors
 
     def _start_record(self, kind: str, inputs: list[Any]) -> None:

@@ -68,6 +68,8 @@ def step_of(method: Method, model: nn.Module, batch: torch.Tensor, groups: dict[
         if alone:
             # Ranks that wait for each other compute at the same time and compete for memory. Without a barrier they
             # would drift apart and be faster.
+            if batch.is_cuda:
+                torch.cuda.synchronize()
             dist.barrier()
         optimizer.step()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,9 @@ class Device(Protocol):
 
     def current(self) -> Any:
         """The stream in which the calling thread computes."""
+
+    def computing(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within it, the calling thread computes in this stream."""
 
     def record(self, stream: Any) -> Any:
         """An event that happens once all work that is in the stream now is complete."""
@@ -71,6 +75,10 @@ class CudaDevice:
         """The stream in which the calling thread computes."""
         return torch.cuda.current_stream(self._device)
 
+    def computing(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within it, the calling thread computes in this stream."""
+        return torch.cuda.stream(stream)
+
     def record(self, stream: Any) -> Any:
         """An event that happens once all work that is in the stream now is complete."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a thread that waits for it sleeps
@@ -91,7 +99,7 @@ class CudaDevice:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         """Puts a copy into the stream."""
-        with torch.cuda.stream(stream):
+        with self.computing(stream):
             target.copy_(source, non_blocking=True)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:

@@ -141,15 +141,19 @@ class StagedOperation(PythonHandle):
         """Whether its remaining chunks need not be sent."""
         return self._error is not None
 
-    def receive(self, copy: Callable[[], Any]) -> bool:
+    def receive(self, copy: Callable[[], None], record: Callable[[], Any]) -> bool:
         """Starts the copies of a chunk to the device, unless the operation has failed: its tensor then stays as it is.
 
         Args:
-            copy: starts them, and returns an event that happens after them.
+            copy: starts them.
+            record: returns an event that happens after those that were started, also if `copy` raises an error.
         """
         with self._changed:
             if not self._over:
-                self._copied = copy()
+                try:
+                    copy()
+                finally:
+                    self._copied = record()
             return not self._over
 
     def end(self, error: Exception | None = None) -> None:

@@ -259,7 +259,7 @@ class CopyPipeline:
         try:
             chunk.handle.wait()
             began = time.monotonic_ns()
-            if operation.receive(lambda: self._copy_up(chunk)):
+            if operation.receive(lambda: self._copy_up(chunk), lambda: self._note_emptied(chunk.slot)):
                 if self._spans is not None:
                     self._device.wait(chunk.slot.emptied)
                     self._spans.add(f"copy to device: {operation.name} [{chunk.number}]", began)
@@ -271,9 +271,11 @@ class CopyPipeline:
             operation.end(error)
         self._free(chunk)
 
-    def _copy_up(self, chunk: Chunk) -> Any:
+    def _copy_up(self, chunk: Chunk) -> None:
         begin, end = chunk.columns
         for row, tensor in chunk.cursor.operation.layout.targets:
             self._device.copy(tensor[begin:end], chunk.row(row), self._up)
-        chunk.slot.emptied = self._device.record(self._up)
-        return chunk.slot.emptied
+
+    def _note_emptied(self, slot: Slot) -> Any:
+        slot.emptied = self._device.record(self._up)
+        return slot.emptied
