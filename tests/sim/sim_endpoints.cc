@@ -136,7 +136,11 @@ void SimData::land(const WritePtr& write, std::size_t piece) {
     landed_.push_back(write);
     network_.wake(here().machine);
   } else if (network_.conditions.by_process && !write->is_refused && size > 0) {
-    sink->on_cut_off(*this, write->op.immediate, size);  // all of it has come, and its end is not told any more
+    // All of it has come, and its end is not told any more.
+    if (network_.tap != nullptr && write->op.header.empty()) {
+      network_.tap->on_write(Tap::Moment::kTaken, there().machine, here().machine, {}, write->op.immediate);
+    }
+    sink->on_cut_off(*this, write->op.immediate, size);
   }
   // The acknowledgement goes back.
   network_.deliver(
