@@ -2,11 +2,14 @@
 """Losses of small models with compressed gradients: a character GPT on this project's own pages, and a convolution net.
 
     BPS_TRANSPORT=tcp BPS_MIN_COMPRESS_BYTES=1024 bps run -np 2 --servers 1 \\
-        python bench/compressed_training.py --plot docs/compression_loss.png
+        python bench/compressed_training.py --seeds 1,2,3 --plot docs/compression_loss.png
+    ... python bench/compressed_training.py --optimizer sgd --methods "none topk:k=0.01,feedback=1"
+    ... python bench/compressed_training.py --methods "none diloco:20 diloco:20:int4:feedback=1"
 
 Each method trains the same model from the same start on the same batches. Shown is the loss on data that was not
-trained on, at the end as the mean of the last fifth of the measurements. A dedicated server makes all contributions
-travel.
+trained on, at the end as the mean of the last fifth of the measurements, and what a rank sends per step. With several
+seeds the differences from the first method are averaged, and shown with their standard error. A dedicated server makes
+all contributions travel. `diloco:H` trains each rank alone for H steps, then agrees; see bps_rdma.torch.DiLoCo.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import bps_rdma
 import bps_rdma.torch as bps
 
 METHODS = (
@@ -30,7 +35,7 @@ METHODS = (
     "topk:k=0.1,feedback=1 topk:k=0.01,feedback=1 onebit:feedback=1"
 )
 MODELS = {"gpt": "a character GPT, 109 thousand parameters", "images": "a convolution net"}
-EVERY = 10  # steps from one measurement to the next
+MEASUREMENTS = 40  # of a training
 ROOT = Path(__file__).parents[1]
 
 
@@ -84,28 +89,32 @@ def gpt() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float]:
     return GPT(len(letters)), loss, 3e-3
 
 
-def images() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float]:
-    """Tells noisy rings, squares, crosses and bars of any size and place from each other."""
+def draw(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noisy rings, squares, crosses and bars of any size and place, and which of them each is."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(0, 4, (count,), generator=generator)
+    size, row, column = torch.rand(3, count, 1, 1, generator=generator) * torch.tensor([4, 8, 8]).view(3, 1, 1, 1)
     y, x = torch.meshgrid(torch.arange(20.0), torch.arange(20.0), indexing="ij")
-
-    def draw(kind: int, generator: torch.Generator) -> torch.Tensor:
-        size, row, column = (
-            torch.rand(3, generator=generator) * torch.tensor([4, 8, 8]) + torch.tensor([3, 6, 6])
-        ).tolist()
-        dy, dx = (y - row).abs(), (x - column).abs()
-        shape = [
+    size, dy, dx = size + 3, (y - row - 6).abs(), (x - column - 6).abs()
+    shapes = torch.stack(
+        [
             ((dy**2 + dx**2).sqrt() - size).abs() < 1,
             (torch.maximum(dy, dx) - size).abs() < 1,
             (torch.minimum(dy, dx) < 1) & (torch.maximum(dy, dx) < size),
             (dy < 1) & (dx < size),
-        ][kind]
-        return shape.float() + 0.7 * torch.randn(20, 20, generator=generator)
+        ]
+    )
+    pictures = shapes[kinds, torch.arange(count)].float()
+    return (pictures + 0.7 * torch.randn(pictures.shape, generator=generator))[:, None], kinds
+
+
+def images() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float]:
+    """Tells the shapes from each other."""
+    held_out = draw(2048, 10**9)
 
     def loss(model: nn.Module, seed: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(abs(seed) if seed >= 0 else 10**9 - seed)
-        kinds = torch.randint(0, 4, (32,), generator=generator)
-        pictures = torch.stack([draw(kind, generator) for kind in kinds.tolist()])
-        return functional.cross_entropy(model(pictures[:, None]), kinds)
+        pictures, kinds = draw(32, seed) if seed >= 0 else [part.chunk(4)[-seed - 1] for part in held_out]
+        return functional.cross_entropy(model(pictures), kinds)
 
     model = nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2),
@@ -122,35 +131,53 @@ def images() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float
     return model, loss, 2e-3
 
 
-def train(make: Any, method: str, steps: int, seed: int) -> list[float]:
-    """The losses on data that was not trained on."""
+def optimizer_of(kind: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), 25 * rate, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), rate)
+
+
+def train(make: Any, method: str, kind: str, steps: int, seed: int) -> tuple[list[float], float]:
+    """The losses on data that was not trained on, and the bytes that a rank sends per step."""
     torch.manual_seed(seed)
     model, loss, rate = make()
-    ddp = bps.DistributedDataParallel(model, compression=method)
-    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    optimizer = optimizer_of(kind, model, rate)
+    step_all: Any = optimizer
+    trained: nn.Module = model
+    if method.startswith("diloco:"):
+        every, _, compression = method.removeprefix("diloco:").partition(":")
+        step_all = bps.DiLoCo(optimizer, every=int(every), compression=compression or "none")
+    else:
+        trained = bps.DistributedDataParallel(model, compression=method)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
     )
     losses = []
+    sent = bps_rdma.metrics()["total"]["data_bytes"]
     for step in range(steps):
         optimizer.zero_grad()
-        loss(ddp, 10**6 * seed + step * bps.size() + bps.rank()).backward()
-        optimizer.step()
+        loss(trained, 10**6 * seed + step * bps.size() + bps.rank()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        step_all.step()
         schedule.step()
-        if (step + 1) % EVERY == 0:
+        if (step + 1) % (steps // MEASUREMENTS) == 0:
             with torch.no_grad():
                 losses.append(statistics.mean(float(loss(model, seed)) for seed in range(-4, 0)))
-    return losses
+    return losses, (bps_rdma.metrics()["total"]["data_bytes"] - sent) / steps
 
 
-def plot(path: Path, results: dict[str, dict[str, list[float]]]) -> None:
+def plot(path: Path, steps: int, results: dict[str, dict[str, list[float]]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, len(results), figsize=(11, 4), layout="constrained", squeeze=False)
     for axes, (title, found) in zip(panels[0], results.items(), strict=True):
         for method, losses in found.items():
-            steps = range(EVERY, EVERY * len(losses) + 1, EVERY)
-            axes.plot(steps, losses, label=method, linewidth=2.5 if method == "none" else 1.2)
+            axes.plot(
+                [(at + 1) * steps // MEASUREMENTS for at in range(len(losses))],
+                losses,
+                label=method,
+                linewidth=2.5 if method == "none" else 1.2,
+            )
         axes.set_title(title, fontsize="medium")
         axes.set_xlabel("step")
         axes.set_yscale("log")
@@ -162,32 +189,48 @@ def plot(path: Path, results: dict[str, dict[str, list[float]]]) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=1, help="of the start and the batches")
+    parser.add_argument("--steps", type=int, default=400, help=f"at least {MEASUREMENTS}")
+    parser.add_argument("--seeds", default="1", help="of the start and the batches; several: 1,2,3")
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw", help="sgd: with a momentum of 0.9")
     parser.add_argument(
         "--methods", default=METHODS, help="separated by spaces; the first one is what others are compared with"
     )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=Path, help="the curves, averaged over the seeds")
     args = parser.parse_args()
+    if args.steps < MEASUREMENTS:
+        parser.error(f"--steps {args.steps} is less than {MEASUREMENTS}")
+    seeds = [int(seed) for seed in args.seeds.split(",")]
     torch.set_num_threads(1)
     bps.init()
-    results: dict[str, dict[str, list[float]]] = {}
+    curves: dict[str, dict[str, list[float]]] = {}
     for name in args.models:
         title, make = MODELS[name], {"gpt": gpt, "images": images}[name]
+        base: list[float] = []
         for method in args.methods.split():
-            losses = results.setdefault(title, {})[method] = train(make, method, args.steps, args.seed)
-            last = statistics.mean(losses[-len(losses) // 5 :])
-            plain = next(iter(results[title].values()))
-            base = statistics.mean(plain[-len(plain) // 5 :])
+            begin = time.monotonic()
+            trained = [train(make, method, args.optimizer, args.steps, seed) for seed in seeds]
+            ends = [statistics.mean(losses[-MEASUREMENTS // 5 :]) for losses, _ in trained]
+            base = base or ends
+            curves.setdefault(title, {})[method] = [
+                statistics.mean(each) for each in zip(*(one[0] for one in trained), strict=True)
+            ]
+            differences = [100 * (end / plain - 1) for end, plain in zip(ends, base, strict=True)]
+            error = statistics.stdev(differences) / len(seeds) ** 0.5 if len(seeds) > 1 else math.nan
             if bps.rank() == 0:
-                print(f"{title}: {method:24} loss {last:.4f}, {100 * (last / base - 1):+.2f} %", flush=True)
+                print(
+                    f"{title}, {args.optimizer}: {method:28} loss {statistics.mean(ends):.4f}, "
+                    f"{statistics.mean(differences):+6.2f} % (standard error {error:.2f}), "
+                    f"{statistics.mean(sent for _, sent in trained) / 1e3:8.1f} kB per step, "
+                    f"{time.monotonic() - begin:.0f} s",
+                    flush=True,
+                )
     if bps.rank() == 0:
         if args.json:
-            args.json.write_text(json.dumps(results) + "\n")
+            args.json.write_text(json.dumps({"steps": args.steps, "curves": curves}) + "\n")
         if args.plot:
-            plot(args.plot, results)
+            plot(args.plot, args.steps, curves)
     bps.shutdown()
 
 

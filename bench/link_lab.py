@@ -129,7 +129,7 @@ class LabJob(LocalJob):
 
 @contextlib.contextmanager
 def lab(
-    workers: int, ranks: int, servers: int, mbit: float, partition: int, least: int
+    workers: int, ranks: int, servers: int, mbit: float, partition: int, least: int | None = None
 ) -> Iterator[tuple[Switch, LabJob]]:
     """A switch with the hosts of a job, `ranks` on each of the workers'. If `servers` is 0, servers run inside them."""
     switch = Switch()

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace costs: pairs of runs in turns, one with BPS_TRACE and one without, on this machine.
+"""What a trace costs: one job that starts anew in turns with BPS_TRACE and without, on this machine.
 
     python bench/trace_cost.py                      # 1 MiB between two ranks through shared memory
-    python bench/trace_cost.py --transport tcp --pairs 12
+    python bench/trace_cost.py --transport tcp --pairs 100
 
-Each run is a job of its own. The figure of a run is the median time of a push_pull on rank 0; that of a pair, how much
-longer it took with the trace, in %. Needs a quiet machine: how much runs without a trace differ is printed beside it.
+The processes stay the same, because two jobs of the same program differ by more than a trace costs. The figure of a
+turn is the median time of a push_pull on rank 0; that of a pair, how much longer it took with the trace, in %. Shown
+are the median of the pairs with quartiles, how sure that median is (its 95 % interval, by resampling), and, as a
+measure of the noise, the same between neighbouring turns that both have no trace. Needs a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -20,81 +23,88 @@ import time
 from pathlib import Path
 
 RANK = "BPS_TRACE_COST_RANK"
+ORDER = (False, True, True, False)  # two pairs, and, from one four to the next, a pair without any trace
 
 
-def rank(size: int, seconds: float) -> None:
-    """One rank of a run: as many rounds as fit; rank 0 prints the median of one, in microseconds."""
+def turn(size: int, seconds: float, folder: str | None) -> float:
+    """The median time of a round, in microseconds."""
     import numpy as np
 
     import bps_rdma as bps
 
+    os.environ.pop("BPS_TRACE", None)
+    if folder is not None:
+        os.environ["BPS_TRACE"] = folder
     bps.init()
     array = bps.empty(size // 4)
     array[:] = 0
     stop = np.zeros(1, np.float32)
     times = []
-    for _ in range(200):
+    for _ in range(100):
         bps.push_pull_inplace(array, name="x")
     began = time.perf_counter()
     while True:
-        for _ in range(200):
+        for _ in range(100):
             before = time.perf_counter()
             bps.push_pull_inplace(array, name="x")
             times.append(time.perf_counter() - before)
         stop[0] = time.perf_counter() - began > seconds
         if float(bps.push_pull(stop, average=False, name="stop")[0]) > 0:
             break
-    if bps.rank() == 0:
-        print(f"median {statistics.median(times) * 1e6}", flush=True)
     bps.shutdown()
+    return statistics.median(times) * 1e6
 
 
-def run(arguments: argparse.Namespace, folder: Path | None) -> float:
-    """The figure of one job, microseconds."""
-    env = os.environ | {RANK: "1", "BPS_TRANSPORT": arguments.transport}
-    env.pop("BPS_TRACE", None)
-    if folder is not None:
-        env["BPS_TRACE"] = str(folder)
-    command = [
-        str(Path(sys.executable).with_name("bps")),
-        "run",
-        "-np",
-        "2",
-        __file__,
-        "--size",
-        str(arguments.size),
-        "--seconds",
-        str(arguments.seconds),
-    ]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    found = [line.split("median ")[1] for line in done.stdout.splitlines() if "median " in line]
-    if done.returncode != 0 or len(found) != 1:
-        sys.exit(f"error: {done.stdout}{done.stderr}")
-    return float(found[0])
+def rank(size: int, seconds: float, pairs: int, folder: str) -> None:
+    for number in range(2 * pairs):
+        traced = ORDER[number % len(ORDER)]
+        found = turn(size, seconds, f"{folder}/{number}" if traced else None)
+        if os.environ["RANK"] == "0":
+            print(f"turn {int(traced)} {found}", flush=True)
+
+
+def interval(figures: list[float]) -> tuple[float, float]:
+    """In which the median lies with 95 %."""
+    draw = random.Random(1)  # noqa: S311
+    medians = sorted(statistics.median(draw.choices(figures, k=len(figures))) for _ in range(2000))
+    return medians[50], medians[-51]
+
+
+def show(title: str, figures: list[float]) -> None:
+    low, middle, high = statistics.quantiles(figures, n=4)
+    least, most = interval(figures)
+    print(f"{title}: {middle:+.2f} % (95 %: {least:+.2f} to {most:+.2f}; quartiles {low:+.1f} and {high:+.1f})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=1 << 20, help="bytes")
     parser.add_argument("--transport", default="shm")
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=0.25, help="of each turn")
     arguments = parser.parse_args()
     if RANK in os.environ:
-        return rank(arguments.size, arguments.seconds)
-    off, dearer = [], []
-    for pair in range(arguments.pairs):
-        with tempfile.TemporaryDirectory() as folder:
-            order = [None, Path(folder)] if pair % 2 == 0 else [Path(folder), None]
-            figures = {where is not None: run(arguments, where) for where in order}
-        off.append(figures[False])
-        dearer.append(100 * (figures[True] / figures[False] - 1))
-        print(f"off {figures[False]:8.1f} us   on {figures[True]:8.1f} us   {dearer[-1]:+5.1f} %", flush=True)
-    low, middle, high = statistics.quantiles(dearer, n=4)
-    spread = 100 * (max(off) / min(off) - 1)
-    print(
-        f"a trace costs {middle:.1f} % (quartiles {low:.1f} and {high:.1f} %); runs without one: within {spread:.0f} %"
-    )
+        return rank(arguments.size, arguments.seconds, arguments.pairs, os.environ[RANK])
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("bps")), "run", "-np", "2", __file__, *sys.argv[1:]],
+            env=os.environ | {RANK: folder, "BPS_TRANSPORT": arguments.transport},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        written = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    if done.returncode != 0 or written == 0:
+        sys.exit(f"error: {done.stdout}{done.stderr}")
+    turns = [line.partition("turn ")[2].split() for line in done.stdout.splitlines() if "turn " in line]
+    figures = [float(found) for _, found in turns]
+    pairs = [sorted(zip(turns[at : at + 2], figures[at : at + 2], strict=True)) for at in range(0, len(figures) - 1, 2)]
+    dearer = [100 * (traced / plain - 1) for (_, plain), (_, traced) in pairs]
+    neighbours = [100 * (figures[at + 1] / figures[at] - 1) for at in range(3, len(figures) - 1, 4)]
+    plain = statistics.median(plain for (_, plain), _ in pairs)
+    print(f"a round takes {plain:.1f} us without a trace; the traces are {written / 1e6:.1f} MB")
+    show("a trace costs", dearer)
+    show("between turns without one", neighbours)
     return None
 
 
