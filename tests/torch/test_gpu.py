@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from datetime import timedelta
 from typing import Any
 
 import cluster
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_main import mark
 from test_device import (
     AnyOrder,
     torchs_own,
@@ -268,3 +271,26 @@ def test_ddp_bench(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ddp-bps" in done.stdout
+
+
+def waits_for_its_gpu(bps):
+    if bps.rank() == 1:
+        torch.cuda._sleep(20_000_000_000)  # cycles: ten seconds and more
+        mark("hangs")
+        torch.cuda.synchronize()
+    return float(bps.push_pull(np.ones(5000, np.float32), average=False, name="w")[0])
+
+
+def test_why_names_a_rank_that_waits_for_its_gpu():
+    with cluster.Job(waits_for_its_gpu, workers=2) as job:
+        job.await_marks("hangs", [1])
+        time.sleep(2)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "bps_rdma", "why", "--json", "--job", job.name],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        found = json.loads(done.stdout)[0]
+        assert found["kind"] == "rank"
+        assert [one["rank"] for one in found["culprits"]] == [1]
+        assert "waits_for_its_gpu" in found["stacks"]["rank 1"]
+        assert job.results() == [2, 2]
