@@ -105,7 +105,7 @@ def draw(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         ]
     )
     pictures = shapes[kinds, torch.arange(count)].float()
-    return (pictures + 0.7 * torch.randn(pictures.shape, generator=generator))[:, None], kinds
+    return (pictures + 1.2 * torch.randn(pictures.shape, generator=generator))[:, None], kinds
 
 
 def images() -> tuple[nn.Module, Callable[[nn.Module, int], torch.Tensor], float]:

@@ -19,6 +19,7 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
+from bps_rdma.torch.checks import check_module
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
@@ -77,6 +78,7 @@ class DistributedDataParallel(torch.nn.Module):
         super().__init__()
         if device_ids is not None and len(device_ids) > 1:
             raise BpsError("several devices per process are not supported", "start one process per device")
+        check_module(module)
         start.init()
         self.module = module
         self.require_backward_grad_sync = True

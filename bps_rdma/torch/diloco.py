@@ -20,8 +20,9 @@ import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import Options, ReduceOp
-from bps_rdma.torch import start, transfer
+from bps_rdma.torch import compression_state, start, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
+from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.optimizer import names_of
@@ -40,6 +41,11 @@ class _Fragment:
     moved: torch.Tensor  # the pseudo-gradient, then its mean
     handle: AnyHandle | None = None
     left: int = 0  # steps until the mean is waited for
+
+    @property
+    def name(self) -> str:
+        assert self.options.name is not None
+        return self.options.name
 
     def local(self) -> torch.Tensor:
         return torch.cat([one.detach().flatten().float() for one in self.parameters])
@@ -108,14 +114,14 @@ class DiLoCo:
     ) -> None:
         start.init()
         named = names_of(optimizer, named_parameters)
-        if not 1 <= fragments <= max(len(named), 1):
-            raise InvalidArgumentError(
-                f"fragments={fragments} of {len(named)} parameters", "use 1, or at most one for each parameter"
-            )
-        if every < 1 or not 0 <= delay < every:
+        check_count("every", every, 1)
+        check_count("delay", delay, 0)
+        check_count("fragments", fragments, 1)
+        check_number("mix", mix, 0, 1)
+        if fragments > max(len(named), 1):
+            raise InvalidArgumentError(f"fragments={fragments} of {len(named)} parameters", "use at most one for each")
+        if delay >= every:
             raise InvalidArgumentError(f"every={every} and delay={delay}", "use 0 <= delay < every")
-        if not 0 <= mix <= 1:
-            raise InvalidArgumentError(f"mix={mix} is no share", "use a number from 0 to 1")
         wrong = [name for name, one in named if not one.is_floating_point()]
         if wrong:
             raise InvalidArgumentError(f"{wrong[0]!r} is not of a floating-point type", "leave it out of the optimizer")
@@ -131,6 +137,7 @@ class DiLoCo:
             self._fragment(f"{prefix}.{number}", parameters)
             for number, parameters in enumerate(_cut([one for _, one in named], fragments))
         ]
+        transfer.declare_many({one.name: one.moved for one in self._fragments}, self._group, self._method)
 
     def _fragment(self, name: str, parameters: list[torch.nn.Parameter]) -> _Fragment:
         options = Options(ReduceOp.average, name, group=self._group, compression=self._method)
@@ -193,19 +200,29 @@ class DiLoCo:
             one.end(*self._outer, self._mix)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; waits for what is under way first, so that every rank must call it at the same step."""
+        """For a checkpoint of this rank: its inner optimizer, and what compression remembers, are its own.
+
+        Waits for what is under way first, so that every rank must call it at the same step.
+        """
         self.synchronize()
         return {
             "inner": self.inner.state_dict(),
             "steps": self.steps,
-            "fragments": [{"anchor": one.anchor.clone(), "velocity": one.velocity.clone()} for one in self._fragments],
+            "fragments": [
+                {
+                    "anchor": one.anchor.clone(),
+                    "velocity": one.velocity.clone(),
+                    "compression": list(compression_state.of_tensor(one.name, one.moved, self._group).values()),
+                }
+                for one in self._fragments
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint of the same model in as many fragments.
+        """Goes on from a checkpoint of the same model in as many fragments. Every rank must call it.
 
         Raises:
-            InvalidArgumentError: it has other parameters, or another number of fragments.
+            InvalidArgumentError: it has other parameters, another number of fragments, or another compression.
         """
         sizes = [one["anchor"].numel() for one in state["fragments"]]
         if sizes != [one.anchor.numel() for one in self._fragments]:
@@ -216,6 +233,10 @@ class DiLoCo:
         for one, saved in zip(self._fragments, state["fragments"], strict=True):
             one.anchor.copy_(saved["anchor"])
             one.velocity.copy_(saved["velocity"])
+            names = [piece for piece, _ in transfer.pieces(one.name, one.moved)]
+            compression_state.load_tensor(
+                dict(zip(names, saved.get("compression", []), strict=False)), one.name, one.moved, self._group
+            )
 
 
 def LocalSGD(  # noqa: N802

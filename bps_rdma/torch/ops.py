@@ -29,6 +29,7 @@ from bps_rdma import (
 )
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import transfer
+from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.compression import AnyCompression, Compression, Compressor, compressor_of
 from bps_rdma.torch.start import AnyGroup, group_of, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
@@ -222,6 +223,8 @@ def push_pull_group_sync_inplace(
 def _full_name(name: str | None, tensor: torch.Tensor | None = None) -> str:
     """The name for the core, of a call's `name`; without one it is made from the tensor and the calling function."""
     argument_types.explain(name=name)  # in the caller's words: formatted, any object would be a text
+    if tensor is not None:
+        check_tensor(tensor)
     return f"byteps.{_call_site(tensor) if tensor is not None and not name else name}"
 
 

@@ -17,6 +17,7 @@ from bps_rdma.operations.compressed import NONE
 from bps_rdma.spans import spans
 from bps_rdma.torch import start, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
+from bps_rdma.torch.checks import check_count, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
@@ -70,10 +71,7 @@ def DistributedOptimizer(  # noqa: N802
     start.init()
     ours = start.group_of(group)
     named = names_of(optimizer, named_parameters)
-    if backward_passes_per_step < 1:
-        raise InvalidArgumentError(
-            f"backward_passes_per_step is {backward_passes_per_step}", "it counts backward passes: 1 or more"
-        )
+    check_count("backward_passes_per_step", backward_passes_per_step, 1)
     if job.current().asynchronous:
         how = compressor_of(compression, exact)
         if how.dtype is not None or how.method not in (None, NONE):
@@ -111,8 +109,9 @@ def names_of(
     """(name, parameter) for every parameter of the optimizer that is trained, in the order of `named`.
 
     Raises:
-        InvalidArgumentError: a name twice, or a parameter without a name.
+        InvalidArgumentError: a name twice, a parameter without a name, or no optimizer.
     """
+    check_optimizer(optimizer)
     parameters = [p for options in optimizer.param_groups for p in options["params"]]
     if named is None:
         return [(f"parameter {number}", p) for number, p in enumerate(parameters) if p.requires_grad]

@@ -219,6 +219,11 @@ def group_of(group: AnyGroup) -> Group | None:
     """
     if group is None or isinstance(group, Group):
         return group
+    if not isinstance(group, dist.ProcessGroup):
+        raise InvalidArgumentError(
+            f"{group!r} is not a group",
+            "pass one of bps_rdma.new_group() or torch.distributed.new_group(); None: all ranks",
+        )
     ranks = dist.get_process_group_ranks(group)
     if ranks == list(range(bps_rdma.size())):
         return None

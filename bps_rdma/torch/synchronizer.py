@@ -26,6 +26,7 @@ from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.operations.compressed import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import compression_state, transfer
+from bps_rdma.torch.checks import check_number
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import Place, Sent, Single, Unit
@@ -63,6 +64,7 @@ class GradientSynchronizer:
         find_unused: bool = True,
         accumulates: bool | None = False,
     ) -> None:
+        check_number("bucket_mb", bucket_mb, 0)
         self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for place in self.places:
             _check(place)

@@ -20,6 +20,7 @@
 #include "core/codec.h"
 #include "core/counter.h"
 #include "core/ring.h"
+#include "core/tick_counter.h"
 
 namespace bps {
 
@@ -53,7 +54,7 @@ struct TraceKey {
 
 // As it lies in the rings and in the file (trace_file.h): small, and every byte of it said.
 struct TraceEvent {
-  std::uint64_t time = 0;   // now_ns()
+  std::uint64_t time = 0;   // TraceRing::now()
   std::uint64_t value = 0;  // bytes
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
@@ -72,7 +73,7 @@ struct TraceEvent {
 };
 static_assert(codec::Plain<TraceEvent> && sizeof(TraceEvent) == 40);
 
-// What the program did meanwhile, as it says itself: "forward", "wait". Times as in TraceEvent.
+// What the program did meanwhile, as it says itself: "forward", "wait". Times are those of now_ns().
 struct TraceSpan {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -97,14 +98,17 @@ class TraceRing {
   static constexpr std::size_t kEvents = 1 << 15;
   using Noted = std::array<std::span<const TraceEvent>, 2>;  // the second part is from the start of the memory
 
-  explicit TraceRing(TracedRounds rounds) : rounds_(rounds), events_(kEvents) {}
+  // `by_counter`: times are those of tick_counter(), and not of now_ns().
+  explicit TraceRing(TracedRounds rounds, bool by_counter = false)
+      : rounds_(rounds), by_counter_(by_counter), events_(kEvents) {}
 
+  std::uint64_t now() const { return by_counter_ ? tick_counter() : now_ns(); }
   // Whether it is worth a look at the clock.
   bool wants(std::uint32_t round) const { return rounds_.contain(round); }
   void record(TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
-    if (wants(key.round)) add(now_ns(), stage, key, peer, value);
+    if (wants(key.round)) add(now(), stage, key, peer, value);
   }
-  // Where the time is known already.
+  // Of a time by now() that is known already.
   void record_at(std::uint64_t time, TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
     if (wants(key.round)) add(time, stage, key, peer, value);
   }
@@ -141,6 +145,7 @@ class TraceRing {
   }
 
   const TracedRounds rounds_;
+  const bool by_counter_;
   std::vector<TraceEvent> events_;
   alignas(kCacheLine) std::atomic<std::size_t> tail_{0};  // of the loop
   std::size_t seen_head_ = 0;

@@ -29,9 +29,10 @@ enum class TraceFrameKind : std::uint32_t {
   kEvents,   // TraceEvent, of the ring of that number
   kSpans,    // TraceSpan
   kDropped,  // TraceDropped
+  kClock,    // TickSample: times of events are by the processor's counter; one before the events, and one at their end
 };
 constexpr bool is_valid(TraceFrameKind kind) {
-  return kind <= TraceFrameKind::kDropped;
+  return kind <= TraceFrameKind::kClock;
 }
 
 struct TraceFrameHeader {

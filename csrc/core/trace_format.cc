@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/fd.h"
+#include "core/tick_counter.h"
 #include "core/trace_file.h"
 #include "core/trace_json.h"
 #include "core/trace_text.h"
@@ -85,13 +86,14 @@ std::string_view name_in(const TraceFrames& frames, const TraceFrame& frame) {
   return as_text(frame.content);
 }
 
-void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json, NewFile& out) {
+void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json, TickTimes& times, NewFile& out) {
   switch (frame.kind) {
     case TraceFrameKind::kProcess: frames.refuse("it begins a second trace");
     case TraceFrameKind::kTensorName: return json.name_tensor(frame.number, name_in(frames, frame));
     case TraceFrameKind::kNodeName: return json.name_node(frame.number, name_in(frames, frame));
     case TraceFrameKind::kSpanName: return json.name_span(frame.number, name_in(frames, frame));
     case TraceFrameKind::kDropped: return json.note_dropped(decode<TraceDropped>(frames, frame).events);
+    case TraceFrameKind::kClock: return times.add(decode<TickSample>(frames, frame));
     case TraceFrameKind::kSpans:
       return each<TraceSpan>(frames, frame, [&](const TraceSpan& span) {
         out.write_if_much();
@@ -99,8 +101,9 @@ void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json,
       });
     case TraceFrameKind::kEvents:
       if (frame.number >= json.rings()) frames.refuse("it is of a loop that the process does not have");
-      return each<TraceEvent>(frames, frame, [&](const TraceEvent& event) {
+      return each<TraceEvent>(frames, frame, [&](TraceEvent event) {
         out.write_if_much();
+        event.time = times.ns(event.time);
         json.add(frame.number, event);
         return true;
       });
@@ -115,9 +118,10 @@ void format_trace(int file, const std::string& name, const std::string& json, co
   if (!frame || frame->kind != TraceFrameKind::kProcess) frames.refuse("it does not say whose trace this is");
   NewFile out(json);
   TraceJson formatter(decode<TraceProcess>(frames, *frame), out.text());
+  TickTimes times;
   while ((frame = frames.next())) {
     if (gives_up()) throw Error(ErrorCode::kTransport, json + " was not written: the wait for it was interrupted", "");
-    format(frames, *frame, formatter, out);
+    format(frames, *frame, formatter, times, out);
   }
   formatter.end();
   out.complete();

@@ -204,8 +204,9 @@ void TraceWriter::drain() {
   }
 }
 
-// Names, spans, and how much was dropped.
+// What the counter shows, names, spans, and how much was dropped.
 void TraceWriter::append_changes() {
+  if (by_counter_) append_frame(frames_, TraceFrameKind::kClock, 0, codec::encode(TickSample::take()));
   taken_spans_.clear();
   {
     const std::lock_guard lock(mutex_);

@@ -29,12 +29,13 @@ namespace bps {
 
 class TraceWriter {
  public:
-  explicit TraceWriter(TracedRounds rounds) : rounds_(rounds) {}
+  explicit TraceWriter(TracedRounds rounds, bool by_counter = tick_counter_is_trusted())
+      : rounds_(rounds), by_counter_(by_counter) {}
   ~TraceWriter();
   TraceWriter(const TraceWriter&) = delete;
   TraceWriter& operator=(const TraceWriter&) = delete;
 
-  TraceRing& add_ring() { return rings_.emplace_back(rounds_); }
+  TraceRing& add_ring() { return rings_.emplace_back(rounds_, by_counter_); }
   // Of a step that is not traced nothing is noted.
   void record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end);
   void name_tensor(std::uint32_t tensor, const std::string& name);
@@ -65,6 +66,7 @@ class TraceWriter {
   std::uint64_t dropped();
 
   const TracedRounds rounds_;
+  const bool by_counter_;        // see TraceRing
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   std::string file_;
   std::string events_file_;

@@ -324,16 +324,16 @@ void finish(Operation& operation, std::uint64_t count, Counters& counters) {
   counters.operation_bytes.add(operation.bytes());
   if (operation.is_timed()) {
     const auto now = Clock::now();
-    if (const auto age = operation.age(now)) operation.note_time(now, *age, counters);
+    if (const auto age = operation.age(now)) operation.note_time(*age, counters);
   }
   operation.end();
 }
 
-void Operation::note_time(Clock::time_point now, Duration age, Counters& counters) const {
+void Operation::note_time(Duration age, Counters& counters) const {
   counters.operation_times.observe(age);
   if (counters.trace == nullptr) return;
   const TraceKey key{.group = tensor->group->id, .tensor = tensor->id, .round = round};
-  counters.trace->record_at(to_ns(now), TraceStage::kOperation, key, 0, static_cast<std::uint64_t>(age.count()));
+  counters.trace->record(TraceStage::kOperation, key, 0, static_cast<std::uint64_t>(age.count()));
 }
 
 std::optional<Duration> Operation::age(Clock::time_point now) const {

@@ -133,7 +133,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Since it was started; nothing of one without a deadline.
   std::optional<Duration> age(Clock::time_point now) const;
   // Of one that is complete and timed.
-  void note_time(Clock::time_point now, Duration age, Counters& counters) const;
+  void note_time(Duration age, Counters& counters) const;
   // `count` partitions are over; true with the last of them, after which the caller must end() it.
   bool finish(std::uint64_t count) { return remaining.fetch_sub(count, std::memory_order_acq_rel) == count; }
   // Lets waiters see that it is over. After this the operation may vanish at any moment.

@@ -40,7 +40,7 @@ void Sender::trace_sending(const ServerConnection& server) {
   for (std::size_t i = 0; i < batch_.size; ++i) {
     const tensor::PushHeader& header = batch_.headers[i];
     if (!ring.wants(header.round)) continue;
-    if (now == 0) now = now_ns();
+    if (now == 0) now = ring.now();
     const bool for_host = (header.flags & tensor::kForHost) != 0;
     ring.record_at(now, TraceStage::kSent, {header.group, header.tensor, header.round, header.partition, for_host},
                    server.node, header.length);

@@ -164,7 +164,7 @@ void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
 
 void WorkerLoop::trace_queued(const Transfer& transfer, const ServerConnection& server) {
   if (!counters_.trace->wants(transfer.header->round)) return;
-  const std::uint64_t now = now_ns();
+  const std::uint64_t now = counters_.trace->now();
   for (const Part& part : transfer.parts) {
     counters_.trace->record_at(now, TraceStage::kQueued, trace_key(transfer, part), server.node, 0);
   }

@@ -110,12 +110,14 @@ def test_ranks_learn_together(options: dict[str, Any]) -> None:
     assert max(losses) < untrained / 3, (losses, untrained)
 
 
-def resumed(bps: Any) -> None:
+def resumed(bps: Any, compression: str) -> None:
     from bps_rdma.torch import DiLoCo
 
     def begin() -> tuple[nn.Module, DiLoCo]:
         net = model()
-        return net, DiLoCo(torch.optim.SGD(net.parameters(), 0.1, momentum=0.5), every=4, fragments=2)
+        return net, DiLoCo(
+            torch.optim.SGD(net.parameters(), 0.1, momentum=0.5), every=4, fragments=2, compression=compression
+        )
 
     def run(net: nn.Module, optimizer: DiLoCo, steps: range) -> None:
         for step in steps:
@@ -136,10 +138,17 @@ def resumed(bps: Any) -> None:
     assert other.steps == 20
     with pytest.raises(bps.InvalidArgumentError, match="other parameters"):
         DiLoCo(torch.optim.SGD(model().parameters(), 0.1)).load_state_dict(saved[0])
+    if compression == "none":
+        return
+    for one in saved[0]["fragments"]:
+        assert any(value.any() for piece in one["compression"] for value in piece.values())
+    with pytest.raises(bps.InvalidArgumentError, match="the compression"):
+        DiLoCo(torch.optim.SGD(model().parameters(), 0.1), fragments=2).load_state_dict(saved[0])
 
 
-def test_a_checkpoint_goes_on() -> None:
-    cluster.run(resumed, workers=2)
+@pytest.mark.parametrize("compression", ["none", "int4:feedback=1"])
+def test_a_checkpoint_goes_on(compression: str) -> None:
+    cluster.run(resumed, compression, **cluster.on_hosts("ab"), env=TCP)
 
 
 def refused(bps: Any) -> None:

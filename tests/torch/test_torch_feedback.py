@@ -8,6 +8,7 @@ from typing import Any
 
 import cluster
 import pytest
+import simulated
 import torch
 from torch import nn
 
@@ -22,9 +23,13 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30))
 
 
-def train(bps: Any, face: str, steps: range, saved: list[bytes] | None, saves: bool) -> tuple[bytes, bytes]:
+def train(
+    bps: Any, face: str, steps: range, saved: list[bytes] | None, saves: bool, staged: bool = False
+) -> tuple[bytes, bytes]:
     from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
+    if staged:
+        simulated.install(immediate=True)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     compressed: Any
@@ -50,14 +55,34 @@ def train(bps: Any, face: str, steps: range, saved: list[bytes] | None, saves: b
     return b"".join(p.detach().numpy().tobytes() for p in net.parameters()), file.getvalue()
 
 
+def goes_on_bit_by_bit(face: str, staged: bool) -> None:
+    where: dict[str, Any] = cluster.on_hosts("ab") | {"env": TCP | {"BPS_GPU_CHUNK_BYTES": "4096"}}
+    whole = cluster.run(train, face, range(20), None, False, staged, **where)
+    first = cluster.run(train, face, range(10), None, True, staged, **where)
+    saved = [state for _, state in first]
+    second = cluster.run(train, face, range(10, 20), saved, False, staged, **where)
+    assert {weights for weights, _ in whole} == {weights for weights, _ in second}
+    forgetful = [io.BytesIO() for _ in saved]
+    for state, file in zip(saved, forgetful, strict=True):
+        found = torch.load(io.BytesIO(state), weights_only=True)
+        pieces = [piece for unit in found["compression"]["units"].values() for piece in unit.values()]
+        assert len(pieces) > (2 if staged else 0), pieces
+        for piece in pieces:
+            for value in piece.values():
+                value.zero_()
+        torch.save(found, file)
+    others = cluster.run(train, face, range(10, 20), [file.getvalue() for file in forgetful], False, staged, **where)
+    assert {weights for weights, _ in whole} != {weights for weights, _ in others}
+
+
 @pytest.mark.parametrize("face", ["optimizer", "bucketed", pytest.param("flat", marks=pytest.mark.long)])
 def test_training_goes_on_bit_by_bit(face: str) -> None:
-    where: dict[str, Any] = cluster.on_hosts("ab") | {"env": TCP}
-    whole = cluster.run(train, face, range(20), None, False, **where)
-    first = cluster.run(train, face, range(10), None, True, **where)
-    saved = [state for _, state in first]
-    second = cluster.run(train, face, range(10, 20), saved, False, **where)
-    assert {weights for weights, _ in whole} == {weights for weights, _ in second}
+    goes_on_bit_by_bit(face, False)
+
+
+def test_training_on_a_device_goes_on_bit_by_bit() -> None:
+    """Each chunk of a bucket is an operation of its own, with a memory of its own."""
+    goes_on_bit_by_bit("bucketed", True)
 
 
 def other_model(bps: Any, saved: bytes) -> None:

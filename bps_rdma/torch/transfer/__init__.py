@@ -24,6 +24,7 @@ from bps_rdma.torch.transfer.collectives import (
     broadcast,
     declare_many,
     members_of,
+    pieces,
     reduce_scatter,
 )
 from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
@@ -39,6 +40,7 @@ __all__ = [
     "device_of",
     "mapped",
     "members_of",
+    "pieces",
     "reduce_scatter",
     "zeros_beside",
 ]

@@ -169,11 +169,18 @@ def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None, compr
         if device_of(tensor) is None:
             found[name] = tensor
             continue
-        layout = Layout(1, tensor.numel(), [], [], tensor.dtype)
-        chunk_bytes = job.current().config.integer("BPS_GPU_CHUNK_BYTES")
-        for number, (begin, end) in enumerate(layout.cut(chunk_bytes)):
-            found[f"{name} {number}"] = ((end - begin,), str(tensor.dtype).removeprefix("torch."))
+        for piece, elements in pieces(name, tensor):
+            found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))
     bps_rdma.declare_many(found, group=group, compression=compression)
+
+
+def pieces(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
+    """(name, elements) of each operation of the core that an all_reduce of this name and tensor consists of."""
+    if device_of(tensor) is None:
+        return [(name, tensor.numel())]
+    layout = Layout(1, tensor.numel(), [], [], tensor.dtype)
+    cuts = layout.cut(job.current().config.integer("BPS_GPU_CHUNK_BYTES"))
+    return [(f"{name} {number}", end - begin) for number, (begin, end) in enumerate(cuts)]
 
 
 def _stage(

@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/tick_counter.h"
 #include "core/trace_format.h"
 #include "core/trace_writer.h"
 
@@ -99,6 +100,41 @@ TEST(TraceRing, IsReadWhileItIsWritten) {
   EXPECT_EQ(read + ring.dropped(), kCount);
 }
 
+TEST(TickTimes, LieBetweenTheLatestTwoSamples) {
+  TickTimes times;
+  EXPECT_EQ(times.ns(17), 17U);
+  times.add({.ticks = 1000, .ns = 500});
+  EXPECT_EQ(times.ns(1234), 500U);
+  times.add({.ticks = 3000, .ns = 1500});
+  EXPECT_EQ(times.ns(1000), 500U);
+  EXPECT_EQ(times.ns(2000), 1000U);
+  EXPECT_EQ(times.ns(3002), 1501U);
+  EXPECT_EQ(times.ns(900), 450U);
+  times.add({.ticks = 4000, .ns = 3500});
+  EXPECT_EQ(times.ns(3500), 2500U);
+  times.add({.ticks = 10, .ns = 4000});  // begun anew
+  EXPECT_EQ(times.ns(20), 4000U);
+  times.add({.ticks = 110, .ns = 4100});
+  EXPECT_EQ(times.ns(20), 4010U);
+  times.add({.ticks = ~std::uint64_t{0}, .ns = ~std::uint64_t{0}});  // what a broken file may hold
+  (void)times.ns(0);
+}
+
+// Whether the counter is trusted on this machine or not: over a short time it runs evenly on all that there are.
+TEST(TickTimes, AreThoseOfTheClock) {
+  TickTimes times;
+  times.add(TickSample::take());
+  std::vector<TickSample> between;
+  for (int i = 0; i < 20; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    between.push_back(TickSample::take());
+  }
+  times.add(TickSample::take());
+  for (const TickSample& one : between) {
+    EXPECT_NEAR(static_cast<double>(times.ns(one.ticks)), static_cast<double>(one.ns), 100'000.0);
+  }
+}
+
 class Writer : public testing::Test {
  protected:
   Writer() : folder_(std::filesystem::temp_directory_path() / ("bps-trace-" + std::to_string(::getpid()))) {}
@@ -126,8 +162,8 @@ class Writer : public testing::Test {
   }
   static constexpr std::size_t kAllKinds = 10;  // begin in the trace below
   // A trace of everything that there is, and what its writer has appended until then.
-  std::string write_all_kinds() const {
-    TraceWriter writer({});
+  std::string write_all_kinds(bool by_counter = false) const {
+    TraceWriter writer({}, by_counter);
     TraceRing& ring = writer.add_ring();
     TraceRing& other = writer.add_ring();
     writer.start({.file = file(), .name = "worker 0", .host = "h", .worker_rank = 0, .nodes = {{3, "server 0"}}});
@@ -182,6 +218,24 @@ TEST_F(Writer, LeavesOneFileWithWhatItsThreadHadAppended) {
         R"("cat":"program","name":"forward")", R"("dropped":1})"}) {
     EXPECT_GE(count(text(), one), 1U) << one << text();
   }
+}
+
+TEST_F(Writer, SaysTheSameTimesByTheCounter) {
+  const std::uint64_t begin = now_ns();
+  (void)write_all_kinds(true);
+  const std::uint64_t end = now_ns();
+  const std::string made = text();
+  const std::string field = R"("cat":"operation","name":"x \"y\"","id":)";
+  EXPECT_EQ(count(made, R"("cat":"operation")"), 2U) << made << field;
+  std::size_t times = 0;
+  for (auto at = made.find(R"("ts":)"); at != std::string::npos; at = made.find(R"("ts":)", at + 1)) {
+    const double us = std::stod(made.substr(at + 5));
+    if (us < 10) continue;  // of the span, whose times are made up
+    ++times;
+    EXPECT_GT(us * 1e3, static_cast<double>(begin) - 1e6) << made.substr(at, 80);
+    EXPECT_LT(us * 1e3, static_cast<double>(end) + 1e6) << made.substr(at, 80);
+  }
+  EXPECT_GE(times, 2 * (kAllKinds - 1)) << made;
 }
 
 TEST_F(Writer, IsReadWhereverItsFileEnds) {

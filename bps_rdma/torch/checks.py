@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the torch face that are of a wrong kind, refused in the words of the caller."""
+
+from __future__ import annotations
+
+import torch
+
+from bps_rdma.argument_types import whole
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+
+
+def check_tensor(value: object) -> None:
+    """Raises InvalidTensorError for what is no dense tensor of torch."""
+    if not isinstance(value, torch.Tensor):
+        raise InvalidTensorError(
+            f"{type(value).__name__} is not a torch.Tensor", "pass a tensor; bps_rdma.push_pull() takes arrays, too"
+        )
+    if value.layout is not torch.strided:
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(value.shape)} is not dense: its layout is {value.layout}",
+            "pass tensor.to_dense(), or make the layer with sparse=False",
+        )
+
+
+def check_module(value: object) -> None:
+    """Raises InvalidArgumentError for what is no torch.nn.Module."""
+    if not isinstance(value, torch.nn.Module):
+        raise InvalidArgumentError(f"{type(value).__name__} is not a torch.nn.Module", "pass the model")
+
+
+def check_optimizer(value: object) -> None:
+    """Raises InvalidArgumentError for what is no torch.optim.Optimizer."""
+    if not isinstance(value, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"{type(value).__name__} is not a torch.optim.Optimizer", "pass one, such as torch.optim.SGD(...)"
+        )
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises InvalidArgumentError for what is no whole number of at least `least`."""
+    number = whole(value)
+    if number is None or number < least:
+        raise InvalidArgumentError(
+            f"{name}={value!r} is not a whole number from {least}", f"pass {name}={least} or more"
+        )
+
+
+def check_number(name: str, value: object, least: float, most: float = float("inf")) -> None:
+    """Raises InvalidArgumentError for what is no number from `least` to `most`."""
+    if isinstance(value, str) or not hasattr(value, "__float__") or not least <= float(value) <= most:
+        bounds = f"from {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
+        raise InvalidArgumentError(f"{name}={value!r} is not a number {bounds}", f"pass a number {bounds}")
