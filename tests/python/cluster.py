@@ -147,7 +147,7 @@ class Job:
         self.port = self.port or free_port()
         self.ranks: list[Any] = []
         self.helpers: dict[str, Any] = {}  # "scheduler", "server 0", ...: Popen, or a Process for a Python server
-        self._shm_before = _shared_memory_files()
+        self._shm_before = shared_memory_files()
 
     # ---- Starting
 
@@ -312,7 +312,7 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         sessions = [process.pid for process in [*self.ranks, *self.helpers.values()] if process.pid]
         self._end_all()
-        left = _leftovers(set(sessions)) + sorted(_shared_memory_files() - self._shm_before)
+        left = _leftovers(set(sessions)) + sorted(shared_memory_files() - self._shm_before)
         shutil.rmtree(self.folder, ignore_errors=True)
         if kind is None and left:
             raise JobFailedError(f"left behind: {left}")
@@ -378,7 +378,7 @@ def _status(process: Any) -> int | None:
     return process.poll()  # type: ignore[no-any-return]
 
 
-def _shared_memory_files() -> set[str]:
+def shared_memory_files() -> set[str]:
     """Without semaphores of multiprocessing, whose names are letters by chance."""
     names = {path.name for path in Path("/dev/shm").glob("*bps*")}
     return {f"/dev/shm/{name}" for name in names if "bps-vm." not in name and not name.startswith("sem.mp-")}
