@@ -16,7 +16,7 @@ from bps_rdma import job
 ENV = RDMA | cut_at(16384)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.long)])
 def test_exact_sums(dtype: str) -> None:
     wanted = test_exact.digest(test_exact.expected(dtype))
     results = cluster.run(test_exact.in_one_call, dtype, False, workers=8, servers=2, env=ENV)

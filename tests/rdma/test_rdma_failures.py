@@ -61,7 +61,7 @@ def test_a_job_over_a_cable(cable):
 def test_results_are_right_with_loss_and_delay(cable):
     cable.disturb("delay", "5ms", "loss", "1%")
     env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60"}
-    found = cluster.run(rounds_of, 20, 250_000, workers=2, env=env, rank_env=over(cable), timeout=250)
+    found = cluster.run(rounds_of, 12, 250_000, workers=2, env=env, rank_env=over(cable), timeout=250)
     assert found == [[], []]
     wrong = cluster.run(interleaved_rounds, "plain", 10, workers=2, env=env, rank_env=over(cable), timeout=250)
     assert wrong == [0, 0]

@@ -20,7 +20,15 @@ from values import pushed, summed
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
 # (workers, servers): joint, then dedicated.
 TOPOLOGIES = [(1, None), (2, None), (3, None), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
-everywhere = pytest.mark.parametrize(("workers", "servers"), TOPOLOGIES)
+
+
+def with_memory(topologies: list[tuple[int, int | None]]) -> pytest.MarkDecorator:
+    """Each of them with one kind of memory, in turns, and with the other one in `ci/test --all`."""
+    cases = []
+    for number, (workers, servers) in enumerate(topologies):
+        kinds = ("plain", "empty") if number % 2 else ("empty", "plain")
+        cases += [(workers, servers, kinds[0]), pytest.param(workers, servers, kinds[1], marks=pytest.mark.long)]
+    return pytest.mark.parametrize(("workers", "servers", "memory"), cases)
 
 
 def cut_at(size: int) -> dict[str, str]:
@@ -28,8 +36,7 @@ def cut_at(size: int) -> dict[str, str]:
     return {"BYTEPS_PARTITION_BYTES": str(size), "BPS_MIN_PARTITION_BYTES": str(size)}
 
 
-@everywhere
-@pytest.mark.parametrize("memory", ["plain", "empty"])
+@with_memory(TOPOLOGIES)
 def test_sums_of_all_dtypes(workers, servers, memory):
     wrong = cluster.run(interleaved_rounds, memory, 60, workers=workers, servers=servers, env=RDMA)
     assert wrong == [0] * workers
@@ -100,7 +107,10 @@ def test_memory_at_the_address_of_what_was_freed(servers):
     assert min(again) > 0, "no address came twice, so nothing was shown"
 
 
-@pytest.mark.parametrize(("servers", "partition"), [(None, 4_096_000), (1, 4_096_000), (1, 32 << 20)])
+@pytest.mark.parametrize(
+    ("servers", "partition"),
+    [(None, 4_096_000), pytest.param(1, 4_096_000, marks=pytest.mark.long), (1, 32 << 20)],
+)
 def test_more_than_64_mib(servers, partition):
     # The last: partitions beyond rxe's largest message of 8 MiB.
     count = (72 << 20) // 4 + 1
@@ -114,7 +124,7 @@ SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
     ("workers", "servers", "env"),
     [
         (2, None, {}),
-        (3, 1, {}),
+        pytest.param(3, 1, {}, marks=pytest.mark.long),
         (3, 2, {}),
         (2, 1, {"BYTEPS_SCHEDULING_CREDIT": "1"}),
         (3, 1, {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}),
@@ -147,17 +157,22 @@ def test_groups(servers):
     cluster.run(overlapping_groups, 20, workers=3, servers=servers, env=RDMA)
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(3, None), (2, 1), (3, 2)])
-@pytest.mark.parametrize("memory", ["plain", "empty"])
+@with_memory([(3, None), (2, 1), (3, 2)])
 def test_reduce_scatter_and_all_gather(workers, servers, memory):
     cluster.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | cut_at(8192))
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(3, None), (3, 2)])
-def test_other_collectives(workers, servers):
-    env = RDMA | cut_at(8192)
-    cluster.run(broadcasts, workers=workers, servers=servers, env=env)
-    cluster.run(pushes_and_pulls, workers=workers, servers=servers, env=env)
+@pytest.mark.parametrize(
+    ("body", "servers"),
+    [
+        (broadcasts, None),
+        pytest.param(broadcasts, 2, marks=pytest.mark.long),
+        pytest.param(pushes_and_pulls, None, marks=pytest.mark.long),
+        (pushes_and_pulls, 2),
+    ],
+)
+def test_other_collectives(body, servers):
+    cluster.run(body, workers=3, servers=servers, env=RDMA | cut_at(8192))
 
 
 def test_operations_of_all_kinds_at_once():
@@ -192,6 +207,10 @@ def test_memory_that_moves_is_registered_anew():
 
 
 def in_place_by_torch(bps: Any) -> bool:
+    if bps.rank() == 1:  # to import torch takes longer than all else, so that one rank does
+        array = np.arange(3_000_000, dtype=np.float32).reshape(3, -1) + 1
+        bps.push_pull_inplace(array, average=True, name="gradient")
+        return bool((array == np.arange(3_000_000, dtype=np.float32).reshape(3, -1) + 0.5).all())
     import torch
 
     tensor = torch.arange(3_000_000, dtype=torch.float32).reshape(3, -1) + bps.rank()

@@ -17,8 +17,8 @@ def env() -> dict[str, str]:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
-    with cluster.start(over_any.train, 60, workers=2, servers=2, env=env()) as job:
-        job.await_marks("step-20")
+    with cluster.start(over_any.train, 40, workers=2, servers=2, env=env()) as job:
+        job.await_marks("step-10")
         job.kill("server 1", signum)
         assert [result["size"] for result in over_any.results_of(job)] == [2, 2]
         if signum == signal.SIGSTOP:
