@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -25,3 +26,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+def pytest_sessionfinish() -> None:
+    """What ci/test says of a step's processor time includes the ranks of tests, which are no children of pytest."""
+    if "cluster" in sys.modules:
+        sys.modules["cluster"].end_forkserver()

@@ -229,13 +229,13 @@ def test_the_command_runs_a_script_as_it_is(tmp_path):
         "import sys\nfrom megatron.core.distributed import DistributedDataParallel as D\n"
         "print(__name__, sys.argv[1:], D.__init__.__module__, hasattr(D.__init__, '__wrapped__'))\n"
     )
-    plain = run_script(tmp_path, "pretrain.py", "--lr", "1")
-    assert plain.stdout.split("\n")[0].startswith("__main__ ['--lr', '1']"), plain.stderr
-    assert plain.stdout.rstrip().endswith("False")
     ours = run_script(tmp_path, "pretrain.py", "--use-dpu-reduce", "--lr", "1")
     assert ours.stdout.rstrip().endswith("True"), ours.stderr
+    (plain,) = cluster.scripts("-m", "bps_rdma.megatron", "pretrain.py", "--lr", "1", folder=tmp_path)
+    assert plain.stdout.split("\n")[0].startswith("__main__ ['--lr', '1']"), plain.stderr
+    assert plain.stdout.rstrip().endswith("False")
     for wrong in ([], ["nothing.py"], ["--use-dpu-reduce"]):
-        done = run_script(tmp_path, *wrong)
+        (done,) = cluster.scripts("-m", "bps_rdma.megatron", *wrong, folder=tmp_path)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
         assert "hint" in done.stderr

@@ -46,9 +46,9 @@ def torchrun(tmp_path: Path, *arguments: str, ranks: int = 2) -> subprocess.Comp
 
 def test_side_by_side(tmp_path):
     plot = ["--plot", "steps.png"] if importlib.util.find_spec("matplotlib") else []
-    done = torchrun(
-        tmp_path, COMPARE, *TINY, "--overlap", "--distributed-optimizer", "--bucket", "20000", "--rounds", "3",
-        "--steps", "2", "--json", "-", *plot,
+    done, _ = cluster.scripts(
+        COMPARE, *TINY, "--overlap", "--distributed-optimizer", "--bucket", "20000", "--rounds", "3", "--steps", "2",
+        "--json", "-", *plot, folder=tmp_path, ranks=2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Apex" not in done.stderr
@@ -67,17 +67,18 @@ def test_side_by_side(tmp_path):
 
 
 def test_what_cannot_be_compared_is_said(tmp_path):
-    done = run(tmp_path, sys.executable, COMPARE)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: this process is not a rank of a job")
-    assert "torchrun" in done.stderr
     done = torchrun(tmp_path, COMPARE, "--tp", "3")
     assert done.returncode != 0
     assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
-    done = torchrun(tmp_path, COMPARE, "--tp", "2", "--kinds", "stock")
+    (done,) = cluster.scripts(COMPARE, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this process is not a rank of a job")
+    assert "torchrun" in done.stderr
+    done, other = cluster.scripts(COMPARE, "--tp", "2", "--kinds", "stock", folder=tmp_path, ranks=2)
     assert "start 4 ranks" in done.stderr
-    done = torchrun(tmp_path, COMPARE, "--plot", "steps.txt", ranks=2)
-    assert done.returncode != 0
+    assert other.stderr == ""
+    done, other = cluster.scripts(COMPARE, "--plot", "steps.txt", folder=tmp_path, ranks=2)
+    assert done.returncode == other.returncode == 1
     assert "hint: end its name with one of .png" in done.stderr
 
 
@@ -88,6 +89,7 @@ def cluster_env(**env: str) -> dict[str, str]:
         "HEAD": "127.0.0.1", "SCHEDULER": "127.0.0.1", "HOSTS": "2", "SERVERS": "2", "PER_HOST": "2",
         "PORT": str(cluster.free_port()), "BPS_PORT": str(cluster.free_port()), "PYTHON": sys.executable,
         "BPS_SECRET": "the secret of this test", "PATH": os.pathsep.join([binaries, os.environ["PATH"]]),
+        "BPS_JOIN_TIMEOUT": "180",  # four ranks import Megatron at once
     } | env  # fmt: skip
 
 
@@ -120,17 +122,30 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def test_a_cluster_with_dedicated_servers(tmp_path):
     script = [PRETRAIN, *TINY, "--steps", "4"]
-    hosts = [[str(node), *script] for node in range(2)]
-    stock = members(tmp_path, *(["stock", *host] for host in hosts))
-    ours = members(tmp_path, ["scheduler"], ["server"], ["server"], *(["worker", *host] for host in hosts))
+    stock = cluster.scripts(*script, folder=tmp_path, ranks=4)
+    ours = members(
+        tmp_path, ["scheduler"], ["server"], ["server"], *(["worker", str(node), *script] for node in range(2))
+    )
 
     def losses(text: str) -> list[float]:
         return [float(line.split()[3].rstrip(",")) for line in text.splitlines() if line.startswith("step ")]
 
-    assert len(losses(stock[0])) == 4
-    assert losses(ours[3]) == pytest.approx(losses(stock[0]), abs=2e-5)
+    assert len(losses(stock[0].stdout)) == 4
+    assert losses(ours[3]) == pytest.approx(losses(stock[0].stdout), abs=2e-5)
     assert "\n4 buckets over bps_rdma" in ours[3]
-    assert "\n0 buckets over bps_rdma" in stock[0]
+    assert "\n0 buckets over bps_rdma" in stock[0].stdout
+
+
+def test_a_cluster_of_stock_megatron(tmp_path):
+    """The same script starts it, and tells it nothing of us."""
+    (tmp_path / "says.py").write_text(
+        "import os, sys\n"
+        "ours = [name for name in ('BPS_ROOT_URI', 'BPS_NUM_SERVERS', 'BPS_JOB_ID', 'BPS_ROLE') if name in os.environ]\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:], ours)\n"
+    )
+    said = members(tmp_path, *(["stock", str(node), "says.py", "--steps", "4"] for node in range(2)))
+    ranks = [sorted(line for line in text.splitlines() if line.startswith("rank")) for text in said]
+    assert ranks == [[f"rank {2 * node + local} of 4 ['--steps', '4'] []" for local in range(2)] for node in range(2)]
 
 
 def test_the_cluster_script_says_what_is_missing(tmp_path):
@@ -160,13 +175,13 @@ def test_training_survives_a_rank_that_dies(tmp_path):
         "pretrain.main()\n"
     )
     options = [*TINY, "--use-dpu-reduce", "--steps", "4"]
-    undisturbed = torchrun(tmp_path, PRETRAIN, *options)
+    undisturbed = cluster.scripts(PRETRAIN, *options, folder=tmp_path, ranks=2)[0]
     command = [str(tmp_path / "dies.py"), *options, "--checkpoints", "saved"]
     first = torchrun(tmp_path, *command)
     assert first.returncode != 0
     assert "error: " in first.stderr
     assert "hint: restart the job from its last checkpoint" in first.stderr
-    second = torchrun(tmp_path, *command)
+    second = cluster.scripts(*command, folder=tmp_path, ranks=2)[0]
     assert second.returncode == 0, second.stderr
     assert steps_of(second) == steps_of(undisturbed)[2:]
     assert len(steps_of(second)) == 2

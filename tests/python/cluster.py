@@ -64,6 +64,18 @@ def _start_forkserver() -> None:
             os.environ["PYTHONPATH"] = path
 
 
+def end_forkserver(patience: float = 5) -> None:
+    """Ends that process and waits for it, so that its time and that of all ranks count as time of this process."""
+    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is None:
+        return
+    os.close(server._forkserver_alive_fd)
+    deadline = time.monotonic() + patience
+    while os.waitpid(server._forkserver_pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server._forkserver_pid = server._forkserver_alive_fd = None
+
+
 Body = Callable[..., Any]
 
 
@@ -370,6 +382,21 @@ def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, **options: Any) ->
     """Runs a job to its end; returns what the ranks returned. Options as for start()."""
     with start(body, *args, **options) as job:
         return job.results(timeout)
+
+
+def scripts(
+    *words: str, folder: Path | str = "/", ranks: int = 0, timeout: float = _DEADLINE_S, **options: Any
+) -> list[subprocess.CompletedProcess[str]]:
+    """How `python words...` ends as each rank of a job, or by itself; words: a script or -m and a module, arguments.
+
+    Forked like all ranks, with what they find imported: a process that has to import torch takes 4 s of a processor,
+    one that imports Megatron 8 s. For what a script does; that launchers start it as well, other tests have to show.
+    """
+    unset = () if ranks else (*_SCRUBBED_NAMES, "MASTER_ADDR", "MASTER_PORT", "BPS_JOB_ID", "BPS_SECRET")
+    found = run(
+        rank_main.run_script, words, str(folder), unset, workers=ranks or 1, init=False, timeout=timeout, **options
+    )
+    return [subprocess.CompletedProcess(words, *one) for one in found]
 
 
 def _status(process: Any) -> int | None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import pickle
+import runpy
 import sys
 import time
 import traceback
@@ -88,3 +90,41 @@ def await_mark(name: str, timeout: float = 60) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the test did not set {name!r}")
         time.sleep(0.005)
+
+
+# ---- Scripts
+
+
+def run_script(_: Any, words: tuple[str, ...], folder: str, unset: tuple[str, ...]) -> tuple[int, str, str]:
+    """Body of cluster.scripts(): is `python words...` from here on; its status, output and errors."""
+    for name in unset:
+        os.environ.pop(name, None)
+    os.chdir(folder)
+    here = Path(os.environ["BPS_TEST_FOLDER"])
+    streams = [here / f"script-{_rank}.{name}" for name in ("out", "err")]
+    for number, stream in enumerate(streams, start=1):
+        file = os.open(stream, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    status: Any = 0
+    try:
+        if words[0] == "-m":
+            sys.argv = list(words[1:])
+            sys.path.insert(0, "")
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(words)
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status, *(stream.read_text() for stream in streams)
