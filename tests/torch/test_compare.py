@@ -86,7 +86,7 @@ def test_noise_that_is_larger_than_the_effect_is_called_so(alone, steps, noisy, 
     ],
 )
 def test_wrong_options(arguments, says, tmp_path):
-    done = compare(*arguments, folder=tmp_path)
+    (done,) = cluster.scripts("-m", "bps_rdma.torch.compare", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from typing import Any
 
 import cluster
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+# A child that is spawned imports torch, which takes 4 s of a processor: of these, one for each rank.
+LONG = bool(os.environ.get("BPS_TEST_ALL"))
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -43,8 +47,9 @@ def trains(_: Any, method: str) -> tuple[list[float], bool]:
     torch.manual_seed(1)
     model = bps.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(Samples(shared), batch_size=4, num_workers=2, multiprocessing_context=method)
-    for _epoch in range(2):
+    count = 2 if LONG or method == "fork" else 1
+    loader = DataLoader(Samples(shared), batch_size=4, num_workers=count, multiprocessing_context=method)
+    for _epoch in range(count):
         for batch in loader:
             bps_rdma.push_pull_inplace(shared, name="shared", average=True)
             optimizer.zero_grad()
@@ -55,8 +60,10 @@ def trains(_: Any, method: str) -> tuple[list[float], bool]:
     return weights, bool((shared == 1.5).all())
 
 
-@pytest.mark.parametrize("servers", [None, 1])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "servers"),
+    [("fork", None), ("fork", 1), ("spawn", None), pytest.param("spawn", 1, marks=pytest.mark.long)],
+)
 def test_workers_of_a_data_loader(method: str, servers: int | None) -> None:
     found = cluster.run(trains, method, workers=2, servers=servers, init=False)
     (first, kept), (second, also_kept) = found

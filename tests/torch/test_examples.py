@@ -31,25 +31,32 @@ def start(starter: str, *options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("starter", "options"),
-    [
-        ("alone", []),
-        ("alone", ["--optimizer", "sharded"]),
-        ("torchrun", []),
-        ("torchrun", ["--strategy", "naive", "--optimizer", "sharded"]),
-        ("bps run", ["--strategy", "flat"]),
-        ("bps run", ["--strategy", "overlap", "--batch", "50"]),
-    ],
-)
-def test_the_training_script_learns(starter, options):
-    done = start(starter, *SHORT, *options)
+def learned(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"epoch \d: loss (\d+\.\d+), accuracy (\d+\.\d+)%", done.stdout)
     assert len(found) == 2, done.stdout
     assert float(found[1][0]) < float(found[0][0])
     assert float(found[1][1]) > 95
-    assert ("trained on one rank" if starter == "alone" else "the same on all 2 ranks") in done.stdout
+    assert says in done.stdout
+
+
+@pytest.mark.parametrize(("starter", "options"), [("alone", []), ("torchrun", []), ("bps run", ["--strategy", "flat"])])
+def test_the_training_script_learns(starter, options):
+    alone = starter == "alone"
+    learned(start(starter, *SHORT, *options), "trained on one rank" if alone else "the same on all 2 ranks")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (0, ["--optimizer", "sharded"]),
+        (2, ["--strategy", "naive", "--optimizer", "sharded"]),
+        (2, ["--strategy", "overlap", "--batch", "50"]),
+    ],
+)
+def test_it_learns_with_other_options(ranks, options):
+    done = cluster.scripts(TRAIN, *SHORT, *options, ranks=ranks)[0]
+    learned(done, "the same on all 2 ranks" if ranks else "trained on one rank")
 
 
 def losses(output: str) -> list[str]:
@@ -57,11 +64,12 @@ def losses(output: str) -> list[str]:
 
 
 def test_training_goes_on_from_its_checkpoint(tmp_path):
-    file = ["--images", "500", "--checkpoint", str(tmp_path / "c.pt")]
-    whole = start("bps run", "--images", "500", "--epochs", "3")
-    first = start("bps run", *file, "--epochs", "2")
-    rest = start("bps run", *file, "--epochs", "3")
-    assert [run.returncode for run in (whole, first, rest)] == [0, 0, 0], whole.stderr + first.stderr + rest.stderr
+    def train(*options: str) -> subprocess.CompletedProcess[str]:
+        return cluster.scripts(TRAIN, "--images", "500", *options, ranks=2)[0]
+
+    file = ["--checkpoint", str(tmp_path / "c.pt")]
+    runs = whole, first, rest = train("--epochs", "3"), train(*file, "--epochs", "2"), train(*file, "--epochs", "3")
+    assert [run.returncode for run in runs] == [0, 0, 0], "".join(run.stderr for run in runs)
     assert "going on after epoch 2" in rest.stdout
     assert losses(first.stdout) + losses(rest.stdout) == losses(whole.stdout)
     assert len(losses(whole.stdout)) == 3
@@ -84,6 +92,6 @@ def test_a_signal_ends_the_training_after_a_checkpoint(signum, status, tmp_path)
 
 
 def test_an_option_that_does_not_exist():
-    done = start("alone", "--strategy", "none")
+    (done,) = cluster.scripts(TRAIN, "--strategy", "none")
     assert done.returncode == 2
     assert "invalid choice" in done.stderr
