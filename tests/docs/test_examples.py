@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster
 import network
 import pytest
 from pages import PAGES, ROOT, Block, blocks_of
@@ -20,6 +21,12 @@ CPP = [block for block in BLOCKS if block.language == "cpp"]
 SHOWN = {"", "text", "ini", "yaml", "toml", "json"}  # of which nothing can be run
 KNOWN = {"ranks", "file", "before", "run", "output", "not run", "ends with", "hosts"}
 BEFORE = Path(__file__).parent / "before"
+# To import torch takes 4 s of a processor, and with an optimizer 6 s: in CI most examples of torch are run by processes
+# that are forked from one that has imported it, as ranks of tests are. `ci/test --all` runs all of them as a reader
+# does, and would tell of an import that an example lacks.
+AS_A_READER = ("README.md", "docs/index.md", "docs/ray.md")
+LONG = bool(os.environ.get("BPS_TEST_ALL"))
+cluster.PRELOAD.extend(["torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron"])
 
 
 def by_name(blocks: list[Block]) -> list:
@@ -35,6 +42,11 @@ def source_of(block: Block) -> str:
     before = BEFORE / f"{block.notes.get('before')}.py"
     first = f"__file__ = {str(before)!r}; exec(open(__file__).read())" if "before" in block.notes else ""
     return first + "\n" * (block.line - 1) + block.text
+
+
+def may_be_forked(block: Block) -> bool:
+    before = (BEFORE / f"{block.notes['before']}.py").read_text() if "before" in block.notes else ""
+    return "torch" in block.text + before and not LONG and block.name.partition(":")[0] not in AS_A_READER
 
 
 def place(block: Block, folder: Path) -> None:
@@ -63,6 +75,20 @@ def run(block: Block, command: list[str], folder: Path) -> None:
     done = subprocess.run(
         command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240, check=False
     )
+    compare(block, done)
+
+
+def run_forked(block: Block, program: Path, ranks: int) -> None:
+    """The same of a program in Python, in processes that have imported torch."""
+    place(block, program.parent)
+    env = {name: value for name, value in environment(program.parent).items() if name in ("HOME", "NO_COLOR", "USER")}
+    ended = cluster.scripts(str(program), folder=program.parent, ranks=ranks, env=env)
+    status = max(done.returncode for done in ended)
+    stdout, stderr = ("".join(getattr(done, name) for done in ended) for name in ("stdout", "stderr"))
+    compare(block, subprocess.CompletedProcess(str(program), status, stdout, stderr))
+
+
+def compare(block: Block, done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == int(block.notes.get("ends with", 0)), f"{block.name}\n{done.stdout}{done.stderr}"
     if block.output is not None:
         # Ranks print in any order.
@@ -100,6 +126,9 @@ def test_python(block, tmp_path):
     program = tmp_path / "example.py"
     program.write_text(source_of(block))
     ranks = block.notes.get("ranks")
+    if may_be_forked(block):
+        run_forked(block, program, int(ranks or 0))
+        return
     start = ["bps", "run", "-np", *ranks.split()] if ranks else []
     run(block, [*start, sys.executable, str(program)], tmp_path)
 
