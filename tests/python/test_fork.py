@@ -153,6 +153,9 @@ def test_a_parent_that_dies_is_lost_at_once_although_its_child_lives(servers):
     assert "worker 1" in text
 
 
+FORKS = 15 if os.environ.get("BPS_TEST_ALL") else 6
+
+
 def forks_while_others_work(bps: Any) -> tuple[list[int], bool]:
     """Forks at any moment of the work of other threads."""
     array = np.ones(20_000, np.float32)
@@ -167,7 +170,7 @@ def forks_while_others_work(bps: Any) -> tuple[list[int], bool]:
     threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
-    statuses = [in_child(lambda: bps.empty(1000).fill(1)) for _ in range(15)]
+    statuses = [in_child(lambda: bps.empty(1000).fill(1)) for _ in range(FORKS)]
     over.set()
     for thread in threads:
         thread.join()
@@ -179,7 +182,7 @@ def still_works_alone(bps: Any) -> bool:
 
 
 def test_forks_while_other_threads_work():
-    assert run(forks_while_others_work, workers=1) == [([0] * 15, True)]
+    assert run(forks_while_others_work, workers=1) == [([0] * FORKS, True)]
 
 
 # ---- Jobs of a child

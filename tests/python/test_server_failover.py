@@ -103,7 +103,7 @@ def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
 
 @BOTH
 def test_a_killed_server_costs_nothing(transport: str) -> None:
-    with cluster.start(train, 100, workers=2, servers=2, env=env(transport)) as job:
+    with cluster.start(train, 60, workers=2, servers=2, env=env(transport)) as job:
         job.await_marks("step-20")
         job.kill("server 1")
         results = results_of(job)
@@ -113,7 +113,7 @@ def test_a_killed_server_costs_nothing(transport: str) -> None:
 
 def test_a_server_is_killed_that_shares_memory_with_one_of_two_ranks() -> None:
     on_a = FAST | {"BPS_HOST_ID": "a", "BPS_PARTITION_BYTES": str(256 * 1024)}
-    with cluster.start(train, 100, servers=2, env=on_a, **cluster.on_hosts("ab")) as job:
+    with cluster.start(train, 60, servers=2, env=on_a, **cluster.on_hosts("ab")) as job:
         job.await_marks("step-20")
         job.kill("server 1")
         assert [result["size"] for result in results_of(job)] == [2, 2]
@@ -131,8 +131,8 @@ def train_on_hosts(bps: Any, steps: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("layout", ["aabb", pytest.param("abab", marks=pytest.mark.long), "aaab"])
 def test_a_server_is_killed_while_the_ranks_of_hosts_sum_first(layout: str) -> None:
-    with cluster.start(train_on_hosts, 60, servers=3, **on_two_hosts(layout)) as job:
-        for number, step in ((1, 10), (0, 30)):
+    with cluster.start(train_on_hosts, 40, servers=3, **on_two_hosts(layout)) as job:
+        for number, step in ((1, 10), (0, 20)):
             job.await_marks(f"step-{step}")
             job.kill(f"server {number}")
         results = results_of(job)
@@ -143,8 +143,8 @@ def test_a_server_is_killed_while_the_ranks_of_hosts_sum_first(layout: str) -> N
 
 @TCP_FIRST
 def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
-    with cluster.start(train, 140, workers=3, servers=4, env=env(transport)) as job:
-        for number, step in enumerate((20, 60, 90)):
+    with cluster.start(train, 80, workers=3, servers=4, env=env(transport)) as job:
+        for number, step in enumerate((10, 30, 50)):
             job.await_marks(f"step-{step}", ranks=[0])
             job.kill(f"server {number}")
         assert [result["size"] for result in results_of(job)] == [3, 3, 3]
@@ -153,7 +153,7 @@ def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
 
 @SHM_FIRST
 def test_two_servers_are_killed_at_once(transport: str) -> None:
-    with cluster.start(train, 80, workers=3, servers=3, env=env(transport)) as job:
+    with cluster.start(train, 50, workers=3, servers=3, env=env(transport)) as job:
         job.await_marks("step-20")
         job.kill("server 2")
         job.kill("server 0")
@@ -187,7 +187,7 @@ def test_the_last_server_is_missed(transport: str) -> None:
 
 @SHM_FIRST
 def test_a_stopped_server_costs_nothing(transport: str) -> None:
-    with cluster.start(train, 100, workers=3, servers=3, env=env(transport)) as job:
+    with cluster.start(train, 60, workers=3, servers=3, env=env(transport)) as job:
         job.await_marks("step-20")
         job.kill("server 0", signal.SIGSTOP)
         results = results_of(job)

@@ -124,7 +124,7 @@ def beyond_4_gib(bps: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "transport"), [(1, "auto"), (2, "shm")])
+@pytest.mark.parametrize(("workers", "transport"), [pytest.param(1, "auto", marks=pytest.mark.long), (2, "shm")])
 def test_a_tensor_beyond_4_gib(workers, transport):
     needed = workers * 4.2 + 1.5
     if _available_gib() < needed:
