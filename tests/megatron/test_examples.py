@@ -140,7 +140,8 @@ def test_a_cluster_of_stock_megatron(tmp_path):
     """The same script starts it, and tells it nothing of us."""
     (tmp_path / "says.py").write_text(
         "import os, sys\n"
-        "ours = [name for name in ('BPS_ROOT_URI', 'BPS_NUM_SERVERS', 'BPS_JOB_ID', 'BPS_ROLE') if name in os.environ]\n"
+        "names = 'BPS_ROOT_URI', 'BPS_NUM_SERVERS', 'BPS_JOB_ID', 'BPS_ROLE'\n"
+        "ours = [name for name in names if name in os.environ]\n"
         "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:], ours)\n"
     )
     said = members(tmp_path, *(["stock", str(node), "says.py", "--steps", "4"] for node in range(2)))
