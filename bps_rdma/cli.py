@@ -144,7 +144,8 @@ app.command("why", short_help="Say whom a running or stuck job waits for.", epil
     status="no job was found, or its scheduler does not answer.",
 ))(why)  # fmt: skip
 app.command("top", short_help="Show the members of a running job.", epilog=closing(
-    "bps top", "bps top 10.0.0.1:9010 --once", "bps top --json", status="the scheduler does not answer.",
+    "bps top", "bps top 10.0.0.1:9010 --once", "bps top --json",
+    status="no job was found, or its scheduler does not answer.",
 ))(top)  # fmt: skip
 app.command("dump", short_help="Print what every process of a job does.", epilog=closing(
     "bps dump -o job.json", "bps dump --stacks", status="no job was found.",

@@ -155,9 +155,10 @@ def check_peer(
     """Sum 64 MiB with a doctor on another machine: the one at `peer`, or the first that connects within `wait_s`."""
     from bps_rdma.doctor_peer import Rendezvous, transfer
 
+    given = None if peer is None else Rendezvous.from_options(peer, code)
     try:
-        if peer is not None:
-            done = transfer(Rendezvous.from_options(peer, code), timeout_s)
+        if given is not None:
+            done = transfer(given, timeout_s)
         else:
             rendezvous = Rendezvous.create(_core.Config(), port)
             rendezvous.print_command(wait_s)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.inspection import local, torch_dump
 from bps_rdma.inspection.diagnosis import Diagnosis, diagnose, main_stack
 from bps_rdma.inspection.job_state import JobState, Report, from_folder, gather
@@ -33,6 +33,17 @@ _Name = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+class NoJobError(BpsError):
+    """There is no job to say anything of."""
+
+    def __init__(self, command: str, name: str = "") -> None:
+        named = f" whose name begins with {name}" if name else ""
+        super().__init__(
+            f"none of your processes on this machine takes part in a job{named}",
+            f"run it on a machine of the job, or name the scheduler: bps {command} HOST:PORT",
+        )
+
+
 def why(where: _Where = "", name: _Name = "", as_json: _Json = False) -> int:
     """Say whom a job waits for.
 
@@ -46,7 +57,7 @@ def why(where: _Where = "", name: _Name = "", as_json: _Json = False) -> int:
     if as_json:
         print(json.dumps([{"job": state.name, **found.as_json()} for state, found in explained], indent=1))
     elif not explained:
-        print("none of your processes on this machine takes part in such a job")
+        raise NoJobError("why", name)
     else:
         for number, (state, found) in enumerate(explained):
             if len(explained) > 1:
@@ -87,7 +98,9 @@ def dump(
 
 
 def _dump_for_torch(states: list[JobState], folder: Path) -> int:
-    if len(states) != 1:
+    if not states:
+        raise NoJobError("dump")
+    if len(states) > 1:
         raise InvalidArgumentError(f"there are {len(states)} jobs", "name one: --job NAME")
     written, silent = torch_dump.save(states[0], folder)
     print(f"{len(written)} files written to {folder}; analyse them with: torchfrtrace {folder}", file=sys.stderr)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.inspection.commands import _Json, _Name, jobs
+from bps_rdma.inspection.commands import NoJobError, _Json, _Name, jobs
 from bps_rdma.inspection.diagnosis import SILENT_MS, diagnose, waits_of
 from bps_rdma.inspection.job_state import JobState, Member
 from bps_rdma.terminal import wide_console
@@ -81,7 +80,7 @@ def top(
             time.sleep(interval)
             try:
                 now, ended = _the_job(where, name), time.monotonic()
-            except InvalidArgumentError:  # the job is over
+            except NoJobError:  # it is over
                 return 0
             rows = rows_of(before, now, ended - began)
             live.update(_table(now, rows, live.console.width), refresh=True)
@@ -91,10 +90,7 @@ def top(
 def _the_job(where: str, name: str) -> JobState:
     found = jobs(where, name)
     if not found:
-        raise InvalidArgumentError(
-            "none of your processes on this machine takes part in a job",
-            "run it on a machine of the job, or name the scheduler: bps top HOST:PORT",
-        )
+        raise NoJobError("top", name)
     if len(found) > 1:
         names = ", ".join(state.name for state in found)
         print(f"several jobs run here: {names}; this is the largest one, --job chooses another", file=sys.stderr)

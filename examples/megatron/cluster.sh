@@ -24,7 +24,7 @@
 #   BPS_SECRET  the secret that members of the job share: openssl rand -hex 32
 #   PER_HOST    ranks of each GPU host (8)
 #   PORT        of torchrun on HEAD (29500)
-#   BPS_PORT    of the scheduler on SCHEDULER (9010)
+#   SCHEDULER_PORT  of the scheduler on SCHEDULER (9010)
 #   PYTHON      of the GPU hosts (python3)
 set -euo pipefail
 
@@ -34,7 +34,7 @@ usage() {
 }
 
 role=${1:-}
-: "${PER_HOST:=8}" "${PORT:=29500}" "${BPS_PORT:=9010}" "${PYTHON:=python3}"
+: "${PER_HOST:=8}" "${PORT:=29500}" "${SCHEDULER_PORT:=9010}" "${PYTHON:=python3}"
 
 train() { # NODE COMMAND...
   local node=${1:-}
@@ -46,7 +46,7 @@ train() { # NODE COMMAND...
 }
 
 join() { # settings of all members of the job
-  export BPS_NUM_SERVERS=${SERVERS:?} BPS_ROOT_URI=${SCHEDULER:?} BPS_ROOT_PORT=$BPS_PORT BPS_SECRET=${BPS_SECRET:?}
+  export BPS_NUM_SERVERS=${SERVERS:?} BPS_ROOT_URI=${SCHEDULER:?} BPS_ROOT_PORT=$SCHEDULER_PORT BPS_SECRET=${BPS_SECRET:?}
   export BPS_JOB_ID=${BPS_JOB_ID:-megatron}
 }
 

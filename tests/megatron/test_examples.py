@@ -87,7 +87,7 @@ def cluster_env(**env: str) -> dict[str, str]:
     binaries = str(Path(cluster.binary("bps-server")).parent)
     return {
         "HEAD": "127.0.0.1", "SCHEDULER": "127.0.0.1", "HOSTS": "2", "SERVERS": "2", "PER_HOST": "2",
-        "PORT": str(cluster.free_port()), "BPS_PORT": str(cluster.free_port()), "PYTHON": sys.executable,
+        "PORT": str(cluster.free_port()), "SCHEDULER_PORT": str(cluster.free_port()), "PYTHON": sys.executable,
         "BPS_SECRET": "the secret of this test", "PATH": os.pathsep.join([binaries, os.environ["PATH"]]),
         "BPS_JOIN_TIMEOUT": "180",  # four ranks import Megatron at once
     } | env  # fmt: skip

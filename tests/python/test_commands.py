@@ -194,3 +194,15 @@ def test_a_signal_ends_a_server_also_where_it_is_process_1(first_in_a_container)
             if started.poll() is None:
                 os.kill(server, signal.SIGKILL)
             started.communicate()
+
+
+@pytest.mark.parametrize("command", ["why", "top", "dump --torch out"])
+def test_without_a_job_the_inspecting_commands_say_how_to_name_one(command, tmp_path):
+    """The name is that of no job, so that others on this machine do not matter."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "bps_rdma", *command.split(), "--job", "no such job"],
+        capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: none of your processes on this machine takes part in a job" in done.stderr
+    assert "bps " + command.split()[0] + " HOST:PORT" in done.stderr

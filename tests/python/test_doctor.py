@@ -93,14 +93,23 @@ def test_two_doctors_sum_together(transport):
     two_doctors_sum_together(transport)
 
 
-def test_a_peer_that_is_not_there_and_a_peer_without_a_code():
-    port = cluster.free_port()
-    for options in (["--peer", f"127.0.0.1:{port}", "--code", "abcd", "--timeout", "2"], ["--peer", "somewhere"]):
-        status, checks = doctor(*options, env={"BPS_TRANSPORT": "tcp"})
-        assert status == 1
-        assert checks["peer"]["state"] == "bad"
-        assert "bps doctor --serve" in checks["peer"]["hint"]
-        assert "scheduler" not in checks["peer"]["fact"] + checks["peer"]["hint"]
+def test_a_peer_that_is_not_there():
+    options = ["--peer", f"127.0.0.1:{cluster.free_port()}", "--code", "abcd", "--timeout", "2"]
+    status, checks = doctor(*options, env={"BPS_TRANSPORT": "tcp"})
+    assert status == 1
+    assert checks["peer"]["state"] == "bad"
+    assert "bps doctor --serve" in checks["peer"]["hint"]
+    assert "scheduler" not in checks["peer"]["fact"] + checks["peer"]["hint"]
+
+
+@pytest.mark.parametrize("options", [["--peer", "somewhere"], ["--peer", "127.0.0.1:9", "--no-transfer"]])
+def test_a_peer_without_a_port_or_a_code_is_an_error_of_the_command_line(options):
+    done = subprocess.run(
+        [*DOCTOR, *options], capture_output=True, text=True, check=False, timeout=60, env=ENV, cwd="/"
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout
+    assert "needs the form HOST:PORT, and --code" in done.stderr
+    assert "bps doctor --serve" in done.stderr
 
 
 def test_a_wrong_code_is_refused():
