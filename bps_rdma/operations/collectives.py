@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
@@ -12,9 +12,53 @@ from bps_rdma.operations import start
 from bps_rdma.operations.compressed import text_of
 from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
 
 
+@overload
+def reduce_scatter(
+    array: Numpy,
+    average: bool = ...,
+    name: str | None = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    out: Numpy | None = ...,
+    op: ReduceName | None = ...,
+    timeout: float | None = ...,
+    compression: str | Mapping[str, Any] | None = ...,
+    exact: bool | None = ...,
+) -> Numpy: ...
+@overload
+def reduce_scatter(
+    array: torch.Tensor,
+    average: bool = ...,
+    name: str | None = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    out: torch.Tensor | None = ...,
+    op: ReduceName | None = ...,
+    timeout: float | None = ...,
+    compression: str | Mapping[str, Any] | None = ...,
+    exact: bool | None = ...,
+) -> torch.Tensor: ...
+@overload
+def reduce_scatter(
+    array: Any,
+    average: bool = ...,
+    name: str | None = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    out: Any = ...,
+    op: ReduceName | None = ...,
+    timeout: float | None = ...,
+    compression: str | Mapping[str, Any] | None = ...,
+    exact: bool | None = ...,
+) -> Any: ...
 def reduce_scatter(
     array: Any,
     average: bool = True,
@@ -63,6 +107,33 @@ def reduce_scatter_async(
     )
 
 
+@overload
+def all_gather(
+    array: Numpy,
+    name: str | None = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    out: Numpy | None = ...,
+    timeout: float | None = ...,
+) -> Numpy: ...
+@overload
+def all_gather(
+    array: torch.Tensor,
+    name: str | None = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    out: torch.Tensor | None = ...,
+    timeout: float | None = ...,
+) -> torch.Tensor: ...
+@overload
+def all_gather(
+    array: Any,
+    name: str | None = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    out: Any = ...,
+    timeout: float | None = ...,
+) -> Any: ...
 def all_gather(
     array: Any,
     name: str | None = None,

@@ -34,7 +34,6 @@ class DitheringCodec final : public Codec {
  private:
   float norm_of(std::span<const float> values) const;
   float value_of(std::uint32_t level) const;  // as a share of the norm
-  std::uint32_t below(float share) const;     // the highest level that is no larger, below the highest of all
 
   std::uint32_t levels_;
   unsigned bits_;

@@ -11,6 +11,7 @@ import runpy
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def _enter(env: dict[str, str], log: Path) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(sys.stderr)
+    for deprecated in (DeprecationWarning, FutureWarning):  # as in pyproject.toml
+        warnings.filterwarnings("error", category=deprecated, module="bps_rdma")
 
 
 def _leave(path: Path, value: object) -> None:

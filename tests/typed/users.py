@@ -44,6 +44,11 @@ def what_comes_back(x: torch.Tensor, y: NDArray[np.float32], z: bytearray) -> No
     assert_type(bps_rdma.push_pull_inplace(y), NDArray[np.float32])
     assert_type(bps_rdma.push_pull_inplace(z), bytearray)
     assert_type(bps_rdma.broadcast(x), torch.Tensor)
+    assert_type(bps_rdma.reduce_scatter(x), torch.Tensor)
+    assert_type(bps_rdma.reduce_scatter(y, out=y), NDArray[np.float32])
+    assert_type(bps_rdma.reduce_scatter(z), Any)
+    assert_type(bps_rdma.all_gather(x, out=x), torch.Tensor)
+    assert_type(bps_rdma.all_gather(y), NDArray[np.float32])
 
 
 def wrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
