@@ -155,10 +155,9 @@ def check_peer(
     """Sum 64 MiB with a doctor on another machine: the one at `peer`, or the first that connects within `wait_s`."""
     from bps_rdma.doctor_peer import Rendezvous, transfer
 
-    given = None if peer is None else Rendezvous.from_options(peer, code)
     try:
-        if given is not None:
-            done = transfer(given, timeout_s)
+        if peer is not None:
+            done = transfer(Rendezvous.from_options(peer, code), timeout_s)
         else:
             rendezvous = Rendezvous.create(_core.Config(), port)
             rendezvous.print_command(wait_s)
@@ -204,6 +203,10 @@ def doctor(
 
     The exit status is 1 when the settings ask for something that does not work, 2 when a setting is invalid.
     """
+    if peer is not None:
+        from bps_rdma.doctor_peer import Rendezvous
+
+        Rendezvous.from_options(peer, code)  # raises before anything is measured
     report = examine(transfer=transfer, timeout_s=timeout)
     if serve or peer is not None:
         check_peer(report, peer=peer, code=code, port=port, wait_s=wait, timeout_s=timeout)

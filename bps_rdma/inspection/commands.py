@@ -36,7 +36,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class NoJobError(BpsError):
     """There is no job to say anything of."""
 
-    def __init__(self, command: str, name: str = "") -> None:
+    def __init__(self, command: str, where: str, name: str) -> None:
+        if where:
+            super().__init__(f"the job of {where} has no name that begins with {name}", "do without --job")
+            return
         named = f" whose name begins with {name}" if name else ""
         super().__init__(
             f"none of your processes on this machine takes part in a job{named}",
@@ -57,7 +60,7 @@ def why(where: _Where = "", name: _Name = "", as_json: _Json = False) -> int:
     if as_json:
         print(json.dumps([{"job": state.name, **found.as_json()} for state, found in explained], indent=1))
     elif not explained:
-        raise NoJobError("why", name)
+        raise NoJobError("why", where, name)
     else:
         for number, (state, found) in enumerate(explained):
             if len(explained) > 1:
@@ -86,6 +89,8 @@ def dump(
     """
     states = jobs(where, name, stacks)
     if for_torch is not None:
+        if not states:
+            raise NoJobError("dump", where, name)
         return _dump_for_torch(states, for_torch)
     found = [state.as_json() for state in states]
     text = json.dumps(found, indent=1)
@@ -98,8 +103,6 @@ def dump(
 
 
 def _dump_for_torch(states: list[JobState], folder: Path) -> int:
-    if not states:
-        raise NoJobError("dump")
     if len(states) > 1:
         raise InvalidArgumentError(f"there are {len(states)} jobs", "name one: --job NAME")
     written, silent = torch_dump.save(states[0], folder)

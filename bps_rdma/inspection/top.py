@@ -90,7 +90,7 @@ def top(
 def _the_job(where: str, name: str) -> JobState:
     found = jobs(where, name)
     if not found:
-        raise NoJobError("top", name)
+        raise NoJobError("top", where, name)
     if len(found) > 1:
         names = ", ".join(state.name for state in found)
         print(f"several jobs run here: {names}; this is the largest one, --job chooses another", file=sys.stderr)

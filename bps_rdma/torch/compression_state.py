@@ -10,63 +10,62 @@ import numpy as np
 import torch
 
 from bps_rdma import job
+from bps_rdma.arrays import Dtype
 from bps_rdma.compression import Codec
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import feedback_state, load_feedback_state
-from bps_rdma.operations.compressed import EXACT, NONE
+from bps_rdma.operations.compressed import EXACT
 from bps_rdma.torch import transfer
 from bps_rdma.torch.units import Place, Sent, Unit
 
+State = Mapping[str, Mapping[str, torch.Tensor]]  # of a tensor: its pieces, by what their names add to its own
 
-def of_tensor(name: str, like: torch.Tensor, group: Group | None) -> dict[str, dict[str, torch.Tensor]]:
-    """What push_pulls of this name and this float32 tensor remember; {} for a method that remembers nothing.
+
+def of_tensor(name: str, like: torch.Tensor, wanted: str | None, group: Group | None) -> State:
+    """What push_pulls of this name and this tensor remember; {} for a method that remembers nothing.
 
     A collective call. A tensor on a device is sent in pieces, each with a name and a memory of its own.
 
+    Args:
+        name, like, wanted: as they were declared; see Unit.declaration().
+
     Returns:
-        name -> feedback_state(), as torch tensors, which torch.save() and torch.load(weights_only=True) take.
+        feedback_state() of each piece, as torch tensors, which torch.save() and torch.load(weights_only=True) take.
     """
     return {
-        piece: {
+        piece.removeprefix(name): {
             key: torch.from_numpy(value)
             for key, value in feedback_state(np.empty(elements, np.float32), piece, group).items()
         }
-        for piece, elements in transfer.pieces(name, like)
-        if _remembers(piece, group)
+        for piece, elements in _pieces_that_remember(name, like, wanted)
     }
 
 
-def load_tensor(
-    state: Mapping[str, Mapping[str, torch.Tensor]], name: str, like: torch.Tensor, group: Group | None
-) -> None:
-    """Makes further push_pulls go on from what of_tensor() gave. A collective call.
-
-    Raises:
-        InvalidArgumentError: it was another tensor, or compressed in another way.
-    """
-    ours = {piece: elements for piece, elements in transfer.pieces(name, like) if _remembers(piece, group)}
-    if set(ours) != set(state):
+def check_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None) -> None:
+    """Raises InvalidArgumentError if load_tensor() would find a state of something else. Not collective."""
+    ours = {piece.removeprefix(name) for piece, _ in _pieces_that_remember(name, like, wanted)}
+    if ours != set(state):
         raise InvalidArgumentError(
             f"the state is not one of {name!r}: it has {len(state)} pieces, and there are {len(ours)}",
             "use the compression, the device, BPS_GPU_CHUNK_BYTES and BPS_MIN_COMPRESS_BYTES that it was saved with",
         )
-    for piece, elements in ours.items():
-        arrays = {part: value.numpy() for part, value in state[piece].items()}
+
+
+def load_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None, group: Group | None) -> None:
+    """Makes further push_pulls go on from what of_tensor() gave; from nothing, where that is {}. A collective call."""
+    for piece, elements in _pieces_that_remember(name, like, wanted):
+        arrays = {part: value.numpy() for part, value in state.get(piece.removeprefix(name), {}).items()}
         load_feedback_state(np.empty(elements, np.float32), piece, arrays, group)
 
 
 def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
     """{"generation", "order": names of the parameters in the order of the units, "units": name -> of_tensor()}."""
-    states = {_short(unit, sent): of_tensor(*unit.declaration()[:2], sent.group) for unit in units}
+    states = {_short(unit, sent): of_tensor(*unit.declaration(), sent.group) for unit in units}
     return {
         "generation": generation,
         "order": [place.name for unit in units for place in unit.places],
-        "units": {
-            unit: {piece.removeprefix(sent.prefix): one for piece, one in state.items()}
-            for unit, state in states.items()
-            if state
-        },
+        "units": {name: state for name, state in states.items() if state},
     }
 
 
@@ -98,18 +97,24 @@ def load(state: Mapping[str, Any], units: Sequence[Unit], sent: Sent) -> None:
             "use the strategy, bucket_mb, compression and BPS_MIN_COMPRESS_BYTES that it was saved with",
         )
     for name, unit in ours.items():
-        saved = {f"{sent.prefix}{piece}": one for piece, one in state["units"].get(name, {}).items()}
-        load_tensor(saved, *unit.declaration()[:2], sent.group)
+        check_tensor(state["units"].get(name, {}), *unit.declaration())
+    for name, unit in ours.items():
+        load_tensor(state["units"].get(name, {}), *unit.declaration(), sent.group)
 
 
-def _remembers(name: str, group: Group | None) -> bool:
-    # As the job knows it: it may be that of BPS_COMPRESSION.
-    tensor = job.current().tensors.get((transfer.members_of(group).id, name))
-    text = "" if tensor is None else tensor.compression
-    if text in ("", NONE, EXACT):
-        return False
-    codec = Codec(text)
-    return codec.feedback or codec.momentum != 0
+def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> list[tuple[str, int]]:
+    # From what is declared, which is the same on all ranks; what this rank has used in this view may differ.
+    if like.dtype != torch.float32:
+        return []
+
+    def remembers(elements: int) -> bool:
+        text = job.current().compression(Dtype.float32, elements, wanted)
+        if text in ("", EXACT):
+            return False
+        codec = Codec(text)
+        return codec.feedback or codec.momentum != 0
+
+    return [(piece, elements) for piece, elements in transfer.pieces(name, like) if remembers(elements)]
 
 
 def _short(unit: Unit, sent: Sent) -> str:

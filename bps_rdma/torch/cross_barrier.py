@@ -19,7 +19,7 @@ from bps_rdma import job, local_rank, local_size, poll, rank, shutdown, size, sy
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_count, check_module
+from bps_rdma.torch.checks import check_count, check_module, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
@@ -85,6 +85,7 @@ def CrossBarrier(  # noqa: N802
         InvalidArgumentError: an argument cannot be used, or the optimizer needs all parameters at once.
     """
     check_module(model)
+    check_optimizer(optimizer)
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")

@@ -212,7 +212,7 @@ class DiLoCo:
                 {
                     "anchor": one.anchor.clone(),
                     "velocity": one.velocity.clone(),
-                    "compression": list(compression_state.of_tensor(one.name, one.moved, self._group).values()),
+                    "compression": compression_state.of_tensor(one.name, one.moved, self._method, self._group),
                 }
                 for one in self._fragments
             ],
@@ -227,16 +227,18 @@ class DiLoCo:
         sizes = [one["anchor"].numel() for one in state["fragments"]]
         if sizes != [one.anchor.numel() for one in self._fragments]:
             raise InvalidArgumentError("the checkpoint is of other parameters", "use the same model and `fragments`")
+        # Of what was saved by a version that did not know it, or without it: it begins at nothing.
+        remembered = [one.get("compression") for one in state["fragments"]]
+        for one, pieces in zip(self._fragments, remembered, strict=True):
+            if pieces is not None:
+                compression_state.check_tensor(pieces, one.name, one.moved, self._method)
         self.synchronize()
         self.inner.load_state_dict(state["inner"])
         self.steps = state["steps"]
-        for one, saved in zip(self._fragments, state["fragments"], strict=True):
+        for one, saved, pieces in zip(self._fragments, state["fragments"], remembered, strict=True):
             one.anchor.copy_(saved["anchor"])
             one.velocity.copy_(saved["velocity"])
-            names = [piece for piece, _ in transfer.pieces(one.name, one.moved)]
-            compression_state.load_tensor(
-                dict(zip(names, saved.get("compression", []), strict=False)), one.name, one.moved, self._group
-            )
+            compression_state.load_tensor(pieces or {}, one.name, one.moved, self._method, self._group)
 
 
 def LocalSGD(  # noqa: N802

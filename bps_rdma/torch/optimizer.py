@@ -68,6 +68,7 @@ def DistributedOptimizer(  # noqa: N802
         InvalidArgumentError: a name twice, or a parameter without a name.
         InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
+    check_optimizer(optimizer)
     start.init()
     ours = start.group_of(group)
     named = names_of(optimizer, named_parameters)
@@ -111,7 +112,10 @@ def names_of(
     Raises:
         InvalidArgumentError: a name twice, a parameter without a name, or no optimizer.
     """
-    check_optimizer(optimizer)
+    if not hasattr(optimizer, "param_groups"):
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} is not an optimizer", "pass one, such as torch.optim.SGD(...)"
+        )
     parameters = [p for options in optimizer.param_groups for p in options["params"]]
     if named is None:
         return [(f"parameter {number}", p) for number, p in enumerate(parameters) if p.requires_grad]

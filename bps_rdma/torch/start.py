@@ -221,8 +221,8 @@ def group_of(group: AnyGroup) -> Group | None:
         return group
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgumentError(
-            f"{group!r} is not a group",
-            "pass one of bps_rdma.new_group() or torch.distributed.new_group(); None: all ranks",
+            f"{group!r} is not a group, or one that this rank is not in",
+            "pass one of bps_rdma.new_group() or torch.distributed.new_group(), on its ranks only; None: all ranks",
         )
     ranks = dist.get_process_group_ranks(group)
     if ranks == list(range(bps_rdma.size())):

@@ -39,10 +39,13 @@ void TickTimes::add(const TickSample& sample) {
 std::uint64_t TickTimes::ns(std::uint64_t ticks) const {
   if (!latest_) return ticks;
   if (!before_) return latest_->ns;
-  __extension__ using Wide = __int128;
-  const Wide passed = Wide{ticks} - Wide{before_->ticks};
-  const Wide ns = passed * Wide{latest_->ns - before_->ns} / Wide{latest_->ticks - before_->ticks};
-  return static_cast<std::uint64_t>(Wide{before_->ns} + ns);
+  // Without a sign, for which the product of two such numbers leaves no room.
+  __extension__ using Wide = unsigned __int128;
+  const bool is_before = ticks < before_->ticks;
+  const std::uint64_t distance = is_before ? before_->ticks - ticks : ticks - before_->ticks;
+  const auto ns = static_cast<std::uint64_t>(Wide{distance} * Wide{latest_->ns - before_->ns} /
+                                             Wide{latest_->ticks - before_->ticks});
+  return is_before ? before_->ns - ns : before_->ns + ns;
 }
 
 }  // namespace bps

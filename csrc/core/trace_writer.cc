@@ -142,6 +142,8 @@ void TraceWriter::start(Process process) {
                            .server_rank = process.server_rank,
                            .rings = static_cast<std::uint32_t>(rings_.size())};
   append_frame(frames_, TraceFrameKind::kProcess, 0, codec::encode(about));
+  // Loops run already, and may have noted something.
+  if (by_counter_) append_frame(frames_, TraceFrameKind::kClock, 0, codec::encode(begin_));
   for (const auto& [node, name] : process.nodes) {
     append_frame(frames_, TraceFrameKind::kNodeName, node, as_bytes(name));
   }

@@ -67,6 +67,7 @@ class TraceWriter {
 
   const TracedRounds rounds_;
   const bool by_counter_;        // see TraceRing
+  const TickSample begin_ = TickSample::take();
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   std::string file_;
   std::string events_file_;

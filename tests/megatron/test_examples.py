@@ -46,11 +46,10 @@ def torchrun(tmp_path: Path, *arguments: str, ranks: int = 2) -> subprocess.Comp
 
 def test_side_by_side(tmp_path):
     plot = ["--plot", "steps.png"] if importlib.util.find_spec("matplotlib") else []
-    done, _ = cluster.scripts(
+    done = cluster.succeeded(cluster.scripts(
         COMPARE, *TINY, "--overlap", "--distributed-optimizer", "--bucket", "20000", "--rounds", "3", "--steps", "2",
         "--json", "-", *plot, folder=tmp_path, ranks=2,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ))  # fmt: skip
     assert "Apex" not in done.stderr
     found = json.loads(done.stdout)
     assert found["same"] == {"dpu-reduce": True}
@@ -122,7 +121,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def test_a_cluster_with_dedicated_servers(tmp_path):
     script = [PRETRAIN, *TINY, "--steps", "4"]
-    stock = cluster.scripts(*script, folder=tmp_path, ranks=4)
+    stock = cluster.succeeded(cluster.scripts(*script, folder=tmp_path, ranks=4))
     ours = members(
         tmp_path, ["scheduler"], ["server"], ["server"], *(["worker", str(node), *script] for node in range(2))
     )
@@ -130,10 +129,10 @@ def test_a_cluster_with_dedicated_servers(tmp_path):
     def losses(text: str) -> list[float]:
         return [float(line.split()[3].rstrip(",")) for line in text.splitlines() if line.startswith("step ")]
 
-    assert len(losses(stock[0].stdout)) == 4
-    assert losses(ours[3]) == pytest.approx(losses(stock[0].stdout), abs=2e-5)
+    assert len(losses(stock.stdout)) == 4
+    assert losses(ours[3]) == pytest.approx(losses(stock.stdout), abs=2e-5)
     assert "\n4 buckets over bps_rdma" in ours[3]
-    assert "\n0 buckets over bps_rdma" in stock[0].stdout
+    assert "\n0 buckets over bps_rdma" in stock.stdout
 
 
 def test_a_cluster_of_stock_megatron(tmp_path):
@@ -176,14 +175,13 @@ def test_training_survives_a_rank_that_dies(tmp_path):
         "pretrain.main()\n"
     )
     options = [*TINY, "--use-dpu-reduce", "--steps", "4"]
-    undisturbed = cluster.scripts(PRETRAIN, *options, folder=tmp_path, ranks=2)[0]
+    undisturbed = cluster.succeeded(cluster.scripts(PRETRAIN, *options, folder=tmp_path, ranks=2))
     command = [str(tmp_path / "dies.py"), *options, "--checkpoints", "saved"]
     first = torchrun(tmp_path, *command)
     assert first.returncode != 0
     assert "error: " in first.stderr
     assert "hint: restart the job from its last checkpoint" in first.stderr
-    second = cluster.scripts(*command, folder=tmp_path, ranks=2)[0]
-    assert second.returncode == 0, second.stderr
+    second = cluster.succeeded(cluster.scripts(*command, folder=tmp_path, ranks=2))
     assert steps_of(second) == steps_of(undisturbed)[2:]
     assert len(steps_of(second)) == 2
 

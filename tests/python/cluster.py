@@ -399,6 +399,12 @@ def scripts(
     return [subprocess.CompletedProcess(words, *one) for one in found]
 
 
+def succeeded(ranks: list[subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
+    """Rank 0, once all have ended well."""
+    assert not any(one.returncode for one in ranks), "".join(one.stdout + one.stderr for one in ranks)
+    return ranks[0]
+
+
 def _status(process: Any) -> int | None:
     if isinstance(process, multiprocessing.process.BaseProcess):
         return process.exitcode

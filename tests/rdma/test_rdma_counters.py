@@ -231,6 +231,6 @@ def test_many_operations_leave_memory_and_regions_as_they_were():
         assert after["cq"] == before["cq"]
         assert after["mr"] <= before["mr"] + 8  # the cache may hold other ranges of the same heap
         for name in members:
-            assert resident_kib(job.pid(name)) - resident[name] <= (4096 if LONG else 2048), name
+            assert resident_kib(job.pid(name)) - resident[name] <= (4096 if LONG else 1024), name
         job.set_mark("end")
         job.results(timeout=60)

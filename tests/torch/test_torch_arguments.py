@@ -36,7 +36,7 @@ WRONG = [
         "backward_passes_per_step=0 is not a whole number from 1",
     ),
     ("DistributedOptimizer(sgd, backward_passes_per_step=1.5)", "backward_passes_per_step=1.5"),
-    ("DiLoCo(5)", "int is not a torch.optim.Optimizer"),
+    ("DiLoCo(5)", "int is not an optimizer"),
     ("DiLoCo(sgd, every='x')", "every='x' is not a whole number"),
     ("DiLoCo(sgd, every=0)", "every=0"),
     ("DiLoCo(sgd, mix='a')", "mix='a' is not a number from 0 to 1"),

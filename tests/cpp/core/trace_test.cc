@@ -116,8 +116,13 @@ TEST(TickTimes, LieBetweenTheLatestTwoSamples) {
   EXPECT_EQ(times.ns(20), 4000U);
   times.add({.ticks = 110, .ns = 4100});
   EXPECT_EQ(times.ns(20), 4010U);
-  times.add({.ticks = ~std::uint64_t{0}, .ns = ~std::uint64_t{0}});  // what a broken file may hold
+  // What a broken file may hold.
+  constexpr std::uint64_t kLargest = ~std::uint64_t{0};
+  times.add({.ticks = kLargest, .ns = kLargest});
   (void)times.ns(0);
+  times.add({.ticks = 0, .ns = 0});
+  times.add({.ticks = 1, .ns = kLargest});
+  (void)times.ns(kLargest);
 }
 
 // Whether the counter is trusted on this machine or not: over a short time it runs evenly on all that there are.
