@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="not in a checkout")
 ALL_STEPS = {path.name for path in (ROOT / "ci" / "steps").glob("*")}
-LONG_ONLY = {"tidy"}  # of ci/test --all alone
+LONG_ONLY = {"tidy", "odr"}  # of ci/test --all alone
 
 
 def jobs_of(name: str) -> dict[str, Any]:
