@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
+
+# pytest has put this folder on the path, and `import torch` would find the folder torch where there is no other.
+sys.path[:] = [one for one in sys.path if Path(one) != Path(__file__).parent]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
