@@ -66,7 +66,7 @@ class TraceWriter {
   std::uint64_t dropped();
 
   const TracedRounds rounds_;
-  const bool by_counter_;        // see TraceRing
+  const bool by_counter_;  // see TraceRing
   const TickSample begin_ = TickSample::take();
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   std::string file_;
