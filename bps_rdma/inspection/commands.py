@@ -38,7 +38,8 @@ class NoJobError(BpsError):
 
     def __init__(self, command: str, where: str, name: str) -> None:
         if where:
-            super().__init__(f"the job of {where} has no name that begins with {name}", "do without --job")
+            named = f"with a name that begins with {name}" if name else "to be seen"
+            super().__init__(f"at {where} there is no job {named}", "look at the folder, or do without --job")
             return
         named = f" whose name begins with {name}" if name else ""
         super().__init__(

@@ -11,12 +11,11 @@ from bps_rdma.group import Group
 from bps_rdma.operations import start
 from bps_rdma.operations.compressed import text_of
 from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
+from bps_rdma.operations.push_pull import Numpy
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
-Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
 
 
