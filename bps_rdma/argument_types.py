@@ -29,11 +29,20 @@ def explain(*, name: object = None, priority: object = 0, timeout: object = None
 
 
 def whole(value: object) -> int | None:
-    """The whole number that `value` is, None if it is none: 2.0 and "2" are none."""
+    """The whole number that `value` is, None if it is none: 2.0, "2" and True are none."""
+    if isinstance(value, bool):
+        return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def truth(name: str, value: object) -> bool:
+    """What True and False, those of numpy, 1 and 0 say; InvalidArgumentError for anything else."""
+    if value not in (0, 1):
+        raise InvalidArgumentError(f"{name}={value!r} is neither True nor False", "pass one of them")
+    return bool(value)
 
 
 def extent_of(shape: object) -> tuple[int, ...]:

@@ -18,64 +18,106 @@ class BpsError(RuntimeError):
 
 
 class InvalidArgumentError(BpsError, ValueError):
-    """The value of an argument or a setting cannot be used."""
+    """An argument or a setting has a value that cannot be used.
+
+    What to do: The hint names the allowed values.
+    """
 
 
 class InvalidTensorError(InvalidArgumentError, TypeError):
-    """An array cannot be synchronised: its dtype, layout, device or writability does not allow it."""
+    """An array cannot be synchronised: wrong dtype, device or layout, or read-only memory in an in-place call.
+
+    What to do: Use `.cpu()`, `.contiguous()`, or the out-of-place form.
+    """
 
 
 class MismatchError(BpsError):
-    """Two ranks, or two uses of one name, differ in a tensor, an operation or the job."""
+    """Ranks, or two uses of one name, disagree about dtype, size or operation.
+
+    What to do: Use one name for one tensor, the same on all ranks.
+    """
 
 
 class NotInitializedError(BpsError):
-    """bps_rdma was used before init() or after shutdown()."""
+    """A call before init(), after shutdown(), while another thread shuts down, or in a forked process.
+
+    What to do: Call `init()` first.
+    """
 
 
 class UnknownHandleError(BpsError, KeyError):
-    """A handle does not belong to this job, or its result has already been taken."""
+    """A value is not a handle of this job, or its result has already been taken.
+
+    What to do: Synchronise each handle once.
+    """
 
     __str__ = BpsError.__str__
 
 
 class PortTakenError(BpsError, OSError):
-    """Another program is listening on the port of the scheduler."""
+    """Another program listens on the scheduler's port.
+
+    What to do: Choose another `BPS_ROOT_PORT`.
+    """
 
 
 class AuthenticationError(BpsError):
-    """A peer has another secret or belongs to another job."""
+    """A peer has another secret or belongs to another job, or to another run of it.
+
+    What to do: Set the same `BPS_SECRET` or `BPS_SECRET_FILE`, and the same `BPS_JOB_ID`, everywhere; end processes
+    that are left over.
+    """
 
 
 class VersionError(BpsError):
-    """A peer uses another version of the protocol."""
+    """A peer speaks another version of the protocol.
+
+    What to do: Install the same version everywhere.
+    """
 
 
 class UnreachableError(BpsError, ConnectionError):
-    """A member of the job cannot be reached."""
+    """The scheduler or a server cannot be reached.
+
+    What to do: Check that it runs, `BPS_ROOT_URI`, and the firewall.
+    """
 
 
 class PeerLostError(BpsError, ConnectionError):
-    """A worker, server or scheduler died or stopped responding; the message names it."""
+    """A worker, server or scheduler died, stopped answering, ended with an exception, or left too early.
+
+    What to do: Start again from the last checkpoint, and read the log of the peer that the message names.
+    """
 
 
 class RoundAbortedError(PeerLostError):
-    """A member was lost, or has entered, and the job goes on with other members (BPS_MIN_WORKERS): repeat the step.
+    """A member was lost, or has entered, and the job goes on with other members (BPS_MIN_WORKERS).
 
     Every rank gets it once for each view that ends, from what it waits for, or else from its next call. Nothing writes
     to the arrays of that call any more. From the next call on rank(), size() and the groups are those of the next view,
     in which a lost rank is missing and the ranks above it have moved up; names are declared anew, and prepared
     operations have to be prepared again. The message names the member and both views.
+
+    What to do: Repeat the step; docs/errors.md shows how.
     """
 
 
 class DeadlineError(BpsError, TimeoutError):
-    """An operation did not complete in time; the message names it and the ranks that are missing."""
+    """Something did not happen in time; the message names the peers that are missing.
+
+    What to do: Start the missing ranks, or raise `BPS_TIMEOUT` or `BPS_JOIN_TIMEOUT`.
+    """
 
 
 class TransportError(BpsError, OSError):
-    """The operating system or a peer refused a resource that the transport needs."""
+    """The system or a peer refused a resource that the transport needs.
+
+    What to do: The hint names the resource.
+    """
 
 
 class InternalError(BpsError):
-    """bps_rdma reached a state that should be impossible; please report it."""
+    """The library reached a state that should be impossible.
+
+    What to do: Report it.
+    """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from bps_rdma import _core
+from bps_rdma import _core, argument_types
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 
@@ -41,11 +41,11 @@ def reduction(average: bool, op: ReduceName | None) -> ReduceOp:
     """The reduction that the public arguments `average` and `op` select; `op` wins.
 
     Raises:
-        InvalidArgumentError: `op` is not the name of a reduction.
+        InvalidArgumentError: `op` is not the name of a reduction, or `average` is no truth value.
     """
     if op is None:
-        return AVERAGE if average else SUM
-    found = ReduceOp.__members__.get(op)
+        return AVERAGE if average is True or argument_types.truth("average", average) else SUM
+    found = ReduceOp.__members__.get(op) if isinstance(op, str) else None
     if found is None:
         raise InvalidArgumentError(f"{op!r} is not a reduction", f"use one of {', '.join(ReduceOp.__members__)}")
     return found

@@ -189,7 +189,16 @@ def _start(
 
 
 def shard_bounds(count: int, parts: int, index: int) -> tuple[int, int]:
-    """Elements [begin, end) of part `index` when `count` elements are cut into `parts`, as torch.chunk cuts them."""
+    """Elements [begin, end) of part `index` when `count` elements are cut into `parts`, as torch.chunk cuts them.
+
+    Raises:
+        InvalidArgumentError: there is no such part.
+    """
+    if not 0 <= index < parts or count < 0:
+        raise InvalidArgumentError(
+            f"{count} elements in {parts} parts have no part {index}",
+            "parts are counted from 0; pass 0 elements or more",
+        )
     step = -(-count // parts)
     return min(index * step, count), min((index + 1) * step, count)
 

@@ -25,6 +25,7 @@
 #include "van/scheduler.h"
 #include "van/scheduler_state.h"
 
+namespace bps::apps::scheduler {
 namespace {
 
 // It was stopped for so long that members may have gone on without it: another one may be started in its place.
@@ -81,8 +82,8 @@ class Signals {
     for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::sigaddset(&set_, number);
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
-  void take_for(bps::van::Scheduler& scheduler) {
-    waiter_ = bps::start_thread([this, &scheduler] {
+  void take_for(van::Scheduler& scheduler) {
+    waiter_ = start_thread([this, &scheduler] {
       for (int number = 0; ::sigwait(&set_, &number) == 0 && !finished_;) {
         if (number == SIGUSR1) {
           std::fputs(("bps DUMP " + scheduler.dump() + "\n").c_str(), stderr);
@@ -111,31 +112,31 @@ class Signals {
 // The address to listen on: that of DMLC_PS_ROOT_URI where it is one of this machine's, so that a job on 127.0.0.1 is
 // closed to the network. A name does not count (many machines map their own to a loopback address), nor does the
 // address of a router in front of this machine: then all interfaces listen.
-std::string address_from(const bps::SettingValues& values) {
+std::string address_from(const SettingValues& values) {
   const auto& [host, source] = values.value("BPS_ROOT_URI");
   if (host == "localhost") return host;
   if (source == "default") return "";
   unsigned char parsed[sizeof(in6_addr)];
   if (::inet_pton(AF_INET, host.c_str(), parsed) != 1 && ::inet_pton(AF_INET6, host.c_str(), parsed) != 1) return "";
   try {
-    bps::transport::Listener::listen_tcp(host, 0);
+    transport::Listener::listen_tcp(host, 0);
     return host;
-  } catch (const bps::Error&) {
+  } catch (const Error&) {
     return "";
   }
 }
 
-int run(bps::SettingValues values, const std::string& address) {
+int run(SettingValues values, const std::string& address) {
   Signals signals;
   if (values.value("BPS_ROOT_PORT").text.empty()) values.set("BPS_ROOT_PORT", "9010", "default");
-  const bps::Settings settings = values.parse();
-  bps::set_log(settings.log_level, "scheduler");
-  bps::log_unknown_settings();
-  const bps::node::Startup startup = bps::node::startup_from(settings.job);
-  const bps::node::ProcessOptions parsed(settings, startup);
-  const bps::node::JobSecret secret = bps::node::job_secret(settings.job, startup);
-  if (!secret.warning.empty()) bps::log_warning(secret.warning);
-  bps::van::SchedulerOptions options;
+  const Settings settings = values.parse();
+  set_log(settings.log_level, "scheduler");
+  log_unknown_settings();
+  const node::Startup startup = node::startup_from(settings.job);
+  const node::ProcessOptions parsed(settings, startup);
+  const node::JobSecret secret = node::job_secret(settings.job, startup);
+  if (!secret.warning.empty()) log_warning(secret.warning);
+  van::SchedulerOptions options;
   options.address = address;
   if (address.empty()) options.address = secret.one_host ? startup.scheduler_host : address_from(values);
   options.ports = startup.scheduler_ports;
@@ -144,21 +145,21 @@ int run(bps::SettingValues values, const std::string& address) {
   options.heartbeat_timeout_s = settings.deadlines.heartbeat;
   options.join_timeout_s = settings.deadlines.join;
   options.resume_timeout_s = settings.deadlines.resume;
-  options.balanced = parsed.key_hash == bps::tensor::KeyHash::kBalanced;
+  options.balanced = parsed.key_hash == tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
   options.min_workers = settings.job.min_workers;
   options.is_outlived = options.min_workers > 0;
   const std::string& state = settings.job.scheduler_state;
-  bps::van::KnownRun known;
-  if (!state.empty()) known = bps::van::run_from_state(state);
+  van::KnownRun known;
+  if (!state.empty()) known = van::run_from_state(state);
   options.run = known.run;
   options.on_lost = [](const std::string& why) { std::fprintf(stderr, "bps-scheduler: %s\n", why.c_str()); };
   options.on_suspended = [](const std::string& what) { std::fprintf(stderr, "bps-scheduler: %s\n", what.c_str()); };
-  bps::van::Scheduler scheduler(options, secret.credentials);
+  van::Scheduler scheduler(options, secret.credentials);
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u%s\n",
-               bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str(),
-               scheduler.port(), known.has_begun ? ", in the place of a scheduler that was lost" : "");
-  const auto metrics = bps::node::serve_scheduler(settings.metrics, scheduler);
+               counted(startup.workers, "worker").c_str(), counted(startup.servers, "server").c_str(), scheduler.port(),
+               known.has_begun ? ", in the place of a scheduler that was lost" : "");
+  const auto metrics = node::serve_scheduler(settings.metrics, scheduler);
   signals.take_for(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {
@@ -167,14 +168,14 @@ int run(bps::SettingValues values, const std::string& address) {
     default: break;
   }
   if (scheduler.stepped_down()) return kSteppedDown;
-  if (well && !state.empty()) bps::van::forget_state(state);
+  if (well && !state.empty()) van::forget_state(state);
   if (!well) std::fputs("bps-scheduler: the job ended early: members are missing or lost\n", stderr);
   return well ? 0 : 1;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   const option options[] = {{"workers", required_argument, nullptr, 'w'},
                             {"servers", required_argument, nullptr, 's'},
                             {"address", required_argument, nullptr, 'a'},
@@ -183,7 +184,7 @@ int main(int argc, char** argv) {
                             {"help", no_argument, nullptr, 'h'},
                             {nullptr, 0, nullptr, 0}};
   try {
-    bps::SettingValues values;
+    SettingValues values;
     std::string address;
     for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
       switch (got) {
@@ -200,10 +201,12 @@ int main(int argc, char** argv) {
       }
     }
     return run(values, address);
-  } catch (const bps::Error& error) {
+  } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\nhint: %s\n", error.what(), error.hint().c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
   }
   return 1;
 }
+
+}  // namespace bps::apps::scheduler

@@ -14,6 +14,7 @@
 #include "node/process.h"
 #include "van/van.h"
 
+namespace bps::apps::server {
 namespace {
 
 void usage() {
@@ -54,7 +55,7 @@ void usage() {
 std::int32_t rank_from(std::string_view text) {
   std::int32_t rank = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  return error == std::errc() && end == text.data() + text.size() && rank >= 0 ? rank : bps::van::kAnyRank;
+  return error == std::errc() && end == text.data() + text.size() && rank >= 0 ? rank : van::kAnyRank;
 }
 
 // A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash. To process 1
@@ -76,27 +77,27 @@ void end_by_signals() {
   }
 }
 
-void say_why(bps::node::Process& process) {
+void say_why(node::Process& process) {
   const std::string why = process.van().why_ended();
   if (!why.empty()) std::fprintf(stderr, "bps-server: %s\n", why.c_str());
 }
 
 int run(std::int32_t rank) {
-  const bps::Settings settings = bps::SettingValues().parse();
-  bps::node::Startup startup = bps::node::startup_from(settings.job);
+  const Settings settings = SettingValues().parse();
+  node::Startup startup = node::startup_from(settings.job);
   startup.server_rank = rank;
   std::fprintf(stderr, "bps-server: waiting for the scheduler at %s, port %u, and for %s and %s\n",
                startup.scheduler_host.c_str(), startup.scheduler_ports.front(),
-               bps::counted(startup.workers, "worker").c_str(), bps::counted(startup.servers, "server").c_str());
-  auto process = bps::node::Process::start(settings, startup);
+               counted(startup.workers, "worker").c_str(), counted(startup.servers, "server").c_str());
+  auto process = node::Process::start(settings, startup);
   std::fprintf(stderr, "bps-server: ready; this is %s\n", process->van().self().describe().c_str());
   bool well = process->wait_for_end();
   while (process->view_ended()) {
     const bool was_suspended = process->van().resume_patience_s() > 0;
     if (was_suspended) say_why(*process);
     try {
-      process = bps::node::Process::renew(*process);
-    } catch (const bps::Error&) {
+      process = node::Process::renew(*process);
+    } catch (const Error&) {
       if (!process->wait_for_end()) throw;
       say_why(*process);
       return 0;  // all workers have left meanwhile, as they should, and no other view begins for this server
@@ -112,17 +113,17 @@ int run(std::int32_t rank) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   const option options[] = {{"rank", required_argument, nullptr, 'r'},
                             {"version", no_argument, nullptr, 'v'},
                             {"help", no_argument, nullptr, 'h'},
                             {nullptr, 0, nullptr, 0}};
-  std::int32_t rank = bps::van::kAnyRank;
+  std::int32_t rank = van::kAnyRank;
   for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
     switch (got) {
       case 'r':
         rank = rank_from(optarg);
-        if (rank != bps::van::kAnyRank) break;
+        if (rank != van::kAnyRank) break;
         std::fprintf(stderr, "error: --rank %s is not a server rank\nhint: pass a number from 0\n", optarg);
         return 2;
       case 'v': std::puts("bps-server " BPS_VERSION); return 0;
@@ -133,10 +134,12 @@ int main(int argc, char** argv) {
   end_by_signals();
   try {
     return run(rank);
-  } catch (const bps::Error& error) {
+  } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\nhint: %s\n", error.what(), error.hint().c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
   }
   return 1;
 }
+
+}  // namespace bps::apps::server

@@ -6,25 +6,19 @@
 #include <bit>
 #include <cmath>
 
+#include "compress/float_bits.h"
 #include "compress/norms.h"
 #include "compress/random.h"
 #include "compress/store.h"
 
 namespace bps::compress {
-namespace {
-
-constexpr std::uint32_t kNan = 0x7fc00000;
-
-}  // namespace
 
 float DitheringCodec::norm_of(std::span<const float> values) const {
   float norm = 0;
   if (l2_) {
     norm = static_cast<float>(std::sqrt(sum_of_squares(values)));
   } else {
-    std::uint32_t largest = 0;  // as bits, so that a NaN is the largest
-    for (const float value : values) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffff);
-    norm = std::bit_cast<float>(largest);
+    norm = std::bit_cast<float>(largest_magnitude(values));
   }
   return std::isfinite(norm) ? norm : std::bit_cast<float>(kNan);
 }
@@ -36,7 +30,7 @@ float DitheringCodec::value_of(std::uint32_t level) const {
 
 namespace {
 
-constexpr std::size_t kBlock = 128;  // elements, which fill whole bytes in every width
+constexpr std::size_t kAtOnce = 128;  // elements, which fill whole bytes in every width
 
 // Calls loop.template operator()<bits>(): where it is a constant, places in a byte are shifts, and loops vectorise.
 template <typename Loop>
@@ -67,10 +61,10 @@ using Levels = std::array<float, 128>;  // what each stands for, as a share of t
 template <bool kNatural>
 void encode_block(std::span<const float> from, float norm, std::uint32_t levels, const Levels& values,
                   std::uint64_t seed, std::size_t first, std::uint8_t sign, std::uint8_t* codes) {
-  std::array<float, kBlock> shares;
-  std::array<float, kBlock> chances;
-  std::array<float, kBlock> drawn;
-  std::array<std::uint32_t, kBlock> found;
+  std::array<float, kAtOnce> shares;
+  std::array<float, kAtOnce> chances;
+  std::array<float, kAtOnce> drawn;
+  std::array<std::uint32_t, kAtOnce> found;
   const std::size_t count = from.size();
   for (std::size_t i = 0; i < count; ++i) shares[i] = std::min(std::fabs(from[i]) / norm, 1.0F);
   for (std::size_t i = 0; i < count; ++i) found[i] = below<kNatural>(shares[i], levels);
@@ -116,9 +110,9 @@ void DitheringCodec::encode(std::span<const float> from, std::span<std::byte> to
   for (std::uint32_t level = 0; level <= levels_; ++level) values[level] = value_of(level);
   const auto sign = static_cast<std::uint8_t>(1U << (bits_ - 1));
   choose_bits(bits_, [&]<unsigned kBits>() {
-    for (std::size_t begin = 0; begin < from.size(); begin += kBlock) {
-      const auto block = from.subspan(begin, std::min(kBlock, from.size() - begin));
-      std::array<std::uint8_t, kBlock> found{};  // what fills the last byte is zero
+    for (std::size_t begin = 0; begin < from.size(); begin += kAtOnce) {
+      const auto block = from.subspan(begin, std::min(kAtOnce, from.size() - begin));
+      std::array<std::uint8_t, kAtOnce> found{};  // what fills the last byte is zero
       if (natural_) {
         encode_block<true>(block, norm, levels_, values, seed, begin, sign, found.data());
       } else {

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/error_feedback.h"
 
-#include <bit>
+#include "compress/float_bits.h"
 
 namespace bps::compress {
-namespace {
-
-bool finite(float value) {
-  return (std::bit_cast<std::uint32_t>(value) & 0x7f800000) != 0x7f800000;
-}
-
-}  // namespace
 
 void encode_with_feedback(const Codec& codec, std::span<const float> gradient, std::span<float> residual,
                           std::span<std::byte> to, std::uint64_t seed) {

@@ -5,22 +5,15 @@
 #include <bit>
 #include <limits>
 
+#include "compress/float_bits.h"
 #include "compress/store.h"
 
 namespace bps::compress {
 namespace {
 
-constexpr std::uint32_t kInfinity = 0x7f800000;
-constexpr std::uint32_t kNan = 0x7fc00000;
 constexpr float kLargest = 448;
-constexpr float kLargestScale = 0x1.249248p119F;  // the largest of which 448 times is finite
+constexpr float kLargestRowScale = 0x1.249248p119F;  // the largest of which 448 times is finite
 constexpr std::uint32_t kLargestExponent = 254 - 8;
-
-std::uint32_t largest_magnitude(std::span<const float> block) {
-  std::uint32_t largest = 0;
-  for (const float value : block) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffff);
-  return largest;
-}
 
 // Branches are selections, so that loops vectorise. A subnormal is a multiple of 2^-9, the last place of a float32 in
 // [2^14, 2^15): adding 2^14 rounds to it.
@@ -107,7 +100,7 @@ void Fp8RowsCodec::encode(std::span<const float> from, std::span<std::byte> to, 
     const auto row = from.subspan(begin, std::min(row_, from.size() - begin));
     std::byte* at = to.data() + encoded_size(begin);
     const std::uint32_t largest = largest_magnitude(row);
-    float scale = std::min(std::bit_cast<float>(largest) / kLargest, kLargestScale);
+    float scale = std::min(std::bit_cast<float>(largest) / kLargest, kLargestRowScale);
     if (largest >= kInfinity) scale = std::bit_cast<float>(kNan);
     if (scale < std::numeric_limits<float>::min()) scale = 0;
     store(scale, at);
@@ -133,7 +126,7 @@ Decoded Fp8RowsCodec::decode(std::span<const std::byte> from, std::span<float> t
   const bool valid = visit([](float scale, const std::byte* codes, std::span<float> row) {
     const auto bits = std::bit_cast<std::uint32_t>(scale);
     const bool is_scale =
-        bits == 0 || bits == kNan || (scale >= std::numeric_limits<float>::min() && scale <= kLargestScale);
+        bits == 0 || bits == kNan || (scale >= std::numeric_limits<float>::min() && scale <= kLargestRowScale);
     return is_scale && !has_nan({codes, row.size()});
   });
   if (!valid) return Decoded::kMalformed;

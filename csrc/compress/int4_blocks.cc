@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 
+#include "compress/float_bits.h"
 #include "compress/store.h"
 
 namespace bps::compress {
@@ -12,10 +13,8 @@ namespace {
 
 constexpr std::size_t kBlock = Int4BlocksCodec::kBlock;
 constexpr std::size_t kHalf = kBlock / 2;
-constexpr std::uint32_t kInfinity = 0x7f800000;
-constexpr std::uint16_t kNan = 0x7fc0;
+constexpr std::uint16_t kNanScale = 0x7fc0;
 constexpr float kShrink = 0x1.6a09e6p-4F;  // 128^-1/2
-constexpr float kRound = 0x1.8p23F;        // adding it rounds to an integer, which is then in the low bits
 
 using Block = std::array<float, kBlock>;
 
@@ -43,9 +42,8 @@ void rotate(Block& block) {
 }
 
 std::uint16_t scale_of(const Block& block) {
-  std::uint32_t largest = 0;
-  for (const float value : block) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffff);
-  if (largest >= kInfinity) return kNan;
+  const std::uint32_t largest = largest_magnitude(block);
+  if (largest >= kInfinity) return kNanScale;
   const auto bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(largest) / 7.0F);
   return static_cast<std::uint16_t>(bits < 0x00800000 ? 0 : (bits + 0xffff) >> 16);
 }
@@ -74,7 +72,7 @@ void Int4BlocksCodec::encode(std::span<const float> from, std::span<std::byte> t
     const std::uint16_t scale = scale_of(block);
     store(scale, at);
     std::byte* codes = at + sizeof scale;
-    if (scale == 0 || scale == kNan) {
+    if (scale == 0 || scale == kNanScale) {
       std::fill_n(codes, kHalf, std::byte{0});
       continue;
     }
@@ -89,7 +87,7 @@ Decoded Int4BlocksCodec::decode(std::span<const std::byte> from, std::span<float
   if (from.size() != encoded_size(to.size())) return Decoded::kWrongSize;
   for (std::size_t at = 0; at < from.size(); at += kBlockBytes) {
     const auto scale = load<std::uint16_t>(from.data() + at);
-    if (scale != 0 && scale != kNan && (scale < 0x0080 || scale >= 0x7f80)) return Decoded::kMalformed;
+    if (scale != 0 && scale != kNanScale && (scale < 0x0080 || scale >= 0x7f80)) return Decoded::kMalformed;
   }
   choose(into, [&]<Into kInto>() {
     const std::byte* at = from.data();

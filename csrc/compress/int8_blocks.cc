@@ -5,36 +5,24 @@
 #include <bit>
 #include <limits>
 
+#include "compress/float_bits.h"
 #include "compress/store.h"
 
 namespace bps::compress {
 namespace {
 
-constexpr float kLargestScale = Int8BlocksCodec::kLargestScale;
 constexpr float kSmallestScale = std::numeric_limits<float>::min();
-constexpr std::uint32_t kInfinity = 0x7f800000;
-constexpr std::uint32_t kNan = 0x7fc00000;
-static_assert(127.0 * kLargestScale <= std::numeric_limits<float>::max());
-
-// Adding it to a magnitude below 2^22 rounds to an integer, which is then in the low bits, in two's complement.
-constexpr float kRound = 0x1.8p23F;
-
-// As bits: magnitudes of floats are ordered as integers are, and NaN is above infinity.
-std::uint32_t largest_magnitude(std::span<const float> block) {
-  std::uint32_t largest = 0;
-  for (const float value : block) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffff);
-  return largest;
-}
+static_assert(127.0 * Int8BlocksCodec::kLargestScale <= std::numeric_limits<float>::max());
 
 float scale_of(std::uint32_t largest) {
   if (largest >= kInfinity) return std::bit_cast<float>(kNan);
   const float scale = std::bit_cast<float>(largest) / 127.0F;
-  return scale < kSmallestScale ? 0.0F : std::min(scale, kLargestScale);
+  return scale < kSmallestScale ? 0.0F : std::min(scale, Int8BlocksCodec::kLargestScale);
 }
 
-bool valid_scale(float scale) {
+bool is_scale(float scale) {
   const auto bits = std::bit_cast<std::uint32_t>(scale);
-  return bits == 0 || bits == kNan || (scale >= kSmallestScale && scale <= kLargestScale);
+  return bits == 0 || bits == kNan || (scale >= kSmallestScale && scale <= Int8BlocksCodec::kLargestScale);
 }
 
 void encode_block(std::span<const float> from, std::byte* to) {
@@ -64,7 +52,7 @@ Decoded Int8BlocksCodec::decode(std::span<const std::byte> from, std::span<float
   if (from.size() != encoded_size(to.size())) return Decoded::kWrongSize;
   constexpr std::size_t kStride = kBlock + sizeof(float);
   for (std::size_t at = 0; at < from.size(); at += kStride) {
-    if (!valid_scale(load<float>(from.data() + at))) return Decoded::kMalformed;
+    if (!is_scale(load<float>(from.data() + at))) return Decoded::kMalformed;
   }
   choose(into, [&]<Into kInto>() {
     const std::byte* bytes = from.data();

@@ -5,17 +5,16 @@
 #include <cmath>
 #include <limits>
 
+#include "compress/float_bits.h"
 #include "compress/norms.h"
 #include "compress/store.h"
 
 namespace bps::compress {
 namespace {
 
-constexpr std::uint32_t kNan = 0x7fc00000;
-
-bool valid_scale(float scale) {
+bool is_mean_magnitude(float scale) {
   const auto bits = std::bit_cast<std::uint32_t>(scale);
-  return bits == kNan || bits < 0x7f800000;
+  return bits == kNan || bits < kInfinity;
 }
 
 }  // namespace
@@ -44,7 +43,7 @@ Decoded OnebitCodec::decode(std::span<const std::byte> from, std::span<float> to
   if (to.empty()) return Decoded::kOk;
   const auto scale = load<float>(from.data());
   const unsigned unused = to.size() % 8 == 0 ? 0 : 0xffU << to.size() % 8 & 0xffU;
-  if (!valid_scale(scale) || (static_cast<unsigned>(from.back()) & unused) != 0) return Decoded::kMalformed;
+  if (!is_mean_magnitude(scale) || (static_cast<unsigned>(from.back()) & unused) != 0) return Decoded::kMalformed;
   const std::byte* bits = from.data() + sizeof scale;
   const auto magnitude = std::bit_cast<std::uint32_t>(scale);
   choose(into, [&]<Into kInto>() {

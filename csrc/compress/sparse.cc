@@ -5,16 +5,12 @@
 #include <array>
 #include <bit>
 
+#include "compress/float_bits.h"
 #include "compress/random.h"
 #include "compress/store.h"
 
 namespace bps::compress {
 namespace {
-
-// Magnitudes of floats are ordered as integers are, and NaN is above infinity.
-std::uint32_t magnitude(float value) {
-  return std::bit_cast<std::uint32_t>(value) & 0x7fffffff;
-}
 
 struct Threshold {
   std::uint32_t magnitude;  // the smallest one that is sent

@@ -248,7 +248,7 @@ std::vector<std::pair<std::string, std::uint64_t>> Loops::counters() const {
 
 MetricFamily Loops::operation_times() const {
   MetricFamily family{MetricFamily::Type::kHistogram, "bps_operation_duration_seconds",
-                      "From the start to the end of complete operations; counted where BPS_METRICS_PORT is set."};
+                      "Time from the start to the end of complete operations; counted where BPS_METRICS_PORT is set."};
   std::uint64_t count = 0;
   std::uint64_t sum_ns = 0;
   for (std::size_t i = 0; i <= DurationHistogram::kBounds; ++i) {

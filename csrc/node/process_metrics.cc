@@ -69,9 +69,11 @@ void append(MetricFamilies& to, MetricFamilies from) {
 }
 
 MetricFamilies peer_families(const Sum& sum, const van::Membership& members) {
-  MetricFamily credits = gauge("bps_credits", "Landing slots of a server that this worker may fill now.");
-  MetricFamily partitions = gauge("bps_partitions_in_flight", "Partitions sent, or about to be, and not answered.");
-  MetricFamily bytes = gauge("bps_in_flight_bytes", "Bytes of these partitions.");
+  MetricFamily credits =
+      gauge("bps_credits", "Landing slots of a peer that may be filled now, by size; only where it needs slots.");
+  MetricFamily partitions =
+      gauge("bps_partitions_in_flight", "Partitions sent to a peer, or about to be, and not answered.");
+  MetricFamily bytes = gauge("bps_in_flight_bytes", "Bytes of the partitions in flight to a peer.");
   for (const auto& [node, server] : sum.servers) {
     const std::string peer = members.name_of(node);
     if (server.needs_slots) {
@@ -101,34 +103,40 @@ MetricFamilies Process::metric_families() const {
   const std::vector<Loops::Usage> loops = loops_->usage(Deadline::after(kPatienceForLoops_s));
   const Sum sum = sum_of(loops);
   MetricFamilies families;
-  families.push_back(
-      gauge("bps_info", "Version and host of this process.").add(1, {{"version", BPS_VERSION}, {"host", self.host}}));
+  families.push_back(gauge("bps_info", "Always 1; its labels are the version and the host of this process.")
+                         .add(1, {{"version", BPS_VERSION}, {"host", self.host}}));
   families.push_back(gauge("bps_epoch", "Number of the view of the job that this process is in.", members.epoch));
   families.push_back(gauge("bps_workers", "Workers of this view.", members.workers));
   families.push_back(gauge("bps_servers", "Servers of this view.", members.servers));
   const std::chrono::duration<double> silence = Clock::now() - van_->heard();
-  families.push_back(gauge("bps_heartbeat_age_seconds", "Since the scheduler was heard last.", silence.count()));
+  families.push_back(gauge("bps_heartbeat_age_seconds", "Time since the scheduler was heard last.", silence.count()));
   append(families, counter_families(loops_->counters()));
-  MetricFamily up = gauge("bps_loop_up", "1: the loop answers within two seconds. 0: what it uses is missing below.");
+  MetricFamily up =
+      gauge("bps_loop_up", "1: this loop answered within two seconds. 0: it did not, and gauges lack what it uses.");
   for (const Loops::Usage& loop : loops) up.add(loop.answered ? 1 : 0, {{"loop", loop.loop}});
   families.push_back(std::move(up));
   if (self.worker_rank >= 0) {
-    families.push_back(gauge("bps_open_operations", "Operations that are not over.", sum.open_operations));
     families.push_back(
-        gauge("bps_oldest_operation_age_seconds", "Since the start of the oldest open operation.", sum.oldest_s));
-    families.push_back(gauge("bps_registered_memory_bytes", "Memory that the loops have registered with transports.",
-                             sum.registered_bytes));
+        gauge("bps_open_operations", "Operations of this worker that are not over.", sum.open_operations));
+    families.push_back(
+        gauge("bps_oldest_operation_age_seconds", "Time since the start of the oldest open operation.", sum.oldest_s));
+    families.push_back(
+        gauge("bps_registered_memory_bytes",
+              "Memory that loops have registered with transports; what two have registered counts twice.",
+              sum.registered_bytes));
     append(families, peer_families(sum, members));
     families.push_back(loops_->operation_times());
-    MetricFamily connections = gauge("bps_connections", "Connections of loops to loops of servers.");
+    MetricFamily connections =
+        gauge("bps_connections",
+              "Connections of loops to loops of servers, by transport: shm, tcp, rdma, or self within the process.");
     std::map<std::string, double> routes;
     for (const std::string& route : this->routes()) ++routes[route];
     for (const auto& [route, count] : routes) connections.add(count, {{"transport", route}});
     families.push_back(std::move(connections));
   }
   families.push_back(gauge("bps_open_rounds", "Rounds that server loops of this process have open.", sum.open_rounds));
-  families.push_back(gauge("bps_oldest_round_age_seconds", "Since the first push of the oldest round that is open.",
-                           sum.oldest_round_s));
+  families.push_back(gauge("bps_oldest_round_age_seconds",
+                           "Time since the first push of the oldest round that is open.", sum.oldest_round_s));
   families.push_back(gauge("bps_slot_memory_bytes", "Landing slots and room for results.", sum.slot_bytes));
   std::vector<RdmaPort> ports;
   for (const transport::rdma::Rail& rail : loops_->rails()) {

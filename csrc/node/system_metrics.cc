@@ -99,7 +99,7 @@ MetricFamilies process_families() {
   MetricFamilies families;
   rusage usage{};
   if (::getrusage(RUSAGE_SELF, &usage) == 0) {
-    add(families, Type::kCounter, "process_cpu_seconds_total", "Processor time of this process.",
+    add(families, Type::kCounter, "process_cpu_seconds_total", "Processor time that this process has used.",
         seconds(usage.ru_utime) + seconds(usage.ru_stime));
   }
   constexpr std::size_t kStart = 18;  // of the fields after the state: start time in ticks, virtual bytes, pages
@@ -109,19 +109,21 @@ MetricFamilies process_families() {
     add(families, Type::kGauge, "process_start_time_seconds", "Start of this process, since 1970.",
         *boot + stat[kStart] / static_cast<double>(::sysconf(_SC_CLK_TCK)));
   }
-  add(families, Type::kGauge, "process_virtual_memory_bytes", "Virtual memory.", stat[kStart + 1]);
-  add(families, Type::kGauge, "process_resident_memory_bytes", "Memory in use.",
+  add(families, Type::kGauge, "process_virtual_memory_bytes", "Virtual memory of this process.", stat[kStart + 1]);
+  add(families, Type::kGauge, "process_resident_memory_bytes", "Memory of this process that is resident.",
       stat[kStart + 2] * static_cast<double>(::sysconf(_SC_PAGESIZE)));
-  add(families, Type::kGauge, "process_open_fds", "Open descriptors.", open_descriptors());
+  add(families, Type::kGauge, "process_open_fds", "Open descriptors of this process.", open_descriptors());
   return families;
 }
 
 MetricFamilies rdma_port_families(const std::vector<RdmaPort>& ports, const std::string& root) {
-  MetricFamily sent{Type::kCounter, "bps_rdma_port_sent_bytes_total", "Bytes that an RDMA port of this host has sent."};
+  MetricFamily sent{Type::kCounter, "bps_rdma_port_sent_bytes_total",
+                    "Bytes that an RDMA port has sent for all processes of the host, by device and port."};
   MetricFamily received{Type::kCounter, "bps_rdma_port_received_bytes_total",
-                        "Bytes that an RDMA port of this host has received."};
+                        "Bytes that an RDMA port has received for all processes of the host, by device and port."};
   MetricFamily events{Type::kCounter, "bps_rdma_port_events_total",
-                      "Counters of the RDMA port under the names of its driver: packets, retransmissions, errors."};
+                      "What the driver counts at an RDMA port, by device, port and its own name of the counter, "
+                      "such as out_of_sequence or local_ack_timeout_err."};
   for (const RdmaPort& port : ports) {
     const auto folder = std::filesystem::path(root) / port.device / "ports" / std::to_string(port.port);
     add_port(folder, {{"device", port.device}, {"port", std::to_string(port.port)}}, sent, received, events);

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// The start of bps-server and of bps-scheduler, as BPS_APP says. The rest of them is compiled with what they use.
+namespace bps::apps::BPS_APP {
+int run(int argc, char** argv);
+}
+
+int main(int argc, char** argv) {
+  return bps::apps::BPS_APP::run(argc, argv);
+}
