@@ -103,10 +103,17 @@ void bind_doctor(py::module_& module) {
       "local_address",
       [](const SettingValues& config, const std::string& towards) {
         const TransportSettings settings = config.parse().transport;
-        return node::local_address(settings.node_host, settings.interface, towards);
+        const std::string address = node::local_address(settings.node_host, settings.interface, towards);
+        if (!node::is_loopback(address) || !settings.node_host.empty() || !settings.interface.empty()) return address;
+        try {
+          return node::local_address("", "^=lo", towards);
+        } catch (const Error&) {  // there is no other interface
+          return address;
+        }
       },
       py::arg("config"), py::arg("towards"), py::call_guard<WithoutGil>(),
-      "The address of this host that its peers should use; without settings, that of the route to `towards`.");
+      "The address of this host that its peers should use; without settings, that of the route to `towards`, or, where "
+      "no route leads there, of the first interface that leads to other hosts.");
   module.def(
       "locked_memory_limit",
       []() -> std::optional<std::uint64_t> {

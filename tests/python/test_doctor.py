@@ -93,6 +93,19 @@ def test_two_doctors_sum_together(transport):
     two_doctors_sum_together(transport)
 
 
+def test_without_a_default_route_the_command_names_an_address_that_leads_to_other_hosts():
+    unshare = ["unshare", "--map-root-user", "--net"]
+    cards = "ip link set lo up && ip link add card0 type veth peer name card1 && ip link set card0 up"
+    network = f"{cards} && ip address add 10.97.1.1/24 dev card0 && exec"
+    if subprocess.run([*unshare, "sh", "-c", f"{network} true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no network namespace with a card of its own can be made here")
+    done = subprocess.run(
+        [*unshare, "sh", "-c", f'{network} "$@"', "sh", *DOCTOR, "--no-transfer", "--serve", "--wait", "1"],
+        capture_output=True, text=True, check=False, timeout=60, env=ENV, cwd="/",
+    )  # fmt: skip
+    assert "bps doctor --peer 10.97.1.1:" in done.stderr
+
+
 def test_a_peer_that_is_not_there():
     options = ["--peer", f"127.0.0.1:{cluster.free_port()}", "--code", "abcd", "--timeout", "2"]
     status, checks = doctor(*options, env={"BPS_TRANSPORT": "tcp"})
