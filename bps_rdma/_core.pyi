@@ -778,7 +778,7 @@ def knows_block(identity: typing.SupportsInt | typing.SupportsIndex) -> bool:
 
 def local_address(config: Config, towards: str) -> str:
     """
-    The address of this host that its peers should use; without settings, that of the route to `towards`.
+    The address of this host that its peers should use; without settings, that of the route to `towards`, or, where no route leads there, of the first interface that leads to other hosts.
     """
 
 def locked_memory_limit() -> int | None:
