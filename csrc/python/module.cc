@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The native module takes bind.cc, and what that needs, from a library by this reference: so ninja, which starts with
-// what most steps follow, compiles the bindings first, and not as the last file while a processor idles.
+// The native module takes bind.cc, and what that needs, from a library by this reference. The bindings take longest to
+// compile, and ninja starts with what most steps follow: without the library they would be the last of all.
 extern "C" void* PyInit__core();
 
 [[gnu::used]] static void* (*const init)() = &PyInit__core;
