@@ -40,7 +40,11 @@ def whole(value: object) -> int | None:
 
 def truth(name: str, value: object) -> bool:
     """What True and False, those of numpy, 1 and 0 say; InvalidArgumentError for anything else."""
-    if value not in (0, 1):
+    try:
+        known = value in (0, 1)
+    except ValueError:  # an array of several elements
+        known = False
+    if not known:
         raise InvalidArgumentError(f"{name}={value!r} is neither True nor False", "pass one of them")
     return bool(value)
 

@@ -30,6 +30,7 @@ WRONG = [
     ("push_pull(x, op=['sum'])", "['sum'] is not a reduction"),
     ("push_pull(x, average='yes')", "average='yes' is neither True nor False"),
     ("push_pull(x, average=None)", "average=None is neither"),
+    ("push_pull(x, average=x)", "is neither True nor False"),
     ("shard_bounds(-1, 2, 0)", "-1 elements in 2 parts"),
     ("shard_bounds(4, 2, 2)", "4 elements in 2 parts have no part 2"),
     ("shard_bounds(4, 0, 0)", "4 elements in 0 parts"),
@@ -71,6 +72,7 @@ def test_wrong_arguments_are_named(alone):
             eval(f"bps.{call}", {"bps": alone, "x": X})
         assert says in caught.value.message, call
         assert caught.value.hint, call
+    assert alone.push_pull(X, average=np.False_).tolist() == [1] * 4
     assert alone.push_pull(X, name="w", priority=np.int64(3), timeout=np.float32(9)).tolist() == [1] * 4
 
 
