@@ -9,10 +9,13 @@
 namespace bps::node {
 namespace {
 
+// In each test `retries` is last, and so the first to go: it waits for the task, which still reads the others after it
+// has told the test that it is done.
+
 TEST(Retries, ATaskIsTriedUntilItWorks) {
-  Retries retries;
   std::promise<int> worked;
   int tries = 0;  // on the one thread
+  Retries retries;
   retries.add({1, 2, 3}, [&] {
     if (++tries < 3) return false;
     worked.set_value(tries);
@@ -22,9 +25,9 @@ TEST(Retries, ATaskIsTriedUntilItWorks) {
 }
 
 TEST(Retries, OneKeyIsTriedOnceAtATime) {
-  Retries retries;
   std::promise<void> done;
   std::atomic<int> second{0};
+  Retries retries;
   retries.add({1, 0, 0}, [&] {
     done.set_value();
     return true;
@@ -39,9 +42,9 @@ TEST(Retries, OneKeyIsTriedOnceAtATime) {
 }
 
 TEST(Retries, WhatFailsAgainBeforeItsTaskHasReturnedIsTriedAgain) {
-  Retries retries;
   std::promise<void> second;
   int tries = 0;
+  Retries retries;
   retries.add({1, 0, 0}, [&] {
     if (++tries == 2) second.set_value();
     if (tries == 1) retries.add({1, 0, 0}, [] { return true; });
@@ -51,8 +54,8 @@ TEST(Retries, WhatFailsAgainBeforeItsTaskHasReturnedIsTriedAgain) {
 }
 
 TEST(Retries, AfterStopNothingIsTried) {
-  Retries retries;
   std::atomic<int> tries{0};
+  Retries retries;
   const auto fails = [&] {
     ++tries;
     return false;
