@@ -31,7 +31,8 @@ Job::Job(Options options, Events events)
       inquiries_(events_.send) {}
 
 bool Job::knows(Peer peer) const {
-  return patience_.contains(peer) || reunion_.knows(peer) || (members_ && members_->find(peer) != nullptr);
+  return patience_.contains(peer) || reunion_.knows(peer) ||
+         (members_ && (members_->find(peer) != nullptr || members_->find_before(peer) != nullptr));
 }
 
 bool Job::receive(Peer peer, Message&& message) {
@@ -43,6 +44,8 @@ bool Job::receive(Peer peer, Message&& message) {
     if (const auto* leave = std::get_if<Leave>(&message)) reunion_.add_leave(peer, *leave);
     return true;
   }
+  // Nothing of the view before is of interest any more, and its welcome to this one may not have been read yet.
+  if (members_ && members_->find_before(peer) != nullptr) return !std::holds_alternative<Leave>(message);
   Member* const member = members_ ? members_->find(peer) : nullptr;
   // A sign of life; a Leave says itself what to tell those who suspect this member.
   if (!suspicions_.empty() && member != nullptr && !std::holds_alternative<Leave>(message)) answer_suspicions(*member);
@@ -147,7 +150,12 @@ void Job::start(Rendezvous::Seating seating) {
   seating.membership.take_slots(members_ && !begins_anew ? members_->membership().slots : std::vector<std::uint64_t>());
   // Who connects from here on will be in the next view, if in any.
   if (options_.min_workers != 0 && events_.on_epoch) events_.on_epoch(epoch_ + 1);
-  members_ = std::make_unique<MemberTable>(std::move(seating));
+  const auto before = std::exchange(members_, std::make_unique<MemberTable>(std::move(seating)));
+  // A process that is stopped just now reads that one first, perhaps, and must not find there that it is lost.
+  for (Member& member : members_->members()) {
+    const Member* const was = before ? before->find_renewed(member.peer) : nullptr;
+    if (was != nullptr && was->connected) member.before = was->peer;
+  }
   Registry::Options registry = options_.registry;
   registry.workers = members_->membership().workers;
   registry.servers = static_cast<std::uint32_t>(members_->membership().slots.size());
@@ -287,6 +295,7 @@ void Job::closed(Peer peer, const std::string& why) {
     lose(*member, why);
     return;
   }
+  if (Member* const member = members_ ? members_->find_before(peer) : nullptr) return void(member->before = 0);
   Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || !std::exchange(member->connected, false)) return;
   const bool has_come_again = member->renewed_as != 0 && !give_up_;

@@ -74,7 +74,7 @@ class Job {
   std::string dump() const;
   // Once over: every worker left and nobody was lost.
   bool ended_well() const { return ended_well_; }
-  // Whether this peer waits for the others, or is a member.
+  // Whether this peer waits for the others, is a member, or is what a member was in the view before.
   bool knows(Peer peer) const;
   bool waits(Peer peer) const { return patience_.contains(peer) || waits_for_resume(peer); }
   std::uint32_t epoch() const { return epoch_; }

@@ -18,6 +18,7 @@ struct Member {
   bool connected = true;
   bool suspends = false;  // it has left to come back
   Peer renewed_as = 0;    // its connection in the view to come, once it has joined that
+  Peer before = 0;        // its connection in the view before, until it has closed that
   std::string farewell;   // "worker 1 (host, pid 42) has left the job", once it is not here
   std::string cause;      // the first loss that led to its end, if one did: its own or that of another member
 
@@ -50,6 +51,13 @@ class MemberTable {
   Member* find(Peer peer) {
     for (Member& member : members_) {
       if (member.peer == peer) return &member;
+    }
+    return nullptr;
+  }
+  // The member whose connection this was in the view before.
+  Member* find_before(Peer peer) {
+    for (Member& member : members_) {
+      if (member.before == peer) return &member;
     }
     return nullptr;
   }

@@ -75,14 +75,14 @@ def run(networks: network.Network, interfaces: str, rounds: int = 8, **env: str)
 def test_one_loop_uses_both_interfaces(networks):
     for (first, second), log in run(networks, f"{FIRST},{SECOND}"):
         assert first + second > 30 * MIB, "most of the data has gone elsewhere"
-        assert 0.4 < first / (first + second) < 0.6
+        assert 0.25 < first / (first + second) < 0.75  # half on an idle machine
         for interface in (FIRST, SECOND):
             assert f"TCP uses {interface} 10." in log
 
 
 def test_the_order_names_the_address_of_the_host_and_nothing_else(networks):
     for (first, second), _ in run(networks, f"{SECOND},{FIRST}", BPS_TCP_STREAMS="1"):
-        assert 0.4 < first / (first + second) < 0.6
+        assert 0.25 < first / (first + second) < 0.75
 
 
 def shape(networks: network.Network, interface: str, mbit: int) -> None:
@@ -94,9 +94,9 @@ def shape(networks: network.Network, interface: str, mbit: int) -> None:
 
 
 def test_a_slow_interface_gets_what_it_can_carry(networks):
-    shape(networks, FIRST, 80)
-    shape(networks, SECOND, 240)
-    for (first, second), _ in run(networks, f"{FIRST},{SECOND}"):
+    shape(networks, FIRST, 40)  # so slow that the processors are not what the sums wait for, even on a busy machine
+    shape(networks, SECOND, 120)
+    for (first, second), _ in run(networks, f"{FIRST},{SECOND}", rounds=5):
         assert 0.58 < second / (first + second) < 0.85  # .75 on an idle machine; .5 if both got the same
 
 

@@ -26,6 +26,7 @@ class Child {
       body();
     } catch (const std::exception& error) {
       std::fprintf(stderr, "child: %s\n", error.what());
+      ::_exit(1);
     }
     ::_exit(0);
   }
@@ -35,6 +36,17 @@ class Child {
     ::waitpid(pid_, nullptr, 0);
   }
   void signal(int number) const { ::kill(pid_, number); }
+  void wait_until_stopped() const {
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid_, &status, WUNTRACED), pid_);
+    ASSERT_TRUE(WIFSTOPPED(status));
+  }
+  // Whether its body has returned, and not thrown.
+  bool ends_well() {
+    int status = 0;
+    const bool ended = ::waitpid(std::exchange(pid_, 0), &status, 0) > 0;
+    return ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
 
  private:
   pid_t pid_;
@@ -260,6 +272,45 @@ TEST(Lost, AShortStopIsForgiven) {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   child.signal(SIGCONT);
   node->barrier(node.all(), 20);
+  EXPECT_EQ(scheduler->counters().lost, 0U);
+}
+
+// A server that has asked to join the next view is stopped before the others come. When it goes on, the connection of
+// the view before may be what it reads first.
+TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
+  const std::uint16_t port = free_port();
+  Child child([port] {
+    TestNode before({port});
+    before.join(kNoRank, 0, 1, 1);
+    if (!soon([&] { return before->view_ended(); })) throw std::runtime_error("the job was not suspended");
+    TestNode next({port}, kJob, 20, before->self().id);
+    std::thread joining([&] { next.join(kNoRank, 0, 1, 1); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    ::raise(SIGSTOP);
+    joining.join();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    before->require_next_view();
+    before->inquire(1);  // too late, and no harm
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    before->require_next_view();
+    before.destroy();
+    if (!next->wait_for_end()) throw std::runtime_error(next->why_ended());
+  });
+  const auto scheduler = make_scheduler(1, 1, [port](auto& options) {
+    options.ports = {port};
+    options.resume_timeout_s = 20;
+    options.heartbeat_timeout_s = 8;
+  });
+  TestNode worker({port}), resumed({port});
+  worker.join(0, kNoRank, 1, 1);
+  EXPECT_TRUE(worker->leave(10, "", true));
+  child.wait_until_stopped();
+  resumed.join(0, kNoRank, 1, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(4200));
+  child.signal(SIGCONT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_TRUE(resumed->leave(10));
+  EXPECT_TRUE(child.ends_well());
   EXPECT_EQ(scheduler->counters().lost, 0U);
 }
 

@@ -44,10 +44,12 @@ inline Bytes framed(const Bytes& message, transport::MessageSigner& signer) {
 class TestNode {
  public:
   explicit TestNode(std::vector<std::uint16_t> ports, const transport::Credentials& job = kJob,
-                    double join_timeout_s = 20)
+                    double join_timeout_s = 20, std::uint32_t renews = 0)
       : van_(std::make_unique<Van>(
-            VanOptions{
-                .scheduler_host = "127.0.0.1", .scheduler_ports = std::move(ports), .join_timeout_s = join_timeout_s},
+            VanOptions{.scheduler_host = "127.0.0.1",
+                       .scheduler_ports = std::move(ports),
+                       .join_timeout_s = join_timeout_s,
+                       .renews = renews},
             job,
             VanEvents{
                 .on_lost = [this](std::uint32_t node, const std::string& why) { note(lost_, node, why); },
