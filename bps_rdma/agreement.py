@@ -24,6 +24,7 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
         DeadlineError: a member did not call it in time. PeerLostError: a member was lost.
     """
     wanted = _whole_numbers(ranks)
+    argument_types.explain(name=name)
     return surviving(lambda: _make_group(wanted, name))
 
 
@@ -37,11 +38,7 @@ def _make_group(members: list[int], name: str) -> Group:
         raise InvalidArgumentError(
             f"rank {job.process.rank} is not in the group {members}", "call new_group() on its members only"
         )
-    try:
-        number = job.process.new_group(members, name, job.process.timeout_s)
-    except TypeError:
-        argument_types.explain(name=name)
-        raise
+    number = job.process.new_group(members, name, job.process.timeout_s)
     if number not in job.groups:
         job.add_group(f"{job.process.epoch:08}.{number:08}", number, Group(number, tuple(members)))
     return job.groups[number]

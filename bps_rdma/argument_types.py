@@ -18,7 +18,8 @@ _LARGEST = 2**31 - 1
 def explain(*, name: object = None, priority: object = 0, timeout: object = None) -> None:
     """Raises InvalidArgumentError for the first of these that the core cannot use; without one it has no effect."""
     if name is not None and not isinstance(name, str):
-        raise InvalidArgumentError(f"name={name!r} is not a text", f"pass name={str(name)!r}, the same on all ranks")
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        raise InvalidArgumentError(f"name={name!r} is not a text", f"pass name={text!r}, the same on all ranks")
     number = whole(priority)
     if number is None or not -_LARGEST <= number <= _LARGEST:
         raise InvalidArgumentError(

@@ -93,6 +93,8 @@ def declared(
         compression = known.compression or NONE
     elif compression is None and job.compressed:
         compression = job.compressed.get((job.numbering.keys[members.id], name))
+    if known is None:
+        argument_types.explain(name=name)  # the core would take bytes for a text
     shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
     wanted = job.compression(memory.dtype, count, compression)
     if known is not None and known.fits(memory, count) and known.compression == wanted:

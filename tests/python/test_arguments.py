@@ -22,6 +22,7 @@ X = np.ones(4, np.float32)
 
 WRONG = [
     ("push_pull(x, name=5)", "name=5 is not a text"),
+    ("push_pull(x, name=b'x')", "name=b'x' is not a text"),
     ("push_pull(x, priority='high')", "priority='high' is not a whole number"),
     ("push_pull(x, priority=1 << 40)", "priority=1099511627776 is not a whole number of 32 bits"),
     ("push_pull(x, timeout='3s')", "timeout='3s' is not a number"),
@@ -45,6 +46,7 @@ WRONG = [
     ("barrier(timeout='3s')", "timeout='3s'"),
     ("new_group(3)", "3 are not ranks"),
     ("new_group([0.5])", "[0.5] are not ranks"),
+    ("new_group([0], name=b'g')", "name=b'g'"),
     ("new_group([0], name=3)", "name=3"),
     ("declare(5, x)", "name=5"),
     ("declare('a', shape=(-1,), dtype='float32')", "(-1,) is not a shape"),
