@@ -13,6 +13,9 @@
 namespace bps::transport {
 namespace {
 
+// It takes milliseconds, unless one of the two is stopped.
+constexpr auto kLongHandshake = std::chrono::seconds(1);
+
 // Both sides sign the random bytes of both, each under its own label: a proof can neither be replayed nor sent back to
 // the side that made it.
 Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> hello, const Nonce& nonce,
@@ -135,6 +138,21 @@ Session client_handshake(int fd, const Hello& hello, const Credentials& credenti
   std::array<std::byte, codec::kSize<Preamble>> welcome{};
   receive_preamble(fd, welcome, HandshakeKind::kWelcome, deadline, whom);
   return {.key = signed_as("session"), .view = challenge->view};
+}
+
+GreetedSocket connect_and_shake(const std::function<Fd()>& connect, const Hello& hello, const Credentials& credentials,
+                                const Deadline& deadline, const std::string& whom) {
+  for (;;) {
+    const auto begin = Clock::now();
+    Fd socket = connect();
+    try {
+      const Session session = client_handshake(socket.get(), hello, credentials, deadline, whom);
+      return {std::move(socket), session};
+    } catch (const HandshakeError& error) {
+      const bool was_stopped = error.refusal() == Refusal::kSilent && Clock::now() - begin > kLongHandshake;
+      if (!was_stopped || deadline.passed()) throw;
+    }
+  }
 }
 
 ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials)

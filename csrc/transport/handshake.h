@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "core/bytes.h"
@@ -101,6 +102,15 @@ struct Session {
 // server belongs to another job), kUnreachable (closed or silent); `whom` names the server in the message.
 Session client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
                          const std::string& whom);
+
+// The same on a socket that `connect` makes. A server gives up a client that is silent for two seconds; one that was
+// stopped for so long meanwhile connects again, as long as its deadline allows it.
+struct GreetedSocket {
+  Fd socket;
+  Session session;
+};
+GreetedSocket connect_and_shake(const std::function<Fd()>& connect, const Hello& hello, const Credentials& credentials,
+                                const Deadline& deadline, const std::string& whom);
 
 // A client that has proved to belong to the job.
 struct AuthenticatedSocket {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <future>
+#include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -91,7 +92,10 @@ bool Listener::accept_one() {
   const int one = 1;
   if (!is_local_) ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   if (pending_.size() >= most_pending_) make_room();
-  if (pending_.empty()) expiry_ = loop_.every(kExpiryPeriod_s, [this] { expire_pending(); });
+  if (pending_.empty()) {
+    expiry_ = loop_.every(kExpiryPeriod_s, [this] { expire_pending(); });
+    expired_at_ = Clock::now();
+  }
   const int fd = socket.get();
   const auto pending =
       pending_.insert(pending_.end(), {ServerHandshake(std::move(socket), credentials_), Clock::now()});
@@ -143,7 +147,12 @@ void Listener::close_pending(Pending::iterator pending) {
 }
 
 void Listener::expire_pending() {
-  const auto before = Clock::now() - kPatience;
+  const auto now = Clock::now();
+  // This process was stopped itself: what it has not read yet may have come in time.
+  if (now - std::exchange(expired_at_, now) > 2 * to_duration(kExpiryPeriod_s)) {
+    for (PendingConnection& pending : pending_) pending.since = now;
+  }
+  const auto before = now - kPatience;
   while (!pending_.empty() && pending_.front().since <= before) close_pending(pending_.begin());
   if (pending_.empty()) expiry_ = {};
 }

@@ -72,7 +72,8 @@ class Listener {
   const std::size_t most_pending_;
   Pending pending_;
   std::atomic<std::uint64_t> refused_{0};
-  Timer expiry_;  // while connections are pending
+  Timer expiry_;                  // while connections are pending
+  Clock::time_point expired_at_;  // when it came last, or was set
 };
 
 // An event loop with a thread of its own, for the listeners of a process.

@@ -42,9 +42,8 @@ void ShmTransport::withdraw(std::uint64_t key) {
 }
 
 Fd ShmTransport::open_socket(const ConnectRequest& request, Plane plane) const {
-  Fd socket = connect_local(std::string(as_text(request.address)), request.deadline);
-  client_handshake(socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom);
-  return socket;
+  const auto connect = [&] { return connect_local(std::string(as_text(request.address)), request.deadline); };
+  return connect_and_shake(connect, request.hello_for(plane), credentials_, request.deadline, request.whom).socket;
 }
 
 std::unique_ptr<ControlEndpoint> ShmTransport::connect_control(const ConnectRequest& request) {

@@ -115,11 +115,12 @@ TcpTransport::Opened TcpTransport::open_socket(const ConnectRequest& request, Pl
   Opened opened{{}, {}, rails_of(request.connection, rails_.size(), theirs.size())};
   const TcpAddress& to = theirs[opened.rails.there];
   // With one rail the system finds the way, as it does for every program.
-  opened.socket = connect_tcp(to.host, to.port, request.deadline,
-                              rails_.size() > 1 ? rails_[opened.rails.here].address : std::string());
+  const std::string from = rails_.size() > 1 ? rails_[opened.rails.here].address : std::string();
+  GreetedSocket greeted = connect_and_shake([&] { return connect_tcp(to.host, to.port, request.deadline, from); },
+                                            request.hello_for(plane), credentials_, request.deadline, request.whom);
+  opened.socket = std::move(greeted.socket);
+  opened.key = greeted.session.key;
   opened.rails.speed = rails_.empty() ? to.speed : slower(rails_[opened.rails.here].speed, to.speed);
-  opened.key =
-      client_handshake(opened.socket.get(), request.hello_for(plane), credentials_, request.deadline, request.whom).key;
   if (plane == Plane::kData) tune(opened.socket.get(), options_);
   return opened;
 }

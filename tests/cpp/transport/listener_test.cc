@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -129,6 +132,63 @@ TEST(Listener, SendsStrangersAway) {
   }
   EXPECT_TRUE(soon([&] { return house.refused() == 3; }));
   EXPECT_EQ(house.entered, 0);
+}
+
+// As a process that is stopped between connect() and its hello.
+TEST(Listener, WhoWasStoppedMeanwhileConnectsAgain) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(listener.get());
+  House house(std::move(listener));
+  int connects = 0;
+  const auto connect = [&] {
+    Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(20));
+    if (++connects == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+    return socket;
+  };
+  const GreetedSocket greeted = connect_and_shake(connect, {.node = 7}, kJob, Deadline::after(20), "the house");
+  EXPECT_EQ(connects, 2);
+  EXPECT_TRUE(soon([&] { return house.last_node == 7; }));
+}
+
+TEST(Listener, WhoIsSentAwayAtOnceDoesNotTryAgain) {
+  Fd listener = Listener::listen_tcp("127.0.0.1", 0);
+  int connects = 0;
+  const auto connect = [&] {
+    ++connects;
+    Fd socket = connect_tcp("127.0.0.1", Listener::port_of(listener.get()), Deadline::after(5));
+    Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
+    return socket;
+  };
+  EXPECT_THROW(connect_and_shake(connect, {}, kJob, Deadline::after(20), "the house"), HandshakeError);
+  EXPECT_EQ(connects, 1);
+}
+
+// What came while the listener's process was stopped is in its sockets when it goes on, and its timer is due.
+TEST(Listener, ACallerHasNotBeenSilentWhileTheListenerWasStopped) {
+  Fd free = Listener::listen_tcp("127.0.0.1", 0);
+  const std::uint16_t port = Listener::port_of(free.get());
+  free.reset();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    House house(Listener::listen_tcp("127.0.0.1", port));
+    for (;;) ::pause();
+  }
+  Fd socket;
+  ASSERT_TRUE(soon([&] {
+    try {
+      socket = connect_tcp("127.0.0.1", port, Deadline::after(1));
+    } catch (const Error&) {  // it has not begun yet
+    }
+    return static_cast<bool>(socket);
+  }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has been accepted
+  ::kill(child, SIGSTOP);
+  std::thread caller([&] { EXPECT_NO_THROW(call(socket.get(), 7)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  ::kill(child, SIGCONT);
+  caller.join();
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 TEST(Listener, AHundredSilentCallersDelayNobody) {
