@@ -47,9 +47,12 @@ bool Job::receive(Peer peer, Message&& message) {
   // Nothing of the view before is of interest any more, and its welcome to this one may not have been read yet.
   if (members_ && members_->find_before(peer) != nullptr) return !std::holds_alternative<Leave>(message);
   Member* const member = members_ ? members_->find(peer) : nullptr;
-  // A sign of life; a Leave says itself what to tell those who suspect this member.
-  if (!suspicions_.empty() && member != nullptr && !std::holds_alternative<Leave>(message)) answer_suspicions(*member);
-  if (std::holds_alternative<Heartbeat>(message)) return true;
+  if (std::holds_alternative<Heartbeat>(message)) {
+    // The one sign of life: it says that all threads of the member move, where any other message comes from one of
+    // them.
+    if (!suspicions_.empty() && member != nullptr) answer_suspicions(*member);
+    return true;
+  }
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
   if (const auto* reply = std::get_if<Reply>(&message)) return inquiries_.reply(*member, *reply), true;
   if ((phase_ == Phase::kRenewing || is_suspended_) && !std::holds_alternative<Leave>(message) &&

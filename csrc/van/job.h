@@ -101,7 +101,7 @@ class Job {
   void give_up_suspended();
   void enter(Peer peer, const Join& join);
   void let_in();
-  void refuse_late();
+  bool refuse_late();
   void lose(Member& member, const std::string& why);
   void begin_when_all_are_back();
   void gone(const Member& member);

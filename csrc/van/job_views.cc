@@ -192,8 +192,9 @@ void Job::finish() {
 void Job::give_up() {
   if (phase_ == Phase::kReuniting) return reunite();
   if (is_suspended_) return give_up_suspended();
-  if (phase_ == Phase::kRunning) return refuse_late();
+  if (phase_ == Phase::kRunning) return void(refuse_late());
   if (phase_ == Phase::kRenewing) {
+    if (refuse_late()) return;  // it was not for one of the members
     std::string awaited;
     for (const Member& member : members_->members()) {
       if (member.is_awaited()) awaited += (awaited.empty() ? "" : ", ") + member.node->describe();
@@ -208,17 +209,19 @@ void Job::give_up() {
   for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
 }
 
-// Of those who wait to enter.
-void Job::refuse_late() {
-  const auto now = Clock::now();
-  std::erase_if(patience_, [&](const auto& waiting) {
-    const Peer late = waiting.first;
-    if (waiting.second > now) return false;
-    refuse(late, {ErrorCode::kTimeout, "this process could not enter the job: the workers have not ended a step",
-                  "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
-    std::erase_if(entering_, [late](const auto& one) { return one.first == late; });
+// Of those who wait to enter. False: none is too late.
+bool Job::refuse_late() {
+  const std::string why = phase_ == Phase::kRunning ? "the workers have not ended a step"
+                                                    : "the view that it is to be part of has not begun";
+  const auto refused = std::erase_if(entering_, [&, now = Clock::now()](const auto& one) {
+    const auto waiting = patience_.find(one.first);
+    if (waiting == patience_.end() || waiting->second > now) return false;
+    patience_.erase(waiting);
+    refuse(one.first, {ErrorCode::kTimeout, "this process could not enter the job: " + why,
+                       "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
     return true;
   });
+  return refused > 0;
 }
 
 }  // namespace bps::van

@@ -26,6 +26,8 @@ namespace {
 constexpr auto kLinger = std::chrono::seconds(2);
 // Of the time-out, after which members go on without a silent scheduler: the rest is for messages on their way.
 constexpr double kMostSilence = 0.9;
+constexpr double kBeatSeconds = 0.5;  // as members send theirs, or more often where the time-out is short
+constexpr double kBeatsPerTimeout = 12;
 // Members notice within the time-out that a scheduler is lost, and then look for the next one several times a second.
 constexpr double kReunionGraceSeconds = 2;
 constexpr auto kDumpPatience = std::chrono::milliseconds(500);
@@ -94,6 +96,7 @@ class Scheduler::Impl {
           listener_loop_.loop(), std::move(listener), credentials_,
           [this](transport::AuthenticatedSocket&& socket) { post_entry(std::move(socket)); });
     });
+    beat_ = loop_.every(std::min(kBeatSeconds, options_.heartbeat_timeout_s / kBeatsPerTimeout), [this] { beat(); });
     sweep_ = loop_.every(period_s(), [this] { sweep(); });
     thread_ = start_thread([this] { run(); });
   }
@@ -140,7 +143,7 @@ class Scheduler::Impl {
     try {
       while (!stopping_ && !(job_.phase() == Job::Phase::kOver && connections_.empty())) {
         loop_.turn(time_to_join_deadline());
-        if (job_.join_deadline().value_or(Clock::time_point::max()) <= Clock::now()) job_.give_up();
+        if (job_.join_deadline().value_or(Clock::time_point::max()) <= Clock::now() && !step_down()) job_.give_up();
         publish();
       }
     } catch (const std::exception& error) {
@@ -198,10 +201,10 @@ class Scheduler::Impl {
 
   // Members that have gone on without this scheduler are not lost, and those that have not must hear nothing of the
   // kind: once it has been silent for so long that some may have, it decides nothing any more. Checked before anything
-  // is decided, because connections that were closed meanwhile may be seen before the next sweep.
+  // is decided, because connections that were closed meanwhile may be seen before the next heartbeat.
   bool step_down() {
     if (!options_.is_outlived || stopping_ || job_.phase() == Job::Phase::kGathering) return stopping_;
-    const std::chrono::duration<double> silence = Clock::now() - last_sweep_;  // each sweep sends heartbeats
+    const std::chrono::duration<double> silence = Clock::now() - last_beat_;
     if (silence.count() < kMostSilence * options_.heartbeat_timeout_s) return false;
     log_warning("this scheduler was stopped for " + std::to_string(silence.count()).substr(0, 4) +
                 " s: members may have gone on without it, and it ends");
@@ -220,7 +223,19 @@ class Scheduler::Impl {
     if (const auto found = connections_.find(peer); found != connections_.end()) found->second->send(message);
   }
 
-  // Sends heartbeats and closes the connections of members that are silent.
+  // Far more often than a sweep: members count the time since the last one, and not since this process was stopped.
+  void beat() {
+    if (step_down()) return;
+    last_beat_ = Clock::now();
+    for (const auto& [peer, connection] : connections_) {
+      if (!job_.knows(peer)) continue;
+      // Members need not send heartbeats before all have joined, however long that takes.
+      if (job_.waits(peer)) connection->forgive_silence();
+      connection->send(Heartbeat{});
+    }
+  }
+
+  // Closes the connections of members that are silent.
   void sweep() {
     if (step_down()) return;
     const auto now = Clock::now();
@@ -228,16 +243,16 @@ class Scheduler::Impl {
     const auto timeout = std::chrono::duration<double>(options_.heartbeat_timeout_s);
     // A process that was stopped itself (by a debugger, by a closed lid) cannot tell who was silent meanwhile.
     const bool was_stopped = since_last > timeout / 2;
+    const bool was_late = since_last > 1.5 * std::chrono::duration<double>(period_s());
     std::vector<std::pair<Peer, double>> silent;
     std::size_t members = 0;
     double longest_s = 0;
     std::size_t heard = 0;  // members that have sent a heartbeat when it was due
     for (const auto& [peer, connection] : connections_) {
-      // Members need not send heartbeats before all have joined, however long that takes.
-      if (was_stopped || job_.waits(peer)) connection->forgive_silence();
+      const bool is_known = job_.knows(peer);
+      if (is_known ? was_stopped || job_.waits(peer) : was_late) connection->forgive_silence();
       const std::chrono::duration<double> silence = now - connection->heard();
-      if (job_.knows(peer)) {
-        connection->send(Heartbeat{});
+      if (is_known) {
         ++members;
         longest_s = std::max(longest_s, silence.count());
         if (silence < timeout / 2) ++heard;
@@ -253,8 +268,11 @@ class Scheduler::Impl {
     for (const auto& [peer, seconds] : silent) {
       std::string why = "silent for " + std::to_string(seconds).substr(0, 4) + " s";
       if (hears_nobody) why += ", and so are all others: the scheduler's own network may be cut";
-      send(peer, Refused{ErrorCode::kPeerLost, "this process was " + why + "; the job goes on without it",
-                         "raise BPS_HEARTBEAT_TIMEOUT if processes may be stopped for so long"});
+      // Whoever has not joined yet, or again, was stopped before it could, perhaps: it tries once more.
+      if (job_.knows(peer)) {
+        send(peer, Refused{ErrorCode::kPeerLost, "this process was " + why + "; the job goes on without it",
+                           "raise BPS_HEARTBEAT_TIMEOUT if processes may be stopped for so long"});
+      }
       cut_off(peer, why);
     }
   }
@@ -275,7 +293,8 @@ class Scheduler::Impl {
   std::unique_ptr<transport::Listener> listener_;
   std::unordered_map<Peer, std::unique_ptr<Connection>> connections_;
   Peer last_peer_ = 0;
-  Timer sweep_;
+  Timer beat_, sweep_;
+  Clock::time_point last_beat_ = Clock::now();
   Clock::time_point last_sweep_ = Clock::now();
   std::uint16_t port_ = 0;
 

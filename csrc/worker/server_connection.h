@@ -100,9 +100,13 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Once for each silence.
   bool note_suspicion() { return !std::exchange(suspected_, true); }
   // The scheduler still hears a server that is silent here: so the network is cut, unless the server was stopped for a
-  // while and speaks up now.
-  void expect_word_until(Clock::time_point until) {
-    if (suspected_) word_expected_until_ = until;
+  // while and speaks up now. Where its whole machine was, TCP sends again what that has missed, at the latest after as
+  // much time again as has passed since the first attempt.
+  void expect_word_until(Clock::time_point now, Duration least) {
+    if (suspected_) word_expected_until_ = now + std::max(least, Duration(now - silent_since_));
+  }
+  bool is_expected(Clock::time_point now) const {
+    return suspected_ && word_expected_until_ != Clock::time_point::max() && now < word_expected_until_;
   }
   bool is_cut_off(Clock::time_point now) const { return suspected_ && now >= word_expected_until_; }
 

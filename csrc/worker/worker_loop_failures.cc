@@ -186,7 +186,8 @@ void WorkerLoop::check_replies() {
     }
     const Duration silence = server->silence(now, was_stopped);
     if (silence < kAskAfter) continue;
-    if (seconds(silence) > options_.silence_s || server->is_cut_off(now)) {
+    const bool is_too_long = seconds(silence) > options_.silence_s && !server->is_expected(now);
+    if (is_too_long || server->is_cut_off(now)) {
       on_lost(*server, "it has not replied for " + in_words(seconds(silence)) + " by the data network (" +
                            server->route + ") although the connection is open");
     } else {
@@ -213,7 +214,7 @@ void WorkerLoop::check_answers(Clock::time_point now, bool was_stopped) {
 
 void WorkerLoop::on_reachable(std::uint32_t node) {
   for (const auto& server : servers_) {
-    if (server && server->node == node) server->expect_word_until(Clock::now() + kAskAfter);
+    if (server && server->node == node) server->expect_word_until(Clock::now(), kAskAfter);
   }
 }
 

@@ -252,10 +252,11 @@ bool ShmData::refuse(std::uint64_t key) {
   return send_record(socket_.get(), codec::encode(refusal), {}) == Status::kOk;
 }
 
-// A peer that waits for word from us, or is about to fence us, sees that we write no more.
+// A peer that waits for word from us, or is about to fence us, sees that we write no more. Our own direction only: the
+// other one shows us the same of the peer.
 void ShmData::sever() {
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
-  ::shutdown(socket_.get(), SHUT_RDWR);
+  ::shutdown(socket_.get(), SHUT_WR);
 }
 
 bool ShmData::is_own_process() const {

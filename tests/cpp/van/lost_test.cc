@@ -314,6 +314,19 @@ TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   EXPECT_EQ(scheduler->counters().lost, 0U);
 }
 
+// A scheduler that is stopped has been silent since its last heartbeat, and not since the stop.
+TEST(Lost, TheSchedulerSaysOftenThatItLives) {
+  const auto scheduler = make_scheduler(1, 1, [](auto& options) { options.heartbeat_timeout_s = 10; });
+  TestNode node({scheduler->port()});
+  node.join(0, 0, 1, 1);
+  Duration longest{};
+  for (const Deadline deadline = Deadline::after(4); !deadline.passed();) {
+    longest = std::max(longest, Duration(Clock::now() - node->heard()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_LT(longest, std::chrono::seconds(2));
+}
+
 TEST(Lost, ALongStopIsNot) {
   const std::uint16_t port = free_port();
   const Child child([port] {

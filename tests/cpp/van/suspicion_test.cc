@@ -54,6 +54,9 @@ TEST_F(Suspicions, AMemberThatGoesOnIsReachable) {
   ASSERT_TRUE(job_.receive(1, Suspect{kSuspected}));
   EXPECT_FALSE(was_told<Reachable>());
   std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  ASSERT_TRUE(job_.receive(2, Reply{}));
+  ASSERT_TRUE(job_.receive(2, GroupAck{1}));
+  EXPECT_FALSE(was_told<Reachable>()) << "of one thread; another may be stopped";
   ASSERT_TRUE(job_.receive(2, Heartbeat{}));
   EXPECT_TRUE(was_told<Reachable>());
 }

@@ -110,11 +110,12 @@ class Simulation {
     member.expects = epoch_;
   }
   // A new process asks to enter.
-  SimulatedMember& add(bool dedicated) {
+  SimulatedMember& add(bool dedicated, std::chrono::milliseconds patience = std::chrono::seconds(1)) {
     SimulatedMember& member = members_.emplace_back();
     member.pid = 100 + static_cast<std::uint32_t>(members_.size());
     member.dedicated = dedicated;
     Join join{.node = node_of(member), .workers = 1, .servers = 1, .patience_ms = 1000};
+    join.patience_ms = static_cast<std::uint32_t>(patience.count());
     join.node.worker_rank = dedicated ? kNoRank : 0;
     join.node.server_rank = dedicated || servers_inside_ ? 0 : kNoRank;
     connect(member);

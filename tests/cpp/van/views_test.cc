@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 
 #include "tensor/key_map.h"
 #include "van/views_simulation.h"
@@ -137,6 +138,24 @@ TEST(Views, ANewServerEntersAtOnce) {
   for (std::size_t i = 0; i < 3; ++i) job.renew(job.members()[i]);
   expect_one_view(job);
   EXPECT_EQ(entering.node.server_rank, 1);
+}
+
+// Its patience is its own: what the members wait for has another deadline.
+TEST(Views, WhoWaitsToEnterDoesNotEndTheJobWithItsPatience) {
+  Simulation job(1, 2, 0, 1);
+  SimulatedMember& entering = job.add(false, std::chrono::milliseconds(50));
+  job.end_step();
+  ASSERT_EQ(job.job().phase(), Job::Phase::kRenewing);
+  job.renew(job.members()[0]);
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  ASSERT_LE(*job.job().join_deadline(), Clock::now());
+  job.job().give_up();
+  job.deliver();
+  EXPECT_EQ(entering.refused.value().code, ErrorCode::kTimeout);
+  EXPECT_FALSE(job.members()[0].refused) << job.members()[0].refused->text;
+  job.renew(job.members()[1]);
+  EXPECT_EQ(job.job().phase(), Job::Phase::kRunning);
+  EXPECT_EQ(job.members()[0].membership.workers, 2U);
 }
 
 TEST(Views, ServersKeepTheirSlots) {
