@@ -17,7 +17,7 @@ EVENTS = (*LETHAL, *BENIGN, "late")
 START_S = 40.0
 HEARTBEAT_S = 2.5
 PAUSE_S = 1.0
-TIMEOUT_S = 4.0
+TIMEOUT_S = 7.0  # more than twice HEARTBEAT_S: a cut network is told from a paused machine by then
 SHORT_TIMEOUT_S = 0.6  # of trials with a late rank
 SHUTDOWN_S = 1.0
 

@@ -48,8 +48,9 @@ def train(bps: Any, views: list[int]) -> list[Placement]:
             servers = job.current().process.servers
         except bps.RoundAbortedError:
             continue
-        if servers == views[len(found)]:
-            found.append(placement())
+        where = placement()  # of what has been used in this view, which may have begun in the middle of the step
+        if servers == views[len(found)] and len(where) == len(arrays):
+            found.append(where)
             mark(f"view-{len(found)}")
     await_mark("end")
     return found
