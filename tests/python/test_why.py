@@ -309,7 +309,7 @@ def test_a_network_that_is_cut(networks: network.Network) -> None:
         networks.cut("rank 1", "data", "out")
         job.set_mark("stopped")
         job.await_marks("sends")
-        # Less than three seconds later the job itself knows, and ends.
+        # Less than five seconds later the job itself knows, and ends.
         found = answer(job, lambda _: True, inside=networks.inside("rank 0"), settles=0.3)
         assert found["kind"] == "network", found["text"]
         assert 1 in ranks_of(found)
