@@ -7,9 +7,6 @@
 Two runs: as bps, and as gloo with 4 ranks. With BPS_TEST_ALL set (`ci/test --all`) as gloo with 2 and 3 ranks as well,
 and gloo itself, which must still be what gloo.txt says.
 
-Up to two tests that fail are tried once more, by themselves, except with BPS_TEST_ALL: each connects processes anew,
-also by gloo's own mesh, which on a busy machine now and then finds a process that has given up.
-
 Fails if a test fails, if a test is skipped that gloo passes and expected.txt does not name, or if nothing ran.
 """
 
@@ -21,7 +18,6 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,15 +29,14 @@ GLOO = HERE / "gloo.txt"
 PASSED = ""
 FAILED = "failed"
 RUN_ITSELF = "the run itself"
-MOST_FLAKY = 2
 # Skips whose cause is the same for every backend and number of ranks: no need to start processes for them again.
 FOR_GOOD = ("CUDA", "cuda", "Nccl", "NCCL", "github.com/pytorch", "torchvision", "nccl'}")
 
 Outcomes = dict[str, str]  # test -> PASSED, FAILED or why it was skipped
 
 
-def run(mode: str, world: int, leave: list[str], only: Sequence[str] = ()) -> Outcomes:
-    """One run of the suite, without the tests `leave`; or `only` of these, if there are any."""
+def run(mode: str, world: int, leave: list[str]) -> Outcomes:
+    """One run of the suite, without the tests `leave`."""
     with tempfile.TemporaryDirectory(prefix="bps-suite-") as folder:
         report = Path(folder) / "report.xml"
         env = os.environ | {
@@ -55,7 +50,7 @@ def run(mode: str, world: int, leave: list[str], only: Sequence[str] = ()) -> Ou
         command = [
             str(Path(sys.executable).parent / "pytest"), "-q", "--tb=short", "--timeout=200", "-p", "no:cacheprovider",
             "-c", os.devnull, "--rootdir", str(HERE), f"--junitxml={report}", "-W", "ignore", "-rf",
-            str(HERE / "suite.py"), *(["-k", " or ".join(only)] if only else []),
+            str(HERE / "suite.py"),
         ]  # fmt: skip
         begin = time.monotonic()
         ran = subprocess.run(
@@ -70,20 +65,6 @@ def run(mode: str, world: int, leave: list[str], only: Sequence[str] = ()) -> Ou
             print(ran.stdout.decode(errors="replace"), flush=True)
             outcomes.setdefault(RUN_ITSELF, FAILED)
         return outcomes
-
-
-def run_twice(mode: str, world: int, leave: list[str]) -> Outcomes:
-    """The same; few that fail get a second attempt."""
-    outcomes = run(mode, world, leave)
-    failed = [name for name, why in outcomes.items() if why == FAILED and name != RUN_ITSELF]
-    if ALL or not 0 < len(failed) <= MOST_FLAKY:
-        return outcomes
-    again = run(mode, world, leave, failed)
-    if any(again.get(name, FAILED) == FAILED for name in failed) or RUN_ITSELF in again:
-        return outcomes
-    print(f"  only the second attempt passed: {', '.join(failed)}", flush=True)
-    del outcomes[RUN_ITSELF]
-    return outcomes | {name: again[name] for name in failed}
 
 
 def read(report: Path) -> Outcomes:
@@ -131,7 +112,7 @@ def main() -> int:
     gloo = read_gloo()
     for mode, world in RUNS:
         leave = [name for name, why in gloo.items() if any(word in why for word in FOR_GOOD)]
-        outcomes = run_twice(mode, world, leave)
+        outcomes = run(mode, world, leave)
         passed = {name for name, why in outcomes.items() if why == PASSED}
         counts[mode, world] = len(passed)
         where = f"{mode}, {world} ranks"
