@@ -34,5 +34,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish() -> None:
     """What ci/test says of a step's processor time includes the ranks of tests, which are no children of pytest."""
-    if "cluster" in sys.modules:
-        sys.modules["cluster"].end_forkserver()
+    if "harness" in sys.modules:
+        sys.modules["harness"].end_forkserver()

@@ -23,10 +23,11 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from tests.chaos import network, plan, views_plan
+from tests.chaos import plan, views_plan
 from tests.chaos.members import Members
 from tests.chaos.run import Run
 from tests.chaos.views_run import ViewsRun
+from tests.shared.harness import network
 
 _LOGS = Path("build/chaos").resolve()
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from tests.chaos import plan
-from tests.chaos.freeze import freeze
 from tests.chaos.members import Members, binary, describe_status
+from tests.shared.harness.freeze import freeze
 
 
 class Run(Members):

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cluster
-import network
+import harness
 import pytest
+from harness import network
 from pages import PAGES, ROOT, Block, blocks_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -26,7 +26,7 @@ BEFORE = Path(__file__).parent / "before"
 # does, and would tell of an import that an example lacks.
 AS_A_READER = ("README.md", "docs/index.md", "docs/ray.md")
 LONG = bool(os.environ.get("BPS_TEST_ALL"))
-cluster.PRELOAD.extend(["torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron"])
+harness.PRELOAD.extend(["torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron"])
 
 
 def by_name(blocks: list[Block]) -> list:
@@ -82,7 +82,7 @@ def run_forked(block: Block, program: Path, ranks: int) -> None:
     """The same of a program in Python, in processes that have imported torch."""
     place(block, program.parent)
     env = {name: value for name, value in environment(program.parent).items() if name in ("HOME", "NO_COLOR", "USER")}
-    ended = cluster.scripts(str(program), folder=program.parent, ranks=ranks, env=env)
+    ended = harness.scripts(str(program), folder=program.parent, ranks=ranks, env=env)
     status = max(done.returncode for done in ended)
     stdout, stderr = ("".join(getattr(done, name) for done in ended) for name in ("stdout", "stderr"))
     compare(block, subprocess.CompletedProcess(str(program), status, stdout, stderr))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import manifests
 import pytest
 
@@ -47,7 +47,7 @@ class Pod:
             value = variable["value"] if "value" in variable else self._value_from(variable["valueFrom"])
             found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], value)
         # Not the kubelet's: that they are different hosts.
-        return cluster.clean_env(**found, BPS_HOST_ID=self.name)
+        return harness.clean_env(**found, BPS_HOST_ID=self.name)
 
     def _value_from(self, source: dict[str, Any]) -> str:
         if "secretKeyRef" in source:
@@ -83,7 +83,7 @@ def pods_of(document: dict[str, Any]) -> Iterator[Pod]:
             yield Pod(spec["pytorchReplicaSpecs"][role]["template"]["spec"], f"{name}-{role.lower()}-0", added=petted)
 
 
-PORT = cluster.free_port()
+PORT = harness.free_port()
 
 
 def _indexed(job: dict[str, Any], name: str, labels: dict[str, str]) -> Iterator[Pod]:
@@ -108,7 +108,7 @@ class Cluster:
     def start(self, pod: Pod) -> None:
         words = [*pod.container["command"], *pod.container.get("args", [])]
         words[0] = str(Path(sys.executable).parent / words[0]) if words[0] in ("bps", "torchrun") else words[0]
-        words[0] = cluster.binary(words[0]) if words[0].startswith("bps-") else words[0]
+        words[0] = harness.binary(words[0]) if words[0].startswith("bps-") else words[0]
         env = pod.env(self.maps)
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         with self.log(pod.name).open("wb") as log:
@@ -122,14 +122,14 @@ class Cluster:
 
     def await_(self, what: Callable[[], bool]) -> None:
         """Waits until it is so."""
-        deadline = time.monotonic() + 60 * cluster.PATIENCE
+        deadline = time.monotonic() + 60 * harness.PATIENCE
         while not what():
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.05)
 
     def await_all(self) -> None:
         """Waits until all have ended with status 0."""
-        deadline = time.monotonic() + 60 * cluster.PATIENCE
+        deadline = time.monotonic() + 60 * harness.PATIENCE
         for name, process in self.processes.items():
             try:
                 status = process.wait(max(0.0, deadline - time.monotonic()))
@@ -176,7 +176,7 @@ def passes(pod: Pod, probe: str) -> bool:
 
 @pytest.mark.parametrize("servers", ["servers.yaml", "dpu-servers.yaml"])
 def test_dedicated_servers(servers: str, tmp_path: Path) -> None:
-    port = cluster.free_port()
+    port = harness.free_port()
     texts = changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port)
     documents = manifests.load("servers.yaml", texts)
     if servers != "servers.yaml":
@@ -201,7 +201,7 @@ def test_dedicated_servers(servers: str, tmp_path: Path) -> None:
 
 
 def test_a_stopped_server_is_not_alive(tmp_path: Path) -> None:
-    port = cluster.free_port()
+    port = harness.free_port()
     documents = manifests.load("servers.yaml", changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port))
     with Cluster(tmp_path, *documents) as pods:
         scheduler, server = (next(pod for pod in pods.pods if name in pod.name) for name in ("scheduler", "server"))
@@ -217,7 +217,7 @@ def test_a_stopped_server_is_not_alive(tmp_path: Path) -> None:
 
 
 def test_a_jobset(tmp_path: Path) -> None:
-    texts = changes("bps-scheduler-0-0.bps", "bps-ranks-0-0.bps") | port_of(cluster.free_port())
+    texts = changes("bps-scheduler-0-0.bps", "bps-ranks-0-0.bps") | port_of(harness.free_port())
     with Cluster(tmp_path, *manifests.load("jobset.yaml", texts)) as pods:
         *others, rank = sorted(pods.pods, key=lambda pod: "ranks" in pod.name)
         server = next(pod for pod in others if "servers" in pod.name)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 from lab import Host, Process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ class Job:
         root = (servers or workers)[0].rails[0]
         machines = len({host.index for host in workers})
         self._env = {
-            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "tests/python")]),
+            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "tests/shared")]),
             "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(len(workers)),
             "LOCAL_WORLD_SIZE": str(len(workers) // machines),
@@ -70,7 +70,7 @@ class Job:
 
     def _start_helper(self, label: str, host: Host) -> None:
         role = label.split(maxsplit=1)[0]
-        binary = cluster.binary(f"bps-{role}")
+        binary = harness.binary(f"bps-{role}")
         self.helpers[label] = host.start(binary, env=self._env | {"DMLC_ROLE": role})
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ class Job:
     def await_round(self, number: int, timeout: float = 60) -> None:
         """Waits until every rank has finished that round."""
         for rank, process in enumerate(self.ranks):
-            said = process.await_line(lambda line: f'"round": {number},' in line, timeout * cluster.PATIENCE)
+            said = process.await_line(lambda line: f'"round": {number},' in line, timeout * harness.PATIENCE)
             assert said is not None, f"rank {rank} did not come to round {number}\n{self.report()}"
 
     def finish(self, timeout: float = 90) -> None:
@@ -101,13 +101,13 @@ class Job:
         assert wrong == [], self.report()
 
     def await_ends(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout * cluster.PATIENCE
+        deadline = time.monotonic() + timeout * harness.PATIENCE
         for process in [*self.ranks, *self.helpers.values()]:
             process.wait(max(0.0, deadline - time.monotonic()))
 
     def loss(self, rank: int, timeout: float) -> dict[str, Any]:
         """The error with which a rank ended, as an event."""
-        self.ranks[rank].await_line(lambda line: '"error"' in line, timeout * cluster.PATIENCE)
+        self.ranks[rank].await_line(lambda line: '"error"' in line, timeout * harness.PATIENCE)
         found = self.events(rank, "error")
         assert found, f"rank {rank} noticed nothing in {timeout} s\n{self.report()}"
         assert found[0]["kind"] == "PeerLostError", found

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from values import pushed, summed
+from reference.values import pushed, summed
 
 import bps_rdma as bps
 

@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from cluster import PATIENCE
+from harness import PATIENCE
 from lab_job import MIB, Job
 
 ENDLESS = 1_000_000

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from cluster import PATIENCE
+from harness import PATIENCE
 from lab_job import Job
 
 REPEATS = 5  # a news that the kernel misses, it misses in a part of the jobs only

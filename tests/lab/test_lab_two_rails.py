@@ -11,7 +11,7 @@ import signal
 import statistics
 
 import pytest
-from cluster import PATIENCE
+from harness import PATIENCE
 from lab_job import MIB, Job
 
 RATE = 100.0  # Mbit/s

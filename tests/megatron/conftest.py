@@ -17,25 +17,25 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron"))
 sys.path.append(str(Path(__file__).parents[1] / "torch"))  # the simulated device
 
-import cluster
 import cpu  # noqa: F401  first: megatron-core from 0.18 on needs it to be imported on Python before 3.12
+import harness
 import megatron.core
 import torch
 
-cluster.PRELOAD.extend(["torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron"])
+harness.PRELOAD.extend(["torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron"])
 # Wheels before 0.17 have no megatron.training.
 collect_ignore = [] if importlib.util.find_spec("megatron.training") else ["test_training.py"]
 # Importing Megatron may use CUDA, which a process that is forked afterwards cannot use any more: with a GPU each rank
 # imports it for itself.
 if not torch.cuda.is_available():
     collect_ignore.append("test_gpu.py")
-    cluster.PRELOAD.extend([
+    harness.PRELOAD.extend([
         "cpu", "megatron.core", "megatron.core.distributed", "megatron.core.optimizer",
         "megatron.core.pipeline_parallel", "megatron.core.models.gpt.gpt_model",
         "megatron.core.models.gpt.gpt_layer_specs", "gpt",
     ])  # fmt: skip
     if "test_training.py" not in collect_ignore:
-        cluster.PRELOAD.append("megatron.training.arguments")
+        harness.PRELOAD.append("megatron.training.arguments")
 
 
 def pytest_report_header():

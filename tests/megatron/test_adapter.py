@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cluster
 import cpu
 import gpt
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -99,10 +99,10 @@ def bytes_moved(bps: Any, distributed: bool) -> tuple[int, int]:
 
 @pytest.mark.core
 def test_the_distributed_optimizer_pulls_its_shard_only():
-    for pushed, pulled in cluster.run(bytes_moved, True, workers=4, init=False):
+    for pushed, pulled in harness.run(bytes_moved, True, workers=4, init=False):
         assert pushed > 0
         assert pulled * 4 == pushed
-    for pushed, pulled in cluster.run(bytes_moved, False, workers=2, init=False):
+    for pushed, pulled in harness.run(bytes_moved, False, workers=2, init=False):
         assert pulled == pushed > 0
 
 
@@ -130,7 +130,7 @@ def no_stock_collectives(bps: Any) -> None:
 
 @pytest.mark.core
 def test_no_gradient_goes_through_torch():
-    cluster.run(no_stock_collectives, workers=2, init=False)
+    harness.run(no_stock_collectives, workers=2, init=False)
 
 
 def killed(bps: Any) -> tuple[str, str]:
@@ -160,7 +160,7 @@ def killed(bps: Any) -> tuple[str, str]:
 @pytest.mark.core
 def test_a_rank_that_dies():
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with cluster.Job(killed, workers=2, init=False, env=env) as job:
+    with harness.Job(killed, workers=2, init=False, env=env) as job:
         outcomes = job.outcomes()
     kind, text = outcomes[0].value
     assert kind == "PeerLostError", text
@@ -209,7 +209,7 @@ def moved(bps: Any, mapped: bool) -> bool:
 @pytest.mark.core
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "plain"])
 def test_buffers_that_move(mapped):
-    if not all(cluster.run(moved, mapped, workers=2, init=False)):
+    if not all(harness.run(moved, mapped, workers=2, init=False)):
         pytest.skip("this version of Megatron cannot offload its gradient buffers")
 
 
@@ -218,7 +218,7 @@ def test_buffers_that_move(mapped):
 
 def run_script(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(bps_rdma.__file__).parent.parent)
-    env = cluster.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    env = harness.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "bps_rdma.megatron", *arguments]
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
 
@@ -231,11 +231,11 @@ def test_the_command_runs_a_script_as_it_is(tmp_path):
     )
     ours = run_script(tmp_path, "pretrain.py", "--use-dpu-reduce", "--lr", "1")
     assert ours.stdout.rstrip().endswith("True"), ours.stderr
-    (plain,) = cluster.scripts("-m", "bps_rdma.megatron", "pretrain.py", "--lr", "1", folder=tmp_path)
+    (plain,) = harness.scripts("-m", "bps_rdma.megatron", "pretrain.py", "--lr", "1", folder=tmp_path)
     assert plain.stdout.split("\n")[0].startswith("__main__ ['--lr', '1']"), plain.stderr
     assert plain.stdout.rstrip().endswith("False")
     for wrong in ([], ["nothing.py"], ["--use-dpu-reduce"]):
-        (done,) = cluster.scripts("-m", "bps_rdma.megatron", *wrong, folder=tmp_path)
+        (done,) = harness.scripts("-m", "bps_rdma.megatron", *wrong, folder=tmp_path)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
         assert "hint" in done.stderr

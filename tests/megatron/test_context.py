@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import pytest
 import torch.distributed as dist
 from gpt import Setup, Trained, train
@@ -30,7 +30,7 @@ def test_parts_of_a_sequence_train_like_a_whole_one(whole, parts):
     runs = []
     for sizes in (whole, parts):
         workers = {**ranks, **sizes}["tp"] * {**ranks, **sizes}["cp"]
-        runs.append(cluster.run(trained, Setup(steps=5, **sizes), workers=workers, init=False)[0])
+        runs.append(harness.run(trained, Setup(steps=5, **sizes), workers=workers, init=False)[0])
     assert runs[1].bucket_groups > 0
     assert runs[1].losses == pytest.approx(runs[0].losses, abs=1e-5)
     assert runs[1].norms == pytest.approx(runs[0].norms, rel=1e-4)

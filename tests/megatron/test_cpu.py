@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ def pins(bps: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_pinned_without_a_driver():
-    found = cluster.run(pins, workers=1, init=False)[0]
+    found = harness.run(pins, workers=1, init=False)[0]
     assert found["values"] == [[[0, 1, 2, 3], [0, 1, 2, 3], [0, 0]]] * 2
     assert found["copies"]
     assert found["pinned"] is False

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-import cluster
+import harness
 import pytest
 
 import bps_rdma
@@ -27,8 +27,8 @@ def run(tmp_path: Path, *command: str, **env: str) -> subprocess.CompletedProces
     root = str(Path(bps_rdma.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(
-        command, cwd=tmp_path, env=cluster.clean_env(PYTHONPATH=path, **env), capture_output=True, text=True,
-        timeout=200 * cluster.PATIENCE, check=False,
+        command, cwd=tmp_path, env=harness.clean_env(PYTHONPATH=path, **env), capture_output=True, text=True,
+        timeout=200 * harness.PATIENCE, check=False,
     )  # fmt: skip
 
 
@@ -39,14 +39,14 @@ def torchrun(tmp_path: Path, *arguments: str, ranks: int = 2) -> subprocess.Comp
         "--nproc-per-node",
         str(ranks),
         "--master-port",
-        str(cluster.free_port()),
+        str(harness.free_port()),
     ]
     return run(tmp_path, sys.executable, *launcher, *arguments)
 
 
 def test_side_by_side(tmp_path):
     plot = ["--plot", "steps.png"] if importlib.util.find_spec("matplotlib") else []
-    done = cluster.succeeded(cluster.scripts(
+    done = harness.succeeded(harness.scripts(
         COMPARE, *TINY, "--overlap", "--distributed-optimizer", "--bucket", "20000", "--rounds", "3", "--steps", "2",
         "--json", "-", *plot, folder=tmp_path, ranks=2,
     ))  # fmt: skip
@@ -69,24 +69,24 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     done = torchrun(tmp_path, COMPARE, "--tp", "3")
     assert done.returncode != 0
     assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
-    (done,) = cluster.scripts(COMPARE, folder=tmp_path)
+    (done,) = harness.scripts(COMPARE, folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: this process is not a rank of a job")
     assert "torchrun" in done.stderr
-    done, other = cluster.scripts(COMPARE, "--tp", "2", "--kinds", "stock", folder=tmp_path, ranks=2)
+    done, other = harness.scripts(COMPARE, "--tp", "2", "--kinds", "stock", folder=tmp_path, ranks=2)
     assert "start 4 ranks" in done.stderr
     assert other.stderr == ""
-    done, other = cluster.scripts(COMPARE, "--plot", "steps.txt", folder=tmp_path, ranks=2)
+    done, other = harness.scripts(COMPARE, "--plot", "steps.txt", folder=tmp_path, ranks=2)
     assert done.returncode == other.returncode == 1
     assert "hint: end its name with one of .png" in done.stderr
 
 
 def cluster_env(**env: str) -> dict[str, str]:
     """Two "hosts" with two ranks each and two servers, all of them here."""
-    binaries = str(Path(cluster.binary("bps-server")).parent)
+    binaries = str(Path(harness.binary("bps-server")).parent)
     return {
         "HEAD": "127.0.0.1", "SCHEDULER": "127.0.0.1", "HOSTS": "2", "SERVERS": "2", "PER_HOST": "2",
-        "PORT": str(cluster.free_port()), "SCHEDULER_PORT": str(cluster.free_port()), "PYTHON": sys.executable,
+        "PORT": str(harness.free_port()), "SCHEDULER_PORT": str(harness.free_port()), "PYTHON": sys.executable,
         "BPS_SECRET": "the secret of this test", "PATH": os.pathsep.join([binaries, os.environ["PATH"]]),
         "BPS_JOIN_TIMEOUT": "180",  # four ranks import Megatron at once
     } | env  # fmt: skip
@@ -95,8 +95,8 @@ def cluster_env(**env: str) -> dict[str, str]:
 def members(tmp_path: Path, *commands: list[str], **env: str) -> list[str]:
     """Starts a member per command, waits for all of them; what each of them wrote."""
     path = os.pathsep.join(filter(None, [str(Path(bps_rdma.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]))
-    everywhere = cluster.clean_env(PYTHONPATH=path, **cluster_env(**env))
-    deadline = time.monotonic() + 200 * cluster.PATIENCE
+    everywhere = harness.clean_env(PYTHONPATH=path, **cluster_env(**env))
+    deadline = time.monotonic() + 200 * harness.PATIENCE
     with contextlib.ExitStack() as stack:
         running = []
         for number, command in enumerate(commands):
@@ -121,7 +121,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def test_a_cluster_with_dedicated_servers(tmp_path):
     script = [PRETRAIN, *TINY, "--steps", "4"]
-    stock = cluster.succeeded(cluster.scripts(*script, folder=tmp_path, ranks=4))
+    stock = harness.succeeded(harness.scripts(*script, folder=tmp_path, ranks=4))
     ours = members(
         tmp_path, ["scheduler"], ["server"], ["server"], *(["worker", str(node), *script] for node in range(2))
     )
@@ -175,13 +175,13 @@ def test_training_survives_a_rank_that_dies(tmp_path):
         "pretrain.main()\n"
     )
     options = [*TINY, "--use-dpu-reduce", "--steps", "4"]
-    undisturbed = cluster.succeeded(cluster.scripts(PRETRAIN, *options, folder=tmp_path, ranks=2))
+    undisturbed = harness.succeeded(harness.scripts(PRETRAIN, *options, folder=tmp_path, ranks=2))
     command = [str(tmp_path / "dies.py"), *options, "--checkpoints", "saved"]
     first = torchrun(tmp_path, *command)
     assert first.returncode != 0
     assert "error: " in first.stderr
     assert "hint: restart the job from its last checkpoint" in first.stderr
-    second = cluster.succeeded(cluster.scripts(*command, folder=tmp_path, ranks=2))
+    second = harness.succeeded(harness.scripts(*command, folder=tmp_path, ranks=2))
     assert steps_of(second) == steps_of(undisturbed)[2:]
     assert len(steps_of(second)) == 2
 

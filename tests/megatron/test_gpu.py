@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,8 +48,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": {"overlap": True},
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_training_on_a_gpu(options):
-    measure = cluster.run(stock_on_cpu, options, workers=2, init=False)
-    for (losses, norms), one in zip(measure, cluster.run(staged, options, workers=2, init=False), strict=True):
+    measure = harness.run(stock_on_cpu, options, workers=2, init=False)
+    for (losses, norms), one in zip(measure, harness.run(staged, options, workers=2, init=False), strict=True):
         # Not bit for bit: kernels of a GPU round differently.
         assert one["ours"][0] == pytest.approx(losses, rel=1e-3)
         assert one["ours"][1] == pytest.approx(norms, rel=1e-2)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,7 +76,7 @@ def three_ways(bps: Any, pp: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("workers", "pp"), [(2, 1), (4, 2)])
 def test_frozen_embedding_under_full_recomputation(workers, pp):
-    ranks = cluster.run(three_ways, pp, workers=workers, init=False)
+    ranks = harness.run(three_ways, pp, workers=workers, init=False)
     assert sum(one["first"] for one in ranks) == 2
     for one in ranks:
         _, said, trained = one["ill"]

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ def shape(**sizes: Any) -> Setup:
 
 
 def ranks_of(setup: Setup, *args: Any, dp: int = 1) -> list[dict[str, Any]]:
-    return cluster.run(trained, setup, *args, workers=dp * setup.tp * setup.pp, init=False)
+    return harness.run(trained, setup, *args, workers=dp * setup.tp * setup.pp, init=False)
 
 
 def the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_every_cut_of_the_tensors_trains_the_same(tmp_path):
             assert merged == 16
             assert after == pytest.approx(before, abs=1e-4)
     # What was saved by one size of parallelism, another one loads.
-    for state, loaded, refused in cluster.run(loads, shape(tp=2, pp=2), tmp_path / "whole.pt", workers=4, init=False):
+    for state, loaded, refused in harness.run(loads, shape(tp=2, pp=2), tmp_path / "whole.pt", workers=4, init=False):
         assert loaded == 8
         assert state.keys() == whole["state"].keys()
         assert all(torch.equal(matrix, whole["state"][name]) for name, matrix in state.items())
@@ -141,11 +141,11 @@ def heard(bps: Any, setup: Setup, cure: bool) -> list[str]:
 
 
 def test_the_cure_is_said_once_and_can_be_switched_off():
-    cured = cluster.run(heard, shape(pp=2, recompute=True), True, workers=2, init=False)
+    cured = harness.run(heard, shape(pp=2, recompute=True), True, workers=2, init=False)
     assert [len(texts) for texts in cured] == [1, 0]
     assert "cure_frozen_embeddings=False" in cured[0][0]
-    assert cluster.run(heard, shape(recompute=True), False, workers=1, init=False) == [[]]
-    assert cluster.run(heard, shape(), True, workers=1, init=False) == [[]]
+    assert harness.run(heard, shape(recompute=True), False, workers=1, init=False) == [[]]
+    assert harness.run(heard, shape(), True, workers=1, init=False) == [[]]
 
 
 def refuses(bps: Any) -> list[str]:
@@ -160,6 +160,6 @@ def refuses(bps: Any) -> list[str]:
 
 
 def test_layers_that_cannot_have_an_adapter():
-    ((nothing, expert),) = cluster.run(refuses, workers=1, init=False)
+    ((nothing, expert),) = harness.run(refuses, workers=1, init=False)
     assert "no layer is called nothing" in nothing
     assert "that cannot have an adapter" in expert

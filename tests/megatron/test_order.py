@@ -6,8 +6,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import torch
 import torch.distributed as dist
 from gpt import Setup, Training
@@ -65,11 +65,11 @@ def hooks(training: Training) -> int:
 
 
 def test_in_order():
-    assert cluster.run(messages, GATHERED, in_order, workers=2, init=False) == [([], True)] * 2
+    assert harness.run(messages, GATHERED, in_order, workers=2, init=False) == [([], True)] * 2
 
 
 def test_out_of_order():
-    (said, same), (silent, also) = cluster.run(messages, GATHERED, out_of_order, workers=2, init=False)
+    (said, same), (silent, also) = harness.run(messages, GATHERED, out_of_order, workers=2, init=False)
     assert same
     assert also
     assert silent == [], "every rank says the same thing"
@@ -80,4 +80,4 @@ def test_out_of_order():
 
 def test_without_gathers_order_does_not_matter():
     setup = Setup(distributed_optimizer=True, overlap=True, bucket=1000, steps=1)
-    assert cluster.run(messages, setup, out_of_order, workers=2, init=False) == [([], True)] * 2
+    assert harness.run(messages, setup, out_of_order, workers=2, init=False) == [([], True)] * 2

@@ -7,9 +7,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import cluster
 import cpu
 import gpt
+import harness
 import pytest
 import torch.distributed as dist
 from gpt import Setup, Training
@@ -104,7 +104,7 @@ def on_and_off(bps: Any) -> None:
 
 
 def test_it_can_be_switched_off():
-    cluster.run(on_and_off, workers=2, init=False)
+    harness.run(on_and_off, workers=2, init=False)
 
 
 def check(found: list[dict[str, Any]], setup: Setup) -> None:
@@ -152,7 +152,7 @@ def started_before_the_last_gradient(bps: Any, setup: Setup) -> int:
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
 def test_buckets_travel_while_the_backward_pass_goes_on(overlap, distributed):
     setup = Setup(overlap=overlap, distributed_optimizer=distributed)
-    for started in cluster.run(started_before_the_last_gradient, setup, workers=2, init=False):
+    for started in harness.run(started_before_the_last_gradient, setup, workers=2, init=False):
         assert started > 1 if overlap else started == 0
 
 
@@ -179,7 +179,7 @@ def with_a_nan(bps: Any, check: bool) -> str:
 @pytest.mark.parametrize("check", [True, False], ids=["checked", "not checked"])
 def test_a_nan_is_found_before_it_is_sent(check):
     env = {"BPS_TIMEOUT": "20", "BPS_SHUTDOWN_TIMEOUT": "1"}
-    with cluster.start(with_a_nan, check, workers=2, init=False, env=env) as job:
+    with harness.start(with_a_nan, check, workers=2, init=False, env=env) as job:
         found = job.outcomes()[1]
     assert not found.error, found.error
     assert ("found NaN in local grad norm" in found.value) == check, found.value
@@ -187,7 +187,7 @@ def test_a_nan_is_found_before_it_is_sent(check):
 
 @pytest.mark.parametrize("name", cases(TWO_RANKS))
 def test_two_ranks(name):
-    found = cluster.run(stock_and_ours, TWO_RANKS[name], workers=2, init=False)
+    found = harness.run(stock_and_ours, TWO_RANKS[name], workers=2, init=False)
     check(found, TWO_RANKS[name])
     for one in found:
         assert one["partitions"] > 0
@@ -197,13 +197,13 @@ def test_two_ranks(name):
 @pytest.mark.parametrize("name", cases(GROUPS))
 def test_groups(name):
     workers, setup = GROUPS[name]
-    check(cluster.run(stock_and_ours, setup, workers=workers, init=False), setup)
+    check(harness.run(stock_and_ours, setup, workers=workers, init=False), setup)
 
 
 def test_tensor_parallel_collectives():
     """Two ranks of tensor parallelism, two of data parallelism: all of it over bps_rdma."""
     setup = Setup(tp=2, steps=8)
-    found = cluster.run(stock_and_ours, setup, True, workers=4, init=False)
+    found = harness.run(stock_and_ours, setup, True, workers=4, init=False)
     check(found, setup)
     for one in found:
         assert one["operations"] > 2 * setup.steps * one["counts"]["all_reduce"] / setup.steps
@@ -212,7 +212,7 @@ def test_tensor_parallel_collectives():
 def test_two_hosts_of_two_ranks():
     """One data-parallel group: the ranks of a host sum first. The hosts are one machine, told apart by BPS_HOST_ID."""
     setup = Setup(overlap=True, steps=4)
-    found = cluster.run(stock_and_ours, setup, init=False, **cluster.on_hosts("aabb"))
+    found = harness.run(stock_and_ours, setup, init=False, **harness.on_hosts("aabb"))
     check(found, setup)
     assert len({one["ours"].weights for one in found}) == 1, "the ranks do not have the same weights"
     assert sum(one["host_sums"] for one in found) > 0

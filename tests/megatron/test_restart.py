@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint
-import cluster
 import cpu
+import harness
 import pytest
 import torch.distributed as dist
 from gpt import Setup, Trained, Training
@@ -55,12 +55,12 @@ def train(bps: Any, setup: Setup, folder: str, dies_in: int = -1) -> tuple[int, 
     ids=["plain", "distributed optimizer", "bf16"],
 )
 def test_a_new_job_goes_on_from_the_last_checkpoint(setup, tmp_path):
-    undisturbed = cluster.run(train, setup, str(tmp_path / "undisturbed"), workers=2, init=False)
+    undisturbed = harness.run(train, setup, str(tmp_path / "undisturbed"), workers=2, init=False)
     folder = str(tmp_path / "disturbed")
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with cluster.Job(train, args=(setup, folder, 3), workers=2, init=False, env=env) as job:
+    with harness.Job(train, args=(setup, folder, 3), workers=2, init=False, env=env) as job:
         assert job.outcomes()[0].value == "PeerLostError"
-    resumed = cluster.run(train, setup, folder, workers=2, init=False)
+    resumed = harness.run(train, setup, folder, workers=2, init=False)
     for (zero, whole), (begun, rest) in zip(undisturbed, resumed, strict=True):
         assert (zero, begun) == (0, 3)
         assert rest.losses == whole.losses[3:]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,7 +64,7 @@ def stock_and_ours(bps: Any, setup: Setup) -> tuple[Trained, Trained, int]:
 
 @pytest.mark.parametrize("setup", [Setup(tp=2), Setup(tp=2, sp=True)], ids=["tp", "sequence parallel"])
 def test_shapes_that_change(setup):
-    for stock, ours, operations in cluster.run(stock_and_ours, setup, workers=2, init=False):
+    for stock, ours, operations in harness.run(stock_and_ours, setup, workers=2, init=False):
         assert ours == stock
         assert len(stock.losses) == 6 * (1 + 2)
         assert operations > 18 * setup.layers

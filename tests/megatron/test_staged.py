@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 from gpt import Setup
 from test_parity import BOTH_OVERLAPS, TWO_RANKS, check, stock_and_ours
@@ -30,7 +30,7 @@ def on_a_device(bps: Any, setup: Setup, tensors: bool = False) -> dict[str, Any]
 )
 def test_two_ranks(name):
     setup = TWO_RANKS[name]
-    found = cluster.run(on_a_device, setup, workers=2, init=False, env=CHUNKS)
+    found = harness.run(on_a_device, setup, workers=2, init=False, env=CHUNKS)
     check(found, setup)
     for one in found:
         assert one["device_copies"] >= 2 * sum(one["counts"].values()), "tensors were not staged"
@@ -39,13 +39,13 @@ def test_two_ranks(name):
 
 def test_four_ranks():
     setup = Setup(steps=6, **BOTH_OVERLAPS)
-    check(cluster.run(on_a_device, setup, workers=4, init=False, env=CHUNKS), setup)
+    check(harness.run(on_a_device, setup, workers=4, init=False, env=CHUNKS), setup)
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["all-reduce", "sequence parallel"])
 def test_tensor_parallel_collectives(sequence):
     setup = Setup(tp=2, sp=sequence, steps=4)
-    found = cluster.run(on_a_device, setup, True, workers=4, init=False, env=CHUNKS)
+    found = harness.run(on_a_device, setup, True, workers=4, init=False, env=CHUNKS)
     check(found, setup)
     for one in found:
         assert one["device_copies"] > 100 * one["counts"]["all_reduce"] / setup.steps

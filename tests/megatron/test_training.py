@@ -8,8 +8,8 @@ import io
 from pathlib import Path
 from typing import Any
 
-import cluster
 import cpu
+import harness
 import pytest
 
 pytestmark = pytest.mark.core
@@ -39,7 +39,7 @@ def parse(bps: Any, folder: str, arguments: list[str]) -> tuple[int, str, str]:
 
 
 def outcome(tmp_path: Path, *arguments: object) -> tuple[int, str, str]:
-    (found,) = cluster.run(parse, str(tmp_path), list(map(str, arguments)), workers=1, init=False)
+    (found,) = harness.run(parse, str(tmp_path), list(map(str, arguments)), workers=1, init=False)
     return found
 
 

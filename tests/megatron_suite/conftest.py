@@ -15,11 +15,11 @@ if NAMED:
     sys.path.insert(0, str(Path(NAMED).resolve()))  # before a megatron-core that is installed
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
 
-    import cluster
+    import harness
     import on_cpu  # noqa: F401  sets variables that torch reads
 
     # Importing all this takes half a minute; ranks are forked from a process that has done it.
-    cluster.PRELOAD.extend([
+    harness.PRELOAD.extend([
         "torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron", "cpu", "megatron.core",
         "megatron.training", "model_provider", "gpt_builders",
     ])  # fmt: skip

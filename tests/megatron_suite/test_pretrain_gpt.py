@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch.distributed as dist
 
@@ -51,7 +51,7 @@ def iterations(output: str) -> dict[int, tuple[str, str]]:
 
 
 def train(workers: int, *arguments: object) -> tuple[dict[int, tuple[str, str]], list[dict[str, int]]]:
-    with cluster.Job(pretrain, [*map(str, arguments)], workers=workers, init=False) as job:
+    with harness.Job(pretrain, [*map(str, arguments)], workers=workers, init=False) as job:
         counts = job.results(250)
         return iterations(job.log(f"rank {workers - 1}")), counts
 
@@ -83,7 +83,7 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
     script = [checkout / "pretrain_gpt.py", *MODEL, "--train-iters", 30]
     saves = ["--save", tmp_path, "--save-interval", 10, "--ckpt-format", "torch"]
     stock, _ = train(2, *script)
-    with cluster.Job(pretrain, [*map(str, [*script, *saves, FLAG])], workers=2, init=False) as job:
+    with harness.Job(pretrain, [*map(str, [*script, *saves, FLAG])], workers=2, init=False) as job:
         log = job.folder / "rank-1.log"
         end = time.monotonic() + 200
         while not log.exists() or 12 not in iterations(log.read_text()):
@@ -111,7 +111,7 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
 )
 def test_what_is_refused_is_refused_at_once(checkout, tmp_path, wrong, says):
     """Before ranks meet: this one is alone, and is told that it is one of two."""
-    env = cluster.clean_env(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    env = harness.clean_env(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     on_cpu = Path(__file__).parents[2] / "examples" / "megatron" / "on_cpu.py"
     command = [sys.executable, on_cpu, checkout / "pretrain_gpt.py", *MODEL, FLAG, *wrong]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)

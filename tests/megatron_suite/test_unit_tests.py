@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch.distributed as dist
 
@@ -53,8 +53,8 @@ def run_tests(bps: Any, checkout: str, file: str, only: str, ours: bool) -> tupl
     ],
 )
 def test_unit_tests(checkout, file, only, sends):
-    stock = cluster.run(run_tests, str(checkout), file, only, False, workers=2, init=False)
-    ours = cluster.run(run_tests, str(checkout), file, only, True, workers=2, init=False)
+    stock = harness.run(run_tests, str(checkout), file, only, False, workers=2, init=False)
+    ours = harness.run(run_tests, str(checkout), file, only, True, workers=2, init=False)
     for (expected, none), (found, operations) in zip(stock, ours, strict=True):
         ends = list(found.values())
         print(f"{file}: {ends.count('passed')} passed, {ends.count('skipped')} skipped, {operations} operations")

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from types import ModuleType
 
-import cluster
-import network
+import harness
 import pytest
+from harness import network
 
 import bps_rdma
 
@@ -17,7 +17,7 @@ import bps_rdma
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees what a launcher, or another test, has set."""
-    clean = cluster.clean_env()
+    clean = harness.clean_env()
     for name in set(os.environ) - set(clean):
         if not name.startswith("BPS_TEST_"):
             monkeypatch.delenv(name)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import ray_jobs
 
@@ -34,7 +34,7 @@ def start(folder: Path, command: list[str], script: Path, *options: str, **env: 
     """Runs a script in either mode; what it wrote."""
     done = subprocess.run(
         [sys.executable, *command, str(script), *TINY, *options, "--json", str(folder / "outcome.json")],
-        cwd=folder, env=cluster.clean_env(**env) | {"PYTHONPATH": paths()}, capture_output=True, text=True,
+        cwd=folder, env=harness.clean_env(**env) | {"PYTHONPATH": paths()}, capture_output=True, text=True,
         timeout=200 * ray_jobs.PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +50,7 @@ def paths() -> str:
 def locally(folder: Path, ranks: int, script: str, *options: str, by: str = "torchrun") -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
     launcher = (
-        ["-m", "bps_rdma", "run", "-np", str(ranks)] if by == "bps run" else [*launcher, str(cluster.free_port())]
+        ["-m", "bps_rdma", "run", "-np", str(ranks)] if by == "bps run" else [*launcher, str(harness.free_port())]
     )
     return start(folder, launcher, EXAMPLES / script, *options)
 

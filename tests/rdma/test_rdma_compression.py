@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed tensors over real verbs: the bodies of tests/python/test_compression.py."""
+"""Compressed tensors over real verbs: the bodies of tests/python/operations/test_compression.py."""
 
 from __future__ import annotations
 
-import cluster
+import harness
 import pytest
 from test_compression import PARTITION, equal_everywhere, fed_back, many_at_once, scattered, sums
 from test_rdma_jobs import RDMA, cut_at
@@ -13,22 +13,22 @@ ENV = RDMA | cut_at(PARTITION)
 
 @pytest.mark.parametrize("text", ["int8", "int4", "topk:k=0.1"])
 def test_sums_are_what_the_codes_say(text: str) -> None:
-    first, second, third = cluster.run(sums, text, True, workers=3, servers=2, env=ENV)
+    first, second, third = harness.run(sums, text, True, workers=3, servers=2, env=ENV)
     assert first == second == third
 
 
 def test_with_servers_in_the_workers() -> None:
-    results = cluster.run(equal_everywhere, "int8", workers=3, env=ENV)
+    results = harness.run(equal_everywhere, "int8", workers=3, env=ENV)
     assert len({result[0] for result in results}) == 1
-    cluster.run(scattered, workers=3, env=ENV)
+    harness.run(scattered, workers=3, env=ENV)
 
 
 def test_feedback() -> None:
-    cluster.run(fed_back, "int8", workers=2, servers=1, env=ENV)
+    harness.run(fed_back, "int8", workers=2, servers=1, env=ENV)
 
 
 # Landing slots run out, and what could not be sent at once is not encoded twice.
 def test_many_at_once_with_few_slots() -> None:
-    few = cluster.run(many_at_once, workers=3, servers=2, env=ENV | {"BPS_SERVER_WINDOW": "2"})
-    many = cluster.run(many_at_once, workers=3, servers=2, env=ENV)
+    few = harness.run(many_at_once, workers=3, servers=2, env=ENV | {"BPS_SERVER_WINDOW": "2"})
+    many = harness.run(many_at_once, workers=3, servers=2, env=ENV)
     assert few[0] == few[1] == few[2] == many[0]

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import numpy as np
 import pytest
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 from test_counters import (  # noqa: F401  tests that run here over rdma
     COUNT,
     PARTITION,
@@ -54,7 +54,7 @@ def packets(before: dict[str, Any], after: dict[str, Any]) -> int:
 def test_the_kernel_sees_the_planes_apart(data_pairs):
     """Two workers, one server: between each two a control and data queue pairs of their own; what each one carries."""
     env = RDMA | CUT | {"BPS_RDMA_QPS": str(data_pairs), "BYTEPS_SERVER_ENGINE_THREAD": "1"}
-    with cluster.start(works_on_demand, workers=2, servers=1, env=env) as job:
+    with harness.start(works_on_demand, workers=2, servers=1, env=env) as job:
         job.await_marks("ready")
         server = job.pid("server 0")
         pids = [job.pid("rank 0"), job.pid("rank 1"), server]
@@ -101,7 +101,7 @@ def test_two_devices_share_the_loops(spare_device, servers):
     env |= {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}
     devices = (fabric.HCA, spare_device.hca)
     before = [fabric.hardware_counters(hca)["sent_pkts"] for hca in devices]
-    found = cluster.run(measured, "push_pull", "plain", 20, workers=2, servers=servers, env=env)
+    found = harness.run(measured, "push_pull", "plain", 20, workers=2, servers=servers, env=env)
     sent = [fabric.hardware_counters(hca)["sent_pkts"] - b for hca, b in zip(devices, before, strict=True)]
     assert all(one["copies"] == 0 for one in found)
     assert min(sent) > 0.3 * sum(sent), f"packets sent: {dict(zip(devices, sent, strict=True))}"
@@ -120,7 +120,7 @@ def test_metrics_tell_what_the_device_counts():
     """Packets, and retransmissions, which are what a network with losses shows first."""
     port = free_ports(2)
     env = RDMA | CUT | {"BPS_METRICS_PORT": str(port)}
-    with cluster.start(works_on_demand, workers=2, env=env) as job:
+    with harness.start(works_on_demand, workers=2, env=env) as job:
         job.await_marks("ready")
         told = [port_events(port)]
         counted = [fabric.hardware_counters()]
@@ -141,7 +141,7 @@ def test_metrics_tell_what_the_device_counts():
 
 def test_a_job_leaves_no_verbs_objects():
     before = fabric.resources()
-    cluster.run(measured, "push_pull", "plain", 3, workers=2, servers=1, env=RDMA)
+    harness.run(measured, "push_pull", "plain", 3, workers=2, servers=1, env=RDMA)
     assert settled(before) == before
 
 
@@ -155,7 +155,7 @@ def settled(expected: dict[str, int], patience: float = 10) -> dict[str, int]:
 
 def test_killed_processes_leave_no_verbs_objects():
     before = fabric.resources()
-    with cluster.start(works_on_demand, workers=2, servers=1, env=RDMA) as job:
+    with harness.start(works_on_demand, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("ready")
         for member in ("rank 0", "rank 1", "server 0", "scheduler"):
             job.kill(member)
@@ -182,7 +182,7 @@ def joins_again_and_again(bps: Any, cycles: int) -> None:
 @pytest.mark.slow
 def test_joining_and_leaving_leaves_nothing():
     """What the kernel holds while no job is on is the same before and after; init() and shutdown() in one process."""
-    with cluster.start(joins_again_and_again, 30, workers=2, env=RDMA, init=False) as job:
+    with harness.start(joins_again_and_again, 30, workers=2, env=RDMA, init=False) as job:
         job.await_marks("settled")
         before = fabric.resources()
         job.set_mark("counted")
@@ -219,7 +219,7 @@ def resident_kib(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_operations_leave_memory_and_regions_as_they_were():
-    with cluster.start(many_operations, 50_000 if LONG else 10_000, workers=2, servers=1, env=RDMA) as job:
+    with harness.start(many_operations, 50_000 if LONG else 10_000, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("settled", timeout=120)
         before = fabric.resources()
         members = ("rank 0", "rank 1", "server 0")

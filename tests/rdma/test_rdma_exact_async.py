@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
-import test_async
-import test_exact
+import test_asynchronous_weights
+import test_exact_sums as over_any
 from test_rdma_jobs import RDMA, cut_at
 
 from bps_rdma import job
@@ -18,27 +18,27 @@ ENV = RDMA | cut_at(16384)
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.long)])
 def test_exact_sums(dtype: str) -> None:
-    wanted = test_exact.digest(test_exact.expected(dtype))
-    results = cluster.run(test_exact.in_one_call, dtype, False, workers=8, servers=2, env=ENV)
+    wanted = over_any.digest(over_any.expected(dtype))
+    results = harness.run(over_any.in_one_call, dtype, False, workers=8, servers=2, env=ENV)
     assert {one for result in results for one in result} == {wanted}
-    assert set(cluster.run(test_exact.summed, dtype, "strided", workers=3, env=ENV)) == {wanted}
+    assert set(harness.run(over_any.summed, dtype, "strided", workers=3, env=ENV)) == {wanted}
 
 
 def of_hosts(bps: Any) -> list[str]:
     assert "rdma" in str(job.current().process.routes)
-    return test_exact.in_one_call(bps, "float32", True)
+    return over_any.in_one_call(bps, "float32", True)
 
 
 # Each host of two ranks sends what it has summed unrounded.
 def test_exact_sums_of_hosts() -> None:
     env = {name: value for name, value in ENV.items() if name != "BPS_TRANSPORT"}
-    results = cluster.run(of_hosts, env=env, **cluster.on_hosts("aabbccdd"))
-    assert {one for result in results for one in result} == {test_exact.digest(test_exact.expected("float32", 8))}
+    results = harness.run(of_hosts, env=env, **harness.on_hosts("aabbccdd"))
+    assert {one for result in results for one in result} == {over_any.digest(over_any.expected("float32", 8))}
 
 
 def test_nothing_that_was_added_is_lost() -> None:
-    assert len(set(cluster.run(test_async.added, "float32", workers=3, servers=2, env=ENV))) == 1
+    assert len(set(harness.run(test_asynchronous_weights.added, "float32", workers=3, servers=2, env=ENV))) == 1
 
 
 def test_a_rank_that_is_too_far_ahead_waits() -> None:
-    cluster.run(test_async.bounded, workers=2, env=ENV)
+    harness.run(test_asynchronous_weights.bounded, workers=2, env=ENV)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import pytest
-from rail_job import Running, carried, longest, rounds_until_told
+from bodies.rail_job import Running, carried, longest, rounds_until_told
 
 pytestmark = pytest.mark.vm
 
@@ -49,7 +49,7 @@ def start(cables, tmp_path) -> Iterator[Callable[..., Running]]:
             {"BPS_RDMA_HCA": "=" + ",".join(cable.ends[rank].hca for cable in cables), "BPS_INTERFACE": "lo"}
             for rank in range(2)
         ]
-        job = cluster.start(rounds_by, str(tmp_path), workers=2, env=common, rank_env=of_rank, init=False)
+        job = harness.start(rounds_by, str(tmp_path), workers=2, env=common, rank_env=of_rank, init=False)
         jobs.append(job)
         running = Running(job.__enter__(), tmp_path)
         running.until(lambda: running.round() >= 10)
@@ -95,7 +95,7 @@ def test_a_rail_fails_and_comes_back(cables, start, failure):
     print(
         f"{failure}: the longest round took {longest(results):.2f} s more than the others, {repeated} writes repeated"
     )
-    assert longest(results) < 2.5 * cluster.PATIENCE, "about 0.8 s on a quiet machine"
+    assert longest(results) < 2.5 * harness.PATIENCE, "about 0.8 s on a quiet machine"
     for result in results:
         assert result["counters"]["paths_lost"] >= 1
         used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
@@ -140,5 +140,5 @@ def test_the_last_rail_is_an_error(cables, start):
     running = start(BPS_HEARTBEAT_TIMEOUT="3")
     for cable in cables:
         cable.disturb("loss", "100%")
-    with pytest.raises(cluster.JobFailedError, match="PeerLostError"):
+    with pytest.raises(harness.JobFailedError, match="PeerLostError"):
         running.job.results()

@@ -6,12 +6,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import numpy as np
 import pytest
-from rank_main import mark
-from test_failures import (  # noqa: F401  tests that run here over rdma
+from harness import mark
+from reference.values import pushed, summed
+from test_lost_members import (  # noqa: F401  tests that run here over rdma
     SOON_S,
     test_a_killed_rank_of_an_embedded_job,
     test_a_killed_server_or_scheduler,
@@ -20,7 +21,6 @@ from test_failures import (  # noqa: F401  tests that run here over rdma
     test_the_next_job_starts_on_the_same_port_at_once,
 )
 from test_push_pull import interleaved_rounds
-from values import pushed, summed
 
 TRANSPORTS = ["rdma"]  # of the tests from test_failures
 
@@ -52,7 +52,7 @@ def test_a_job_over_a_cable(cable):
     """Two devices: what the next tests disturb is really on the way."""
     before = cable.packets()
     env = {"BPS_TRANSPORT": "rdma"}
-    assert cluster.run(rounds_of, 5, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
+    assert harness.run(rounds_of, 5, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
     assert min(after - b for after, b in zip(cable.packets(), before, strict=True)) > 5 * 100_000 * 4 // 4096 // 2
 
 
@@ -61,9 +61,9 @@ def test_a_job_over_a_cable(cable):
 def test_results_are_right_with_loss_and_delay(cable):
     cable.disturb("delay", "5ms", "loss", "1%")
     env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60"}
-    found = cluster.run(rounds_of, 12, 250_000, workers=2, env=env, rank_env=over(cable), timeout=250)
+    found = harness.run(rounds_of, 12, 250_000, workers=2, env=env, rank_env=over(cable), timeout=250)
     assert found == [[], []]
-    wrong = cluster.run(interleaved_rounds, "plain", 10, workers=2, env=env, rank_env=over(cable), timeout=250)
+    wrong = harness.run(interleaved_rounds, "plain", 10, workers=2, env=env, rank_env=over(cable), timeout=250)
     assert wrong == [0, 0]
     assert cable.dropped() > 0, "nothing was lost, so nothing was shown"
 
@@ -90,7 +90,7 @@ def test_a_cable_that_is_pulled(cable):
     operation's deadline or a heartbeat's.
     """
     env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60", "BPS_TIMEOUT": "60"}
-    with cluster.start(works_until_an_error, workers=2, env=env, rank_env=over(cable)) as job:
+    with harness.start(works_until_an_error, workers=2, env=env, rank_env=over(cable)) as job:
         job.await_marks("working")
         cable.disturb("loss", "100%")
         pulled = time.monotonic()
@@ -101,8 +101,8 @@ def test_a_cable_that_is_pulled(cable):
         # The rank that found it out names the other one; to that one the scheduler says who said so.
         assert any(f"{name} {1 - rank}" in text for name in ("worker", "server", "rank")), text
         assert hint
-        assert came - first < 3 * cluster.PATIENCE
-    assert first - pulled < 3 * cluster.PATIENCE
+        assert came - first < 3 * harness.PATIENCE
+    assert first - pulled < 3 * harness.PATIENCE
 
 
 # ---- The device
@@ -113,7 +113,7 @@ def test_a_cable_that_is_pulled(cable):
 def test_a_device_that_is_removed_under_load(spare_device, servers):
     # A long heartbeat: the scheduler is on lo and sees nothing. It is the device's own events that must tell.
     env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={spare_device.hca}", "BPS_SHUTDOWN_TIMEOUT": "2"}
-    with cluster.start(works_until_an_error, workers=2, servers=servers, env=env) as job:
+    with harness.start(works_until_an_error, workers=2, servers=servers, env=env) as job:
         job.await_marks("working")
         removed = time.monotonic()
         fabric.command("rdma", "link", "delete", spare_device.hca)
@@ -137,7 +137,7 @@ def starts(bps: Any) -> tuple[str, str, str]:
 
 def test_a_device_that_does_not_exist():
     env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": "=nosuch9", "BPS_JOIN_TIMEOUT": "15"}
-    for kind, text, hint in cluster.run(starts, workers=2, env=env, init=False):
+    for kind, text, hint in harness.run(starts, workers=2, env=env, init=False):
         assert kind != "nothing"
         assert "BPS_RDMA_HCA" in text
         assert hint

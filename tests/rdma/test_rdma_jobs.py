@@ -6,16 +6,16 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import numpy as np
 import pytest
+from reference.values import pushed, summed
+from test_call_order import far_ahead, fast_and_slow, last_slot_taken_before, random_orders
 from test_collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
 from test_groups import disjoint_groups, overlapping_groups
-from test_order import far_ahead, fast_and_slow, last_slot_taken_before, random_orders
 from test_push_pull import averages, in_place_and_not, interleaved_rounds
 from test_sizes import loops_and_hashes, sizes_around_partitions
-from values import pushed, summed
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
 # (workers, servers): joint, then dedicated.
@@ -38,25 +38,25 @@ def cut_at(size: int) -> dict[str, str]:
 
 @with_memory(TOPOLOGIES)
 def test_sums_of_all_dtypes(workers, servers, memory):
-    wrong = cluster.run(interleaved_rounds, memory, 60, workers=workers, servers=servers, env=RDMA)
+    wrong = harness.run(interleaved_rounds, memory, 60, workers=workers, servers=servers, env=RDMA)
     assert wrong == [0] * workers
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_averages(workers):
-    assert cluster.run(averages, "rdma", workers=workers, env=RDMA) == [[]] * workers
+    assert harness.run(averages, "rdma", workers=workers, env=RDMA) == [[]] * workers
 
 
 @pytest.mark.parametrize("servers", [None, 1])
 def test_in_place_writes_into_the_array_and_nowhere_else(servers):
-    cluster.run(in_place_and_not, workers=2, servers=servers, env=RDMA)
+    harness.run(in_place_and_not, workers=2, servers=servers, env=RDMA)
 
 
 @pytest.mark.parametrize(
     ("workers", "servers", "partition"), [(2, None, 4096), (3, 2, 4096), (2, 1, 4099), (2, 1, 8192)]
 )
 def test_sizes_around_partitions(workers, servers, partition):
-    cluster.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | cut_at(partition))
+    harness.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | cut_at(partition))
 
 
 def large(bps: Any, counts: list[int]) -> None:
@@ -79,7 +79,7 @@ def large(bps: Any, counts: list[int]) -> None:
 def test_default_partition_size():
     partition = 524_288 // 4
     counts = [partition - 1, partition, partition + 1, 2 * partition + 7]
-    cluster.run(large, counts, workers=2, env=RDMA)
+    harness.run(large, counts, workers=2, env=RDMA)
 
 
 def arrays_that_come_and_go(bps: Any, rounds: int) -> int:
@@ -103,7 +103,7 @@ def arrays_that_come_and_go(bps: Any, rounds: int) -> int:
 
 @pytest.mark.parametrize("servers", [None, 1])
 def test_memory_at_the_address_of_what_was_freed(servers):
-    again = cluster.run(arrays_that_come_and_go, 10, workers=2, servers=servers, env=RDMA)
+    again = harness.run(arrays_that_come_and_go, 10, workers=2, servers=servers, env=RDMA)
     assert min(again) > 0, "no address came twice, so nothing was shown"
 
 
@@ -114,7 +114,7 @@ def test_memory_at_the_address_of_what_was_freed(servers):
 def test_more_than_64_mib(servers, partition):
     # The last: partitions beyond rxe's largest message of 8 MiB.
     count = (72 << 20) // 4 + 1
-    cluster.run(large, [count], workers=2, servers=servers, env=RDMA | cut_at(partition), timeout=250)
+    harness.run(large, [count], workers=2, servers=servers, env=RDMA | cut_at(partition), timeout=250)
 
 
 SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
@@ -132,34 +132,34 @@ SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
 )
 def test_random_orders_never_block(workers, servers, env):
     env = SMALLEST_WINDOW | cut_at(12 << 10) | env
-    assert cluster.run(random_orders, 25, workers=workers, servers=servers, env=env) == [0] * workers
+    assert harness.run(random_orders, 25, workers=workers, servers=servers, env=env) == [0] * workers
 
 
 def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
     env = RDMA | {"BPS_SERVER_WINDOW": "2", "BYTEPS_SERVER_ENGINE_THREAD": "1", "BPS_TIMEOUT": "20"}
-    cluster.run(last_slot_taken_before, workers=3, servers=1, env=env)
+    harness.run(last_slot_taken_before, workers=3, servers=1, env=env)
 
 
 @pytest.mark.parametrize("ahead", [1, 16])
 @pytest.mark.parametrize("servers", [None, 2])
 def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, ahead):
-    assert cluster.run(fast_and_slow, ahead, 300, workers=2, servers=servers, env=RDMA) == [0, 0]
+    assert harness.run(fast_and_slow, ahead, 300, workers=2, servers=servers, env=RDMA) == [0, 0]
 
 
 @pytest.mark.parametrize("servers", [None, 1])
 def test_a_rank_may_be_hundreds_of_rounds_ahead(servers):
-    cluster.run(far_ahead, workers=2, servers=servers, env=RDMA)
+    harness.run(far_ahead, workers=2, servers=servers, env=RDMA)
 
 
 @pytest.mark.parametrize("servers", [None, 2])
 def test_groups(servers):
-    cluster.run(disjoint_groups, 20, workers=4, servers=servers, env=RDMA)
-    cluster.run(overlapping_groups, 20, workers=3, servers=servers, env=RDMA)
+    harness.run(disjoint_groups, 20, workers=4, servers=servers, env=RDMA)
+    harness.run(overlapping_groups, 20, workers=3, servers=servers, env=RDMA)
 
 
 @with_memory([(3, None), (2, 1), (3, 2)])
 def test_reduce_scatter_and_all_gather(workers, servers, memory):
-    cluster.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | cut_at(8192))
+    harness.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | cut_at(8192))
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def test_reduce_scatter_and_all_gather(workers, servers, memory):
     ],
 )
 def test_other_collectives(body, servers):
-    cluster.run(body, workers=3, servers=servers, env=RDMA | cut_at(8192))
+    harness.run(body, workers=3, servers=servers, env=RDMA | cut_at(8192))
 
 
 def test_operations_of_all_kinds_at_once():
-    cluster.run(mixed_kinds, workers=3, env=RDMA)
+    harness.run(mixed_kinds, workers=3, env=RDMA)
 
 
 @pytest.mark.parametrize("threads", [("3", "2"), ("1", "4")])
 def test_several_push_loops_and_engine_threads(threads):
     env = RDMA | cut_at(4096) | {"BYTEPS_PUSH_THREAD": threads[0], "BYTEPS_SERVER_ENGINE_THREAD": threads[1]}
-    cluster.run(loops_and_hashes, workers=2, servers=2, env=env)
+    harness.run(loops_and_hashes, workers=2, servers=2, env=env)
 
 
 def memory_that_moves(bps: Any, forgets: bool) -> list[bool]:
@@ -201,9 +201,9 @@ def memory_that_moves(bps: Any, forgets: bool) -> list[bool]:
 
 
 def test_memory_that_moves_is_registered_anew():
-    assert cluster.run(memory_that_moves, True, workers=2, env=RDMA) == [[True] * 3] * 2
+    assert harness.run(memory_that_moves, True, workers=2, env=RDMA) == [[True] * 3] * 2
     # Otherwise the device goes on with the pages that it knows, and this test could not fail.
-    assert cluster.run(memory_that_moves, False, workers=2, env=RDMA) == [[True, False, False]] * 2
+    assert harness.run(memory_that_moves, False, workers=2, env=RDMA) == [[True, False, False]] * 2
 
 
 def in_place_by_torch(bps: Any) -> bool:
@@ -222,7 +222,7 @@ def in_place_by_torch(bps: Any) -> bool:
 
 
 def test_a_torch_tensor_in_place():
-    assert cluster.run(in_place_by_torch, workers=2, env=RDMA, timeout=250) == [True, True]
+    assert harness.run(in_place_by_torch, workers=2, env=RDMA, timeout=250) == [True, True]
 
 
 def spread(bps: Any) -> list[str]:
@@ -232,6 +232,6 @@ def spread(bps: Any) -> list[str]:
 
 def test_data_goes_over_rdma_and_nothing_else():
     """Asking for rdma gives rdma, also where shared memory would be nearer."""
-    for names in cluster.run(spread, workers=2, env=RDMA):
+    for names in harness.run(spread, workers=2, env=RDMA):
         assert set(names) <= {"rdma", "self"}
         assert "rdma" in names

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import numpy as np
 import pytest
 from test_push_pull import interleaved_rounds
@@ -25,7 +25,7 @@ def sums(bps: Any, rounds: int) -> None:
 def sent_by(devices: list[str], **env: str) -> list[int]:
     """Packets that each device has sent while two ranks with one loop each summed 8 arrays of 4 MiB."""
     before = [fabric.hardware_counters(device)["sent_pkts"] for device in devices]
-    cluster.run(sums, 8, workers=2, env=ONE_LOOP | env, timeout=200)
+    harness.run(sums, 8, workers=2, env=ONE_LOOP | env, timeout=200)
     return [
         fabric.hardware_counters(device)["sent_pkts"] - count for device, count in zip(devices, before, strict=True)
     ]
@@ -55,4 +55,4 @@ def test_a_rail_that_is_not_named_is_not_used(spare_device):
 @pytest.mark.parametrize("servers", [None, 2])
 def test_sums_of_all_dtypes_over_two_rails(spare_device, servers):
     env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA},{spare_device.hca}"}
-    assert cluster.run(interleaved_rounds, "empty", 40, workers=2, servers=servers, env=env) == [0, 0]
+    assert harness.run(interleaved_rounds, "empty", 40, workers=2, servers=servers, env=env) == [0, 0]

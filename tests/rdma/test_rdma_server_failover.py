@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-import cluster
+import harness
 import pytest
 import test_server_failover as over_any
 from test_rdma_jobs import RDMA
@@ -17,7 +17,7 @@ def env() -> dict[str, str]:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
-    with cluster.start(over_any.train, 40, workers=2, servers=2, env=env()) as job:
+    with harness.start(over_any.train, 40, workers=2, servers=2, env=env()) as job:
         job.await_marks("step-10")
         job.kill("server 1", signum)
         assert [result["size"] for result in over_any.results_of(job)] == [2, 2]
@@ -28,7 +28,7 @@ def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
 
 @pytest.mark.long
 def test_two_of_three_servers_are_killed_at_once() -> None:
-    with cluster.start(over_any.train, 60, workers=3, servers=3, env=env()) as job:
+    with harness.start(over_any.train, 60, workers=3, servers=3, env=env()) as job:
         job.await_marks("step-20")
         job.kill("server 2")
         job.kill("server 0")

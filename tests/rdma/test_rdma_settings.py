@@ -11,8 +11,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import numpy as np
 import pytest
 from test_rdma_failures import over, rounds_of
@@ -39,7 +39,7 @@ def gid_index(address: str) -> int:
 
 def logs_of(env: dict[str, str]) -> str:
     """What rank 0 of a job has logged that summed what it should."""
-    with cluster.start(rounds_of, 3, 100_000, workers=2, env=env) as job:
+    with harness.start(rounds_of, 3, 100_000, workers=2, env=env) as job:
         assert job.results() == [[], []]
         return job.log("rank 0")
 
@@ -83,7 +83,7 @@ def test_the_traffic_class_is_that_of_every_packet(cable, wanted):
     env = {"BPS_TRANSPORT": "rdma"} | ({} if wanted is None else {"BPS_RDMA_TC": str(wanted)})
 
     def job() -> None:
-        assert cluster.run(rounds_of, 3, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
+        assert harness.run(rounds_of, 3, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
 
     assert traffic_classes(cable.ends[0].netdev, job) == {wanted or 0}
 
@@ -105,5 +105,5 @@ def refused(bps: Any) -> str:
 @pytest.mark.vm
 def test_a_gid_index_that_does_not_exist_is_named():
     env = RDMA | {"BPS_RDMA_GID_INDEX": "999"}
-    for said in cluster.run(refused, workers=2, env=env, init=False):
+    for said in harness.run(refused, workers=2, env=env, init=False):
         assert "there is no GID with index 999" in said

@@ -12,12 +12,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import cluster
 import fabric
+import harness
 import numpy as np
 import pytest
-from handshakes import VERSION, Credentials, shake_hands
-from rank_main import await_mark, mark
+from harness import await_mark, mark
+from reference.handshake import VERSION, Credentials, shake_hands
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
 HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ def connect(address: str, port: str, data: bytes) -> dict[str, Any]:
 
 def test_a_peer_with_the_secret_takes_nobodys_place():
     """A second implementation of the hello; it passes for the server, for a worker that is there, for nobody known."""
-    with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA | {"BPS_LOG_LEVEL": "debug"}) as job:
+    with harness.start(works_meanwhile, workers=2, servers=1, env=RDMA | {"BPS_LOG_LEVEL": "debug"}) as job:
         job.await_marks("worked")
         (address, port), *_ = listening_addresses([job.pid("server 0")])
         nonce = bytes.fromhex(re.findall(r"listens by rdma at ([0-9a-f]{32}) ", job.log("server 0"))[0])
@@ -94,7 +94,7 @@ def test_a_peer_with_the_secret_takes_nobodys_place():
 
 
 def test_unauthenticated_peers_are_refused_and_the_job_goes_on():
-    with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
+    with harness.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("ready")
         (address, port), *_ = listening_addresses([job.pid("server 0")])
         before = None
@@ -110,7 +110,7 @@ def test_unauthenticated_peers_are_refused_and_the_job_goes_on():
 
 @pytest.mark.slow
 def test_many_unauthenticated_peers_leave_nothing():
-    with cluster.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
+    with harness.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("worked", timeout=120)
         (address, port), *_ = listening_addresses([job.pid("server 0")])
         server = Path(f"/proc/{job.pid('server 0')}/fd")

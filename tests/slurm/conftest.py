@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 
-import cluster
+import harness
 import pytest
 from slurm_lab import Slurm, run
 
@@ -19,7 +19,7 @@ def slurm() -> Iterator[Slurm]:
     it = Slurm()
     yield it
     run("scancel", "--user=root")
-    deadline = time.monotonic() + 10 * cluster.PATIENCE
+    deadline = time.monotonic() + 10 * harness.PATIENCE
     while (left := it.left()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []

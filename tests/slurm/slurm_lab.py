@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import cluster
+import harness
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "examples" / "slurm"
@@ -24,7 +24,7 @@ _OWN = ("slurmd", "slurmstepd", "sh", "cat")  # processes of a node that belong 
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 * cluster.PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 * harness.PATIENCE)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -56,7 +56,7 @@ class Job:
         return self.field("JobState")
 
     def _await(self, is_so: Callable[[], bool], what: str, timeout: float) -> None:
-        deadline = time.monotonic() + timeout * cluster.PATIENCE
+        deadline = time.monotonic() + timeout * harness.PATIENCE
         while not is_so():
             assert time.monotonic() < deadline, f"waited {timeout} s for job {self.number} {what}:\n{self.output}"
             time.sleep(0.05)
@@ -79,7 +79,7 @@ class Slurm:
         done = subprocess.run(
             ["sbatch", "--parsable", "--output", str(output), *options, str(script), *words],
             capture_output=True, text=True, check=False, cwd=self.home,
-            env=cluster.clean_env(PATH=path, HOME=str(self.home)),
+            env=harness.clean_env(PATH=path, HOME=str(self.home)),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return Job(int(done.stdout), output)

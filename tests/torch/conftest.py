@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the torch face. Ranks are forked from a process that has imported torch too; see tests/python/cluster.py."""
+"""Tests of the torch face. Ranks are forked from a process that has imported torch too; see harness."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: here, and in the process that ranks are forked from
 
-import cluster
+import harness
 import torch
 
 # The last one is what making an optimizer imports, for seconds.
-cluster.PRELOAD.extend(["torch", "torch.distributed", "bps_rdma.torch", "torch._dynamo"])
+harness.PRELOAD.extend(["torch", "torch.distributed", "bps_rdma.torch", "torch._dynamo"])
 torch.set_num_threads(1)

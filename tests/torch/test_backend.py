@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -175,7 +175,7 @@ def from_one_to_another(_: Any) -> None:
 @pytest.mark.parametrize("body", [reductions, moves, scattered_reductions, from_one_to_another])
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_collectives(body, workers):
-    cluster.run(body, workers=workers, init=False)
+    harness.run(body, workers=workers, init=False)
 
 
 def odd_layouts(_: Any) -> None:
@@ -205,7 +205,7 @@ def odd_layouts(_: Any) -> None:
 
 
 def test_tensors_that_are_not_contiguous_are_copied_there_and_back():
-    cluster.run(odd_layouts, workers=2, init=False)
+    harness.run(odd_layouts, workers=2, init=False)
 
 
 def at_once(_: Any) -> None:
@@ -250,7 +250,7 @@ def at_once(_: Any) -> None:
 
 
 def test_works_and_their_futures():
-    cluster.run(at_once, workers=3, init=False)
+    harness.run(at_once, workers=3, init=False)
 
 
 def short_forms(_: Any) -> None:
@@ -284,7 +284,7 @@ def short_forms(_: Any) -> None:
 
 
 def test_the_short_forms_of_a_groups_methods():
-    cluster.run(short_forms, workers=2, init=False)
+    harness.run(short_forms, workers=2, init=False)
 
 
 def profiled(_: Any) -> None:
@@ -300,7 +300,7 @@ def profiled(_: Any) -> None:
 
 
 def test_the_profiler_sees_collectives():
-    cluster.run(profiled, workers=2, init=False)
+    harness.run(profiled, workers=2, init=False)
 
 
 def coalesced(bps: Any) -> None:
@@ -337,7 +337,7 @@ def coalesced(bps: Any) -> None:
 
 
 def test_coalesced_forms():
-    cluster.run(coalesced, workers=2, init=False)
+    harness.run(coalesced, workers=2, init=False)
 
 
 def groups(_: Any) -> None:
@@ -379,7 +379,7 @@ def groups(_: Any) -> None:
 
 
 def test_groups_that_are_apart_and_that_overlap():
-    cluster.run(groups, workers=4, init=False)
+    harness.run(groups, workers=4, init=False)
 
 
 def beside_gloo(bps: Any) -> None:
@@ -402,7 +402,7 @@ def beside_gloo(bps: Any) -> None:
 
 
 def test_a_group_beside_gloo():
-    cluster.run(beside_gloo, workers=2, init=False)
+    harness.run(beside_gloo, workers=2, init=False)
 
 
 def nothing_is_copied(bps: Any) -> dict[str, int]:
@@ -427,7 +427,7 @@ def bps_memory(bps: Any, count: int) -> torch.Tensor:
 
 
 def test_contiguous_tensors_in_shared_memory_are_not_copied():
-    for counters in cluster.run(nothing_is_copied, workers=2, init=False, env={"BPS_TRANSPORT": "shm"}):
+    for counters in harness.run(nothing_is_copied, workers=2, init=False, env={"BPS_TRANSPORT": "shm"}):
         assert counters["operation_bytes"] > 0
         assert all(value == 0 for name, value in counters.items() if "copied" in name or "copy_bytes" in name), counters
 
@@ -462,6 +462,6 @@ def of_another_device(bps: Any) -> list[str]:
 
 
 def test_tensors_of_another_device():
-    for called in cluster.run(of_another_device, workers=2, init=False):
+    for called in harness.run(of_another_device, workers=2, init=False):
         assert len(called) == 10
         assert all(each.endswith("Options") for each in called), called

@@ -8,15 +8,15 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import torch.distributed as dist
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 
 pytestmark = pytest.mark.timeout(300)
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * cluster.PATIENCE)}
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
 
 
 def joined(seconds: float = 100) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def wrong_arguments(bps: Any) -> None:
 
 
 def test_wrong_arguments_are_said_before_anything_is_sent():
-    cluster.run(wrong_arguments, workers=2, init=False)
+    harness.run(wrong_arguments, workers=2, init=False)
 
 
 def disagreeing(bps: Any, how: str) -> tuple[str, float]:
@@ -85,18 +85,18 @@ def disagreeing(bps: Any, how: str) -> tuple[str, float]:
 
 @pytest.mark.parametrize("how", ["shape", "dtype", "known", "operation"])
 def test_ranks_that_disagree_all_get_an_exception(how):
-    found = cluster.run(disagreeing, how, workers=3, init=False, env=FAST)
+    found = harness.run(disagreeing, how, workers=3, init=False, env=FAST)
     for kind, seconds in found:
         assert kind in ("MismatchError", "DeadlineError", "PeerLostError"), found
-        assert seconds < 3 + 4 * cluster.PATIENCE
+        assert seconds < 3 + 4 * harness.PATIENCE
     if how in ("shape", "dtype"):
         assert "MismatchError" in [kind for kind, _ in found]  # by whoever came second, at once
 
 
 def test_ranks_that_wait_for_a_slow_one_get_the_groups_timeout():
-    found = cluster.run(disagreeing, "slow", workers=3, init=False, env=FAST)
+    found = harness.run(disagreeing, "slow", workers=3, init=False, env=FAST)
     assert [found[rank][0] for rank in (0, 2)] == ["DeadlineError"] * 2
-    assert all(2.5 < found[rank][1] < 3 + 4 * cluster.PATIENCE for rank in (0, 2))
+    assert all(2.5 < found[rank][1] < 3 + 4 * harness.PATIENCE for rank in (0, 2))
 
 
 def a_shorter_wait(bps: Any) -> None:
@@ -115,7 +115,7 @@ def a_shorter_wait(bps: Any) -> None:
 
 
 def test_wait_takes_a_timeout_and_can_be_called_again():
-    with cluster.start(a_shorter_wait, workers=2, init=False) as job:
+    with harness.start(a_shorter_wait, workers=2, init=False) as job:
         job.await_marks("late", [0])
         job.set_mark("go")
         job.results()
@@ -153,11 +153,11 @@ def left_behind(bps: Any, where: str, victim: int) -> tuple[str, str]:
 @pytest.mark.parametrize("where", ["wait", "future", "ddp"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_dies(where, victim):
-    with cluster.start(left_behind, where, victim, workers=3, init=False, env=FAST) as job:
+    with harness.start(left_behind, where, victim, workers=3, init=False, env=FAST) as job:
         job.await_marks("ready", timeout=120)
         killed = job.kill(f"rank {victim}")
         outcomes = job.outcomes(but=[victim])
-        assert time.monotonic() - killed < 30 * cluster.PATIENCE
+        assert time.monotonic() - killed < 30 * harness.PATIENCE
     for rank, outcome in enumerate(outcomes):
         if rank != victim:
             assert outcome.status == 0, outcome.error + outcome.output
@@ -194,7 +194,7 @@ def one_life_after_the_other(bps: Any) -> None:
 
 
 def test_groups_come_and_go_with_other_sizes_and_ports():
-    cluster.run(one_life_after_the_other, workers=3, init=False)
+    harness.run(one_life_after_the_other, workers=3, init=False)
 
 
 def inside_a_job(bps: Any) -> None:
@@ -212,4 +212,4 @@ def inside_a_job(bps: Any) -> None:
 
 
 def test_a_job_that_runs_is_joined_and_not_left():
-    cluster.run(inside_a_job, workers=2)
+    harness.run(inside_a_job, workers=2)

@@ -8,12 +8,12 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -107,11 +107,11 @@ def goes(_: Any) -> None:
 @pytest.mark.parametrize("body", [comes_again, moves_its_memory, goes])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_tensor_that_comes_again(body, workers):
-    cluster.run(body, workers=workers, init=False)
+    harness.run(body, workers=workers, init=False)
 
 
 def times_out(_: Any) -> None:
-    rank, size, _ = joined(timeout=timedelta(seconds=2 * cluster.PATIENCE))
+    rank, size, _ = joined(timeout=timedelta(seconds=2 * harness.PATIENCE))
     tensor = torch.empty(4)
     for _ in range(4):
         reduced(tensor, rank, size)
@@ -129,7 +129,7 @@ def times_out(_: Any) -> None:
 
 
 def test_a_deadline():
-    with cluster.start(times_out, workers=2, init=False) as job:
+    with harness.start(times_out, workers=2, init=False) as job:
         job.await_marks("failed", [0])
         job.set_mark("failed")
         job.results()
@@ -159,4 +159,4 @@ def is_used_by_threads(_: Any) -> None:
 
 
 def test_threads_with_tensors_of_their_own():
-    cluster.run(is_used_by_threads, workers=2, init=False)
+    harness.run(is_used_by_threads, workers=2, init=False)

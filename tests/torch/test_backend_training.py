@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -71,7 +71,7 @@ def with_ddp(bps: Any, backend: str, hooked: bool) -> None:
 
 @pytest.mark.parametrize(("backend", "hooked"), [("bps", False), ("bps", True), ("gloo", True)])
 def test_ddp(backend, hooked):
-    cluster.run(with_ddp, backend, hooked, workers=3, init=False)
+    harness.run(with_ddp, backend, hooked, workers=3, init=False)
 
 
 def hook_of_a_group(bps: Any) -> None:
@@ -91,7 +91,7 @@ def hook_of_a_group(bps: Any) -> None:
 
 
 def test_the_hook_takes_a_group_and_needs_a_job():
-    cluster.run(hook_of_a_group, workers=3, init=False)
+    harness.run(hook_of_a_group, workers=3, init=False)
 
 
 def with_fsdp(_: Any) -> None:
@@ -129,7 +129,7 @@ def with_zero(_: Any) -> None:
 
 @pytest.mark.parametrize("body", [with_fsdp, with_zero])
 def test_sharded_training(body):
-    cluster.run(body, workers=2, init=False)
+    harness.run(body, workers=2, init=False)
 
 
 def with_dtensor(_: Any, folder: str) -> None:
@@ -156,7 +156,7 @@ def with_dtensor(_: Any, folder: str) -> None:
 
 
 def test_dtensor_and_checkpoints(tmp_path):
-    cluster.run(with_dtensor, str(tmp_path / "checkpoint"), workers=4, init=False)
+    harness.run(with_dtensor, str(tmp_path / "checkpoint"), workers=4, init=False)
 
 
 def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:
@@ -183,8 +183,8 @@ def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["fp16", "powerSGD"])
 def test_torchs_own_compression_hooks(name: str) -> None:
-    ours = cluster.run(with_torchs_hook, "bps", name, workers=2, init=False)
-    plain = cluster.run(with_torchs_hook, "bps", "", workers=2, init=False)
+    ours = harness.run(with_torchs_hook, "bps", name, workers=2, init=False)
+    plain = harness.run(with_torchs_hook, "bps", "", workers=2, init=False)
     for one, other, exact in zip(ours[0], ours[1], plain[0], strict=True):
         assert torch.equal(one, other)
         assert not torch.equal(one, exact), "nothing was compressed"

@@ -7,17 +7,17 @@ import copy
 import time
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 
 import bps_rdma.torch as bps_torch
 
 pytestmark = pytest.mark.timeout(300)
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * cluster.PATIENCE)}
-SOON_S = 5.0 * cluster.PATIENCE
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
+SOON_S = 5.0 * harness.PATIENCE
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
@@ -74,7 +74,7 @@ def spreads_parameters(bps: Any, root: int, as_pairs: bool) -> None:
 @pytest.mark.parametrize("as_pairs", [False, True])
 @pytest.mark.parametrize(("workers", "root"), [(1, 0), (2, 1), (3, 0), (4, 2)])
 def test_every_kind_of_tensor_arrives_bit_by_bit(workers, root, as_pairs):
-    cluster.run(spreads_parameters, root, as_pairs, workers=workers)
+    harness.run(spreads_parameters, root, as_pairs, workers=workers)
 
 
 def spreads_two_models(bps: Any) -> None:
@@ -94,7 +94,7 @@ def spreads_two_models(bps: Any) -> None:
 
 
 def test_models_that_share_names_and_not_shapes_and_tied_weights():
-    cluster.run(spreads_two_models, workers=2)
+    harness.run(spreads_two_models, workers=2)
 
 
 def within_a_group(bps: Any) -> list[float]:
@@ -115,7 +115,7 @@ def within_a_group(bps: Any) -> list[float]:
 
 
 def test_groups_of_ours_and_of_torch():
-    assert cluster.run(within_a_group, workers=3) == [[0.0, 2.0], [2.0, 1.0], [2.0, 2.0]]
+    assert harness.run(within_a_group, workers=3) == [[0.0, 2.0], [2.0, 1.0], [2.0, 2.0]]
 
 
 # ---- Ranks that do not agree
@@ -182,7 +182,7 @@ def disagrees(bps: Any, how: str) -> tuple[str, str]:
     ],
 )
 def test_ranks_that_do_not_agree_are_told_everywhere(how, kinds, names):
-    for kind, text in cluster.run(disagrees, how, workers=3):
+    for kind, text in harness.run(disagrees, how, workers=3):
         assert kind in kinds, text
         assert names in text
 
@@ -198,7 +198,7 @@ def never_comes(bps: Any) -> str:
 
 
 def test_a_rank_that_does_not_call_is_named_at_the_deadline():
-    with cluster.start(never_comes, workers=2, env={"BPS_TIMEOUT": "2"}) as job:
+    with harness.start(never_comes, workers=2, env={"BPS_TIMEOUT": "2"}) as job:
         job.await_marks("told", ranks=[0])
         job.set_mark("over")
         text = job.results()[0]
@@ -265,11 +265,11 @@ def resumes(bps: Any, which: str, root: int, others: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("others", ["fresh", "stale"])
 @pytest.mark.parametrize("which", OPTIMIZERS)
 def test_a_resumed_optimizer_goes_on_alike_on_all_ranks(which, others):
-    cluster.run(resumes, which, 1, others, torch.float32, workers=3)
+    harness.run(resumes, which, 1, others, torch.float32, workers=3)
 
 
 def test_a_resumed_optimizer_of_bfloat16_parameters():
-    cluster.run(resumes, "adam", 0, "fresh", torch.bfloat16, workers=2)
+    harness.run(resumes, "adam", 0, "fresh", torch.bfloat16, workers=2)
 
 
 def state_on_others_only(bps: Any) -> None:
@@ -282,7 +282,7 @@ def state_on_others_only(bps: Any) -> None:
 
 
 def test_where_the_root_has_no_state_nobody_has():
-    cluster.run(state_on_others_only, workers=2)
+    harness.run(state_on_others_only, workers=2)
 
 
 def optimizers_that_differ(bps: Any, how: str) -> str:
@@ -317,7 +317,7 @@ def optimizers_that_differ(bps: Any, how: str) -> str:
     ],
 )
 def test_optimizers_that_differ_are_told_everywhere(how, says):
-    for text in cluster.run(optimizers_that_differ, how, workers=2):
+    for text in harness.run(optimizers_that_differ, how, workers=2):
         assert says in text
 
 
@@ -348,7 +348,7 @@ def spreads_objects(bps: Any, root: int) -> None:
 
 @pytest.mark.parametrize(("workers", "root"), [(1, 0), (2, 1), (4, 3)])
 def test_objects(workers, root):
-    cluster.run(spreads_objects, root, workers=workers)
+    harness.run(spreads_objects, root, workers=workers)
 
 
 def spreads_a_large_object(bps: Any) -> bool:
@@ -357,7 +357,7 @@ def spreads_a_large_object(bps: Any) -> bool:
 
 
 def test_an_object_of_77_mb():
-    assert cluster.run(spreads_a_large_object, workers=2) == [True, True]
+    assert harness.run(spreads_a_large_object, workers=2) == [True, True]
 
 
 def cannot_be_sent(bps: Any, allow_pickle: bool) -> str:
@@ -372,7 +372,7 @@ def cannot_be_sent(bps: Any, allow_pickle: bool) -> str:
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
 def test_what_cannot_be_sent_is_told_everywhere(allow_pickle):
-    for text in cluster.run(cannot_be_sent, allow_pickle, workers=3):
+    for text in harness.run(cannot_be_sent, allow_pickle, workers=3):
         assert "worker 1" in text
         assert ("pickle" in text) if allow_pickle else ("a builtins.function cannot be sent" in text)
 
@@ -386,7 +386,7 @@ def other_roots(bps: Any) -> str:
 
 
 def test_ranks_that_name_different_roots():
-    assert all("root_rank" in text for text in cluster.run(other_roots, workers=2))
+    assert all("root_rank" in text for text in harness.run(other_roots, workers=2))
 
 
 # ---- A rank is lost
@@ -408,7 +408,7 @@ def blocked(bps: Any) -> tuple[str, float]:
 
 
 def test_a_killed_rank_is_named_soon():
-    with cluster.start(blocked, workers=3, env=FAST) as job:
+    with harness.start(blocked, workers=3, env=FAST) as job:
         job.await_marks("ready")
         killed = job.kill("rank 1")
         outcomes = job.outcomes(but=[1])

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from rich.console import Console
@@ -27,7 +27,7 @@ pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
 def compare(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     root = str(Path(bps_rdma.__file__).parent.parent)
-    env = cluster.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    env = harness.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "bps_rdma.torch.compare", *arguments]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False)
 
@@ -86,7 +86,7 @@ def test_noise_that_is_larger_than_the_effect_is_called_so(alone, steps, noisy, 
     ],
 )
 def test_wrong_options(arguments, says, tmp_path):
-    (done,) = cluster.scripts("-m", "bps_rdma.torch.compare", *arguments, folder=tmp_path)
+    (done,) = harness.scripts("-m", "bps_rdma.torch.compare", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
@@ -65,7 +65,7 @@ def trains(_: Any, method: str) -> tuple[list[float], bool]:
     [("fork", None), ("fork", 1), ("spawn", None), pytest.param("spawn", 1, marks=pytest.mark.long)],
 )
 def test_workers_of_a_data_loader(method: str, servers: int | None) -> None:
-    found = cluster.run(trains, method, workers=2, servers=servers, init=False)
+    found = harness.run(trains, method, workers=2, servers=servers, init=False)
     (first, kept), (second, also_kept) = found
     assert first == second
     assert np.isfinite(first).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import training
@@ -44,7 +44,7 @@ def parity(bps: Any, strategy: str) -> float:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_weights_are_those_of_one_process(workers):
-    for worst in cluster.run(with_every_strategy, parity, workers=workers):
+    for worst in harness.run(with_every_strategy, parity, workers=workers):
         assert max(worst) < 1e-6
 
 
@@ -73,7 +73,7 @@ def bf16(bps: Any, strategy: str) -> tuple[float, float]:
 
 def test_bf16_weights_are_those_of_one_process_within_their_precision():
     """A hundredth or so of the way; without synchronisation it is a third."""
-    for found in cluster.run(with_every_strategy, bf16, workers=2):
+    for found in harness.run(with_every_strategy, bf16, workers=2):
         for apart, moved in found:
             assert moved > 0.3
             assert apart < moved / 20
@@ -91,11 +91,11 @@ def exact(bps: Any, strategy: str) -> None:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_weights_are_exact_where_sums_are(workers):
-    cluster.run(with_every_strategy, exact, workers=workers)
+    harness.run(with_every_strategy, exact, workers=workers)
 
 
 def test_dedicated_servers():
-    cluster.run(with_every_strategy, exact, workers=2, servers=2, env={"BPS_TRANSPORT": "tcp"})
+    harness.run(with_every_strategy, exact, workers=2, servers=2, env={"BPS_TRANSPORT": "tcp"})
 
 
 # ---- Gradient accumulation
@@ -126,7 +126,7 @@ def accumulation(bps: Any, strategy: str, set_to_none: bool) -> None:
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_no_sync_accumulates(set_to_none):
-    cluster.run(with_every_strategy, accumulation, set_to_none, workers=2)
+    harness.run(with_every_strategy, accumulation, set_to_none, workers=2)
 
 
 # ---- Parameters that are not used
@@ -158,7 +158,7 @@ def branches(bps: Any, strategy: str, choose: str) -> None:
 
 @pytest.mark.parametrize("choose", ["by rank", "by step"])
 def test_unused_parameters_are_as_in_one_process(choose):
-    cluster.run(with_every_strategy, branches, choose, workers=3)
+    harness.run(with_every_strategy, branches, choose, workers=3)
 
 
 # ---- What is copied, and when things are sent
@@ -182,7 +182,7 @@ def views(bps: Any) -> None:
 
 
 def test_gradients_stay_in_their_buckets():
-    cluster.run(views, workers=2)
+    harness.run(views, workers=2)
 
 
 class Marked(nn.Module):
@@ -219,7 +219,7 @@ def overlap(bps: Any, strategy: str) -> list[int]:
 
 
 def test_eager_strategies_send_during_backward():
-    for of_rank in cluster.run(with_every_strategy, overlap, workers=2):
+    for of_rank in harness.run(with_every_strategy, overlap, workers=2):
         during = {strategy: sent[-1] - sent[0] for strategy, sent in zip(STRATEGIES, of_rank, strict=True)}
         assert during["naive"] == during["flat"] == 0
         assert during["overlap"] > during["bucketed"] > 0
@@ -250,7 +250,7 @@ def order(bps: Any) -> None:
 
 
 def test_buckets_follow_the_order_of_the_gradients():
-    cluster.run(order, workers=2)
+    harness.run(order, workers=2)
 
 
 def mixed(bps: Any, strategy: str) -> None:
@@ -280,4 +280,4 @@ def mixed(bps: Any, strategy: str) -> None:
 
 
 def test_mixed_dtypes():
-    cluster.run(with_every_strategy, mixed, workers=3)
+    harness.run(with_every_strategy, mixed, workers=3)

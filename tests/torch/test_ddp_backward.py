@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import training
@@ -40,7 +40,7 @@ def checkpointed(bps: Any, strategy: str, reentrant: bool) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_activations(reentrant):
-    cluster.run(with_every_strategy, checkpointed, reentrant, workers=2)
+    harness.run(with_every_strategy, checkpointed, reentrant, workers=2)
 
 
 def twice(bps: Any) -> None:
@@ -71,7 +71,7 @@ def twice(bps: Any) -> None:
 
 
 def test_a_gradient_in_two_parts():
-    cluster.run(twice, workers=2)
+    harness.run(twice, workers=2)
 
 
 def several_losses(bps: Any) -> None:
@@ -98,7 +98,7 @@ def several_losses(bps: Any) -> None:
 
 
 def test_several_backwards_after_one_forward():
-    cluster.run(several_losses, workers=2)
+    harness.run(several_losses, workers=2)
 
 
 def no_gradient_here(bps: Any, strategy: str) -> None:
@@ -120,7 +120,7 @@ def no_gradient_here(bps: Any, strategy: str) -> None:
 
 
 def test_a_rank_without_gradients():
-    cluster.run(with_every_strategy, no_gradient_here, workers=2)
+    harness.run(with_every_strategy, no_gradient_here, workers=2)
 
 
 def failing_backward(bps: Any) -> None:
@@ -148,4 +148,4 @@ def failing_backward(bps: Any) -> None:
 
 
 def test_a_backward_that_fails():
-    cluster.run(failing_backward, workers=2)
+    harness.run(failing_backward, workers=2)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import training
@@ -36,7 +36,7 @@ def buffers(bps: Any) -> None:
 
 
 def test_buffers_of_the_first_rank_are_spread():
-    cluster.run(buffers, workers=2)
+    harness.run(buffers, workers=2)
 
 
 def equal_buffers(bps: Any) -> list[float]:
@@ -62,7 +62,7 @@ def equal_buffers(bps: Any) -> list[float]:
 
 
 def test_buffers_of_every_kind():
-    assert cluster.run(equal_buffers, workers=3) == [[1.0, 1.0, 1.0]] * 3
+    assert harness.run(equal_buffers, workers=3) == [[1.0, 1.0, 1.0]] * 3
 
 
 def rewrapped(bps: Any) -> None:
@@ -80,7 +80,7 @@ def rewrapped(bps: Any) -> None:
 
 
 def test_a_module_can_be_wrapped_again():
-    cluster.run(rewrapped, workers=2)
+    harness.run(rewrapped, workers=2)
 
 
 def over_gloo(bps: Any) -> None:
@@ -115,7 +115,7 @@ def over_gloo(bps: Any) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_inside_a_gloo_group(workers):
-    cluster.run(over_gloo, workers=workers, init=False)
+    harness.run(over_gloo, workers=workers, init=False)
 
 
 def over_a_group(bps: Any) -> None:
@@ -135,7 +135,7 @@ def over_a_group(bps: Any) -> None:
 
 
 def test_groups():
-    cluster.run(over_a_group, workers=4)
+    harness.run(over_a_group, workers=4)
 
 
 def compressed(bps: Any, strategy: str) -> None:
@@ -156,7 +156,7 @@ def compressed(bps: Any, strategy: str) -> None:
 
 
 def test_compressed_gradients():
-    cluster.run(with_every_strategy, compressed, workers=2)
+    harness.run(with_every_strategy, compressed, workers=2)
 
 
 def wrong(bps: Any) -> None:
@@ -176,4 +176,4 @@ def wrong(bps: Any) -> None:
 
 
 def test_wrong_arguments():
-    cluster.run(wrong, workers=1)
+    harness.run(wrong, workers=1)

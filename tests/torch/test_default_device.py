@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from training import Plain, seeded
@@ -86,4 +86,4 @@ def asynchronously(bps: Any) -> None:
 
 @pytest.mark.parametrize("body", [objects, arrays, float_losses, exactly, asynchronously])
 def test_memory_lies_where_it_must(body):
-    cluster.run(body, workers=2, env={"BPS_ASYNC": "1"} if body is asynchronously else {})
+    harness.run(body, workers=2, env={"BPS_ASYNC": "1"} if body is asynchronously else {})

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import simulated
 import torch
@@ -103,11 +103,11 @@ def with_ddp(bps: Any, strategy: str) -> Results:
 
 @pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
 def test_ddp(strategy):
-    cluster.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
+    harness.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
 
 
 def test_ddp_of_three():
-    cluster.run(on_both, with_ddp, "bucketed", workers=3, env=SMALL)
+    harness.run(on_both, with_ddp, "bucketed", workers=3, env=SMALL)
 
 
 def as_alone(bps: Any) -> None:
@@ -130,7 +130,7 @@ def as_alone(bps: Any) -> None:
 
 
 def test_ddp_trains_as_one_process():
-    cluster.run(as_alone, workers=2, env=SMALL)
+    harness.run(as_alone, workers=2, env=SMALL)
 
 
 # ---- Optimizers
@@ -164,7 +164,7 @@ def with_optimizers(bps: Any) -> Results:
 
 
 def test_optimizers():
-    cluster.run(on_both, with_optimizers, workers=2, env=SMALL)
+    harness.run(on_both, with_optimizers, workers=2, env=SMALL)
 
 
 def with_closure(bps: Any) -> Results:
@@ -184,7 +184,7 @@ def with_closure(bps: Any) -> Results:
 
 
 def test_a_closure():
-    cluster.run(on_both, with_closure, workers=2, env=SMALL)
+    harness.run(on_both, with_closure, workers=2, env=SMALL)
 
 
 def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, AnyOrder)) -> Results:
@@ -206,7 +206,7 @@ def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_sharded_optimizer(workers):
-    cluster.run(on_both, with_shards, workers=workers, env=SMALL)
+    harness.run(on_both, with_shards, workers=workers, env=SMALL)
 
 
 # ---- Broadcasts and push_pull
@@ -243,7 +243,7 @@ def with_broadcasts(bps: Any) -> Results:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_broadcasts(workers):
-    cluster.run(on_both, with_broadcasts, workers=workers, env=SMALL)
+    harness.run(on_both, with_broadcasts, workers=workers, env=SMALL)
 
 
 def mixed(bps: Any) -> None:
@@ -259,7 +259,7 @@ def mixed(bps: Any) -> None:
 
 
 def test_broadcasts_between_cpu_and_device():
-    cluster.run(mixed, workers=3, env=SMALL)
+    harness.run(mixed, workers=3, env=SMALL)
 
 
 def with_push_pull(bps: Any) -> Results:
@@ -294,7 +294,7 @@ def with_push_pull(bps: Any) -> Results:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_push_pull(workers):
-    cluster.run(on_both, with_push_pull, workers=workers, env=SMALL)
+    harness.run(on_both, with_push_pull, workers=workers, env=SMALL)
 
 
 def awaited(bps: Any) -> None:
@@ -314,7 +314,7 @@ def awaited(bps: Any) -> None:
 
 
 def test_handles_can_be_awaited():
-    cluster.run(awaited, workers=2, env=SMALL)
+    harness.run(awaited, workers=2, env=SMALL)
 
 
 def refused(bps: Any) -> None:
@@ -332,7 +332,7 @@ def refused(bps: Any) -> None:
 
 
 def test_mistakes_are_told_at_once():
-    cluster.run(refused, workers=2, env=SMALL)
+    harness.run(refused, workers=2, env=SMALL)
 
 
 # ---- torch.distributed
@@ -366,7 +366,7 @@ def with_hook(bps: Any) -> None:
 
 
 def test_the_hook_of_torchs_ddp():
-    cluster.run(with_hook, workers=2, init=False, env=SMALL)
+    harness.run(with_hook, workers=2, init=False, env=SMALL)
 
 
 def with_timeout(bps: Any) -> float:
@@ -396,8 +396,8 @@ def with_timeout(bps: Any) -> float:
 
 
 def test_staged_collectives_have_the_timeout_of_their_group():
-    taken = cluster.run(with_timeout, workers=2, init=False, env={**SMALL, "BPS_TIMEOUT": "60"})
-    assert 1.5 < taken[0] < 20 * cluster.PATIENCE
+    taken = harness.run(with_timeout, workers=2, init=False, env={**SMALL, "BPS_TIMEOUT": "60"})
+    assert 1.5 < taken[0] < 20 * harness.PATIENCE
 
 
 def with_torchs_ddp(bps: Any) -> None:
@@ -447,4 +447,4 @@ def torchs_own(group: Any, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_torchs_ddp_on_a_group_that_stages(workers):
-    cluster.run(with_torchs_ddp, workers=workers, init=False, env=SMALL)
+    harness.run(with_torchs_ddp, workers=workers, init=False, env=SMALL)

@@ -7,7 +7,7 @@ import contextlib
 import copy
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from torch import nn
@@ -61,7 +61,7 @@ def expected(world: int, lr: float, momentum: float) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_it_is_the_outer_optimizer_of_torch_on_the_mean(momentum: float) -> None:
-    results = cluster.run(trained, {"outer_momentum": momentum}, workers=3)
+    results = harness.run(trained, {"outer_momentum": momentum}, workers=3)
     for rank in results:
         torch.testing.assert_close(rank, expected(3, 0.7, momentum), rtol=1e-4, atol=1e-5)
         for one, first in zip(rank, results[0], strict=True):
@@ -86,7 +86,7 @@ def averaged(bps: Any) -> None:
 
 
 def test_local_sgd_averages_every_few_steps() -> None:
-    cluster.run(averaged, workers=2)
+    harness.run(averaged, workers=2)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_local_sgd_averages_every_few_steps() -> None:
     ],
 )
 def test_ranks_learn_together(options: dict[str, Any]) -> None:
-    results = cluster.run(trained, options, 160, workers=2, env=TCP)
+    results = harness.run(trained, options, 160, workers=2, env=TCP)
     losses = []
     for rank in results:
         net = model()
@@ -159,7 +159,7 @@ def resumed(bps: Any, compression: str) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "int4:feedback=1"])
 def test_a_checkpoint_goes_on(compression: str) -> None:
-    cluster.run(resumed, compression, **cluster.on_hosts("ab"), env=TCP)
+    harness.run(resumed, compression, **harness.on_hosts("ab"), env=TCP)
 
 
 def refused(bps: Any) -> None:
@@ -171,11 +171,11 @@ def refused(bps: Any) -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    cluster.run(refused, workers=1)
+    harness.run(refused, workers=1)
 
 
 def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
-    from rank_main import mark
+    from harness import mark
 
     from bps_rdma.torch import DiLoCo, RoundAbortedError
 
@@ -196,8 +196,8 @@ def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
 
 
 def test_a_lost_rank() -> None:
-    env = {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": str(2 * cluster.PATIENCE)}
-    with cluster.start(goes_on, workers=3, servers=1, env=env) as job:
+    env = {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": str(2 * harness.PATIENCE)}
+    with harness.start(goes_on, workers=3, servers=1, env=env) as job:
         job.await_marks("running")
         job.kill("rank 2")
         outcomes = job.outcomes()

@@ -15,7 +15,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
@@ -217,7 +217,7 @@ def evil_member(bps: Any) -> str:
 
 
 def test_a_member_cannot_run_code_on_another_one(tmp_path):
-    found = cluster.run(evil_member, workers=2, env={"EVIL": str(tmp_path / "evil")})
+    found = harness.run(evil_member, workers=2, env={"EVIL": str(tmp_path / "evil")})
     assert "cannot be read" in found[1]
     assert not (tmp_path / "evil").exists()
 
@@ -231,7 +231,7 @@ def pickles_in_an_insecure_job(bps: Any) -> str:
 
 
 def test_a_job_without_a_secret_never_pickles():
-    for told in cluster.run(pickles_in_an_insecure_job, workers=2, env={"BPS_SECRET": "", "BPS_INSECURE": "1"}):
+    for told in harness.run(pickles_in_an_insecure_job, workers=2, env={"BPS_SECRET": "", "BPS_INSECURE": "1"}):
         assert "job without a secret" in told
 
 
@@ -249,7 +249,7 @@ def optimizer_with_an_object(bps: Any, allow_pickle: bool) -> str:
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
 def test_optimizers_with_objects_of_other_classes(allow_pickle):
-    found = cluster.run(optimizer_with_an_object, allow_pickle, workers=2)
+    found = harness.run(optimizer_with_an_object, allow_pickle, workers=2)
     if allow_pickle:
         assert found == ["1", "1"]
     else:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cluster
+import harness
 import pytest
 
 pytestmark = pytest.mark.timeout(300)
@@ -24,10 +24,10 @@ SHORT = ["--epochs", "2", "--images", "2000"]
 
 
 def start(starter: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = STARTERS[starter] + ([str(cluster.free_port())] if starter == "torchrun" else [])
+    command = STARTERS[starter] + ([str(harness.free_port())] if starter == "torchrun" else [])
     return subprocess.run(
-        [*command, TRAIN, *options], capture_output=True, text=True, check=False, env=cluster.clean_env(), cwd="/",
-        timeout=60 * cluster.PATIENCE,
+        [*command, TRAIN, *options], capture_output=True, text=True, check=False, env=harness.clean_env(), cwd="/",
+        timeout=60 * harness.PATIENCE,
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_the_training_script_learns(starter, options):
     ],
 )
 def test_it_learns_with_other_options(ranks, options):
-    done = cluster.succeeded(cluster.scripts(TRAIN, *SHORT, *options, ranks=ranks))
+    done = harness.succeeded(harness.scripts(TRAIN, *SHORT, *options, ranks=ranks))
     learned(done, "the same on all 2 ranks" if ranks else "trained on one rank")
 
 
@@ -65,7 +65,7 @@ def losses(output: str) -> list[str]:
 
 def test_training_goes_on_from_its_checkpoint(tmp_path):
     def train(*options: str) -> subprocess.CompletedProcess[str]:
-        return cluster.succeeded(cluster.scripts(TRAIN, "--images", "500", *options, ranks=2))
+        return harness.succeeded(harness.scripts(TRAIN, "--images", "500", *options, ranks=2))
 
     file = ["--checkpoint", str(tmp_path / "c.pt")]
     whole, first, rest = train("--epochs", "3"), train(*file, "--epochs", "2"), train(*file, "--epochs", "3")
@@ -79,7 +79,7 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
 def test_a_signal_ends_the_training_after_a_checkpoint(signum, status, tmp_path):
     command = [*STARTERS["bps run"], "--grace", "60", TRAIN, "--epochs", "1000", "--images", "500"]
     with subprocess.Popen(
-        [*command, "--checkpoint", str(tmp_path / "c.pt")], stdout=subprocess.PIPE, text=True, env=cluster.clean_env(),
+        [*command, "--checkpoint", str(tmp_path / "c.pt")], stdout=subprocess.PIPE, text=True, env=harness.clean_env(),
         cwd="/",
     ) as run:  # fmt: skip
         assert run.stdout is not None
@@ -91,6 +91,6 @@ def test_a_signal_ends_the_training_after_a_checkpoint(signum, status, tmp_path)
 
 
 def test_an_option_that_does_not_exist():
-    (done,) = cluster.scripts(TRAIN, "--strategy", "none")
+    (done,) = harness.scripts(TRAIN, "--strategy", "none")
     assert done.returncode == 2
     assert "invalid choice" in done.stderr

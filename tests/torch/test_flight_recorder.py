@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 
 pytest.importorskip("torch.distributed.flight_recorder")
 
@@ -52,9 +52,9 @@ def analyse(folder: Path) -> tuple[str, Any]:
 @pytest.mark.parametrize("late", ["last", "barrier"])
 def test_torch_names_the_missing_rank(late: str, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
-    with cluster.Job(hangs, (late,), workers=3) as job:
+    with harness.Job(hangs, (late,), workers=3) as job:
         job.await_marks("ready")
-        deadline = time.monotonic() + 30 * cluster.PATIENCE
+        deadline = time.monotonic() + 30 * harness.PATIENCE
         while True:  # until ranks 0 and 2 have come there
             command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -84,7 +84,7 @@ def test_torch_names_the_missing_rank(late: str, tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_reply_is_said_and_a_part_is_analysed(tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
-    with cluster.Job(hangs, ("last",), workers=3, servers=1) as job:
+    with harness.Job(hangs, ("last",), workers=3, servers=1) as job:
         job.await_marks("ready")
         job.kill("rank 1", signal.SIGSTOP)
         command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_main import mark
+from harness import mark
 from test_device import (
     AnyOrder,
     torchs_own,
@@ -80,12 +80,12 @@ def on_both(bps: Any, body: Callable[..., dict[str, Any]], *args: Any) -> None:
 
 @pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
 def test_ddp(strategy):
-    cluster.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
+    harness.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
 
 
 @pytest.mark.parametrize("body", [with_optimizers, with_closure, with_broadcasts, with_push_pull])
 def test_faces(body):
-    cluster.run(on_both, body, workers=2, env=SMALL)
+    harness.run(on_both, body, workers=2, env=SMALL)
 
 
 def sharded(bps: Any) -> None:
@@ -95,7 +95,7 @@ def sharded(bps: Any) -> None:
 
 
 def test_sharded_optimizer():
-    cluster.run(sharded, workers=2, env=SMALL)
+    harness.run(sharded, workers=2, env=SMALL)
 
 
 def as_alone(bps: Any) -> None:
@@ -117,7 +117,7 @@ def as_alone(bps: Any) -> None:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_ddp_trains_as_one_process(workers):
-    cluster.run(as_alone, workers=workers, env=SMALL)
+    harness.run(as_alone, workers=workers, env=SMALL)
 
 
 def values(rank: int, count: int) -> torch.Tensor:
@@ -146,7 +146,7 @@ def kernels_before_and_after(bps: Any) -> None:
 
 
 def test_the_order_of_kernels_and_copies():
-    cluster.run(kernels_before_and_after, workers=2)
+    harness.run(kernels_before_and_after, workers=2)
 
 
 def in_streams(bps: Any) -> None:
@@ -167,7 +167,7 @@ def in_streams(bps: Any) -> None:
 
 
 def test_streams():
-    cluster.run(in_streams, workers=2)
+    harness.run(in_streams, workers=2)
 
 
 def given_up(bps: Any) -> None:
@@ -187,7 +187,7 @@ def given_up(bps: Any) -> None:
 
 
 def test_nothing_changes_after_a_deadline():
-    cluster.run(given_up, workers=2, env={"BPS_TIMEOUT": "20"})
+    harness.run(given_up, workers=2, env={"BPS_TIMEOUT": "20"})
 
 
 def dying(bps: Any) -> str:
@@ -208,7 +208,7 @@ def dying(bps: Any) -> str:
 
 def test_a_rank_that_dies():
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with cluster.Job(dying, workers=2, env=env) as job:
+    with harness.Job(dying, workers=2, env=env) as job:
         assert job.outcomes()[0].value == "told"
 
 
@@ -259,7 +259,7 @@ def through_torch(bps: Any) -> None:
 
 
 def test_through_torch():
-    cluster.run(through_torch, workers=2, init=False)
+    harness.run(through_torch, workers=2, init=False)
 
 
 def test_ddp_bench(tmp_path):
@@ -282,7 +282,7 @@ def waits_for_its_gpu(bps):
 
 
 def test_why_names_a_rank_that_waits_for_its_gpu():
-    with cluster.Job(waits_for_its_gpu, workers=2) as job:
+    with harness.Job(waits_for_its_gpu, workers=2) as job:
         job.await_marks("hangs", [1])
         time.sleep(2)
         done = subprocess.run(

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ def gradients(bps: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_gradients_flow_through_push_pull(workers):
-    cluster.run(gradients, workers=workers)
+    harness.run(gradients, workers=workers)
 
 
 def semantics(bps: Any) -> None:
@@ -65,7 +65,7 @@ def semantics(bps: Any) -> None:
 
 
 def test_semantics_are_those_of_byteps():
-    cluster.run(semantics, workers=3)
+    harness.run(semantics, workers=3)
 
 
 def names(bps: Any) -> None:
@@ -83,7 +83,7 @@ def names(bps: Any) -> None:
 
 
 def test_names_are_optional():
-    cluster.run(names, workers=2)
+    harness.run(names, workers=2)
 
 
 def elsewhere(bps: Any) -> str:
@@ -102,7 +102,7 @@ def elsewhere(bps: Any) -> str:
 
 def test_ranks_that_call_from_elsewhere_are_told_where():
     env = {"BPS_TIMEOUT": "4", "BPS_SHUTDOWN_TIMEOUT": "5"}
-    texts = cluster.run(elsewhere, workers=2, env=env)
+    texts = harness.run(elsewhere, workers=2, env=env)
     assert "test_ops.one.float32.3" in texts[0]
     assert "test_ops.other.float32.3" in texts[1]
 
@@ -126,7 +126,7 @@ def grouped(bps: Any) -> None:
 
 
 def test_a_group_of_calls_is_waited_for_once():
-    cluster.run(grouped, workers=2)
+    harness.run(grouped, workers=2)
 
 
 def mistakes(bps: Any) -> None:
@@ -146,7 +146,7 @@ def mistakes(bps: Any) -> None:
 
 
 def test_mistakes_are_told_and_nothing_is_lost():
-    cluster.run(mistakes, workers=2)
+    harness.run(mistakes, workers=2)
 
 
 def test_names_are_where_byteps_has_them():
@@ -205,7 +205,7 @@ def over_a_group(bps: Any, method: str, backend: str) -> list[Any]:
 
 @pytest.mark.parametrize("method", ["tcp", "file"])
 def test_joining_over_a_group_of_any_kind(method):
-    seen = cluster.run(over_a_group, method, "gloo", workers=3, init=False)
+    seen = harness.run(over_a_group, method, "gloo", workers=3, init=False)
     assert seen == [[(r, 3, r, 3), (2 - r, 3, 2 - r, 3)] for r in range(3)]
 
 
@@ -221,7 +221,7 @@ def other_ranks(bps: Any) -> str:
 
 
 def test_a_job_of_other_ranks_is_refused():
-    assert cluster.run(other_ranks, workers=2)[0].startswith("this is worker 0 of 2, but rank 1 of 2")
+    assert harness.run(other_ranks, workers=2)[0].startswith("this is worker 0 of 2, but rank 1 of 2")
 
 
 def late(bps: Any) -> str:
@@ -241,7 +241,7 @@ def late(bps: Any) -> str:
 
 
 def test_a_rank_that_never_joins():
-    with cluster.Job(late, workers=2, init=False) as job:
+    with harness.Job(late, workers=2, init=False) as job:
         outcomes = job.outcomes()
     assert "every rank of the group must make this call" in outcomes[0].value
 
@@ -273,7 +273,7 @@ def resumed(bps: Any) -> None:
 
 
 def test_suspend_and_resume():
-    cluster.run(resumed, workers=2)
+    harness.run(resumed, workers=2)
 
 
 def wrong_arguments(bps: Any) -> None:
@@ -293,4 +293,4 @@ def wrong_arguments(bps: Any) -> None:
 
 
 def test_wrong_arguments_are_named_as_those_of_the_numpy_face():
-    cluster.run(wrong_arguments, workers=1)
+    harness.run(wrong_arguments, workers=1)

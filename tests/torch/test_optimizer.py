@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import training
@@ -61,7 +61,7 @@ def parity(bps: Any, kind: str) -> float:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["overlap", "bucketed", "naive", "flat", "cross barrier"])
 def test_weights_are_those_of_one_process(kind, workers):
-    assert max(cluster.run(parity, kind, workers=workers)) < 2e-6
+    assert max(harness.run(parity, kind, workers=workers)) < 2e-6
 
 
 # ---- DistributedOptimizer
@@ -95,7 +95,7 @@ def accumulation(bps: Any) -> None:
 
 
 def test_gradients_of_several_backward_passes_are_added_up():
-    cluster.run(accumulation, workers=2)
+    harness.run(accumulation, workers=2)
 
 
 def too_many_passes(bps: Any) -> None:
@@ -121,7 +121,7 @@ def too_many_passes(bps: Any) -> None:
 
 
 def test_backward_passes_are_counted():
-    cluster.run(too_many_passes, workers=2)
+    harness.run(too_many_passes, workers=2)
 
 
 def clipping(bps: Any) -> None:
@@ -152,7 +152,7 @@ def clipping(bps: Any) -> None:
 
 
 def test_gradients_can_be_clipped_before_the_step():
-    cluster.run(clipping, workers=2)
+    harness.run(clipping, workers=2)
 
 
 def closures(bps: Any) -> None:
@@ -181,7 +181,7 @@ def closures(bps: Any) -> None:
 
 
 def test_closures():
-    cluster.run(closures, workers=2)
+    harness.run(closures, workers=2)
 
 
 def unused(bps: Any) -> None:
@@ -211,7 +211,7 @@ def unused(bps: Any) -> None:
 
 
 def test_unused_parameters_are_as_in_one_process():
-    cluster.run(unused, workers=2)
+    harness.run(unused, workers=2)
 
 
 def wrapping(bps: Any) -> None:
@@ -255,7 +255,7 @@ def wrapping(bps: Any) -> None:
 
 
 def test_wrapping():
-    cluster.run(wrapping, workers=2)
+    harness.run(wrapping, workers=2)
 
 
 # ---- CrossBarrier
@@ -289,7 +289,7 @@ def late(bps: Any) -> None:
 
 
 def test_cross_barrier_updates_just_in_time():
-    cluster.run(late, workers=2)
+    harness.run(late, workers=2)
 
 
 def outside(bps: Any) -> None:
@@ -308,4 +308,4 @@ def outside(bps: Any) -> None:
 
 
 def test_cross_barrier_tells_of_stale_weights():
-    cluster.run(outside, workers=2)
+    harness.run(outside, workers=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import training
@@ -43,7 +43,7 @@ def on_ranks(bps: Any) -> dict[str, torch.Tensor]:
 
 def test_adapters_train_as_in_one_process():
     wanted = trained(None, 1, 0)
-    for found in cluster.run(on_ranks, workers=2):
+    for found in harness.run(on_ranks, workers=2):
         assert found.keys() == wanted.keys()
         for name, matrix in wanted.items():
             assert torch.allclose(found[name], matrix, atol=1e-6), name

@@ -8,14 +8,14 @@ import signal
 from datetime import timedelta
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import torch.distributed as dist
 
 HAS_IT = hasattr(dist, "_reconfigure")
 pytestmark = pytest.mark.skipif(not HAS_IT, reason=f"torch {torch.__version__} has no reconfigure: it came with 2.14")
-SOON = timedelta(seconds=20 * cluster.PATIENCE)
+SOON = timedelta(seconds=20 * harness.PATIENCE)
 
 
 def begin() -> tuple[Any, int]:
@@ -81,7 +81,7 @@ def survives(bps: Any) -> str:
 
 
 def test_members_change():
-    with cluster.start(survives, workers=4, init=False, env={"BPS_HEARTBEAT_TIMEOUT": "3"}) as job:
+    with harness.start(survives, workers=4, init=False, env={"BPS_HEARTBEAT_TIMEOUT": "3"}) as job:
         outcomes = job.outcomes(but=[2])
     for place, number in enumerate((0, 1, 3)):
         assert outcomes[number].value == f"{place} of 3", outcomes[number].error + outcomes[number].output
@@ -95,5 +95,5 @@ def refuses(bps: Any) -> str:
 
 
 def test_a_job_that_runs_is_left_alone():
-    (text,) = cluster.run(refuses, workers=1, init=False)
+    (text,) = harness.run(refuses, workers=1, init=False)
     assert "call bps_rdma.shutdown() before" in text

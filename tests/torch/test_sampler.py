@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from hypothesis import given
@@ -111,8 +111,8 @@ def train(bps: Any) -> Any:
 
 
 def test_the_ranks_that_are_left_read_what_no_step_has_used():
-    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE)}
-    with cluster.start(train, workers=3, env=env) as job:
+    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE)}
+    with harness.start(train, workers=3, env=env) as job:
         outcomes = job.outcomes(but=[1])
     assert all(outcomes[rank].value for rank in (0, 2)), outcomes[0].error + outcomes[2].error
     (ours, steps, drawn, at), (theirs, other_steps, other_drawn, other_at) = (outcomes[rank].value for rank in (0, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from sharded_model import CASES, Model, assert_same, assert_same_models, backward, bytes_of_state, train
@@ -33,12 +33,12 @@ def follows(bps: Any, which: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("which", CASES)
 def test_the_trajectory_of_the_plain_optimizer(which):
-    cluster.run(follows, which, torch.float32, workers=2)
+    harness.run(follows, which, torch.float32, workers=2)
 
 
 @pytest.mark.parametrize(("workers", "dtype"), [(1, torch.float32), (3, torch.bfloat16), (4, torch.float64)])
 def test_other_worlds_and_dtypes(workers, dtype):
-    cluster.run(follows, "adamw", dtype, workers=workers)
+    harness.run(follows, "adamw", dtype, workers=workers)
 
 
 def odd_parameters(bps: Any) -> None:
@@ -64,7 +64,7 @@ def odd_parameters(bps: Any) -> None:
 
 
 def test_parameters_that_are_not_contiguous_empty_complex_or_of_no_dimension():
-    cluster.run(odd_parameters, workers=3)
+    harness.run(odd_parameters, workers=3)
 
 
 def more_ranks_than_parameters(bps: Any) -> int:
@@ -85,7 +85,7 @@ def more_ranks_than_parameters(bps: Any) -> int:
 
 
 def test_ranks_that_own_nothing():
-    assert sorted(cluster.run(more_ranks_than_parameters, workers=3)) == [0, 0, 1]
+    assert sorted(harness.run(more_ranks_than_parameters, workers=3)) == [0, 0, 1]
 
 
 def gradients_on_some_ranks(bps: Any) -> None:
@@ -101,7 +101,7 @@ def gradients_on_some_ranks(bps: Any) -> None:
 
 
 def test_gradients_that_only_some_ranks_have():
-    cluster.run(gradients_on_some_ranks, workers=2)
+    harness.run(gradients_on_some_ranks, workers=2)
 
 
 # ---- Groups, schedulers, closures, hooks
@@ -137,7 +137,7 @@ def groups_and_schedulers(bps: Any) -> None:
 
 
 def test_groups_added_later_and_options_that_change():
-    cluster.run(groups_and_schedulers, workers=2)
+    harness.run(groups_and_schedulers, workers=2)
 
 
 def named_parameters(bps: Any) -> None:
@@ -151,7 +151,7 @@ def named_parameters(bps: Any) -> None:
 
 
 def test_named_parameters():
-    cluster.run(named_parameters, workers=2)
+    harness.run(named_parameters, workers=2)
 
 
 class CountsInItsGroup(torch.optim.SGD):
@@ -193,7 +193,7 @@ def closures_and_hooks(bps: Any) -> None:
 
 
 def test_closures_hooks_and_options_that_the_optimizer_changes():
-    cluster.run(closures_and_hooks, workers=2)
+    harness.run(closures_and_hooks, workers=2)
 
 
 # ---- What it is for: memory, balance
@@ -217,7 +217,7 @@ def measures_state(bps: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_each_rank_has_its_share_of_the_state(workers):
-    found = cluster.run(measures_state, workers=workers)
+    found = harness.run(measures_state, workers=workers)
     whole = found[0][1]
     assert sum(own for own, _ in found) == whole
     assert max(own for own, _ in found) < 1.1 * whole / workers
@@ -232,4 +232,4 @@ def frozen_and_trainable(bps: Any) -> tuple[int, int]:
 
 
 def test_what_is_frozen_does_not_weigh_on_what_has_state():
-    assert cluster.run(frozen_and_trainable, workers=2) == [(1000, 990), (30, 15)]
+    assert harness.run(frozen_and_trainable, workers=2) == [(1000, 990), (30, 15)]

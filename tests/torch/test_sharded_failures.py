@@ -6,18 +6,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 from sharded_model import Model, assert_same, assert_same_models, backward, train
 
 from bps_rdma.torch import ShardedOptimizer
 
 pytestmark = pytest.mark.timeout(300)
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * cluster.PATIENCE)}
-SOON_S = 5.0 * cluster.PATIENCE
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
+SOON_S = 5.0 * harness.PATIENCE
 
 
 # ---- Wrong input
@@ -69,7 +69,7 @@ def refuses(bps: Any, how: str) -> str:
     ],
 )
 def test_what_cannot_be_sharded_is_told_everywhere(how, first, second):
-    texts = cluster.run(refuses, how, workers=2)
+    texts = harness.run(refuses, how, workers=2)
     for text, wanted in zip(texts, (first, second or first), strict=True):
         assert text.startswith(wanted), text
 
@@ -92,7 +92,7 @@ def other_groups(bps: Any) -> str:
 
 
 def test_groups_that_differ_are_told_everywhere():
-    for text in cluster.run(other_groups, workers=2):
+    for text in harness.run(other_groups, workers=2):
         assert "group 1 parameter 0" in text
 
 
@@ -121,7 +121,7 @@ def over_gloo(bps: Any) -> int:
 
 
 def test_it_starts_by_itself_over_a_gloo_group():
-    assert cluster.run(over_gloo, workers=3, init=False) == [3, 3, 3]
+    assert harness.run(over_gloo, workers=3, init=False) == [3, 3, 3]
 
 
 def dies_while_stepping(bps: Any) -> tuple[str, float]:
@@ -140,7 +140,7 @@ def dies_while_stepping(bps: Any) -> tuple[str, float]:
 
 
 def test_a_rank_that_dies_during_a_step_is_named_soon():
-    with cluster.start(dies_while_stepping, workers=3, env=FAST) as job:
+    with harness.start(dies_while_stepping, workers=3, env=FAST) as job:
         job.await_marks("ready")
         killed = job.kill("rank 1")
         outcomes = job.outcomes(but=[1])
@@ -165,4 +165,4 @@ def tied_in_one_group(bps: Any) -> None:
 
 
 def test_a_parameter_given_twice_in_one_group_is_as_torch_has_it():
-    cluster.run(tied_in_one_group, workers=2)
+    harness.run(tied_in_one_group, workers=2)

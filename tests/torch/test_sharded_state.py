@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from sharded_model import Model, assert_same, assert_same_models, bytes_of_state, train
@@ -57,7 +57,7 @@ def saves_and_loads(bps: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_states_move_between_sharded_and_plain(workers):
-    cluster.run(saves_and_loads, workers=workers)
+    harness.run(saves_and_loads, workers=workers)
 
 
 def collects_in_windows(bps: Any) -> None:
@@ -89,7 +89,7 @@ def collects_in_windows(bps: Any) -> None:
 
 
 def test_ranks_that_do_not_want_the_state_hold_a_window_of_it():
-    cluster.run(collects_in_windows, workers=3)
+    harness.run(collects_in_windows, workers=3)
 
 
 def trains_from(bps: Any, state: Any, weights: Any, steps: range) -> Any:
@@ -107,8 +107,8 @@ def trains_from(bps: Any, state: Any, weights: Any, steps: range) -> Any:
 
 
 def test_a_state_of_three_ranks_goes_on_with_two():
-    state, weights = cluster.run(trains_from, None, None, range(2), workers=3)[0]
-    cluster.run(trains_from, state, weights, range(2, 4), workers=2)
+    state, weights = harness.run(trains_from, None, None, range(2), workers=3)[0]
+    harness.run(trains_from, state, weights, range(2, 4), workers=2)
 
 
 def loads_nonsense(bps: Any) -> str:
@@ -128,4 +128,4 @@ def loads_nonsense(bps: Any) -> str:
 
 
 def test_states_and_roots_that_do_not_fit():
-    assert cluster.run(loads_nonsense, workers=2) == ["told"] * 2
+    assert harness.run(loads_nonsense, workers=2) == ["told"] * 2

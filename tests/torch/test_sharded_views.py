@@ -8,7 +8,7 @@ import os
 import signal
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from sharded_model import assert_same, bytes_of_state
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 STEPS = 12
 LOST_AT = 5
-ENV = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE)}
+ENV = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE)}
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
@@ -94,7 +94,7 @@ def expected(sizes: list[int]) -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize("moment", ["in backward", "before it sends", "when all have been sent"])
 def test_what_a_lost_rank_kept_goes_on(moment):
     deaths = {2: LOST_AT, 1: LOST_AT + 3}
-    with cluster.start(train, moment, deaths, workers=4, env=ENV) as job:
+    with harness.start(train, moment, deaths, workers=4, env=ENV) as job:
         outcomes = job.outcomes(but=[1, 2])
     sizes = [4] * LOST_AT + [3] * 3 + [2] * (STEPS - LOST_AT - 3)
     inner, optimizer = expected(sizes)
@@ -114,7 +114,7 @@ def test_what_a_lost_rank_kept_goes_on(moment):
 
 def test_a_first_step_that_fails_is_used_by_nobody():
     """Others have what its owners have sent already, and no step was made before."""
-    with cluster.start(train, "when all have been sent", {2: 0}, workers=4, env=ENV) as job:
+    with harness.start(train, "when all have been sent", {2: 0}, workers=4, env=ENV) as job:
         outcomes = job.outcomes(but=[2])
     inner, _ = expected([3] * STEPS)
     for number in (0, 1, 3):
@@ -135,7 +135,7 @@ def spreads(bps: Any) -> list[tuple[int, ...]]:
 def test_the_copies_of_a_state_lie_on_two_hosts():
     """A host may be lost with all its ranks."""
     places = [{"BPS_HOST_ID": host} for host in "aabb"]
-    for keepers in cluster.run(spreads, workers=4, env=ENV, rank_env=places):
+    for keepers in harness.run(spreads, workers=4, env=ENV, rank_env=places):
         assert all({rank // 2 for rank in pair} == {0, 1} for pair in keepers), keepers
         assert len({pair[0] for pair in keepers}) > 1
 
@@ -152,7 +152,7 @@ def divides(bps: Any) -> tuple[int, int, int]:
 
 
 def test_each_state_is_kept_twice():
-    parts = cluster.run(divides, workers=4, env=ENV)
+    parts = harness.run(divides, workers=4, env=ENV)
     once, twice, default = (sum(sizes) for sizes in zip(*parts, strict=True))
     assert twice == default == 2 * once
     _, optimizer = expected([1])
@@ -201,7 +201,7 @@ def loses_too_much(bps: Any) -> list[str]:
 
 
 def test_what_is_lost_is_told_until_a_checkpoint_is_loaded():
-    with cluster.start(loses_too_much, workers=3, env=ENV) as job:
+    with harness.start(loses_too_much, workers=3, env=ENV) as job:
         outcomes = job.outcomes(but=[1])
     for rank in (0, 2):
         assert outcomes[rank].value, outcomes[rank].error + outcomes[rank].output

@@ -12,7 +12,7 @@ from datetime import timedelta
 from select import POLLIN, poll
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import simulated
 import torch
@@ -92,7 +92,7 @@ def everything(bps: Any, delay: float) -> dict[str, int]:
 
 @pytest.mark.parametrize("delay", [0.0, 0.0005], ids=["quick", "slow"])
 def test_results(delay):
-    for figures in cluster.run(everything, delay, workers=3, env=SMALL):
+    for figures in harness.run(everything, delay, workers=3, env=SMALL):
         assert figures["copied_bytes"] == 0, "chunks are copied by the device alone"
 
 
@@ -128,7 +128,7 @@ def late(bps: Any) -> None:
 
 
 def test_nothing_is_read_before_it_is_computed_and_used_before_it_is_there():
-    cluster.run(late, workers=2, env=SMALL)
+    harness.run(late, workers=2, env=SMALL)
 
 
 def as_handles(bps: Any) -> None:
@@ -161,7 +161,7 @@ def as_handles(bps: Any) -> None:
 
 
 def test_handles():
-    cluster.run(as_handles, workers=2, env=SMALL)
+    harness.run(as_handles, workers=2, env=SMALL)
 
 
 def broken_copy(bps: Any) -> None:
@@ -185,7 +185,7 @@ def broken_copy(bps: Any) -> None:
 
 
 def test_a_device_that_fails():
-    cluster.run(broken_copy, workers=2, env={**SMALL, "BPS_TIMEOUT": "6"})
+    harness.run(broken_copy, workers=2, env={**SMALL, "BPS_TIMEOUT": "6"})
 
 
 def late_chunk(bps: Any) -> None:
@@ -205,7 +205,7 @@ def late_chunk(bps: Any) -> None:
 
 
 def test_nothing_changes_after_an_error():
-    cluster.run(late_chunk, workers=2, env={**SMALL, "BPS_TIMEOUT": "4"})
+    harness.run(late_chunk, workers=2, env={**SMALL, "BPS_TIMEOUT": "4"})
 
 
 def shuffled(bps: Any, waits: bool) -> None:
@@ -229,7 +229,7 @@ def shuffled(bps: Any, waits: bool) -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("waits", [True, False], ids=["last first", "alike"])
 def test_ranks_may_start_in_any_order(workers, waits):
-    cluster.run(shuffled, waits, workers=workers, env={**SMALL, "BPS_GPU_CHUNKS": "1", "BPS_TIMEOUT": "15"})
+    harness.run(shuffled, waits, workers=workers, env={**SMALL, "BPS_GPU_CHUNKS": "1", "BPS_TIMEOUT": "15"})
 
 
 def one_name(bps: Any) -> None:
@@ -245,7 +245,7 @@ def one_name(bps: Any) -> None:
 
 
 def test_rounds_of_one_name_keep_their_order():
-    cluster.run(one_name, workers=2, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
+    harness.run(one_name, workers=2, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
 
 
 def stuck(bps: Any) -> str:
@@ -270,7 +270,7 @@ def stuck(bps: Any) -> str:
 
 
 def test_a_device_that_hangs():
-    for text in cluster.run(stuck, workers=2, env={"BPS_TIMEOUT": "1"}):
+    for text in harness.run(stuck, workers=2, env={"BPS_TIMEOUT": "1"}):
         assert "stuck: none of the chunks" in text
         assert "device" in text
 
@@ -290,7 +290,7 @@ def behind(bps: Any) -> float:
 
 
 def test_patience_is_for_chunks():
-    for seconds in cluster.run(behind, workers=2, env={**SMALL, "BPS_TIMEOUT": "3"}):
+    for seconds in harness.run(behind, workers=2, env={**SMALL, "BPS_TIMEOUT": "3"}):
         assert seconds > 3
 
 
@@ -314,7 +314,7 @@ def dying(bps: Any) -> str:
 
 def test_a_rank_that_dies():
     env = {**SMALL, "BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with cluster.Job(dying, workers=2, env=env) as job:
+    with harness.Job(dying, workers=2, env=env) as job:
         assert job.outcomes()[0].value == "PeerLostError"
 
 
@@ -336,7 +336,7 @@ def two_jobs(bps: Any) -> None:
 
 
 def test_it_ends_with_the_job():
-    cluster.run(two_jobs, workers=2, init=False, env=SMALL)
+    harness.run(two_jobs, workers=2, init=False, env=SMALL)
 
 
 def wrong(bps: Any) -> None:
@@ -362,7 +362,7 @@ def wrong(bps: Any) -> None:
 
 
 def test_wrong_input():
-    cluster.run(wrong, workers=1)
+    harness.run(wrong, workers=1)
 
 
 def test_memory_that_is_neither():

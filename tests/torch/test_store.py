@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 
@@ -37,7 +37,7 @@ def joins_over_a_store(bps: Any, store: str, backend: str) -> tuple[float, bytes
 @pytest.mark.parametrize("backend", ["gloo", "bps"])
 def test_no_secret_goes_through_the_store(backend, tmp_path):
     env = NO_SECRET | {"XDG_RUNTIME_DIR": str(tmp_path)}
-    found = cluster.run(joins_over_a_store, str(tmp_path / "store"), backend, workers=2, env=env, init=False)
+    found = harness.run(joins_over_a_store, str(tmp_path / "store"), backend, workers=2, env=env, init=False)
     secret = (tmp_path / "bps_rdma" / "secret").read_bytes().strip()
     for total, seen in found:
         assert total == 2
@@ -66,7 +66,7 @@ def joins_from_two_hosts(bps: Any, store: str) -> str:
 def test_several_hosts_need_a_secret_besides_the_store(tmp_path):
     env = NO_SECRET | {"MASTER_ADDR": ""}
     store = str(tmp_path / "store")
-    for told in cluster.run(joins_from_two_hosts, store, workers=2, env=env, init=False):
+    for told in harness.run(joins_from_two_hosts, store, workers=2, env=env, init=False):
         assert told.startswith("InvalidArgumentError"), told
         assert "no secret" in told
 
@@ -86,5 +86,5 @@ def is_told_lies(bps: Any, store: str) -> list[str]:
 
 
 def test_a_store_cannot_switch_authentication_off(tmp_path):
-    found = cluster.run(is_told_lies, str(tmp_path / "store"), workers=1, init=False)
+    found = harness.run(is_told_lies, str(tmp_path / "store"), workers=1, init=False)
     assert found == [["job_id", "local_rank", "local_size", "root_uri"]]

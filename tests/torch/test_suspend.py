@@ -9,15 +9,15 @@ import signal
 import time
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
-from rank_main import await_mark, mark
+from harness import await_mark, mark
 
 COUNT = 300_000  # several partitions for each server
 TWO = {"DMLC_NUM_WORKER": "2"}  # whatever number of ranks the test starts
-PROMPT = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * cluster.PATIENCE)}
+PROMPT = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE)}
 
 
 def my_rank() -> int:
@@ -85,7 +85,7 @@ def as_two_as_one_as_three(bps: Any) -> None:
     bps.shutdown()
 
 
-def server_ranks(job: cluster.Job) -> dict[str, str]:
+def server_ranks(job: harness.Job) -> dict[str, str]:
     """By name in the test: as which server the process has started."""
     return {
         label: re.findall(r"ready; this is (server \d+)", job.log(label))[0]
@@ -94,15 +94,15 @@ def server_ranks(job: cluster.Job) -> dict[str, str]:
     }
 
 
-def running(job: cluster.Job) -> list[str]:
+def running(job: harness.Job) -> list[str]:
     return [label for label, helper in job.helpers.items() if helper.poll() is None]
 
 
 @pytest.mark.parametrize("least", [{}, {"BPS_MIN_WORKERS": "1"}])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_same_servers_serve_two_then_one_then_three(transport, least):
-    env = cluster.over(transport) | TWO | least
-    with cluster.start(as_two_as_one_as_three, workers=3, servers=2, env=env, init=False) as job:
+    env = harness.over(transport) | TWO | least
+    with harness.start(as_two_as_one_as_three, workers=3, servers=2, env=env, init=False) as job:
         job.await_marks("alone", ranks=[0])
         job.set_mark("three")
         job.results()
@@ -124,8 +124,8 @@ def suspend_and_wait(bps: Any, workers: int) -> None:
 
 @pytest.mark.parametrize("member", ["server 1", "scheduler"])
 def test_a_process_that_is_stopped_while_it_waits_goes_on(member):
-    env = PROMPT | cluster.over("tcp")
-    with cluster.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
+    env = PROMPT | harness.over("tcp")
+    with harness.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
         job.await_marks("suspended")
         job.kill(member, signal.SIGSTOP)
         time.sleep(10)
@@ -136,8 +136,8 @@ def test_a_process_that_is_stopped_while_it_waits_goes_on(member):
 
 
 def test_a_server_that_is_stopped_when_the_job_is_resumed_is_waited_for():
-    env = {"BPS_HEARTBEAT_TIMEOUT": str(20 * cluster.PATIENCE)} | cluster.over("tcp")
-    with cluster.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
+    env = {"BPS_HEARTBEAT_TIMEOUT": str(20 * harness.PATIENCE)} | harness.over("tcp")
+    with harness.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
         job.await_marks("suspended")
         job.kill("server 1", signal.SIGSTOP)
         job.set_mark("resume")
@@ -147,7 +147,7 @@ def test_a_server_that_is_stopped_when_the_job_is_resumed_is_waited_for():
 
 
 def test_a_server_that_dies_while_it_waits_can_be_replaced():
-    with cluster.start(suspend_and_wait, 1, workers=2, servers=2, env=cluster.over("tcp")) as job:
+    with harness.start(suspend_and_wait, 1, workers=2, servers=2, env=harness.over("tcp")) as job:
         job.await_marks("suspended")
         job.kill("server 0")
         job.helpers["server 0"].wait()
@@ -168,10 +168,10 @@ def fewer_servers(bps: Any) -> None:
 
 
 def test_servers_that_are_not_wanted_any_more_end():
-    with cluster.start(fewer_servers, workers=2, servers=2, env=cluster.over("tcp")) as job:
+    with harness.start(fewer_servers, workers=2, servers=2, env=harness.over("tcp")) as job:
         job.await_marks("resumed")
         # One of them: a server that is slow to come may not be waited for.
-        until = time.monotonic() + 20 * cluster.PATIENCE
+        until = time.monotonic() + 20 * harness.PATIENCE
         while not (kept := [label for label in ("server 0", "server 1") if "ready again" in job.log(label)]):
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -195,8 +195,8 @@ def nobody_comes_back(bps: Any, suspends: list[int]) -> None:
 
 @pytest.mark.parametrize("suspends", [[0, 1], [1]])
 def test_nobody_resumes_the_job(suspends):
-    env = {"BPS_RESUME_TIMEOUT": "2"} | cluster.over("shm")
-    with cluster.start(nobody_comes_back, suspends, workers=2, servers=1, env=env) as job:
+    env = {"BPS_RESUME_TIMEOUT": "2"} | harness.over("shm")
+    with harness.start(nobody_comes_back, suspends, workers=2, servers=1, env=env) as job:
         job.results()  # all of them have ended well
         for member in ("server 0", "scheduler"):
             assert "it waits 2 s for workers that resume it" in job.log(member)
@@ -204,8 +204,8 @@ def test_nobody_resumes_the_job(suspends):
 
 
 def test_a_setting_lets_servers_end_with_the_workers():
-    env = {"BPS_RESUME_TIMEOUT": "0"} | cluster.over("shm")
-    with cluster.start(nobody_comes_back, [0, 1], workers=2, servers=1, env=env) as job:
+    env = {"BPS_RESUME_TIMEOUT": "0"} | harness.over("shm")
+    with harness.start(nobody_comes_back, [0, 1], workers=2, servers=1, env=env) as job:
         job.results()
         assert "suspended" not in job.log("server 0") + job.log("scheduler")
 
@@ -222,7 +222,7 @@ def come_back_alone(bps: Any) -> None:
 
 
 def test_not_all_workers_come_back():
-    with cluster.start(come_back_alone, workers=2, servers=1, env=cluster.over("shm")) as job:
+    with harness.start(come_back_alone, workers=2, servers=1, env=harness.over("shm")) as job:
         assert [outcome.error for outcome in job.outcomes()] == ["", ""]
         assert job.helper_statuses() == {"scheduler": 1, "server 0": 1}
         assert "missing rank 0" in job.log("server 0")
@@ -243,7 +243,7 @@ def go_on_after_a_loss(bps: Any) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_rest_of_a_job_that_was_lost_resumes_it(transport):
-    with cluster.start(go_on_after_a_loss, workers=2, servers=2, env=cluster.over(transport)) as job:
+    with harness.start(go_on_after_a_loss, workers=2, servers=2, env=harness.over(transport)) as job:
         job.await_marks("trained")
         job.kill("rank 1")
         assert not job.outcomes()[0].error, job.outcomes()[0].error

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
@@ -61,4 +61,4 @@ def calls(_: object) -> list[float]:
 
 
 def test_wrong_arguments_are_named() -> None:
-    assert cluster.run(calls, workers=1) == [[1.0] * 4]
+    assert harness.run(calls, workers=1) == [[1.0] * 4]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from torch import nn
@@ -52,14 +52,14 @@ def trained(bps: Any, steps: int) -> tuple[float, float, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("staleness", ["-1", "0", "1", "5"])
 def test_ranks_train_together(staleness: str) -> None:
-    results = cluster.run(trained, 150, workers=3, servers=1, env=ASYNC | {"BPS_STALENESS": staleness})
+    results = harness.run(trained, 150, workers=3, servers=1, env=ASYNC | {"BPS_STALENESS": staleness})
     for first, last, weights in results:
         assert last < first / 4, (first, last)
         assert all(torch.equal(one, other) for one, other in zip(weights, results[0][2], strict=True))
 
 
 def test_bytepss_name() -> None:
-    results = cluster.run(trained, 50, workers=2, env={"BYTEPS_ENABLE_ASYNC": "1"})
+    results = harness.run(trained, 50, workers=2, env={"BYTEPS_ENABLE_ASYNC": "1"})
     assert all(torch.equal(one, other) for one, other in zip(results[0][2], results[1][2], strict=True))
 
 
@@ -97,7 +97,7 @@ def synchronous(bps: Any) -> None:
 
 
 def test_without_staleness_training_is_synchronous() -> None:
-    cluster.run(synchronous, workers=3, env=ASYNC | {"BPS_STALENESS": "0"})
+    harness.run(synchronous, workers=3, env=ASYNC | {"BPS_STALENESS": "0"})
 
 
 def refused(bps: Any) -> None:
@@ -109,7 +109,7 @@ def refused(bps: Any) -> None:
 
 
 def test_compression_is_refused() -> None:
-    cluster.run(refused, workers=1, env=ASYNC)
+    harness.run(refused, workers=1, env=ASYNC)
 
 
 def refused_by_settings(bps: Any) -> None:
@@ -122,7 +122,7 @@ def refused_by_settings(bps: Any) -> None:
 
 @pytest.mark.parametrize("setting", [{"BPS_EXACT": "1"}, {"BPS_COMPRESSION": "int8"}])
 def test_settings_that_changes_of_weights_cannot_have_are_refused(setting: dict[str, str]) -> None:
-    cluster.run(refused_by_settings, workers=1, env=ASYNC | setting)
+    harness.run(refused_by_settings, workers=1, env=ASYNC | setting)
 
 
 class Counting:
@@ -171,7 +171,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
 def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
     env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
     small = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384"}
-    cluster.run(waits_too_long, 200_000, workers=2, env=env | small)
+    harness.run(waits_too_long, 200_000, workers=2, env=env | small)
 
 
 def meets_too_late(bps: Any) -> None:
@@ -186,7 +186,7 @@ def meets_too_late(bps: Any) -> None:
 
 
 def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
-    cluster.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "2"})
+    harness.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "2"})
 
 
 def diverges(bps: Any) -> None:
@@ -202,7 +202,7 @@ def diverges(bps: Any) -> None:
 
 
 def test_ranks_that_have_not_completed_the_same_steps_are_told() -> None:
-    cluster.run(diverges, workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
+    harness.run(diverges, workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
 
 
 def loads(bps: Any) -> None:
@@ -230,7 +230,7 @@ def loads(bps: Any) -> None:
 
 @pytest.mark.parametrize("staleness", ["-1", "0"])
 def test_parameters_that_were_replaced_are_not_added(staleness: str) -> None:
-    cluster.run(loads, workers=2, env=ASYNC | {"BPS_STALENESS": staleness})
+    harness.run(loads, workers=2, env=ASYNC | {"BPS_STALENESS": staleness})
 
 
 def goes_on(bps: Any) -> float:
@@ -266,7 +266,7 @@ def goes_on(bps: Any) -> float:
 
 def test_a_job_that_may_lose_members_goes_on() -> None:
     env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10"}
-    with cluster.start(goes_on, workers=3, servers=1, env=env) as job:
+    with harness.start(goes_on, workers=3, servers=1, env=env) as job:
         outcomes = job.outcomes(but=[1])
     assert not outcomes[0].error, outcomes[0].error
     assert not outcomes[2].error, outcomes[2].error
@@ -293,7 +293,7 @@ def is_lost(bps: Any) -> list[bool]:
 
 def test_a_lost_worker_that_is_a_server_takes_weights_with_it() -> None:
     env = ASYNC | {"BPS_HEARTBEAT_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
-    with cluster.start(is_lost, workers=3, env=env) as job:
+    with harness.start(is_lost, workers=3, env=env) as job:
         for rank, outcome in enumerate(job.outcomes(but=[1])):
             assert rank == 1 or (not outcome.error and all(outcome.value)), outcome.error
 
@@ -325,7 +325,7 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
 
 def test_a_lost_server_is_no_end_where_members_may_be_lost(tmp_path: Path) -> None:
     env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10", "READY": str(tmp_path)}
-    with cluster.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
+    with harness.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.05)
         job.kill("server 1")

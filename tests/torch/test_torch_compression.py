@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from strategies import with_every_strategy
@@ -35,7 +35,7 @@ def averaged(bps: Any, strategy: str) -> None:
 
 
 def test_gradients_are_averaged() -> None:
-    cluster.run(with_every_strategy, averaged, workers=2, env=TCP)
+    harness.run(with_every_strategy, averaged, workers=2, env=TCP)
 
 
 class Branches(nn.Module):
@@ -59,7 +59,7 @@ def unused(bps: Any, strategy: str) -> None:
 
 
 def test_unused_parameters_are_told_from_others() -> None:
-    cluster.run(with_every_strategy, unused, workers=2, env=TCP)
+    harness.run(with_every_strategy, unused, workers=2, env=TCP)
 
 
 def loss_of(bps: Any, compression: Any) -> float:
@@ -87,8 +87,8 @@ def loss_of(bps: Any, compression: Any) -> float:
 
 @pytest.mark.parametrize("compression", ["int8", "mxfp8", "int4:feedback=1", "topk:k=0.1,feedback=1", "bf16"])
 def test_training_reaches_about_the_same_loss(compression: str) -> None:
-    plain = cluster.run(loss_of, None, workers=2, env=TCP)
-    compressed = cluster.run(loss_of, compression, workers=2, env=TCP)
+    plain = harness.run(loss_of, None, workers=2, env=TCP)
+    compressed = harness.run(loss_of, compression, workers=2, env=TCP)
     untrained = 0.2  # a model that says zero
     assert plain[0] < untrained / 20
     assert compressed[0] == compressed[1]
@@ -114,7 +114,7 @@ def operations(bps: Any) -> None:
 
 
 def test_operations_take_methods() -> None:
-    cluster.run(operations, workers=2, env=TCP)
+    harness.run(operations, workers=2, env=TCP)
 
 
 def in_other_orders(bps: Any) -> None:
@@ -154,5 +154,5 @@ def channels_last(bps: Any, strategy: str) -> None:
 
 
 def test_tensors_that_are_not_contiguous() -> None:
-    cluster.run(in_other_orders, workers=2, env=TCP)
-    cluster.run(with_every_strategy, channels_last, workers=2, env=TCP)
+    harness.run(in_other_orders, workers=2, env=TCP)
+    harness.run(with_every_strategy, channels_last, workers=2, env=TCP)

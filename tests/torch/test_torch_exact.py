@@ -6,7 +6,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from strategies import with_every_strategy
@@ -53,7 +53,7 @@ def of_bfloat16(bps: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_bfloat16_is_rounded_once(workers: int) -> None:
-    cluster.run(of_bfloat16, workers=workers)
+    harness.run(of_bfloat16, workers=workers)
 
 
 def trained(bps: Any, strategy: str) -> None:
@@ -84,8 +84,8 @@ def trained(bps: Any, strategy: str) -> None:
 
 
 def test_gradients_are_rounded_once() -> None:
-    cluster.run(with_every_strategy, trained, workers=4)
-    cluster.run(with_every_strategy, trained, **cluster.on_hosts("aabb"))
+    harness.run(with_every_strategy, trained, workers=4)
+    harness.run(with_every_strategy, trained, **harness.on_hosts("aabb"))
 
 
 def refused(bps: Any) -> None:
@@ -96,7 +96,7 @@ def refused(bps: Any) -> None:
 
 
 def test_compression_is_refused() -> None:
-    cluster.run(refused, workers=1)
+    harness.run(refused, workers=1)
 
 
 def with_flushed_subnormals(bps: Any) -> None:
@@ -119,4 +119,4 @@ def with_flushed_subnormals(bps: Any) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"BPS_TRANSPORT": "tcp"}], ids=["shm", "tcp"])
 def test_sums_do_not_flush_subnormals(env: dict[str, str]) -> None:
-    cluster.run(with_flushed_subnormals, workers=2, env=env)
+    harness.run(with_flushed_subnormals, workers=2, env=env)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-import cluster
-import exact_reference
+import harness
 import pytest
 import torch
+from reference import exact_sums
 
 # Of their exact sum, rounded once; test_pins() computes them by rational arithmetic.
 PINS = {
@@ -28,8 +28,8 @@ SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BPS_MIN_PARTITION_BYTES": "4096"}
 @functools.cache
 def gradients(dtype: str) -> list[torch.Tensor]:
     if dtype == "bfloat16":
-        return [torch.from_numpy(one).to(torch.bfloat16) for one in exact_reference.gradients("float32")]
-    return [torch.from_numpy(one) for one in exact_reference.gradients(dtype)]
+        return [torch.from_numpy(one).to(torch.bfloat16) for one in exact_sums.gradients("float32")]
+    return [torch.from_numpy(one) for one in exact_sums.gradients(dtype)]
 
 
 def digest(array: torch.Tensor) -> str:
@@ -70,7 +70,7 @@ def test_pins(dtype: str) -> None:
     if dtype == "bfloat16":
         found = bfloat16_sum()
     else:
-        found = torch.from_numpy(exact_reference.exact_sum(exact_reference.gradients(dtype)))
+        found = torch.from_numpy(exact_sums.exact_sum(exact_sums.gradients(dtype)))
     assert digest(found) == PINS[dtype]
 
 
@@ -125,7 +125,7 @@ LONG += [(layout, 3, SMALL) for layout in ("abababab", "abcabcab", "aabbaabb", "
 
 
 def check(layout: str, servers: int | None, env: dict[str, str]) -> None:
-    results = cluster.run(summed, servers=servers, env=env, **cluster.on_hosts(layout))
+    results = harness.run(summed, servers=servers, env=env, **harness.on_hosts(layout))
     assert all(result == PINS for result in results)
 
 

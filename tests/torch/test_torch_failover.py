@@ -6,19 +6,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_main import mark
+from harness import mark
 from torch import nn
 
 STEPS = 60
 ENV = {
     "BPS_MIN_WORKERS": "2",
     "BPS_SERVER_FAILOVER": "1",
-    "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE),
+    "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE),
 }
 
 
@@ -62,7 +62,7 @@ def test_training_has_the_same_bits_without_the_lost_server(face: str, tmp_path:
     for kills in (False, True):
         folder = tmp_path / str(kills)
         folder.mkdir()
-        with cluster.start(train, face, str(folder), workers=2, servers=2, env=ENV) as job:
+        with harness.start(train, face, str(folder), workers=2, servers=2, env=ENV) as job:
             if kills:
                 job.await_marks("running")
                 job.kill("server 1")

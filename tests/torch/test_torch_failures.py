@@ -8,14 +8,14 @@ import signal
 import time
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 import training
 from torch import nn
 
 STRATEGIES = ["naive", "flat", "overlap", "bucketed"]
-SOON_S = 20 * cluster.PATIENCE
+SOON_S = 20 * harness.PATIENCE
 
 
 def until_an_error(bps: Any, what: str, how: str) -> tuple[str, str, float]:
@@ -55,7 +55,7 @@ def until_an_error(bps: Any, what: str, how: str) -> tuple[str, str, float]:
 @pytest.mark.parametrize("what", [*STRATEGIES, "optimizer", "cross barrier"])
 def test_a_rank_that_dies_in_backward(what):
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with cluster.Job(until_an_error, (what, "dies"), workers=3, env=env) as job:
+    with harness.Job(until_an_error, (what, "dies"), workers=3, env=env) as job:
         outcomes = job.outcomes()
     assert outcomes[1].status == -signal.SIGKILL
     for rank in (0, 2):
@@ -68,7 +68,7 @@ def test_a_rank_that_dies_in_backward(what):
 @pytest.mark.parametrize("what", ["flat", "bucketed", "optimizer"])
 def test_a_rank_that_hangs_in_backward(what):
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_TIMEOUT": "6"}
-    with cluster.Job(until_an_error, (what, "hangs"), workers=2, env=env) as job:
+    with harness.Job(until_an_error, (what, "hangs"), workers=2, env=env) as job:
         outcomes = job.outcomes()
     kind, text, seconds = outcomes[0].value
     assert kind == "DeadlineError", text
@@ -97,6 +97,6 @@ def disagreeing(bps: Any, what: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("what", ["ddp", "optimizer"])
 def test_ranks_that_disagree_about_shapes(what):
-    found = cluster.run(disagreeing, what, workers=2, env={"BPS_TIMEOUT": "5", "BPS_SHUTDOWN_TIMEOUT": "1"})
+    found = harness.run(disagreeing, what, workers=2, env={"BPS_TIMEOUT": "5", "BPS_SHUTDOWN_TIMEOUT": "1"})
     assert all(kind for kind, _ in found), found
     assert any("1.weight" in text or "1.bias" in text for _, text in found), found

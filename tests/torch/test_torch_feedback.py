@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import simulated
 import torch
@@ -56,11 +56,11 @@ def train(
 
 
 def goes_on_bit_by_bit(face: str, staged: bool) -> None:
-    where: dict[str, Any] = cluster.on_hosts("ab") | {"env": TCP | {"BPS_GPU_CHUNK_BYTES": "4096"}}
-    whole = cluster.run(train, face, range(20), None, False, staged, **where)
-    first = cluster.run(train, face, range(10), None, True, staged, **where)
+    where: dict[str, Any] = harness.on_hosts("ab") | {"env": TCP | {"BPS_GPU_CHUNK_BYTES": "4096"}}
+    whole = harness.run(train, face, range(20), None, False, staged, **where)
+    first = harness.run(train, face, range(10), None, True, staged, **where)
     saved = [state for _, state in first]
-    second = cluster.run(train, face, range(10, 20), saved, False, staged, **where)
+    second = harness.run(train, face, range(10, 20), saved, False, staged, **where)
     assert {weights for weights, _ in whole} == {weights for weights, _ in second}
     forgetful = [io.BytesIO() for _ in saved]
     for state, file in zip(saved, forgetful, strict=True):
@@ -71,7 +71,7 @@ def goes_on_bit_by_bit(face: str, staged: bool) -> None:
             for value in piece.values():
                 value.zero_()
         torch.save(found, file)
-    others = cluster.run(train, face, range(10, 20), [file.getvalue() for file in forgetful], False, staged, **where)
+    others = harness.run(train, face, range(10, 20), [file.getvalue() for file in forgetful], False, staged, **where)
     assert {weights for weights, _ in whole} != {weights for weights, _ in others}
 
 
@@ -98,5 +98,5 @@ def other_model(bps: Any, saved: bytes) -> None:
 
 
 def test_states_of_other_models_are_refused() -> None:
-    saved = cluster.run(train, "bucketed", range(2), None, True, workers=1, env=TCP)[0][1]
-    cluster.run(other_model, saved, workers=1, env=TCP)
+    saved = harness.run(train, "bucketed", range(2), None, True, workers=1, env=TCP)[0][1]
+    harness.run(other_model, saved, workers=1, env=TCP)

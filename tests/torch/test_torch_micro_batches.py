@@ -7,11 +7,11 @@ import functools
 import hashlib
 from typing import Any
 
-import cluster
+import harness
 import numpy as np
 import pytest
 import torch
-from exact_reference import exact_sum, gradients
+from reference.exact_sums import exact_sum, gradients
 from strategies import STRATEGIES
 from torch import nn
 
@@ -118,7 +118,7 @@ def expected(dtype: str, divisor: int) -> str:
 WORLDS: dict[str, Any] = {
     "one": {"workers": 1},
     "two": {"workers": 2},
-    "two and two": cluster.on_hosts("aabb"),
+    "two and two": harness.on_hosts("aabb"),
     "eight": {"workers": 8},
 }
 SHORT = {("float32", "two and two"), ("float64", "two")}
@@ -134,12 +134,12 @@ SHORT = {("float32", "two and two"), ("float64", "two")}
 )
 def test_means_are_those_of_rational_arithmetic(dtype: str, world: str) -> None:
     where = WORLDS[world]
-    results = cluster.run(everything, dtype, False, **where)
+    results = harness.run(everything, dtype, False, **where)
     assert set().union(*results) == {expected(dtype, len(results))}
 
 
 def test_one_digest_for_all_worlds() -> None:
-    found = [cluster.run(everything, "float32", True, workers=world) for world in (1, 2, 4, 8)]
+    found = [harness.run(everything, "float32", True, workers=world) for world in (1, 2, 4, 8)]
     assert len({one for results in found for result in results for one in result}) == 1
 
 
@@ -180,7 +180,7 @@ def uneven(bps: Any) -> None:
 
 
 def test_ranks_may_differ_and_gradients_may_be_changed() -> None:
-    cluster.run(uneven, workers=2)
+    harness.run(uneven, workers=2)
 
 
 def barrier(bps: Any) -> str:
@@ -202,7 +202,7 @@ def test_cross_barrier() -> None:
     mine = [without_odd_ones(one[:5_000], 1 / 8) for one in gradients("float32")]
     with np.errstate(all="ignore"):
         weights = (np.float32(0) - exact_sum(mine)).tobytes()
-    assert set(cluster.run(barrier, workers=2)) == {hashlib.sha256(weights).hexdigest()}
+    assert set(harness.run(barrier, workers=2)) == {hashlib.sha256(weights).hexdigest()}
 
 
 def overflowed(bps: Any) -> None:
@@ -224,4 +224,4 @@ def overflowed(bps: Any) -> None:
 
 
 def test_overflow() -> None:
-    cluster.run(overflowed, workers=2)
+    harness.run(overflowed, workers=2)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import pytest
 import torch
 from torch import nn
@@ -85,8 +85,8 @@ def expected() -> list[Any]:
 @pytest.mark.parametrize("moment", ["before", "in"])
 @pytest.mark.parametrize("face", ["ddp", "optimizer", "cross barrier"])
 def test_a_step_is_repeated_without_the_lost_rank(face, moment):
-    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * cluster.PATIENCE)}
-    with cluster.start(train, face, moment, workers=4, env=env) as job:
+    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE)}
+    with harness.start(train, face, moment, workers=4, env=env) as job:
         outcomes = job.outcomes(but=[2])
     for outcome in (outcomes[0], outcomes[1], outcomes[3]):
         assert outcome.value, outcome.error + outcome.output
@@ -139,10 +139,10 @@ def ends_of(program: str, tmp_path: Path) -> list[list[str]]:
     """What three ranks print at the end, of which one kills itself once, and is started again."""
     script = tmp_path / "train.py"
     script.write_text(program)
-    command = [cluster.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
-    env = cluster.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * cluster.PATIENCE))
+    command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
+    env = harness.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * harness.PATIENCE))
     words = [*command, str(tmp_path / "died")]
-    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * cluster.PATIENCE)
+    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * harness.PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "the job goes on with 2 ranks, and it is started again" in ended.stderr, ended.stderr
     assert "enters the job" in ended.stdout, ended.stdout

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cluster
+import harness
 import simulated
 import torch
-from trace_format import check
+from reference.trace_format import check
 
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import transfer
@@ -56,7 +56,7 @@ def trains(bps: Any, strategy: str) -> None:
 
 
 def traces_of(folder: Path, strategy: str) -> list[files.Trace]:
-    cluster.run(trains, strategy, workers=2, env={"BPS_TRACE": str(folder)})
+    harness.run(trains, strategy, workers=2, env={"BPS_TRACE": str(folder)})
     found = files.find(folder)
     for trace in found:
         check(trace.path.read_text())
@@ -111,7 +111,7 @@ def steps_with_an_optimizer(bps: Any) -> None:
 
 
 def test_the_step_of_an_optimizer(tmp_path):
-    cluster.run(steps_with_an_optimizer, workers=2, env={"BPS_TRACE": str(tmp_path)})
+    harness.run(steps_with_an_optimizer, workers=2, env={"BPS_TRACE": str(tmp_path)})
     for trace in files.find(tmp_path):
         steps = {name: [span.args["step"] for span in trace.program if span.name == name]
                  for name in ("optimizer", "wait for gradients")}  # fmt: skip
@@ -128,7 +128,7 @@ def stages_from_a_device(bps: Any) -> None:
 
 def test_copies_from_and_to_a_device(tmp_path):
     env = {"BPS_TRACE": str(tmp_path), "BPS_GPU_CHUNK_BYTES": "8192", "BPS_GPU_CHUNKS": "3"}
-    cluster.run(stages_from_a_device, workers=2, env=env)
+    harness.run(stages_from_a_device, workers=2, env=env)
     for trace in files.find(tmp_path):
         copies = {span.name: span for span in trace.program}
         assert set(copies) == {f"copy to {where}: staged [{i}]" for where in ("host", "device") for i in range(4)}
@@ -144,6 +144,6 @@ def rounds_are_chosen(bps: Any) -> None:
 
 def test_only_the_steps_that_are_asked_for(tmp_path):
     env = {"BPS_TRACE": str(tmp_path), "BPS_TRACE_START_STEP": "2", "BPS_TRACE_END_STEP": "3"}
-    cluster.run(rounds_are_chosen, workers=2, env=env)
+    harness.run(rounds_are_chosen, workers=2, env=env)
     for trace in files.find(tmp_path):
         assert {span.args["step"] for span in trace.program} == {2, 3}

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bps top`: what it says of each member, and its live view in a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+from harness import await_mark, mark
+
+COMMAND = [sys.executable, "-P", "-m", "bps_rdma", "top"]
+ROUNDS = 70  # more than the servers keep
+COUNT = 1 << 18
+
+
+def one_is_always_late(bps: Any) -> float:
+    """Rank 1 pushes when the other has pushed; then it does not come at all, and in the end they go on."""
+    array = np.ones(COUNT, np.float32)
+    for _ in range(ROUNDS):
+        if bps.rank() == 1:
+            time.sleep(0.02)
+        bps.push_pull(array, name="x")
+    mark("ready")
+    if bps.rank() == 1:
+        await_mark("go on")
+    return float(bps.push_pull(array, name="x", average=False)[0])
+
+
+def goes_on(bps: Any) -> int:
+    """A step of a few megabytes, again and again."""
+    array = np.ones(COUNT, np.float32)
+    mark("ready")
+    for step in range(1_000_000):
+        bps.push_pull_inplace(array, name="x")
+        if float(bps.push_pull(np.array([float(told())]), name="told")[0]) > 0:
+            return step
+    return -1
+
+
+def told() -> bool:
+    return Path(os.environ["BPS_TEST_FOLDER"], "mark-test-end").exists()
+
+
+def top(job: harness.Job) -> dict[str, Any]:
+    done = subprocess.run(
+        [*COMMAND, "--json", "--job", job.name], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    return {"why": seen["why"]} | {row["name"]: row for row in seen["members"]}
+
+
+def until_it_waits(job: harness.Job) -> dict[str, Any]:
+    deadline = time.monotonic() + 30 * harness.PATIENCE
+    while not (seen := top(job))["server 0"]["oldest_round_ms"]:
+        assert time.monotonic() < deadline
+    return seen
+
+
+def test_the_late_rank_is_marked_and_the_open_round_says_whom_it_waits_for():
+    with harness.Job(one_is_always_late, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
+        job.await_marks("ready")
+        seen = until_it_waits(job)
+        assert seen["server 0"]["round_waits_for"] == [1]
+        assert (seen["rank 0"]["is_slowest"], seen["rank 1"]["is_slowest"]) == (False, True)
+        assert (seen["rank 0"]["state"], seen["rank 1"]["awaited_by"]) == ("waiting", 1)
+        assert seen["rank 1"]["last_percent"] > 75  # it slept; the other may have been slower once
+        assert seen["rank 0"]["last_percent"] + seen["rank 1"]["last_percent"] == 100
+        assert seen["rank 0"]["credits"] > 0  # over TCP, servers need slots
+        assert seen["server 0"]["credits"] is None
+        job.set_mark("go on")
+        assert job.results() == [2, 2]
+
+
+def test_bytes_in_both_directions():
+    with harness.Job(goes_on, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
+        job.await_marks("ready")
+        seen = top(job)
+        job.set_mark("end")
+        job.results()
+    for name in ("rank 0", "rank 1", "server 0"):
+        sent, received = seen[name]["sent_bytes_per_s"], seen[name]["received_bytes_per_s"]
+        assert 0.5 < sent / received < 2, (name, sent, received)  # looks at processes are not at one moment
+    ranks = seen["rank 0"]["received_bytes_per_s"] + seen["rank 1"]["received_bytes_per_s"]
+    assert 0.3 < ranks / seen["server 0"]["sent_bytes_per_s"] < 3
+
+
+def test_the_live_view():
+    """In a terminal it draws again and again, and ends with the job."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 40, 250, 0, 0))
+    env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "250", "LINES": "40"}
+    with harness.Job(one_is_always_late, workers=2, servers=1) as job:
+        job.await_marks("ready")
+        until_it_waits(job)
+        command = [*COMMAND, "--interval", "0.3", "--job", job.name]
+        with subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=env) as live:
+            os.close(inner)
+            try:
+                screens = read_until(outer, lambda text: len(re.findall(r"rank 1 \(slowest\)", text)) >= 2)
+                assert "2 workers, 1 servers, running" in screens
+                assert "Rank 0 has waited" in screens
+                job.set_mark("go on")
+                assert job.results() == [2, 2]
+                read_until(outer, lambda _: live.poll() is not None)
+                assert live.returncode == 0
+            finally:
+                live.kill()
+    os.close(outer)
+
+
+def read_until(terminal: int, is_it: Any) -> str:
+    """What a program has written to its terminal by the time when that is true, without control sequences."""
+    text = ""
+    deadline = time.monotonic() + 30 * harness.PATIENCE
+    while not is_it(text):
+        assert time.monotonic() < deadline, text[-3000:]
+        if not select.select([terminal], [], [], 0.1)[0]:
+            continue
+        try:
+            piece = os.read(terminal, 1 << 16).decode(errors="replace")
+        except OSError:  # its other end is closed
+            time.sleep(0.05)
+            continue
+        text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece)
+    return text

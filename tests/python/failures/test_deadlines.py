@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deadline is final: once a call has raised, nobody reads or writes its arrays any more, and no rank gets their sum.
+
+All ranks of the round learn of it, and the next call of the same name is a new round on all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import await_mark, mark
+
+COUNT = 1_000_000
+BEFORE, AFTER = 1.0, 1000.0
+# Long enough for whatever is still under way to arrive: a round of this size takes milliseconds.
+QUIET_S = 0.5
+LIMIT_S = 0.3
+
+
+def make(bps: Any, memory: str, count: int = COUNT) -> Any:
+    return bps.empty(count) if memory == "mapped" else np.empty(count, np.float32)
+
+
+def changed(array: Any, value: float) -> str:
+    """What is wrong with an array that must hold `value` alone; "" if nothing is."""
+    bad = np.flatnonzero(array != value)
+    return f"{len(bad)} elements changed, the first one, {bad[0]}, to {array[bad[0]]}" if len(bad) else ""
+
+
+def caught(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def late_rank(bps: Any, memory: str) -> dict[str, Any]:
+    """Rank 0 gives up before rank 1 calls; both then go on with the same name."""
+    rank = bps.rank()
+    bps.push_pull(np.ones(10, np.float32), name="warm")
+    array = make(bps, memory)
+    array.fill(BEFORE)
+    if rank == 1:
+        await_mark("rank 0 has raised")
+    error = caught(lambda: bps.push_pull_inplace(array, False, "x", timeout=0.5 if rank == 0 else 20))
+    found = {"error": error, "got": float(array[0])}
+    array.fill(AFTER)
+    mark("raised")
+    await_mark("both have raised")
+    time.sleep(QUIET_S)
+    found["changed"] = changed(array, AFTER)
+    bps.barrier()
+    again = make(bps, memory)
+    again.fill(BEFORE)
+    found["next"] = caught(lambda: bps.push_pull_inplace(again, False, "x", timeout=20)) or changed(again, 2 * BEFORE)
+    return found
+
+
+@pytest.mark.parametrize("memory", ["mapped", "plain"])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_a_rank_that_comes_late_gets_an_error_and_no_sum(transport, servers, memory):
+    with harness.start(late_rank, memory, workers=2, servers=servers, env=harness.over(transport)) as job:
+        job.await_marks("raised", [0])
+        job.set_mark("rank 0 has raised")
+        job.await_marks("raised", [1])
+        job.set_mark("both have raised")
+        first, late = job.results()
+    assert first["error"].startswith("DeadlineError"), first
+    assert late["error"], f"rank 1 got {late['got']} of a round that rank 0 has left"
+    assert "x" in late["error"], f"it does not name the tensor: {late['error']}"
+    for rank, found in enumerate((first, late)):
+        assert not found["changed"], f"rank {rank}, after its call had raised: {found['changed']}"
+        assert not found["next"], f"rank {rank}, the next round: {found['next']}"
+
+
+def at_the_limit(bps: Any, memory: str) -> dict[str, Any]:
+    """Rank 1 comes about when rank 0 gives up, each time a little later. A call gives the sum, or raises."""
+    rank = bps.rank()
+    array = make(bps, memory, 4 * COUNT)
+    bps.push_pull_inplace(array, False, "x")
+    errors, wrong = 0, []
+    for round_ in range(9):
+        array.fill(BEFORE)
+        bps.barrier()
+        if rank == 1:
+            time.sleep(LIMIT_S + round_ * 0.03)  # the deadlines of operations are looked at four times a second
+        limit = LIMIT_S if rank == 0 else 5
+        error = caught(lambda limit=limit: bps.push_pull_inplace(array, False, "x", timeout=limit))
+        if not error and (bad := changed(array, 2 * BEFORE)):
+            wrong.append(f"round {round_}: no error, and {bad}")
+        errors += bool(error)
+        array.fill(AFTER)
+        time.sleep(0.02)
+        bps.barrier()
+        if bad := changed(array, AFTER):
+            wrong.append(f"round {round_}, after its end ({error or 'with a result'}): {bad}")
+    return {"errors": errors, "wrong": wrong}
+
+
+@pytest.mark.parametrize(("memory", "servers"), [("mapped", None), ("plain", 1)])
+def test_a_deadline_in_the_middle_of_a_round(transport, memory, servers):
+    env = harness.over(transport) | {"BPS_TIMEOUT": "10"}
+    first, second = harness.run(at_the_limit, memory, workers=2, servers=servers, env=env)
+    assert not first["wrong"], f"rank 0: {first['wrong']}"
+    assert not second["wrong"], f"rank 1: {second['wrong']}"
+    assert first["errors"] > 0, "no deadline ended"

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server is lost, and nobody notices: every operation completes with the right sum, without an exception."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+import test_views
+from harness import await_mark, mark
+
+FAST = {
+    "BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE),
+    "BPS_SHUTDOWN_TIMEOUT": str(5 * harness.PATIENCE),
+    "BPS_MIN_WORKERS": "1",
+    "BPS_SERVER_FAILOVER": "1",
+}
+COUNT = 300_000  # several partitions
+KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
+
+
+def check_round(bps: Any, kind: str, step: int) -> None:
+    """One operation of this kind; every element of the result is checked."""
+    rank, size = bps.rank(), bps.size()
+    total = size * step + size * (size - 1) / 2  # of step + rank
+    if kind == "push_pull":
+        array = np.full(COUNT, step + rank, np.float64)
+        bps.push_pull_inplace(array, name=kind, average=False)
+        assert array.min() == array.max() == total, (kind, step, array.min(), array.max(), total)
+    elif kind == "reduce_scatter":
+        array = np.full(COUNT, step + rank, np.float64)
+        part = bps.reduce_scatter(array, name=kind, average=False)
+        assert part.min() == part.max() == total, (kind, step, part.min(), part.max(), total)
+        assert (array == step + rank).all()
+        array[:] = -1  # the caller's again
+    elif kind == "all_gather":
+        whole = bps.all_gather(np.full(COUNT // size, step + rank, np.float64), name=kind)
+        expected = np.repeat(np.arange(size) + step, COUNT // size)
+        assert (whole == expected).all(), (kind, step)
+    else:
+        array = np.full(COUNT, step if rank == 1 else -1, np.float64)
+        bps.broadcast(array, root=1, name=kind)
+        assert (array == step).all(), (kind, step)
+        array[:] = -1
+
+
+def train(bps: Any, steps: int) -> dict[str, Any]:
+    canary = np.full(COUNT, 7, np.float64)
+    group = bps.new_group([0, 1]) if bps.rank() < 2 else None
+    fixed = np.empty(COUNT, np.float32)
+    prepared = bps.prepare("push_pull", fixed, average=False, name="prepared")
+    for step in range(1, steps + 1):
+        for kind in KINDS:
+            check_round(bps, kind, step)
+        several = [np.full(COUNT // 3, step * (i + 1) + bps.rank(), np.float32) for i in range(6)]
+        handles = [bps.push_pull_async_inplace(each, name=f"t{i}", average=False) for i, each in enumerate(several)]
+        for i, handle in enumerate(handles):
+            total = bps.size() * step * (i + 1) + bps.size() * (bps.size() - 1) / 2
+            result = handle.wait()
+            assert result.min() == result.max() == total, (i, step, result.min(), result.max(), total)
+        fixed[:] = step + bps.rank()
+        prepared()
+        total = bps.size() * step + bps.size() * (bps.size() - 1) / 2
+        assert fixed.min() == fixed.max() == total, (step, fixed.min(), fixed.max(), total)
+        if group is not None:
+            fixed[:] = step + bps.rank()
+            bps.push_pull_inplace(fixed, name="in group", average=False, group=group)
+            assert fixed.min() == fixed.max() == 2 * step + 1, (step, fixed.min(), fixed.max())
+        if step % 7 == 0:
+            bps.commit()
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    assert (canary == 7).all()
+    bps.barrier()
+    return {"rank": bps.rank(), "size": bps.size(), "servers": len(bps.metrics()["transports"])}
+
+
+def results_of(job: harness.Job) -> list[dict[str, Any]]:
+    outcomes = job.outcomes()
+    for outcome in outcomes:
+        assert outcome.value, outcome.error + outcome.output
+    return [outcome.value for outcome in outcomes]
+
+
+BOTH = pytest.mark.parametrize("transport", ["shm", "tcp"])
+SHM_FIRST = pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.long)])
+TCP_FIRST = pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.long), "tcp"])
+
+
+def env(transport: str) -> dict[str, str]:
+    return FAST | harness.over(transport) | {"BPS_PARTITION_BYTES": str(256 * 1024)}
+
+
+@BOTH
+def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
+    results = harness.run(train, 10, workers=2, servers=2, env=env(transport))
+    assert [result["size"] for result in results] == [2, 2]
+
+
+@BOTH
+def test_a_killed_server_costs_nothing(transport: str) -> None:
+    with harness.start(train, 60, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        results = results_of(job)
+        assert [result["size"] for result in results] == [2, 2]
+        job.helper_statuses(but=["server 1"])
+
+
+def test_a_server_is_killed_that_shares_memory_with_one_of_two_ranks() -> None:
+    on_a = FAST | {"BPS_HOST_ID": "a", "BPS_PARTITION_BYTES": str(256 * 1024)}
+    with harness.start(train, 60, servers=2, env=on_a, **harness.on_hosts("ab")) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        assert [result["size"] for result in results_of(job)] == [2, 2]
+        job.helper_statuses(but=["server 1"])
+
+
+def on_two_hosts(layout: str, **more: str) -> dict[str, Any]:
+    options = harness.on_hosts(layout)
+    return options | {"env": env("tcp") | {"BPS_TRANSPORT": "shm,tcp"} | more}
+
+
+def train_on_hosts(bps: Any, steps: int) -> dict[str, Any]:
+    return train(bps, steps) | {"host_sums": bps.metrics()["total"]["host_sums"]}
+
+
+@pytest.mark.parametrize("layout", ["aabb", pytest.param("abab", marks=pytest.mark.long), "aaab"])
+def test_a_server_is_killed_while_the_ranks_of_hosts_sum_first(layout: str) -> None:
+    with harness.start(train_on_hosts, 40, servers=3, **on_two_hosts(layout)) as job:
+        for number, step in ((1, 10), (0, 20)):
+            job.await_marks(f"step-{step}")
+            job.kill(f"server {number}")
+        results = results_of(job)
+        assert [result["size"] for result in results] == [4, 4, 4, 4]
+        assert sum(result["host_sums"] for result in results) > 0
+        job.helper_statuses(but=["server 0", "server 1"])
+
+
+@TCP_FIRST
+def test_three_servers_are_killed_one_after_the_other(transport: str) -> None:
+    with harness.start(train, 80, workers=3, servers=4, env=env(transport)) as job:
+        for number, step in enumerate((10, 30, 50)):
+            job.await_marks(f"step-{step}", ranks=[0])
+            job.kill(f"server {number}")
+        assert [result["size"] for result in results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 1", "server 2"])
+
+
+@SHM_FIRST
+def test_two_servers_are_killed_at_once(transport: str) -> None:
+    with harness.start(train, 50, workers=3, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 2")
+        job.kill("server 0")
+        assert [result["size"] for result in results_of(job)] == [3, 3, 3]
+        job.helper_statuses(but=["server 0", "server 2"])
+
+
+def fail_without_servers(bps: Any) -> str:
+    mark("running")
+    array = np.ones(COUNT, np.float32)
+
+    def sum_for_ever() -> None:
+        while True:
+            bps.push_pull_inplace(array, name="a")
+
+    with pytest.raises(bps.PeerLostError) as raised:
+        sum_for_ever()
+    kept = array.copy()
+    assert (array == kept).all()
+    return str(raised.value)
+
+
+@TCP_FIRST
+def test_the_last_server_is_missed(transport: str) -> None:
+    with harness.start(fail_without_servers, workers=2, servers=1, env=env(transport)) as job:
+        job.await_marks("running")
+        job.kill("server 0")
+        for outcome in job.outcomes():
+            assert "server 0" in str(outcome.value), outcome.error + outcome.output
+
+
+@SHM_FIRST
+def test_a_stopped_server_costs_nothing(transport: str) -> None:
+    with harness.start(train, 60, workers=3, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 0", signal.SIGSTOP)
+        results = results_of(job)
+        assert [result["size"] for result in results] == [3, 3, 3]
+        job.kill("server 0", signal.SIGKILL)
+        job.helper_statuses(but=["server 0"])
+
+
+@pytest.mark.parametrize("victims", [["rank 1"], ["rank 1", "server 0"], ["server 0", "rank 1"]])
+@SHM_FIRST
+def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -> None:
+    with harness.start(test_views.train, 40, 3, workers=4, servers=2, env=env(transport)) as job:
+        job.await_marks("running")
+        for victim in victims:
+            job.kill(victim)
+        values = test_views.values_of(job, [1])
+        assert [value["rank"] for value in values] == [0, 1, 2]
+        for value in values:
+            assert value["sizes"] == [4, 3], "one exception, however many servers were lost beside"
+
+
+def leave_handles(bps: Any, steps: int) -> float:
+    """Nobody waits for these: they must be summed all the same, in memory that stays."""
+    for step in range(steps):
+        for i in range(4):
+            bps.push_pull_async_inplace(np.full(COUNT, step, np.float32), name=f"left {i}", average=False)
+        array = np.full(COUNT, step, np.float32)
+        bps.push_pull_inplace(array, name="awaited", average=False)
+        assert array.min() == array.max() == bps.size() * step
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    return float(array[0])
+
+
+@TCP_FIRST
+def test_handles_that_nobody_waits_for(transport: str) -> None:
+    with harness.start(leave_handles, 60, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == 2 * 59, outcome.error + outcome.output
+
+
+def use_threads(bps: Any, steps: int) -> int:
+    """Two threads with names of their own, and one that only begins later."""
+    failures = []
+
+    def work(name: str) -> None:
+        try:
+            for step in range(steps):
+                array = np.full(COUNT, step + bps.rank(), np.float32)
+                bps.push_pull_inplace(array, name=name, average=False)
+                assert array.min() == array.max() == 2 * step + 1, (name, step, array[0])
+                if name == "first" and step % 10 == 0:
+                    mark(f"step-{step}")
+        except BaseException as error:
+            failures.append(repr(error))
+            raise
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second", "third")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    return bps.size()
+
+
+@SHM_FIRST
+def test_several_threads_meet_the_same_loss(transport: str) -> None:
+    with harness.start(use_threads, 60, workers=2, servers=3, env=env(transport)) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == 2, outcome.error + outcome.output
+
+
+def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
+    """How many exceptions the loss of a server costs a rank that has done this once."""
+    array = np.empty(COUNT, np.float32)
+    if what == "apart":
+        array[:] = 1
+        bps.push(array, name="apart", average=False)
+        bps.pull(array, name="apart", average=False)
+    elif what == "stored":
+        bps.store(np.ones(4, np.float32), name="weights")
+    aborted, step = 0, 0
+    while step < steps:
+        try:
+            array[:] = 1 + bps.rank()
+            bps.push_pull_inplace(array, name="x", average=False, compression="int8" if what == "compressed" else None)
+            assert abs(array - 3).max() < 0.1, array
+            bps.commit()
+        except bps.RoundAbortedError:
+            aborted += 1
+            continue
+        step += 1
+        if step % 10 == 0:
+            mark(f"step-{step}")
+    return aborted
+
+
+@pytest.mark.parametrize("what", ["compressed", "stored", "apart", "nothing"])
+def test_what_is_lost_with_a_server_costs_one_exception(what: str) -> None:
+    with harness.start(leave_something_on_the_server, what, 60, workers=2, servers=2, env=env("tcp")) as job:
+        job.await_marks("step-20")
+        job.kill("server 1")
+        for outcome in job.outcomes():
+            assert outcome.value == (what != "nothing"), outcome.error + outcome.output
+
+
+def survives_servers(bps: Any) -> bool:
+    from bps_rdma import job
+
+    return bool(job.current().process.survives_servers)
+
+
+def test_it_is_on_by_itself() -> None:
+    auto = FAST | {"BPS_SERVER_FAILOVER": "auto"}
+    assert harness.run(survives_servers, workers=2, servers=1, env=auto) == [True] * 2
+    assert harness.run(survives_servers, servers=1, env=auto, **harness.on_hosts("aab")) == [True] * 3
+
+
+def give_up(bps: Any) -> list[float]:
+    """Rank 0 gives a round up that rank 1 has not begun; then a server is lost."""
+    array = np.zeros(COUNT, np.float32)
+    if bps.rank() == 0:
+        with pytest.raises(bps.DeadlineError):
+            bps.push_pull_inplace(array, name="x", average=False, timeout=1)
+    bps.barrier()
+    mark("given up")
+    await_mark("lost")
+    bps.push_pull_inplace(np.zeros(COUNT, np.float32), name="the loss is noticed", average=False)
+    bps.new_group([0, 1], name="made in the next view")
+    if bps.rank() == 1:
+        array[:] = 1
+        with pytest.raises(
+            bps.DeadlineError, match=r"not complete within 1\.0 s"
+        ):  # at once, not after its own deadline
+            bps.push_pull_inplace(array, name="x", average=False, timeout=1000)
+    bps.barrier()
+    array[:] = 10 + bps.rank()
+    bps.push_pull_inplace(array, name="x", average=False)
+    return [float(array.min()), float(array.max())]
+
+
+@BOTH
+def test_a_round_that_was_given_up_meets_no_other(transport: str) -> None:
+    with harness.start(give_up, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("given up")
+        job.kill("server 1")
+        job.set_mark("lost")
+        for outcome in job.outcomes():
+            assert outcome.value == [21, 21], outcome.error + outcome.output
+
+
+def wait_for_a_stopped_server(bps: Any) -> tuple[str, list[float]]:
+    """Rank 0 reaches its deadline, and no server can tell it whether that is a failure of all ranks."""
+    array = np.ones(COUNT, np.float32)
+    bps.push_pull_inplace(array, name="x")
+    mark("running")
+    await_mark("stopped")
+    with pytest.raises(bps.DeadlineError) as raised:
+        bps.push_pull_inplace(array, name="x", timeout=1 if bps.rank() == 0 else 1000)
+    returned = array.copy()
+    sums = np.full(COUNT, bps.rank() + 1, np.float32)
+    bps.push_pull_inplace(sums, name="x", average=False)
+    assert (array == returned).all()
+    return str(raised.value), [float(sums.min()), float(sums.max())]
+
+
+@BOTH
+def test_a_deadline_that_meets_a_loss_is_one_of_all_ranks(transport: str) -> None:
+    with harness.start(wait_for_a_stopped_server, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("running")
+        job.kill("server 1", signal.SIGSTOP)
+        job.set_mark("stopped")
+        for outcome in job.outcomes():
+            assert outcome.value, outcome.error + outcome.output
+            text, sums = outcome.value
+            assert "not complete within 1.0 s" in text
+            assert sums == [3, 3]
+
+
+def disagrees(bps: Any) -> str:
+    with pytest.raises(bps.MismatchError) as raised:
+        bps.push_pull(np.zeros(8, np.float32), name="x")
+    return str(raised.value)
+
+
+def test_ranks_with_other_settings_are_told_so():
+    with harness.Job(disagrees, workers=2, servers=1, env=FAST, rank_env=[{}, {"BPS_SERVER_FAILOVER": "0"}]) as job:
+        for text in job.results():
+            assert (
+                "rank 0 and rank 1 have different settings of BPS_SERVER_FAILOVER" in text
+                or "rank 1 and rank 0" in text
+            )
+            assert "set both alike" in text
+
+
+def copies(bps: Any) -> int:
+    """Of this rank, once it knows the server's redo log."""
+    array = bps.empty(COUNT, np.float32)
+    before = 0
+    for step in range(10):
+        if step == 5:
+            bps.barrier()
+            before = bps.metrics()["total"]["copies"]
+        array[:] = step + bps.rank()
+        bps.push_pull_inplace(array, name="x", average=False)
+        assert array.min() == array.max() == 2 * step + 1
+    made: int = bps.metrics()["total"]["copies"] - before
+    return made
+
+
+@BOTH
+def test_no_array_is_copied_for_it(transport: str) -> None:
+    assert harness.run(copies, workers=2, servers=1, env=env(transport)) == [0, 0]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of ranks, and jobs beside and after one another: nobody hears what is not meant for them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from reference.values import pushed, summed
+
+COUNT = 5000
+
+
+def total(bps: Any, value: float, name: str, group: Any = None, average: bool = False) -> float:
+    """Sum of `value` over the group; checks that all elements agree."""
+    result = bps.push_pull(np.full(COUNT, value, np.float32), average, name, group=group)
+    assert np.all(result == result[0])
+    return float(result[0])
+
+
+def disjoint_groups(bps: Any, rounds: int = 100) -> None:
+    rank = bps.rank()
+    mine = [0, 1] if rank < 2 else [2, 3]
+    group = bps.new_group(mine)
+    assert group.ranks == tuple(mine)
+    assert group.size == 2
+    for round_ in range(rounds):
+        value = float(10**rank + round_)
+        # The same name three times: in this group, in the other one, and in the world.
+        handles = [
+            bps.push_pull_async(pushed(COUNT, "int32", rank, round_), False, "w", group=group),
+            bps.push_pull_async(np.full(3, value), True, "mean", group=group),
+            bps.push_pull_async(np.full(3, value), False, "mean"),
+        ]
+        part, mean, everybody = bps.wait(handles if rank % 2 else handles[::-1])[:: 1 if rank % 2 else -1]
+        assert np.array_equal(part, summed(COUNT, "int32", mine, round_))
+        assert mean.tolist() == [sum(10**r for r in mine) / 2 + round_] * 3, "average divides by the group's size"
+        assert everybody.tolist() == [1111.0 + 4 * round_] * 3
+    bps.barrier(group)
+    bps.barrier()
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "shm"), (2, "tcp")])
+def test_disjoint_groups_with_equal_names(servers, transport):
+    harness.run(disjoint_groups, workers=4, servers=servers, env={"BPS_TRANSPORT": transport})
+
+
+def overlapping_groups(bps: Any, rounds: int = 50) -> None:
+    rank = bps.rank()
+    sets = [[0, 1], [1, 2], [0, 2], [0, 1, 2], [rank]]
+    mine = [ranks for ranks in sets if rank in ranks]
+    groups = {tuple(ranks): bps.new_group(ranks) for ranks in mine}
+    for round_ in range(rounds):
+        order = mine if (rank + round_) % 2 else mine[::-1]
+        handles = [
+            bps.push_pull_async(pushed(COUNT, "int32", rank, round_), False, "w", group=groups[tuple(ranks)])
+            for ranks in order
+        ]
+        for ranks, result in zip(order, bps.wait(handles), strict=True):
+            assert np.array_equal(result, summed(COUNT, "int32", ranks, round_)), ranks
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_overlapping_groups_in_different_orders(transport):
+    harness.run(overlapping_groups, workers=3, env={"BPS_TRANSPORT": transport})
+
+
+def collectives_in_a_group(bps: Any) -> None:
+    rank = bps.rank()
+    if rank == 1:
+        bps.barrier()
+        return
+    ranks = [0, 2, 3]
+    place = ranks.index(rank)
+    group = bps.new_group([3, 0, 2], name="without 1")
+    begin, end = bps.shard_bounds(COUNT, 3, place)
+    part = bps.reduce_scatter(pushed(COUNT, "int64", rank), average=False, name="rs", group=group)
+    assert np.array_equal(part, summed(COUNT, "int64", ranks)[begin:end])
+    whole = np.zeros(COUNT, np.int64)
+    bps.all_gather(part, name="ag", group=group, out=whole)
+    assert np.array_equal(whole, summed(COUNT, "int64", ranks))
+    for root in ranks:
+        array = pushed(COUNT, "float32", rank)
+        bps.broadcast(array, root=root, name=f"bc {root}", group=group)
+        assert np.array_equal(array, pushed(COUNT, "float32", root))
+    bps.push(pushed(COUNT, "int32", rank), "pp", average=False, group=group)
+    result = bps.pull(np.empty(COUNT, np.int32), "pp", average=False, group=group)
+    assert np.array_equal(result, summed(COUNT, "int32", ranks))
+    bps.barrier(group)
+    bps.barrier()
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (2, "tcp")])
+def test_collectives_in_a_group(servers, transport):
+    harness.run(collectives_in_a_group, workers=4, servers=servers, env={"BPS_TRANSPORT": transport})
+
+
+def identity_of_groups(bps: Any) -> list[int]:
+    first = bps.new_group([0, 1])
+    assert bps.new_group([1, 0]) == first, "order does not matter"
+    assert bps.new_group((0, 1)) == first
+    named = bps.new_group([0, 1], "other")
+    assert named != first
+    assert total(bps, 1, "w", first) == total(bps, 1, "w", named) == 2
+    return [first.id, named.id]
+
+
+def test_the_same_ranks_and_name_are_the_same_group():
+    ids = harness.run(identity_of_groups, workers=2)
+    assert ids[0] == ids[1]
+    assert 0 not in ids[0]
+
+
+def not_a_member(bps: Any) -> list[str]:
+    hints = []
+
+    def expect(text: str, call: Any) -> None:
+        with pytest.raises(bps.InvalidArgumentError, match=re.escape(text)) as raised:
+            call()
+        hints.append(raised.value.hint)
+
+    if bps.rank() == 0:
+        expect("rank 0 is not in the group [1]", lambda: bps.new_group([1]))
+        expect("[0, 2]", lambda: bps.new_group([0, 2]))
+        expect("[-1, 0]", lambda: bps.new_group([0, -1]))
+        expect("[]", lambda: bps.new_group([]))
+        # What another rank made, as if it had come here by pickle.
+        foreign = bps.Group(1, (1,))
+        expect("not a group of this job", lambda: bps.barrier(foreign))
+        expect("not a group of this job", lambda: bps.push_pull(np.ones(3), group=foreign))
+    else:
+        bps.new_group([1])
+    assert total(bps, 1, "still works") == 2
+    return hints
+
+
+def test_ranks_that_are_no_members():
+    hints = harness.run(not_a_member, workers=2)[0]
+    assert len(hints) == 6
+    assert all(hints)
+
+
+def nobody_else_comes(bps: Any) -> str:
+    if bps.rank() == 2:
+        bps.barrier(timeout=60)
+        return ""
+    try:
+        bps.new_group([0, 1, 2], "lonely")
+    except bps.DeadlineError as error:
+        bps.barrier(timeout=60)
+        return f"{error} {error.hint}"
+    return "nothing was raised"
+
+
+def test_a_group_that_a_member_does_not_make():
+    for text in harness.run(nobody_else_comes, workers=3, env={"BPS_TIMEOUT": "2"})[:2]:
+        assert "lonely" in text
+        assert "2 did not ask for it" in text  # and perhaps a rank that has given up by then
+
+
+def keeps_adding(bps: Any, base: float, rounds: int) -> float:
+    found = {total(bps, base + bps.rank() + round_, "w") - 2 * round_ for round_ in range(rounds)}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_two_jobs_at_once(servers):
+    with (
+        harness.start(keeps_adding, 100.0, 500, workers=2, servers=servers) as first,
+        harness.start(keeps_adding, 5000.0, 500, workers=2, servers=servers) as second,
+    ):
+        assert first.results() == [201.0, 201.0]
+        assert second.results() == [10001.0, 10001.0]
+
+
+def test_two_jobs_at_once_that_differ_only_by_their_port():
+    """What two plain torchruns on one host look like: no job id, no secret."""
+    bare = {"BPS_JOB_ID": "", "BPS_SECRET": ""}
+    with (
+        harness.start(keeps_adding, 100.0, 300, workers=2, env=bare) as first,
+        harness.start(keeps_adding, 5000.0, 300, workers=2, env=bare) as second,
+    ):
+        assert first.results() == [201.0, 201.0]
+        assert second.results() == [10001.0, 10001.0]
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+def test_a_second_job_on_the_same_port_right_after_the_first(servers):
+    port = harness.free_port()
+    env = {"BPS_ROOT_PORT": str(port)}
+    for base in (10.0, 20.0, 30.0, 40.0):
+        found = harness.run(keeps_adding, base, 5, workers=2, servers=servers, env=env, port=port)
+        assert found == [2 * base + 1] * 2

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C, SIGTERM handlers and shutdown() by another thread end every wait, soon, and leave nothing behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import await_mark, mark
+
+ENV = {"BPS_TIMEOUT": str(30 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(4 * harness.PATIENCE)}
+SOON_S = 0.5 * harness.PATIENCE
+
+
+def open_things() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def comes_back_to(before: tuple[int, int]) -> bool:
+    """Whether that is all that is open: the kernel lists a thread for a moment after it has been joined."""
+    deadline = time.monotonic() + 5
+    while open_things() != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return open_things() == before
+
+
+# ---- Ctrl-C
+
+
+def starts_and_is_interrupted(bps: Any) -> tuple[str, float, bool, bool]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    np.ones(10) @ np.ones(10)  # whatever numpy starts is not ours
+    before = open_things()
+    mark("ready")
+    try:
+        bps.init()
+    except KeyboardInterrupt:
+        return "interrupted", time.monotonic(), open_things() == before, bps.is_initialized()
+    return "nothing", 0.0, False, False
+
+
+@pytest.mark.parametrize("present", [0, 1])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_ctrl_c_in_init(present, servers):
+    """Rank 0 waits for the other one; rank 1 of an embedded job finds no scheduler."""
+    rank_env = [{"DMLC_WORKER_ID": str(present), "RANK": str(present)}]
+    env = ENV | {"DMLC_NUM_WORKER": "2", "WORLD_SIZE": "2"}
+    options = {"workers": 1, "servers": servers, "env": env, "rank_env": rank_env, "init": False}
+    with harness.start(starts_and_is_interrupted, **options) as job:
+        job.await_marks("ready")
+        time.sleep(0.5)
+        sent = job.kill("rank 0", signal.SIGINT)
+        kind, came, clean, initialised = job.outcomes()[0].value
+    assert kind == "interrupted"
+    assert came - sent < SOON_S
+    assert clean
+    assert not initialised
+
+
+def waits_and_is_interrupted(bps: Any, where: str) -> tuple[str, float, float]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    array = np.ones(1000, np.float32)
+    came = 0.0
+    if bps.rank() == 0:
+        try:
+            mark("ready")  # on a starved machine it is here that the signal comes
+            if where == "barrier":
+                bps.barrier()
+            elif where == "new_group":
+                bps.new_group([0, 1], "g")
+            elif where == "declare":
+                await_mark("scheduler is stopped")
+                bps.declare("late", array)
+            else:
+                bps.push_pull(array, name="waits")
+            return "nothing", 0.0, 0.0
+        except KeyboardInterrupt:
+            came = time.monotonic()
+            mark("interrupted")
+    else:
+        await_mark("go on")
+    if where == "push_pull":
+        return "interrupted", came, 0.0  # what becomes of its round is another story
+    await_mark("go on")
+    if where == "barrier":  # the interrupted one must not count
+        if bps.rank() == 0:
+            time.sleep(0.5)
+        began = time.monotonic()
+        bps.barrier()
+        came_late = time.monotonic() - began
+    else:
+        group = bps.new_group([0, 1], "g")
+        came_late = float(bps.push_pull(array, average=False, name="g", group=group)[0])
+    return "interrupted", came, came_late
+
+
+@pytest.mark.parametrize("where", ["barrier", "new_group", "declare", "push_pull"])
+def test_ctrl_c_while_waiting(where):
+    env = ENV | {"BPS_HEARTBEAT_TIMEOUT": "60"}
+    with harness.start(waits_and_is_interrupted, where, workers=2, servers=1, env=env) as job:
+        job.await_marks("ready", ranks=[0])
+        if where == "declare":
+            job.kill("scheduler", signal.SIGSTOP)
+            job.set_mark("scheduler is stopped")
+        time.sleep(0.5)
+        sent = job.kill("rank 0", signal.SIGINT)
+        job.await_marks("interrupted", ranks=[0])
+        if where == "declare":
+            job.kill("scheduler", signal.SIGCONT)
+        job.set_mark("go on")
+        outcomes = job.outcomes()
+        job.helper_statuses()
+    for outcome in outcomes:
+        assert outcome.value, outcome.error + outcome.output
+    kind, came, _ = outcomes[0].value
+    assert kind == "interrupted"
+    assert came - sent < SOON_S
+    if where == "barrier":
+        assert outcomes[1].value[2] > 0.3
+    elif where != "push_pull":
+        assert [outcome.value[2] for outcome in outcomes] == [2.0, 2.0]
+
+
+def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = open_things()
+    bps.init()
+    if bps.rank() == 1:
+        await_mark("go on")
+        bps.shutdown()
+        return "left", 0.0, True
+    mark("ready")
+    try:
+        bps.shutdown()
+        kind = "left"
+    except KeyboardInterrupt:
+        kind = "interrupted"
+    came = time.monotonic()
+    return kind, came, open_things() == before and not bps.is_initialized()
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_ctrl_c_in_shutdown(servers):
+    env = ENV | {"BPS_SHUTDOWN_TIMEOUT": "60"}
+    with harness.start(leaves_and_is_interrupted, workers=2, servers=servers, env=env, init=False) as job:
+        job.await_marks("ready", ranks=[0])
+        time.sleep(0.5)
+        sent = job.kill("rank 0", signal.SIGINT)
+        job.await_end("rank 0")
+        job.set_mark("go on")
+        kind, came, clean = job.outcomes()[0].value
+        job.helper_statuses()
+    assert kind == "interrupted"
+    assert came - sent < SOON_S
+    assert clean
+
+
+# ---- A signal handler that shuts down
+
+
+def is_terminated_in_init(bps: Any, ending: str) -> tuple[str, float, bool]:
+    def handle(*_: object) -> None:
+        bps.shutdown()
+        if ending == "exit":
+            sys.exit(5)
+
+    signal.signal(signal.SIGTERM, handle)
+    before = open_things()
+    mark("ready")
+    try:
+        bps.init()
+    except bps.NotInitializedError:
+        kind = "return"
+    except SystemExit:
+        kind = "exit"
+    else:
+        kind = "nothing"
+    return kind, time.monotonic(), open_things() == before and not bps.is_initialized()
+
+
+@pytest.mark.parametrize("ending", ["return", "exit"])
+def test_a_handler_that_shuts_down_during_init(ending):
+    env = ENV | {"WORLD_SIZE": "2"}
+    with harness.start(is_terminated_in_init, ending, workers=1, env=env, init=False) as job:
+        job.await_marks("ready")
+        time.sleep(0.5)
+        sent = job.kill("rank 0", signal.SIGTERM)
+        kind, came, clean = job.outcomes(timeout=20)[0].value
+    assert kind == ending
+    assert came - sent < SOON_S
+    assert clean
+
+
+def is_terminated_while_waiting(bps: Any, where: str) -> tuple[str, bool]:
+    signal.signal(signal.SIGTERM, lambda *_: bps.shutdown())
+    before = open_things()
+    bps.init()
+    bps.push_pull(np.ones(1000, np.float32), name="warm")
+    if bps.rank() == 1:
+        mark("ready")
+        await_mark("go on")
+        bps.shutdown()
+        return "nothing", True
+    mark("ready")
+    try:
+        if where == "barrier":
+            bps.barrier()
+        else:
+            bps.push_pull(np.ones(1000, np.float32), name="blocked")
+    except (bps.NotInitializedError, bps.PeerLostError) as error:
+        kind = type(error).__name__
+    else:
+        kind = "nothing"
+    return kind, comes_back_to(before)  # here, where the error does not keep its call's objects any more
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("where", ["barrier", "push_pull"])
+def test_a_handler_that_shuts_down_during_a_wait(where, servers):
+    options = {"workers": 2, "servers": servers, "env": ENV, "init": False}
+    with harness.start(is_terminated_while_waiting, where, **options) as job:
+        job.await_marks("ready")
+        time.sleep(0.3)
+        job.kill("rank 0", signal.SIGTERM)
+        job.set_mark("go on")
+        outcomes = job.outcomes(timeout=30)
+        job.helper_statuses()
+    kind, clean = outcomes[0].value
+    assert kind in ("NotInitializedError", "PeerLostError"), outcomes[0].error
+    assert clean
+    assert [outcome.status for outcome in outcomes] == [0, 0]
+
+
+# ---- Another thread that shuts down
+
+
+def forever(call: Callable[[int], object]) -> None:
+    for number in range(10**9):
+        call(number)
+
+
+def calls_of_a_thread(bps: Any, what: str, ranks: list[int]) -> Callable[[int], object]:
+    array = np.ones(5000, np.float32)
+    me = threading.get_ident()
+    calls: dict[str, Callable[[int], object]] = {
+        "metrics": lambda _: bps.metrics(),
+        "push_pull": lambda _: bps.push_pull(array, name=f"x{me}"),
+        "async": lambda n: bps.push_pull_async(array, name=f"a{n % 50}"),
+        "declare": lambda n: bps.declare(f"{me}.{n}", array),
+        "barrier": lambda _: bps.barrier(),
+        "new_group": lambda n: bps.new_group(ranks, f"{me}.{n}"),
+        "properties": lambda _: (bps.rank(), bps.size(), bps.get_pushpull_speed()),
+    }
+    return calls[what]
+
+
+def meets_a_shutdown(bps: Any, what: str, ranks: list[int], after: float) -> tuple[list[str], float]:
+    """How three threads end that make these calls until the job ends, and how long after its end."""
+    ended: list[str] = []
+
+    def run() -> None:
+        try:
+            forever(calls_of_a_thread(bps, what, ranks))
+        except bps.BpsError as error:
+            ended.append(type(error).__name__)
+        except BaseException as error:
+            ended.append(repr(error))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(after)
+    bps.shutdown()
+    began = time.monotonic()
+    for thread in threads:
+        thread.join(timeout=20)
+    if any(thread.is_alive() for thread in threads):
+        os.abort()  # with the stacks of all
+    return ended, time.monotonic() - began
+
+
+def has_many_lives(bps: Any, what: str) -> list[tuple[list[str], float]]:
+    found = []
+    for life in range(25):
+        bps.init()
+        found.append(meets_a_shutdown(bps, what, [0], 0.005 + 0.003 * (life % 5)))
+    return found
+
+
+CALLS = ["metrics", "push_pull", "async", "declare", "barrier", "new_group", "properties"]
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_shutdown_while_other_threads_work(what):
+    (found,) = harness.run(has_many_lives, what, workers=1, env=ENV, init=False)
+    for ended, seconds in found:
+        assert ended == ["NotInitializedError"] * 3
+        assert seconds < SOON_S * 4
+
+
+def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], float]:
+    if bps.rank() == 1:
+        await_mark("never mind", timeout=60)
+        return [], 0.0
+    found = meets_a_shutdown(bps, what, [0, 1], 0.5)
+    mark("down")
+    return found
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("what", ["push_pull", "barrier", "new_group"])
+def test_shutdown_while_other_threads_wait_for_a_rank(what, servers):
+    with harness.start(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV) as job:
+        job.await_marks("down", ranks=[0])
+        job.set_mark("never mind")
+        outcomes = job.outcomes(timeout=40)
+        job.helper_statuses()
+    ended, seconds = outcomes[0].value
+    assert len(ended) == 3
+    assert set(ended) <= {"NotInitializedError", "PeerLostError"}
+    assert seconds < SOON_S * 4
+
+
+def is_shut_down_in_init(bps: Any) -> tuple[str, float, bool]:
+    before = open_things()
+    started = threading.Event()
+    asked = 0.0
+
+    def stop() -> None:
+        nonlocal asked
+        started.wait()
+        time.sleep(0.5)
+        asked = time.monotonic()
+        bps.shutdown()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    started.set()
+    try:
+        bps.init()
+        kind = "nothing"
+    except bps.NotInitializedError as error:
+        kind = str(error)
+    came = time.monotonic() - asked
+    thread.join()
+    until = time.monotonic() + 5  # a thread of Python is joined a little before the kernel forgets it
+    while open_things() != before and time.monotonic() < until:
+        time.sleep(0.01)
+    return kind, came, open_things() == before
+
+
+def test_another_thread_that_shuts_down_during_init():
+    env = ENV | {"WORLD_SIZE": "2"}
+    kind, seconds, clean = harness.run(is_shut_down_in_init, workers=1, env=env, init=False, timeout=30)[0]
+    assert "before init() was complete" in kind
+    assert seconds < SOON_S
+    assert clean
+
+
+def ends_beside_daemon_threads(_: Any) -> list[int]:
+    """The interpreter ends while daemon threads are within calls of every kind."""
+    code = """
+import atexit, sys, threading, time, numpy
+atexit.register(time.sleep, 0.2)  # after the last handler of bps: the threads go on, and their calls raise
+import bps_rdma as bps
+bps.init()
+sys.setswitchinterval(1e-6)  # any line of Python is one where a thread gives the lock away
+def forever(call):
+    while True:
+        try:
+            call()
+        except bps.BpsError:
+            pass
+array = numpy.ones(1000, numpy.float32)
+prepared = bps.prepare("push_pull", array.copy(), name="y")
+for call in (bps.metrics, bps.barrier, lambda: bps.push_pull(array, name="x"), lambda: bps.new_group([0]), prepared):
+    threading.Thread(target=forever, args=(call,), daemon=True).start()
+time.sleep(0.2)
+"""
+    folder = os.environ["BPS_TEST_FOLDER"]
+    return [subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode for _ in range(8)]
+
+
+def test_the_interpreter_ends_beside_daemon_threads():
+    assert harness.run(ends_beside_daemon_threads, workers=1, env=ENV, init=False) == [[0] * 8]
+
+
+# ---- Time-outs
+
+
+def tries_time_outs(bps: Any) -> list[str]:
+    array = np.ones(1000, np.float32)
+    group = bps.new_group(range(bps.size()), "g")
+    problems = []
+    for timeout in (math.inf, 1e10, 1e300, 5e8):
+        for call in (
+            lambda t: bps.push_pull(array, name="p", timeout=t),
+            lambda t: bps.push_pull_inplace(array, name="i", timeout=t),
+            lambda t: bps.synchronize(bps.push_pull_async(array, name="a", timeout=t)),
+            lambda t: bps.barrier(timeout=t),
+            lambda t: bps.barrier(group, timeout=t),
+        ):
+            try:
+                call(timeout)
+            except bps.BpsError as error:
+                problems.append(f"{timeout}: {error}")
+    bps.barrier()
+    for timeout in (-1.0, -1e-9, math.nan, -math.inf):
+        for call in (
+            lambda t: bps.push_pull(array, name="p", timeout=t),
+            lambda t: bps.push_pull_async_inplace(array, name="a", timeout=t),
+            lambda t: bps.barrier(timeout=t),
+        ):
+            try:
+                call(timeout)
+                problems.append(f"{timeout} was accepted")
+            except bps.InvalidArgumentError as error:
+                if "timeout" not in str(error):
+                    problems.append(str(error))
+            except bps.BpsError as error:
+                problems.append(f"{timeout}: {error!r}")
+    return problems
+
+
+def test_infinite_and_impossible_time_outs():
+    assert harness.run(tries_time_outs, workers=2, env=ENV) == [[], []]

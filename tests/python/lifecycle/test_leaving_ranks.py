@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that ends, by an exception or by leaving too early: the others hear of it at once, and are told why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import await_mark, mark
+
+ENV = {"BPS_TIMEOUT": str(40 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(10 * harness.PATIENCE)}
+SOON_S = 1.0 * harness.PATIENCE
+
+RAISES = """
+import numpy, pathlib, time, bps_rdma as bps
+bps.init()
+bps.push_pull(numpy.ones(1000, numpy.float32), name="warm")
+while not pathlib.Path("mark-0-waits").exists():
+    time.sleep(0.005)
+time.sleep(0.2)  # for the other one to be within its call; either way it must hear of this
+pathlib.Path("raised").write_text(str(time.monotonic()))
+raise ValueError("no such sample")
+"""
+
+
+def number_of_this_rank() -> int:
+    return int(os.environ.get("DMLC_WORKER_ID") or os.environ["RANK"])
+
+
+def meets_one_that_raises(bps: Any, where: str) -> tuple[Any, ...]:
+    folder = Path(os.environ["BPS_TEST_FOLDER"])
+    if number_of_this_rank() == 1:
+        ended = subprocess.run([sys.executable, "-c", RAISES], check=False, cwd=folder, capture_output=True, text=True)
+        return ended.returncode, ended.stderr, time.monotonic()
+    bps.init()
+    bps.push_pull(np.ones(1000, np.float32), name="warm")
+    mark("waits")
+    try:
+        if where == "barrier":
+            bps.barrier()
+        elif where == "later":
+            while not (folder / "raised").exists():
+                time.sleep(0.005)
+            time.sleep(SOON_S)
+            (folder / "raised").write_text(str(time.monotonic()))
+            bps.push_pull(np.ones(1000, np.float32), name="later")
+        else:
+            bps.push_pull(np.ones(3_000_000, np.float32), name="blocked")
+    except bps.PeerLostError as error:
+        came = time.monotonic()
+        bps.shutdown()
+        return str(error), came - float((folder / "raised").read_text()), time.monotonic() - came
+    return ("nothing",)
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("where", ["push_pull", "barrier", "later"])
+def test_an_exception_is_told_to_the_others(where, servers):
+    with harness.start(meets_one_that_raises, where, workers=2, servers=servers, env=ENV, init=False) as job:
+        heard, ended = (outcome.value for outcome in job.outcomes())
+        job.helper_statuses()
+        told = servers is None or "rank 1 ended: ValueError: no such sample" in job.log("scheduler")
+    text, seconds, left = heard
+    assert told
+    assert "rank 1 ended: ValueError: no such sample" in text
+    assert seconds < SOON_S
+    assert left < 5 * harness.PATIENCE
+    status, output, _ = ended
+    assert status == 1
+    assert output.rstrip().endswith("ValueError: no such sample")
+    assert output.count("Traceback") == 1
+
+
+def leaves_early(bps: Any, where: str) -> tuple[str, float]:
+    rank = bps.rank()
+    one = np.ones(1000, np.float32)
+    bps.push_pull(one, name="warm")
+    folder = Path(os.environ["BPS_TEST_FOLDER"])
+    if rank == 1:
+        while not (folder / "mark-0-waits").exists():
+            time.sleep(0.005)
+        bps.shutdown()
+        return "left", 0.0
+    mark("waits")
+    began = time.monotonic()
+    try:
+        if where == "barrier":
+            bps.barrier()
+        elif where == "group":
+            bps.new_group([0, 1], "late")
+        else:
+            bps.push_pull(one, name="blocked")
+    except bps.PeerLostError as error:
+        return str(error), time.monotonic() - began
+    return "nothing", 0.0
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("where", ["push_pull", "barrier", "group"])
+def test_leaving_while_another_rank_waits_is_its_error(where, servers):
+    found = harness.run(leaves_early, where, workers=2, servers=servers, env=ENV)
+    text, seconds = found[0]
+    assert "worker 1" in text
+    assert "has left the job" in text
+    assert seconds < 6 * harness.PATIENCE
+    assert found[1] == ("left", 0.0)
+
+
+def leaves_after_a_failure(bps: Any, calls: int) -> str:
+    """Rank 2 waits for rank 1 in vain and leaves; rank 0 waits for rank 2."""
+    rank = bps.rank()
+    one = np.ones(1000, np.float32)
+    first, second = (bps.new_group(ranks) if rank in ranks else None for ranks in ([0, 2], [1, 2]))
+    if rank == 0:
+        try:
+            bps.push_pull(one, name="y", group=first, timeout=60)
+        except bps.PeerLostError as error:
+            return str(error)
+    if rank == 1 and calls == 1:  # it does not call, and with two calls it leaves: the second one is refused
+        await_mark("rank 2 has raised")
+    for _ in range(calls if rank == 2 else 0):
+        try:
+            bps.push_pull(one, name="x", group=second, timeout=0.3 if calls == 1 else 60)
+        except bps.BpsError:
+            mark("raised")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"), [(1, "push_pull of 'x', round 0: not complete"), (2, "'x' cannot be synchronised: worker 1")]
+)
+def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(calls, why):
+    with harness.start(leaves_after_a_failure, calls, workers=3, servers=1, env=ENV) as job:
+        job.await_marks("raised", [2])
+        job.set_mark("rank 2 has raised")
+        told = job.results()[0]
+    assert "worker 2" in told, told
+    assert f"has left the job, after: {why}" in told, told
+    assert "1" in told.split("after:")[1], told
+
+
+def uses_what_was_left(bps: Any) -> float:
+    """Rank 1 pushes and leaves at once; what it has pushed still counts."""
+    array = np.full(100_000, bps.rank() + 1, np.float32)
+    bps.push(array, name="x", average=False)
+    if bps.rank() == 1:
+        bps.shutdown()
+        return 3.0
+    time.sleep(0.3)
+    return float(bps.pull(array, name="x", average=False)[-1])
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_what_a_rank_contributed_before_it_left_still_counts(servers):
+    assert harness.run(uses_what_was_left, workers=2, servers=servers, env=ENV) == [3.0, 3.0]
+
+
+def keeps_its_hook(bps: Any) -> tuple[int, str]:
+    code = """
+import sys, bps_rdma as bps
+sys.excepthook = lambda kind, value, trace: print("mine", kind.__name__)
+bps.init()
+bps.shutdown()
+bps.init()
+raise KeyError("x")
+"""
+    folder = os.environ["BPS_TEST_FOLDER"]
+    ended = subprocess.run([sys.executable, "-c", code], check=False, cwd=folder, capture_output=True, text=True)
+    return ended.returncode, ended.stdout
+
+
+def test_an_excepthook_that_was_set_before_is_called_once():
+    assert harness.run(keeps_its_hook, workers=1, init=False) == [(1, "mine KeyError\n")]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network interface that fails in the middle of a job, over TCP: two namespaces that two networks join.
+
+It costs a moment and no round, no byte changes that should not, and the interface is used again when it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+from bodies.rail_job import Running, carried, longest, rounds_until_told
+from harness import network
+from test_rails import FIRST, MEMBERS, SECOND, enter, sent
+
+
+def rounds_in(bps: Any, namespaces: list[str], folder: str) -> dict[str, Any]:
+    enter(namespaces[int(os.environ["RANK"])])
+    return rounds_until_told(bps, folder, sent)
+
+
+@pytest.fixture
+def start(networks, tmp_path):
+    jobs = []
+
+    def begin(**env: str) -> Running:
+        common = {
+            "BPS_TRANSPORT": "tcp",
+            "BPS_INTERFACE": f"{FIRST},{SECOND}",
+            "BYTEPS_PUSH_THREAD": "1",
+            "BYTEPS_SERVER_ENGINE_THREAD": "1",
+            "BPS_LOG_LEVEL": "info",
+            "BPS_HEARTBEAT_TIMEOUT": "30",  # of the scheduler, which may be reached by the interface that fails
+            "MASTER_ADDR": networks.address(MEMBERS[0], FIRST),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            **env,
+        }
+        namespaces = [networks.namespace(member) for member in MEMBERS]
+        job = harness.start(rounds_in, namespaces, str(tmp_path), workers=2, env=common, init=False)
+        jobs.append(job)
+        running = Running(job.__enter__(), tmp_path)
+        running.until(lambda: running.round() >= 10)
+        return running
+
+    yield begin
+    for job in jobs:
+        job.__exit__(None, None, None)
+
+
+Act = Callable[[network.Network], None]
+FAILURES: dict[str, tuple[Act, Act]] = {
+    "link down": (lambda n: n.set_link(MEMBERS[1], SECOND, "down"), lambda n: n.set_link(MEMBERS[1], SECOND, "up")),
+    "silent": (lambda n: n.cut(MEMBERS[1], SECOND, "both"), lambda n: n.mend(SECOND)),
+    "nothing goes out": (lambda n: n.cut(MEMBERS[1], SECOND, "out"), lambda n: n.mend(SECOND)),
+    "nothing comes in": (lambda n: n.cut(MEMBERS[1], SECOND, "in"), lambda n: n.mend(SECOND)),
+    "the first": (lambda n: n.set_link(MEMBERS[1], FIRST, "down"), lambda n: n.set_link(MEMBERS[1], FIRST, "up")),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_interface_fails_and_comes_back(networks, start, failure):
+    fail, mend = FAILURES[failure]
+    running = start()
+    fail(networks)
+    running.until_all_say("a rail to .* is lost: .*; the other rails are used")
+    lost_at = time.monotonic()
+    running.more(30)
+    survived_at = time.monotonic()
+    mend(networks)
+    lost, left = (FIRST, SECOND) if failure == "the first" else (SECOND, FIRST)
+    running.until_all_say("a connection to .* that was lost is back")
+    back_at = time.monotonic()
+    running.more(30)
+    results = running.results()
+    repeated = sum(result["counters"]["repeated"] for result in results)  # perhaps only control messages were under way
+    print(
+        f"{failure}: the longest round took {longest(results):.2f} s more than the others, {repeated} writes repeated"
+    )
+    assert longest(results) < 5 * harness.PATIENCE, "about 0.7 s on a quiet machine"
+    for result in results:
+        assert result["counters"]["paths_lost"] >= 1
+        used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
+        assert used[lost] < used[left] / 10, "the other one carries everything"
+        used = carried(result["log"], back_at)
+        assert used[lost] > 0.25 * used[left], "it is used again"
+
+
+def test_an_interface_that_flaps(networks, start):
+    running = start()
+    for _ in range(4):
+        networks.set_link(MEMBERS[1], SECOND, "down")
+        running.more(5)
+        networks.set_link(MEMBERS[1], SECOND, "up")
+        running.more(5)
+    results = running.results()
+    print(f"flaps: the longest round took {longest(results):.2f} s more than the others")
+
+
+def test_a_rank_that_is_stopped_for_a_while_loses_no_rail(start):
+    running = start()
+    running.job.kill("rank 1", signal.SIGSTOP)
+    time.sleep(2)  # bytes for it wait; longer than a rail may be silent
+    running.job.kill("rank 1", signal.SIGCONT)
+    running.more(10)
+    assert [result["counters"]["paths_lost"] for result in running.results()] == [0, 0]
+
+
+def test_the_last_interface_is_an_error(networks, start):
+    running = start(BPS_HEARTBEAT_TIMEOUT="3")
+    for interface in (FIRST, SECOND):
+        networks.set_link(MEMBERS[1], interface, "down")
+    with pytest.raises(harness.JobFailedError, match="PeerLostError"):
+        running.job.results()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that servers keep: ranks add to them without waiting for each other, or only for those far behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+
+from bps_rdma.errors import DeadlineError, InvalidArgumentError, InvalidTensorError, MismatchError, PeerLostError
+
+TCP = {"BPS_TRANSPORT": "tcp"}
+SMALL = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384"}
+COUNT = 20_000
+
+
+def added(bps: Any, dtype: str) -> bytes:
+    weights = np.full(COUNT, 100 if bps.rank() == 0 else -1, dtype)
+    bps.store(weights, name="w")
+    assert (weights == 100).all()
+    delta = np.full(COUNT, bps.rank() + 1, dtype)
+    before = 100
+    for _ in range(50):
+        now = bps.accumulate(delta, name="w")
+        # Each partition is consistent, and all that this rank has added is in it.
+        for begin in range(0, COUNT, 4096):
+            part = now[begin : begin + 4096]
+            assert part.min() >= before + bps.rank() + 1
+        before = int(now.min())
+    bps.barrier()
+    final = bps.accumulate(np.zeros(COUNT, dtype), name="w")
+    assert (final == 100 + 50 * sum(range(1, bps.size() + 1))).all()
+    return final.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("env", [{}, TCP, TCP | SMALL], ids=["shm", "tcp", "small"])
+@pytest.mark.parametrize("servers", [None, 2])
+def test_nothing_that_was_added_is_lost(servers: int | None, env: dict[str, str], dtype: str) -> None:
+    results = harness.run(added, dtype, workers=3, servers=servers, env=env)
+    assert len(set(results)) == 1
+
+
+def alone(bps: Any) -> None:
+    bps.store(np.zeros(COUNT, np.float32), name="w")
+    if bps.rank() == 0:
+        for number in range(1, 31):
+            assert (bps.accumulate(np.ones(COUNT, np.float32), name="w") == number).all()
+    bps.barrier()  # until here the other one has not added anything
+    weights = np.ones(COUNT, np.float32)
+    assert bps.accumulate(weights, name="w", out=weights) is weights
+    assert weights.min() >= 31
+    bps.barrier()
+    bps.store(np.full(COUNT, 7, np.float32), root=1, name="w")
+    bps.barrier()
+    assert (bps.accumulate(np.zeros(COUNT, np.float32), name="w") == 7).all()
+
+
+def test_nobody_waits() -> None:
+    harness.run(alone, workers=2)
+    harness.run(alone, workers=2, servers=1, env=TCP)
+
+
+def bounded(bps: Any) -> None:
+    one = np.ones(COUNT, np.float32)
+    bps.store(np.zeros(COUNT, np.float32), name="w")
+    if bps.rank() == 0:
+        for _ in range(2):
+            bps.accumulate(one, name="w", staleness=2)
+        handle = bps.accumulate_async(one, name="w", staleness=2)
+        time.sleep(0.3)
+        assert not bps.poll(handle)
+        bps.barrier()
+        assert handle.wait().min() >= 4  # three of its own, and one of the other
+        with pytest.raises(DeadlineError, match=r"still waited for rank 1|still waits for rank 1"):
+            bps.accumulate(one, name="w", staleness=2, timeout=0.4)
+        bps.barrier()
+    else:
+        bps.barrier()
+        bps.accumulate(one, name="w", staleness=2)
+        bps.barrier()
+        # What the other one has added stays, although its call has failed.
+        assert (bps.accumulate(0 * one, name="w") == 5).all()
+    bps.barrier()
+
+
+@pytest.mark.parametrize("env", [{}, TCP | SMALL], ids=["shm", "tcp"])
+def test_a_rank_that_is_too_far_ahead_waits(env: dict[str, str]) -> None:
+    harness.run(bounded, workers=2, env=env)
+
+
+def given_back(bps: Any) -> None:
+    weights = np.full(COUNT, 1, np.float32)
+    bps.store(weights, name="w")
+    bps.accumulate(weights, name="w")
+    bps.barrier()
+    mine = np.empty(COUNT, np.float32)
+    assert bps.unstore(mine, name="w") is mine
+    assert (mine == 1 + bps.size()).all()
+    with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
+        bps.accumulate(weights, name="w")
+    with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
+        bps.unstore(mine, name="w")
+    bps.store(mine, name="w")
+    assert (bps.accumulate(0 * mine, name="w") == 1 + bps.size()).all()
+
+
+@pytest.mark.parametrize("env", [{}, TCP | SMALL], ids=["shm", "tcp"])
+def test_weights_are_given_back(env: dict[str, str]) -> None:
+    harness.run(given_back, workers=2, env=env)
+
+
+def lost_worker(bps: Any) -> int:
+    one = np.ones(COUNT, np.float32)
+    bps.store(np.zeros(COUNT, np.float32), name="w")
+    if bps.rank() == 1:
+        bps.accumulate(one, name="w", staleness=1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(10):
+        last = bps.accumulate(one, name="w", staleness=1)
+    return int(last[0])
+
+
+def test_a_lost_worker_is_not_waited_for() -> None:
+    with harness.start(lost_worker, workers=3, servers=1, env=TCP | {"BPS_HEARTBEAT_TIMEOUT": "2"}) as job:
+        outcomes = job.outcomes(but=[1])
+        for rank in (0, 2):
+            assert outcomes[rank].value >= 10, outcomes[rank]
+
+
+def test_a_lost_server_takes_the_weights_with_it() -> None:
+    with harness.start(lost_server, workers=2, servers=2, env=TCP) as job:
+        time.sleep(2)
+        job.kill("server 1")
+        assert [outcome.error for outcome in job.outcomes()] == ["", ""]
+
+
+def lost_server(bps: Any) -> None:
+    one = np.ones(10 * COUNT, np.float32)
+    bps.store(0 * one, name="w")
+    bps.barrier()
+    lost: PeerLostError | None = None
+    while lost is None:
+        try:
+            bps.accumulate(one, name="w")
+        except PeerLostError as error:
+            lost = error
+    assert re.search("server [01]", str(lost)), lost  # a server of which nobody says which it is gets any free number
+
+
+def refused(bps: Any) -> None:
+    one = np.ones(4, np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
+        bps.accumulate(one, name="never stored")
+    with pytest.raises(InvalidArgumentError, match="need a name"):
+        bps.accumulate(one)
+    with pytest.raises(InvalidArgumentError, match="need a name"):
+        bps.store(one)
+    for staleness in (-1, 0.5, "2"):
+        with pytest.raises(InvalidArgumentError, match="staleness"):
+            bps.accumulate(one, name="w", staleness=staleness)
+    bps.store(one, name="w")
+    with pytest.raises(MismatchError):
+        bps.accumulate(np.ones(5, np.float32), name="w")
+    with pytest.raises(InvalidTensorError, match="`out`"):
+        bps.accumulate(one, name="w", out=np.ones(5, np.float32))
+    if bps.rank() == 0:
+        group = bps.new_group([0])
+        bps.store(one, name="of one", group=group)
+        assert (bps.accumulate(one, name="of one", group=group, staleness=0) == 2).all()
+    assert (bps.push_pull(one, name="w", average=False) == bps.size()).all()  # the name serves for sums as well
+
+
+def test_bad_input_is_refused() -> None:
+    harness.run(refused, workers=2)
+
+
+def summed_on_host(bps: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="BPS_ASYNC=1"):
+        bps.store(np.ones(4, np.float32), name="w")
+
+
+def test_hosts_that_sum_first_are_refused() -> None:
+    harness.run(summed_on_host, **harness.on_hosts("aab"))
+    harness.run(added, "float32", env={"BPS_ASYNC": "1"}, **harness.on_hosts("aab"))

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed tensors through real processes: what arrives is what the codes say, the same on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from reference import codecs
+
+from bps_rdma import job
+from bps_rdma.compression import METHODS
+
+PARTITION = 16 * 1024
+COUNT = 10_000  # two full partitions and one shorter
+TCP = {"BPS_TRANSPORT": "tcp", "BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
+DENSE = ("fp16", "bf16", "int8")
+
+
+def gradient(rank: int, step: int, count: int = COUNT) -> np.ndarray:
+    return np.random.default_rng(1000 * rank + step).standard_normal(count).astype(np.float32)
+
+
+def by_partition(text: str, values: np.ndarray, tensor: int, step: int, sender: int) -> np.ndarray:
+    """What the code of a whole tensor says."""
+    size = PARTITION // 4
+    parts = []
+    for partition, begin in enumerate(range(0, len(values), size)):
+        seed = codecs.seed_of(tensor, partition, step, sender)
+        parts.append(codecs.reference(text, values[begin : begin + size], seed)[1])
+    return np.concatenate(parts)
+
+
+def sums(bps: Any, text: str, average: bool) -> list[bytes]:
+    results = []
+    for step in range(3):
+        array = gradient(bps.rank(), step)
+        bps.push_pull_inplace(array, average=average, name="g", compression=text)
+        tensor = job.current().tensors[0, "g"].id
+        total = by_partition(text, gradient(0, step), tensor, step, 0)
+        for rank in range(1, bps.size()):
+            total += by_partition(text, gradient(rank, step), tensor, step, rank)
+        if average:
+            total /= np.float32(bps.size())
+        expected = by_partition(text, total, tensor, step, 2**32 - 1)
+        assert (array == expected).all(), (step, np.flatnonzero(array != expected)[:5])
+        results.append(array.tobytes())
+    return results
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("text", [*METHODS, "topk:k=0.1", "randomk:k=100", "dithering:k=15,partition=natural"])
+def test_sums_are_what_the_codes_say(text: str, average: bool) -> None:
+    first, second, third = harness.run(sums, text, average, workers=3, servers=2, env=TCP)
+    assert first == second == third
+
+
+def equal_everywhere(bps: Any, method: str) -> tuple[bytes, dict[str, int]]:
+    array = gradient(bps.rank(), 0, 50_000)
+    bps.push_pull_inplace(array, name="g", compression=method)
+    exact = np.mean([gradient(rank, 0, 50_000).astype(np.float64) for rank in range(bps.size())], axis=0)
+    assert np.abs(array - exact).max() < 0.05
+    return array.tobytes(), {key: value for key, value in bps.metrics()["total"].items() if "compressed" in key}
+
+
+# Servers in the workers: each rank's contribution to its own server needs no code, but gets the answer that others get.
+@pytest.mark.parametrize("method", DENSE)
+def test_with_servers_in_the_workers_all_ranks_get_the_same_bits(method: str) -> None:
+    results = harness.run(equal_everywhere, method, workers=3, env=TCP)
+    assert len({result[0] for result in results}) == 1
+    ratio = {"fp16": 0.5, "bf16": 0.5, "int8": 260 / 1024}[method]
+    for _, counted in results:
+        assert ratio < counted["compressed_bytes"] / counted["uncompressed_bytes"] < ratio + 0.01
+
+
+# Hosts sum first; what crosses the network is compressed, once per host.
+@pytest.mark.parametrize("layout", ["aabb", "aaab", "abab"])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_hosts_sum_before_they_compress(layout: str, servers: int | None) -> None:
+    env = {key: TCP[key] for key in TCP if key != "BPS_TRANSPORT"}
+    results = harness.run(equal_everywhere, "int8", servers=servers, env=env, **harness.on_hosts(layout))
+    assert len({result[0] for result in results}) == 1
+    assert sum(counted["compressed_bytes"] for _, counted in results) > 0
+    # Each of two hosts sends and gets the tensor at most once.
+    assert sum(counted["uncompressed_bytes"] for _, counted in results) <= 2 * 2 * 50_000 * 4
+
+
+def scattered(bps: Any) -> None:
+    for step in range(3):
+        array = gradient(bps.rank(), step, 60_000)
+        part = bps.reduce_scatter(array, name="s", compression="int8", average=False)
+        exact = sum(gradient(rank, step, 60_000).astype(np.float64) for rank in range(bps.size()))
+        begin, end = bps.shard_bounds(60_000, bps.size(), bps.rank())
+        assert np.abs(part - exact[begin:end]).max() < 0.15
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+
+
+def test_reduce_scatter() -> None:
+    harness.run(scattered, workers=3, env=TCP)
+    harness.run(scattered, workers=2, servers=1, env=TCP)
+
+
+def fed_back(bps: Any, text: str) -> None:
+    total = np.zeros(COUNT)
+    plain = np.zeros(COUNT)
+    array = gradient(bps.rank(), 0)
+    steps = 50
+    for _ in range(steps):
+        total += bps.push_pull(array, name="fed back", compression=text + ":feedback=1")
+        plain += bps.push_pull(array, name="plain", compression=text)
+    exact = steps * np.mean([gradient(rank, 0).astype(np.float64) for rank in range(bps.size())], axis=0)
+    with_feedback, without = np.abs(total - exact).mean(), np.abs(plain - exact).mean()
+    assert with_feedback < without / 10, (with_feedback, without)
+
+
+# The same gradient again and again: without feedback its error is made every time.
+@pytest.mark.parametrize("method", ["int8", "bf16", "int4", "mxfp8"])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_what_a_round_loses_comes_with_the_next_ones(method: str, servers: int | None) -> None:
+    harness.run(fed_back, method, workers=2, servers=servers, env=TCP)
+
+
+def sparse(bps: Any, text: str) -> None:
+    gradients = [gradient(rank, 0) for rank in range(bps.size())]
+    exact = np.mean([one.astype(np.float64) for one in gradients], axis=0)
+    total = np.zeros(COUNT)
+    for step in range(1, 401):
+        total += bps.push_pull(gradients[bps.rank()], name="g", compression=text)
+        if step == 100:
+            early = np.abs(total / step - exact).mean()
+    late = np.abs(total / 400 - exact).mean()
+    # What has not been sent yet stays bounded, while the sum grows.
+    assert late < early / 3, (early, late)
+
+
+@pytest.mark.parametrize("text", ["topk:k=0.05,feedback=1", "randomk:k=0.05,feedback=1", "onebit:feedback=1"])
+def test_sparse_methods_send_everything_in_the_end(text: str) -> None:
+    harness.run(sparse, text, workers=2, servers=1, env=TCP)
+
+
+def with_momentum(bps: Any) -> None:
+    momentum = np.zeros(COUNT, np.float32)
+    for step in range(5):
+        g = gradient(bps.rank(), step)
+        g[step] = np.inf
+        array = g.copy()
+        bps.push_pull_inplace(array, name="m", average=False, compression="bf16:momentum=0.5")
+        momentum = np.float32(0.5) * momentum + g
+        sent = g + np.float32(0.5) * momentum
+        momentum[~np.isfinite(momentum)] = 0  # a round that overflows spoils no later one
+        expected = by_partition("bf16", by_partition("bf16", sent, 0, 0, 0), 0, 0, 0)
+        assert (array == expected).all(), step
+
+
+def test_momentum_is_nesterovs() -> None:
+    harness.run(with_momentum, workers=1, servers=1, env=TCP)
+
+
+def everywhere(bps: Any) -> bytes:
+    array = gradient(bps.rank(), 0)
+    bps.push_pull_inplace(array, name="plain", average=False, compression="int8")
+    exact = sum(gradient(rank, 0) for rank in range(1, bps.size())) + gradient(0, 0)
+    assert np.abs(array - exact).max() < 1e-5  # within a host nothing is compressed
+    assert bps.metrics()["total"]["compressed_bytes"] == 0
+    array = gradient(bps.rank(), 0)
+    bps.push_pull_inplace(array, name="forced", average=False, compression="int8:everywhere=1")
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+    assert 1e-4 < np.abs(array - exact).max() < 0.15
+    return array.tobytes()
+
+
+@pytest.mark.parametrize("env", [{}, {"BPS_SHM_CMA": "0"}])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_on_one_host_only_if_that_is_asked_for(env: dict[str, str], servers: int | None) -> None:
+    small = {key: TCP[key] for key in TCP if key != "BPS_TRANSPORT"}
+    assert len(set(harness.run(everywhere, workers=2, servers=servers, env=env | small))) == 1
+
+
+def other_operations(bps: Any) -> None:
+    bps.declare("t", shape=COUNT, dtype=np.float32, compression="int8")
+    array = gradient(1, 0) if bps.rank() == 1 else np.zeros(COUNT, np.float32)
+    bps.broadcast(array, root=1, name="t")
+    assert (array == gradient(1, 0)).all()
+    array = gradient(bps.rank(), 1)
+    bps.push_pull_inplace(array, op="max", name="t")
+    assert (array == np.maximum(gradient(0, 1), gradient(1, 1))).all()
+    whole = bps.all_gather(gradient(bps.rank(), 2, COUNT // 2), name="t")
+    assert (whole == np.concatenate([gradient(rank, 2, COUNT // 2) for rank in range(2)])).all()
+    assert bps.metrics()["total"]["compressed_bytes"] == 0
+    bps.push_pull_inplace(array, name="t")
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+    with pytest.raises(bps.InvalidArgumentError, match="another kind"):
+        bps.reduce_scatter(array, name="t")
+    bps.barrier()
+
+
+def test_only_sums_are_compressed() -> None:
+    harness.run(other_operations, workers=2, env=TCP)
+
+
+def specials(bps: Any) -> None:
+    for method in DENSE:
+        for count in (0, 1, 17, 4096, 4097):
+            array = np.ones(count, np.float32)
+            bps.push_pull_inplace(array, average=False, name=f"{method} {count}", compression=method)
+            assert (array == bps.size()).all()
+        array = gradient(bps.rank(), 0)
+        array[5] = np.nan if bps.rank() == 0 else 1
+        array[9000] = np.inf
+        bps.push_pull_inplace(array, name=f"{method} nan", compression=method)
+        assert np.isnan(array[5])
+        assert not np.isfinite(array[9000])
+        assert np.isfinite(array[300])
+        backing = np.frombuffer(bytearray(4 * COUNT + 1), np.uint8)[1:]
+        unaligned = backing.view(np.float32)
+        unaligned[:] = 2
+        bps.push_pull_inplace(unaligned, average=False, name=f"{method} unaligned", compression=method)
+        assert (unaligned == 2 * bps.size()).all()
+
+
+def test_specials() -> None:
+    harness.run(specials, workers=2, env=TCP)
+
+
+def prepared(bps: Any) -> None:
+    array = np.empty(COUNT, np.float32)
+    operation = bps.prepare("push_pull", array, average=False, name="p", compression="int8")
+    for step in range(20):
+        array[:] = gradient(bps.rank(), step)
+        operation()
+        exact = sum(gradient(rank, step).astype(np.float64) for rank in range(bps.size()))
+        assert np.abs(array - exact).max() < 0.15
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+
+
+def test_prepared_operations() -> None:
+    harness.run(prepared, workers=2, env=TCP)
+
+
+def many_at_once(bps: Any) -> list[bytes]:
+    arrays = [gradient(bps.rank(), step, 40_000) for step in range(20)]
+    order = np.random.default_rng(bps.rank()).permutation(20)
+    handles = {
+        i: bps.push_pull_async_inplace(arrays[i], name=f"t{i}", priority=i % 3, compression="int8:feedback=1")
+        for i in order
+    }
+    for i in range(20):
+        handles[i].wait()
+        exact = np.mean([gradient(rank, i, 40_000).astype(np.float64) for rank in range(bps.size())], axis=0)
+        assert np.abs(arrays[i] - exact).max() < 0.05
+    return [array.tobytes() for array in arrays]
+
+
+# Full windows, several loops, small staging memory: whatever could not be sent at once is not encoded twice.
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"BPS_SERVER_WINDOW": "2"},
+        {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"},
+        {"BPS_STAGING_BYTES": "65536", "BPS_SCHEDULING_CREDIT": "65536"},
+    ],
+)
+def test_many_at_once_are_the_same_as_one_after_the_other(env: dict[str, str]) -> None:
+    results = harness.run(many_at_once, workers=3, servers=2, env=TCP | env)
+    again = harness.run(many_at_once, workers=3, servers=2, env=TCP)
+    assert results[0] == results[1] == results[2] == again[0]
+
+
+def by_default(bps: Any) -> None:
+    big, small = np.ones(COUNT, np.float32), np.ones(100, np.float32)
+    bps.push_pull_inplace(small)
+    bps.push_pull_inplace(big.astype(np.float64))
+    bps.push_pull_inplace(big, name="not this one", compression="none")
+    assert bps.metrics()["total"]["compressed_bytes"] == 0
+    bps.push_pull_inplace(big)
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+
+
+def test_the_setting_compresses_large_float32_tensors() -> None:
+    env = {"BPS_COMPRESSION": "int8", "BYTEPS_MIN_COMPRESS_BYTES": "10000"}
+    harness.run(by_default, workers=2, servers=1, env=TCP | env)
+
+
+def refused(bps: Any) -> None:
+    array = np.ones(COUNT, np.float32)
+    for wrong, what in (
+        ("zip", "no compression method 'zip'"),
+        ("int8:k=3", "has no parameter 'k'"),
+        ("int8:momentum=2", "momentum=2"),
+        ("int8:" + "x" * 130 + "=1", "too long"),
+        (7, "is not a text"),
+        ({"byteps_compressor_k": 3}, "names no method"),
+        ({"byteps_compressor_type": "int8", "nonsense": 1}, "nonsense"),
+        ({"byteps_compressor_type": "topk", "byteps_compressor_k": -1}, "k=-1"),
+        ({"byteps_compressor_type": "dithering", "byteps_dithering_partition": 7}, "none of linear, natural"),
+        ({"byteps_compressor_type": "topk", "byteps_error_feedback_type": "other"}, "not supported"),
+    ):
+        with pytest.raises(bps.InvalidArgumentError, match=what):
+            bps.push_pull(array, name="refused", compression=wrong)
+    with pytest.raises(bps.InvalidArgumentError, match="only float32"):
+        bps.push_pull(array.astype(np.float64), name="double", compression="int8")
+    bps.push_pull(array, name="known", compression="int8")
+    with pytest.raises(bps.MismatchError, match="'int8'"):
+        bps.push_pull(array, name="known", compression="bf16")
+    byteps = {"byteps_compressor_type": "int8", "byteps_error_feedback_type": "vanilla"}
+    bps.push_pull(array, name="as BytePS", compression=byteps)
+    bps.push_pull(array, name="as BytePS", compression="int8:feedback=1")
+    all_of_them = {
+        "byteps_compressor_type": "dithering",
+        "byteps_compressor_k": 7,
+        "byteps_seed": 3,
+        "byteps_dithering_partition": "natural",
+        "byteps_dithering_normalize": "1",
+        "byteps_momentum_type": "nesterov",
+        "byteps_momentum_mu": 0.5,
+    }
+    bps.declare("all", like=array, compression=all_of_them)
+    assert job.current().tensors[0, "all"].compression == (
+        "dithering:k=7,seed=3,partition=natural,normalize=l2,momentum=0.5"
+    )
+    bps.declare(
+        "one bit",
+        like=array,
+        compression={"byteps_compressor_type": "onebit", "byteps_compressor_onebit_scaling": True},
+    )
+    bps.push_pull(array, name="one bit")
+    bps.barrier()
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    harness.run(refused, workers=2, env=TCP)
+
+
+def disagrees(bps: Any) -> None:
+    array = np.ones(COUNT, np.float32)
+    with pytest.raises(bps.MismatchError, match="compressed by 'int8'"):
+        bps.push_pull(array, name="d", compression="int8" if bps.rank() == 0 else "none")
+    bps.barrier()
+
+
+def test_ranks_must_agree() -> None:
+    harness.run(disagrees, workers=2, env=TCP)
+
+
+def in_the_next_view(bps: Any) -> None:
+    bps.declare("d", shape=COUNT, dtype=np.float32, compression="int8")
+    array = np.ones(COUNT, np.float32)
+    bps.push_pull(array, name="d")
+    harness.mark("running")
+    before = bps.size()
+    while bps.size() == before:
+        with contextlib.suppress(bps.RoundAbortedError):
+            bps.push_pull(array, name="d")
+    assert (bps.push_pull(array, name="d", average=False) == bps.size()).all()
+    assert job.current().tensors[0, "d"].compression == "int8"
+    bps.barrier()
+
+
+def test_a_name_is_compressed_in_the_next_view_too() -> None:
+    env = TCP | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": str(2 * harness.PATIENCE)}
+    with harness.start(in_the_next_view, workers=3, servers=1, env=env) as running:
+        running.await_marks("running")
+        running.kill("rank 2")
+        for outcome in running.outcomes()[:2]:
+            assert not outcome.error, outcome.error
+
+
+def test_a_wrong_setting_is_told_at_once() -> None:
+    with pytest.raises(harness.JobFailedError, match="no compression method 'zip'"):
+        harness.run(by_default, workers=1, env=TCP | {"BPS_COMPRESSION": "zip"})

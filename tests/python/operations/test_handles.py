@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles: polling, waiting, awaiting, forgetting; the GIL while waiting; many threads at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import await_mark, mark
+from reference.values import pushed, summed
+
+import bps_rdma
+
+
+def polls(bps: Any) -> None:
+    array = np.full(1000, bps.rank() + 1.0)
+    if bps.rank() == 1:
+        await_mark("go")
+    handle = bps.push_pull_async_inplace(array, average=False, name="x")
+    assert isinstance(handle, bps.Handle)
+    if bps.rank() == 0:
+        assert bps.poll(handle) is False
+        assert "pending" in repr(handle)
+        assert "'x'" in repr(handle)
+        mark("pending")
+    deadline = time.monotonic() + 60
+    while not bps.poll(handle) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert bps.poll(handle) is True
+    assert handle.done()
+    assert "done" in repr(handle)
+    assert bps.synchronize(handle) is array
+    assert array[0] == 3
+    assert "taken" in repr(handle)
+    for call in (bps.poll, bps.synchronize, lambda h: h.wait(), lambda h: bps.wait([h])):
+        with pytest.raises(bps.UnknownHandleError) as caught:
+            call(handle)
+        assert caught.value.hint
+
+
+def test_poll_and_synchronize():
+    with harness.start(polls, workers=2) as job:
+        job.await_marks("pending", [0])
+        job.set_mark("go")
+        job.results()
+
+
+def waits_for_several(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    handles = [bps.push_pull_async(pushed(99, "int32", rank, 0, i), False, f"n{i}") for i in range(50)]
+    order = list(range(50))[:: 1 if rank else -1]
+    for i, result in zip(order, bps.wait(handles[i] for i in order), strict=True):
+        assert np.array_equal(result, summed(99, "int32", range(size), 0, i))
+    assert bps.wait([]) == []
+
+    # One that fails does not keep the others from being waited for.
+    good = bps.push_pull_async(np.ones(3), False, "good")
+    taken = bps.push_pull_async(np.ones(3), False, "taken")
+    bps.synchronize(taken)
+    with pytest.raises(bps.UnknownHandleError):
+        bps.wait([taken, good])
+    with pytest.raises(bps.UnknownHandleError):
+        bps.synchronize(good)  # wait() took it
+
+
+def test_wait_for_several():
+    harness.run(waits_for_several, workers=2)
+
+
+@pytest.mark.parametrize("what", [7, None, "handle", object(), np.ones(3)])
+def test_what_is_no_handle(alone, what):
+    for call in (alone.poll, alone.synchronize, lambda one: alone.wait([one])):
+        with pytest.raises(alone.UnknownHandleError) as caught:
+            call(what)
+        assert caught.value.hint
+        assert isinstance(caught.value, KeyError)
+
+
+def awaits(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+
+    async def one(index: int) -> None:
+        await asyncio.sleep(0.001 * ((index * 7 + rank * 3) % 5))
+        result = await bps.push_pull_async(pushed(500, "int32", rank, 0, index), False, f"n{index}")
+        assert np.array_equal(result, summed(500, "int32", range(size), 0, index))
+
+    async def main() -> None:
+        await asyncio.gather(*(one(index) for index in range(300)))
+        # Over before it is awaited.
+        handle = bps.push_pull_async(np.ones(3), False, "early")
+        while not handle.done():
+            await asyncio.sleep(0.001)
+        assert (await handle).tolist() == [size] * 3
+        with pytest.raises(bps.UnknownHandleError):
+            await handle
+        # The loop runs on while one task waits.
+        ticks = 0
+        waiting = asyncio.ensure_future(late())
+        while not waiting.done():
+            ticks += 1
+            await asyncio.sleep(0.005)
+        assert ticks > 10 or rank == 1
+        await waiting
+
+    async def late() -> None:
+        if rank == 1:
+            await asyncio.sleep(0.5)
+        await bps.push_pull_async(np.ones(3), False, "late")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_await_and_gather(transport):
+    harness.run(awaits, workers=2, env={"BPS_TRANSPORT": transport})
+
+
+def awaits_a_loss(bps: Any) -> str:
+    if bps.rank() == 1:
+        mark("ready")
+        await_mark("never")
+
+    async def main() -> str:
+        handle = bps.push_pull_async(np.ones(3), False, "x")
+        mark("ready")
+        try:
+            await handle
+        except bps.PeerLostError as error:
+            return str(error)
+        return "nothing was raised"
+
+    text = asyncio.run(main())
+    bps.shutdown()
+    return text
+
+
+def test_await_raises():
+    env = {"BPS_HEARTBEAT_TIMEOUT": "1.5", "BPS_SHUTDOWN_TIMEOUT": "2"}
+    with harness.start(awaits_a_loss, workers=2, env=env) as job:
+        job.await_marks("ready")
+        job.kill("rank 1")
+        assert "worker 1" in job.outcomes(but=[1])[0].value
+
+
+def counts_meanwhile(bps: Any, how: str) -> int:
+    """How far a thread counts while another one waits for a second."""
+    counted = 0
+    if bps.rank() == 1:
+        await_mark("go")
+    stop = threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not stop.is_set():
+            counted += 1
+
+    array = np.ones(10)
+    if bps.rank() == 0:
+        threading.Timer(1.0, mark, ["counted"]).start()
+        thread = threading.Thread(target=count)
+        thread.start()
+    if how == "barrier":
+        bps.barrier()
+    elif how == "synchronize":
+        bps.synchronize(bps.push_pull_async_inplace(array, False, "x"))
+    elif how == "declare and pull":
+        bps.push(array, "x", False)
+        bps.pull(array, "x", False)
+    else:
+        bps.new_group([0, 1], "g")
+    stop.set()
+    return counted
+
+
+@pytest.mark.parametrize("how", ["synchronize", "barrier", "declare and pull", "new_group"])
+def test_waiting_leaves_the_gil_to_others(how):
+    with harness.start(counts_meanwhile, how, workers=2) as job:
+        job.await_marks("counted", [0])
+        job.set_mark("go")
+        counted = job.results()[0]
+    # With the GIL held it would be some hundreds at most, before and after.
+    assert counted > 50_000
+
+
+def interrupted(bps: Any) -> float:
+    if bps.rank() == 1:
+        await_mark("go")
+        bps.push_pull(np.ones(3), name="x")
+        return 0.0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+    handle = bps.push_pull_async(np.ones(3), name="x")
+    try:
+        mark("waiting")
+        bps.synchronize(handle)
+    except KeyboardInterrupt:
+        caught = time.monotonic()
+        mark("caught")
+        assert bps.synchronize(handle).tolist() == [1] * 3, "the handle is still good"
+        return caught
+    raise AssertionError("Ctrl-C was not seen")
+
+
+def test_ctrl_c_interrupts_a_wait():
+    import signal
+
+    with harness.start(interrupted, workers=2) as job:
+        job.await_marks("waiting", [0])
+        time.sleep(0.3)
+        sent = job.kill("rank 0", signal.SIGINT)
+        job.await_marks("caught", [0])
+        job.set_mark("go")
+        assert job.results()[0] - sent < 3 * harness.PATIENCE
+
+
+def forgets(bps: Any) -> None:
+    """Handles and arrays are dropped while the operation runs; new arrays then take freed memory."""
+    rank, size = bps.rank(), bps.size()
+    for round_ in range(100 if os.environ.get("BPS_TEST_ALL") else 40):
+        make = bps.empty if round_ % 2 else np.empty
+        for index in range(5):
+            array = make(50_000, "int32")
+            array[...] = pushed(50_000, "int32", rank, round_, index)
+            bps.push_pull_async_inplace(array, False, f"forgotten {index}")  # nobody keeps array or handle
+            del array
+        canaries = [np.full(50_000, 77, np.int32) for _ in range(5)]
+        gc.collect()
+        kept = bps.push_pull(pushed(1000, "int32", rank, round_), False, "kept")
+        assert np.array_equal(kept, summed(1000, "int32", range(size), round_))
+        for canary in canaries:
+            assert np.all(canary == 77), "an operation wrote into memory that had been freed"
+    bps.barrier()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_dropping_a_handle_keeps_the_memory_safe(transport):
+    harness.run(forgets, workers=2, env={"BPS_TRANSPORT": transport})
+
+
+def releases(bps: Any) -> None:
+    """What is over is not kept: neither by the handle that was waited for, nor for ever when it was dropped."""
+    array = np.ones(1000)
+    before = sys.getrefcount(array)
+    bps.push_pull_inplace(array, name="x")
+    for _ in range(3):
+        bps.push_pull_async_inplace(array, name="x")
+    bps.barrier()
+    for _ in range(20):  # as many on each rank
+        time.sleep(0.01)
+        bps.push_pull(np.ones(2), name="y")  # a later operation releases the earlier ones
+    assert sys.getrefcount(array) == before
+
+
+def test_finished_arrays_are_released():
+    harness.run(releases, workers=2)
+
+
+def from_many_threads(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    failures: list[BaseException] = []
+    sys.setswitchinterval(1e-5)  # threads take turns in the middle of everything
+
+    def work(thread: int) -> None:
+        try:
+            for round_ in range(100):
+                handles = []
+                for index in range(4):
+                    values = pushed(200 + index, "int64", rank, round_, thread)
+                    handles.append(bps.push_pull_async(values, False, f"{thread} {index}"))
+                for index, result in enumerate(bps.wait(handles)):
+                    assert np.array_equal(result, summed(200 + index, "int64", range(size), round_, thread))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
+def test_many_threads_start_operations_at_once(servers, transport):
+    harness.run(from_many_threads, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
+
+
+def pending_at_shutdown(bps: Any) -> tuple[str, float]:
+    bps.push_pull(np.ones(3), name="warm")
+    handle = bps.push_pull_async(np.ones(3), name=f"only here {bps.rank()}")
+    bps.barrier()  # whoever starts an operation with a rank that has left is refused
+    bps.shutdown()
+    begin = time.monotonic()
+    with pytest.raises(bps.BpsError) as raised:
+        handle.wait()
+    assert raised.value.hint
+    return raised.typename, time.monotonic() - begin
+
+
+def test_a_handle_that_outlives_the_job_ends():
+    env = {"BPS_SHUTDOWN_TIMEOUT": "10"}
+    for kind, seconds in harness.run(pending_at_shutdown, workers=2, env=env):
+        assert kind in ("NotInitializedError", "PeerLostError")
+        assert seconds < 5
+
+
+def test_handles_in_a_world_of_one(alone):
+    handles = [alone.push_pull_async(np.full(10, i), False, f"n{i}") for i in range(1000)]
+    assert [int(result[0]) for result in alone.wait(handles)] == list(range(1000))
+    assert isinstance(handles[0], bps_rdma.Handle)
+
+
+def shared(bps: Any) -> None:
+    """Several threads wait for each handle: one gets the result, the others are told that it has been taken."""
+    for number in range(100):
+        handle = bps.push_pull_async(np.ones(100), average=False, name="shared")
+        outcomes: list[Any] = []
+        start = threading.Barrier(3)
+
+        def wait(handle: Any = handle, outcomes: list[Any] = outcomes, start: threading.Barrier = start) -> None:
+            start.wait(60)
+            try:
+                outcomes.append(handle.wait())
+            except bps.UnknownHandleError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        results = [one for one in outcomes if isinstance(one, np.ndarray)]
+        assert len(outcomes) == 3, f"round {number}: a thread did not come back"
+        assert len(results) == 1
+        assert (results[0] == bps.size()).all()
+
+
+def test_several_threads_wait_for_one_handle():
+    harness.run(shared, workers=2)

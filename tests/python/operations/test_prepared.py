@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared operations: the results of the ordinary ones, bit for bit; their life, their errors, their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import await_mark, mark
+from reference.values import NUMPY_DTYPES, pushed, summed
+from test_forked_children import in_child
+
+import bps_rdma
+
+ROUNDS = 5
+
+
+def reduces(bps: Any, dtype: str, op: str | None) -> list[bytes]:
+    """The results of calls of both kinds, which take turns on one name."""
+    rank, count = bps.rank(), 1001
+    array, out, plain = (np.empty(count, dtype) for _ in range(3))
+    options = {"average": False, "op": op, "name": "x"}
+    in_place = bps.prepare("push_pull", array, **options)
+    beside = bps.prepare("push_pull", array, out=out, **options)
+    found = []
+    for round_ in range(ROUNDS):
+        array[:] = plain[:] = pushed(count, dtype, rank, round_)
+        assert beside() is out
+        assert np.array_equal(array, plain)
+        bps.push_pull_inplace(plain, **options)
+        assert in_place() is array
+        assert array.tobytes() == out.tobytes() == plain.tobytes()
+        if op is None:
+            assert np.array_equal(array, summed(count, dtype, range(bps.size()), round_))
+        found.append(array.tobytes())
+    return found
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("dtype", "op"), [(dtype, None) for dtype in NUMPY_DTYPES] + [("float32", "max")])
+def test_reductions_are_those_of_the_ordinary_calls(transport, dtype, op):
+    first, second, third = harness.run(reduces, dtype, op, workers=3, env=harness.over(transport))
+    assert first == second == third
+
+
+def moves(bps: Any) -> None:
+    rank, size, count = bps.rank(), bps.size(), 1000
+    begin, end = bps.shard_bounds(count, size, rank)
+    whole, part = np.empty(count), np.empty(end - begin)
+    gathered, copied = bps.empty(count, "float64"), np.empty(count)
+    scatter = bps.prepare("reduce_scatter", whole, average=False, name="s", out=part)
+    to_new = bps.prepare("reduce_scatter", whole, average=True, name="n")
+    gather = bps.prepare("all_gather", part, name="g", out=gathered)
+    own = bps.prepare("all_gather", gathered[begin:end], name="own", out=gathered)
+    fresh = bps.prepare("all_gather", whole[:10], name="f")
+    copy = bps.prepare("broadcast", copied, root=size - 1, name="b")
+    for round_ in range(ROUNDS):
+        whole[:] = pushed(count, "float64", rank, round_)
+        total = summed(count, "float64", range(size), round_)
+        assert scatter() is part
+        assert np.array_equal(part, total[begin:end])
+        assert np.array_equal(to_new(), total[begin:end] / size)
+        assert gather() is gathered
+        assert np.array_equal(gathered, total)
+        gathered[begin:end] *= 2
+        assert np.array_equal(own(), total * 2)
+        rows = fresh()
+        assert rows.shape == (10 * size,)
+        assert np.array_equal(rows[10:20], pushed(count, "float64", 1, round_)[:10])
+        copied[:] = whole
+        assert copy() is copied
+        assert np.array_equal(copied, pushed(count, "float64", size - 1, round_))
+
+
+@pytest.mark.parametrize("loops", [1, 2])
+@pytest.mark.parametrize("servers", [None, 2])
+def test_operations_that_move(servers, loops):
+    harness.run(moves, workers=2, servers=servers, env={"BPS_PUSH_THREAD": str(loops)})
+
+
+def in_two_steps(bps: Any) -> None:
+    array = np.full(100, bps.rank() + 1.0)
+    other = np.full(300_000, 1.0)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    large = bps.prepare("push_pull", other, average=False, name="large")
+    assert isinstance(operation, bps.PreparedOperation)
+    assert "push_pull of 'x'" in repr(operation)
+    assert operation.done()
+    for call in (operation.wait, operation.completion_fd, lambda: bps.poll(operation), lambda: bps.wait([operation])):
+        with pytest.raises(bps.UnknownHandleError) as caught:
+            call()
+        assert caught.value.hint
+    if bps.rank() == 1:
+        await_mark("go")
+    assert operation.start() is operation
+    for call in (operation, operation.start):
+        with pytest.raises(bps.InvalidArgumentError, match="started already"):
+            call()
+    if bps.rank() == 0:
+        assert not operation.done()
+        assert not bps.poll(operation)
+        mark("pending")
+    assert operation.wait() is array
+    assert array[0] == 3
+    for expected in (6, 12, 24):  # a descriptor of an earlier round must not end the wait for a later one
+        assert asyncio.run(awaited(operation)) is array
+        assert array[0] == expected
+    assert bps.wait([large.start(), operation.start()])[0] is other
+    assert other[0] == 2
+    assert bps.synchronize(operation.start()) is array
+
+
+async def awaited(operation: Any) -> Any:
+    return await operation.start()
+
+
+def test_start_and_wait():
+    with harness.start(in_two_steps, workers=2) as job:
+        job.await_marks("pending", [0])
+        job.set_mark("go")
+        job.results()
+
+
+def outlives_its_job(bps: Any) -> None:
+    array = np.ones(10)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    assert operation()[0] == 2
+    bps.shutdown()
+    with pytest.raises(bps.NotInitializedError) as caught:
+        operation()
+    assert "prepare" in caught.value.hint
+    bps.init()
+    with pytest.raises(bps.NotInitializedError):
+        operation.start()
+    assert array[0] == 2
+    again = bps.prepare("push_pull", array, average=False, name="x")
+    assert again()[0] == 4
+
+
+def test_a_later_job_has_operations_of_its_own():
+    harness.run(outlives_its_job, workers=2)
+
+
+def comes_late(bps: Any) -> None:
+    array = np.ones(10)
+    operation = bps.prepare("push_pull", array, average=False, name="x", timeout=0.5 * harness.PATIENCE)
+    assert operation()[0] == 2
+    missing = "rank 1" if bps.rank() == 0 else "rank 0 gave up"
+    if bps.rank() == 1:
+        await_mark("failed")
+    for call in (operation, lambda: operation.start().wait()):
+        with pytest.raises(bps.DeadlineError, match=rf"push_pull of 'x', round \d: .*{missing}"):
+            call()
+    mark("failed")
+    bps.barrier()
+    for _ in range(3):
+        array[:] = 1
+        assert operation()[0] == 2
+
+
+def test_a_deadline_ends_one_start_only():
+    with harness.start(comes_late, workers=2) as job:
+        job.await_marks("failed", [0])
+        job.set_mark("failed")
+        job.results()
+
+
+def loses_a_peer(bps: Any) -> None:
+    array = np.ones(10)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    assert operation()[0] == 2
+    mark("ready")
+    if bps.rank() == 1:
+        threading.Event().wait()
+    for _ in range(2):  # the second one before anything is sent
+        with pytest.raises(bps.PeerLostError):
+            operation()
+
+
+def test_a_lost_peer():
+    with harness.start(loses_a_peer, workers=2, servers=1) as job:
+        job.await_marks("ready")
+        job.kill("rank 1")
+        outcome = job.outcomes(but=[1])[0]
+    assert not outcome.error
+
+
+def is_interrupted(bps: Any) -> None:
+    array = np.ones(10)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    assert operation()[0] == 2
+    if bps.rank() == 0:
+
+        def interrupt(*_: object) -> None:
+            if not operation.done():  # that is, within the call
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            operation()
+        assert operation.taken
+        mark("interrupted")
+    else:
+        await_mark("interrupted")
+        with pytest.raises(bps.PeerLostError, match="interrupted"):
+            operation()
+    bps.barrier()
+    array[:] = 1
+    assert operation()[0] == 2
+
+
+def test_an_interrupt_ends_the_call_for_all():
+    with harness.start(is_interrupted, workers=2) as job:
+        job.await_marks("interrupted", [0])
+        job.set_mark("interrupted")
+        job.results()
+
+
+def is_used_by_two_threads(bps: Any) -> None:
+    array = np.ones(10)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    if bps.rank() == 1:
+        await_mark("go")
+        operation()
+        return
+    results: list[Any] = []
+    caller = threading.Thread(target=lambda: results.append(operation()))
+    caller.start()
+    while operation.done():  # until the thread is in its call
+        pass
+    for call in (operation, operation.start):
+        with pytest.raises(bps.InvalidArgumentError, match="started already"):
+            call()
+    with pytest.raises(bps.UnknownHandleError):
+        operation.wait()
+    mark("refused")
+    caller.join()
+    assert results[0] is array
+    assert array[0] == 2
+
+
+def test_one_thread_at_a_time():
+    with harness.start(is_used_by_two_threads, workers=2) as job:
+        job.await_marks("refused", [0])
+        job.set_mark("go")
+        job.results()
+
+
+def keeps_its_memory(bps: Any) -> None:
+    operation = bps.prepare("push_pull", np.ones(100_000), average=False, name="x")
+    fresh = [np.full(100_000, 7.0) for _ in range(3)]  # where the array would lie if it were gone
+    gc.collect()
+    assert np.all(operation() == 2)
+    assert all(np.all(one == 7) for one in fresh)
+
+    array = np.ones(10)
+    dropped = bps.prepare("push_pull", array, average=False, name="y")
+    if bps.rank() == 1:
+        await_mark("dropped")
+    dropped.start()
+    del dropped
+    gc.collect()
+    mark("dropped")
+    bps.barrier()
+    bps.push_pull(np.ones(10), name="y")  # the next round: the one before is over
+    assert array[0] == 2
+
+    forgotten = bps.prepare("push_pull", array, average=False, name="z")
+    assert forgotten()[0] == 4
+    bps.forget(np.empty(3))
+    assert forgotten()[0] == 8
+    bps.forget(array)
+    with pytest.raises(bps.InvalidArgumentError, match="forget"):
+        forgotten()
+    assert bps.prepare("push_pull", array, average=False, name="z")()[0] == 16
+
+
+def test_memory():
+    with harness.start(keeps_its_memory, workers=2) as job:
+        job.await_marks("dropped", [0])
+        job.set_mark("dropped")
+        job.results()
+
+
+def forks(bps: Any) -> int:
+    array = np.ones(10)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    assert operation()[0] == 2
+
+    def child() -> None:
+        with pytest.raises(bps.NotInitializedError):
+            operation()
+        with pytest.raises(bps.NotInitializedError):
+            operation.start()
+
+    def waiting_child() -> None:
+        with pytest.raises(bps.NotInitializedError):
+            operation.wait()
+
+    status = in_child(child)
+    assert operation()[0] == 4
+    operation.start()
+    started = in_child(waiting_child)
+    assert operation.wait()[0] == 8
+    return status or started
+
+
+def test_a_forked_process_has_none():
+    assert harness.run(forks, workers=2) == [0, 0]
+
+
+def is_refused(bps: Any) -> None:
+    array = np.ones(10)
+    for arguments, options, error in (
+        (("all_to_all", array), {}, bps.InvalidArgumentError),
+        (("push_pull", array), {"op": "median"}, bps.InvalidArgumentError),
+        (("push_pull", np.ones(10, bool)), {}, bps.InvalidTensorError),
+        (("push_pull", array), {"out": np.ones(9)}, bps.InvalidTensorError),
+        (("push_pull", array[::2]), {}, bps.InvalidTensorError),
+        (("reduce_scatter", array), {"out": np.ones(9)}, bps.InvalidTensorError),
+        (("broadcast", array), {"root": 7}, bps.InvalidArgumentError),
+        (("push_pull", array), {"timeout": -1.0}, bps.InvalidArgumentError),
+    ):
+        with pytest.raises(error) as caught:
+            bps.prepare(*arguments, name="refused", **options)
+        assert caught.value.hint
+
+
+def test_what_cannot_be_prepared():
+    harness.run(is_refused, workers=1)
+
+
+def test_without_a_job():
+    with pytest.raises(bps_rdma.NotInitializedError):
+        bps_rdma.prepare("push_pull", np.ones(3))
+
+
+def runs_often(bps: Any) -> int:
+    array = np.zeros(16)
+    operation = bps.prepare("push_pull", array, average=False, name="x")
+    for round_ in range(3000):
+        array[:] = round_ + bps.rank()
+        operation() if round_ % 7 else operation.start().wait()
+        assert np.all(array == 2 * round_ + 1)
+    return dict(bps.metrics()["total"])["operations"]
+
+
+@pytest.mark.parametrize("loops", [1, 2])
+def test_many_rounds(loops):
+    assert harness.run(runs_often, workers=2, env={"BPS_PUSH_THREAD": str(loops)}) == [3000, 3000]

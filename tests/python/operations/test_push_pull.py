@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull gives the right numbers: every dtype, number of members, transport and kind of memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from reference.values import NUMPY_DTYPES, pushed, summed
+
+ROUNDS = 1000
+AHEAD = 3  # rounds of every name on their way at once
+# One name per dtype and two more; the sizes are below, at and above what a vector instruction takes at once.
+NAMES = [*NUMPY_DTYPES, "float32", "float64"]
+COUNTS = [257, 64, 1000, 31, 4096, 1, 129, 77, 2050, 3]
+
+
+def interleaved_rounds(bps: Any, memory: str, rounds: int = ROUNDS) -> int:
+    rank, size = bps.rank(), bps.size()
+    make = bps.empty if memory == "empty" else np.empty
+    arrays = [[make(n, dtype) for n, dtype in zip(COUNTS, NAMES, strict=True)] for _ in range(AHEAD)]
+    wrong = 0
+    pending: deque[tuple[int, int, Any]] = deque()
+
+    def check_one() -> int:
+        round_, index, handle = pending.popleft()
+        result = bps.synchronize(handle)
+        expected = summed(COUNTS[index], NAMES[index], range(size), round_, index)
+        return int(not np.array_equal(result, expected))
+
+    for round_ in range(rounds):
+        for step in range(len(NAMES)):
+            index = (step + rank * 3 + round_) % len(NAMES)  # each rank in an order of its own
+            while len(pending) > (AHEAD - 1) * len(NAMES):
+                wrong += check_one()
+            array = arrays[round_ % AHEAD][index]
+            array[...] = pushed(COUNTS[index], NAMES[index], rank, round_, index)
+            handle = bps.push_pull_async_inplace(array, average=False, name=f"name {index}")
+            pending.append((round_, index, handle))
+    while pending:
+        wrong += check_one()
+    return wrong
+
+
+STAGING = {"BPS_SHM_CMA": "0"}
+
+
+TOPOLOGIES = [
+    (1, None, "auto", "plain", {}),
+    (2, None, "auto", "plain", {}),
+    (2, None, "shm", "empty", {}),
+    (2, None, "shm", "plain", STAGING),
+    (2, None, "tcp", "plain", {}),
+    (3, None, "tcp", "empty", {}),
+    (4, None, "auto", "plain", {}),
+    (1, 1, "tcp", "plain", {}),
+    (1, 3, "shm", "plain", STAGING),
+    (2, 1, "tcp", "plain", {}),
+    (2, 2, "shm", "empty", {}),
+    (2, 3, "auto", "plain", {}),
+    (3, 1, "shm", "plain", STAGING),
+    (3, 2, "tcp", "empty", {"BPS_TCP_STREAMS": "1"}),
+    (3, 3, "auto", "empty", {}),
+    (4, 1, "auto", "plain", {}),
+    (4, 3, "tcp", "plain", {}),
+]
+
+
+@pytest.mark.parametrize(("workers", "servers", "transport", "memory", "env"), TOPOLOGIES)
+def test_a_hundred_rounds_of_ten_names(workers, servers, transport, memory, env):
+    env = {"BPS_TRANSPORT": transport, **env}
+    wrong = harness.run(interleaved_rounds, memory, 100, workers=workers, servers=servers, env=env)
+    assert wrong == [0] * workers
+
+
+# What only many rounds show (numbers that wrap, slots that leak) depends little on the topology: one with embedded
+# servers and shared memory, one with dedicated servers and TCP; `ci/test --all` takes the others as well.
+THOUSAND = [TOPOLOGIES[2], TOPOLOGIES[9]]
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "transport", "memory", "env"),
+    [pytest.param(*one, marks=[] if one in THOUSAND else pytest.mark.long) for one in TOPOLOGIES],
+)
+def test_a_thousand_rounds_of_ten_names(workers, servers, transport, memory, env):
+    env = {"BPS_TRANSPORT": transport, **env}
+    wrong = harness.run(interleaved_rounds, memory, workers=workers, servers=servers, env=env)
+    assert wrong == [0] * workers
+
+
+def averages(bps: Any, transport: str) -> list[str]:
+    rank, size = bps.rank(), bps.size()
+    assert transport in bps.metrics()["transports"]
+    wrong = []
+    for dtype in NUMPY_DTYPES:
+        if dtype == "bool":
+            continue
+        for count in (1, 31, 257, 5000):
+            unsigned = dtype == "uint8"
+            bias = 30 if unsigned else 0
+            array = (pushed(count, "int64", rank) + bias).astype(dtype)
+            total = summed(count, "int64", range(size)) + bias * size
+            bps.push_pull_inplace(array, average=True, name=f"{dtype} {count}")
+            if dtype.startswith("float"):
+                # Half types divide in float32 and round once.
+                wide = np.float64 if dtype == "float64" else np.float32
+                expected = (total.astype(wide) / wide(size)).astype(dtype)
+            else:
+                expected = (total // size).astype(dtype)  # numpy floors as Python does
+                assert not (unsigned and np.any(total > 255))
+            if not np.array_equal(array, expected):
+                wrong.append(f"{dtype} {count}: {array[:4]} is not {expected[:4]}")
+    return wrong
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_average_is_sum_over_group_size(workers, transport):
+    results = harness.run(averages, transport, workers=workers, env={"BPS_TRANSPORT": transport})
+    assert results == [[]] * workers
+
+
+def floor_of_negatives(bps: Any) -> list[int]:
+    # Sums of -7, -1, 1 and 8 over two ranks: truncation would give -3, 0, 0, 4.
+    mine = ([-3, -1, 1, 5], [-4, 0, 0, 3])[bps.rank()]
+    return [
+        int(value)
+        for dtype in ("int8", "int32", "int64")
+        for value in bps.push_pull(np.array(mine, dtype), average=True, name=dtype)
+    ]
+
+
+def test_integers_are_floor_divided():
+    assert harness.run(floor_of_negatives, workers=2) == [[-4, -1, 0, 4] * 3] * 2
+
+
+def float16_in_float32(bps: Any) -> list[float]:
+    # 2048 + 1 is 2048 in float16, so pairwise sums lose both ones; 60000 + 60000 is infinite there.
+    mine = np.array(([2048, 60000], [1, 60000], [1, 60000])[bps.rank()], np.float16)
+    total = bps.push_pull(mine[:1], average=False, name="sum")
+    mean = bps.push_pull(mine[1:], average=True, name="mean")
+    return [float(total[0]), float(mean[0])]
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_float16_is_summed_in_float32(servers):
+    assert harness.run(float16_in_float32, workers=3, servers=servers) == [[2050.0, 60000.0]] * 3
+
+
+def float16_rounded_once(bps: Any) -> bool:
+    values = [np.random.default_rng(seed).standard_normal(5001).astype(np.float16) for seed in range(3)]
+    exact = np.zeros(5001, np.float32)
+    for one in values:
+        exact += one.astype(np.float32)
+    total = bps.push_pull(values[bps.rank()], average=False, name="sum")
+    mean = bps.push_pull(values[bps.rank()], average=True, name="mean")
+    return bool(
+        np.array_equal(total, exact.astype(np.float16))
+        and np.array_equal(mean, (exact / np.float32(3)).astype(np.float16))
+    )
+
+
+def test_float16_is_rounded_once():
+    assert harness.run(float16_rounded_once, workers=3) == [True] * 3
+
+
+def integers_wrap(bps: Any) -> list[int]:
+    found = []
+    for dtype in ("uint8", "int8", "int32", "int64"):
+        most = np.array([np.iinfo(dtype).max], dtype)
+        found.append(int(bps.push_pull(most, average=False, name=dtype)[0]))
+    return found
+
+
+def test_integer_sums_wrap_around():
+    assert harness.run(integers_wrap, workers=2) == [[254, -2, -2, -2]] * 2
+
+
+def in_place_and_not(bps: Any) -> None:
+    mine = np.arange(1000, dtype=np.float32) + bps.rank()
+    kept = mine.copy()
+    result = bps.push_pull(mine, average=False, name="out of place")
+    assert result is not mine
+    assert not np.shares_memory(result, mine)
+    assert np.array_equal(mine, kept), "push_pull() changed its input"
+    assert np.array_equal(result, 2 * np.arange(1000, dtype=np.float32) + 1)
+
+    address = mine.ctypes.data
+    assert bps.push_pull_inplace(mine, average=False, name="in place") is mine
+    assert mine.ctypes.data == address
+    assert np.array_equal(mine, result)
+
+    handle = bps.push_pull_async_inplace(mine, average=False, name="in place, async")
+    assert bps.synchronize(handle) is mine
+    assert np.array_equal(mine, 2 * result)
+
+    # A part of an array: its neighbours stay as they are.
+    whole = np.full(100, 7, np.int32)
+    bps.push_pull_inplace(whole[10:20], average=False, name="part")
+    assert np.array_equal(whole, np.where((np.arange(100) >= 10) & (np.arange(100) < 20), 14, 7))
+
+    # More dimensions, and none.
+    matrix = np.ones((3, 4, 5), np.float64)
+    assert bps.push_pull(matrix, average=False, name="matrix").shape == (3, 4, 5)
+    scalar = np.array(3.0, np.float32)
+    assert bps.push_pull(scalar, average=False, name="scalar").shape == ()
+    assert bps.push_pull_inplace(scalar, average=False, name="scalar") == 6.0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_in_place_writes_into_the_array_and_nowhere_else(transport):
+    harness.run(in_place_and_not, workers=2, env={"BPS_TRANSPORT": transport})
+
+
+class OnlyDlpack:
+    """An array of another library: nothing but the DLPack protocol."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def many_kinds_of_arrays(bps: Any) -> None:
+    one = bps.rank() + 1
+
+    plain = bytearray([one] * 10)
+    assert bps.push_pull_inplace(plain, average=False, name="bytearray") is plain
+    assert plain == bytearray([3] * 10)
+
+    view = memoryview(bytearray([one] * 10))[2:8]
+    bps.push_pull_inplace(view, average=False, name="memoryview")
+    assert bytes(view.obj) == bytes([one, one, 3, 3, 3, 3, 3, 3, one, one])
+
+    typed = memoryview(np.full(4, one, np.float64))
+    bps.push_pull_inplace(typed, average=False, name="typed memoryview")
+    assert typed.tolist() == [3.0] * 4
+
+    import array
+
+    floats = array.array("f", [one] * 5)
+    bps.push_pull_inplace(floats, average=False, name="array.array")
+    assert floats.tolist() == [3.0] * 5
+
+    behind = np.full(6, one, np.int32)
+    foreign = OnlyDlpack(behind)
+    result = bps.push_pull(foreign, average=False, name="dlpack")
+    assert result.tolist() == [3] * 6
+    assert behind.tolist() == [one] * 6
+    bps.push_pull_inplace(foreign, average=False, name="dlpack, in place")
+    assert behind.tolist() == [3] * 6
+
+    shared = bps.empty((2, 3), "float32")
+    assert shared.tolist() == [[0.0] * 3] * 2
+    shared[...] = one
+    bps.push_pull_inplace(shared[1], average=False, name="a row of empty()")
+    assert shared.tolist() == [[one] * 3, [3.0] * 3]
+
+
+def test_many_kinds_of_arrays():
+    harness.run(many_kinds_of_arrays, workers=2)
+
+
+def torch_tensors(bps: Any) -> None:
+    import torch
+
+    rank, size = bps.rank(), bps.size()
+    for name in ("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"):
+        dtype = getattr(torch, name)
+        as_numpy = "float32" if name == "bfloat16" else name
+        values = pushed(1001, as_numpy, rank)
+        expected = torch.from_numpy(summed(1001, as_numpy, range(size))).to(dtype)
+        tensor = torch.from_numpy(values).to(dtype, copy=True)
+        before, address = tensor.clone(), tensor.data_ptr()
+        result = bps.push_pull(tensor, average=False, name=name)
+        assert isinstance(result, torch.Tensor)
+        assert result.dtype is dtype
+        assert torch.equal(result, expected), name
+        assert torch.equal(tensor, before)
+        assert bps.push_pull_inplace(tensor, average=False, name=name) is tensor
+        assert tensor.data_ptr() == address
+        assert torch.equal(tensor, expected), name
+
+    # bfloat16 holds 256 and 258 but not 257: pairwise sums would stay at 256.
+    mine = torch.tensor([256.0] if rank == 0 else [1.0], dtype=torch.bfloat16)
+    assert bps.push_pull(mine, average=False, name="wide").item() == 258.0
+    random = [torch.randn(999, generator=torch.Generator().manual_seed(i)).to(torch.bfloat16) for i in range(size)]
+    exact = sum((one.float() for one in random[1:]), random[0].float())
+    mean = bps.push_pull(random[rank], average=True, name="mean")
+    assert torch.equal(mean, (exact / torch.tensor(float(size))).to(torch.bfloat16))
+
+    # A gradient, and a view that is contiguous.
+    parameter = torch.nn.Parameter(torch.zeros(4, 5))
+    (parameter * (rank + 1)).sum().backward()
+    bps.push_pull_inplace(parameter.grad, average=False, name="grad")
+    assert torch.equal(parameter.grad, torch.full((4, 5), 6.0))
+    flat = torch.full((10,), float(rank))
+    bps.push_pull_inplace(flat[5:], average=False, name="view")
+    assert flat.tolist() == [float(rank)] * 5 + [3.0] * 5
+
+
+def test_torch_tensors_of_every_dtype():
+    pytest.importorskip("torch")
+    harness.run(torch_tensors, workers=3)
+
+
+def without_names(bps: Any) -> None:
+    size, rank = bps.size(), bps.rank()
+    for round_ in range(20):
+        first = bps.push_pull_async(np.full(3, rank + round_, np.int32), average=False)
+        second = bps.push_pull_async(np.full(3, 10 * rank + round_, np.int32), average=False)
+        other = bps.push_pull_async(np.full((2, 2), rank, np.float32), average=False)
+        assert bps.wait([second, first, other])[0].tolist() == [10 * (size - 1) * size // 2 + size * round_] * 3
+        # Already taken by wait(), in its own order.
+    total = bps.push_pull(np.ones(7, np.float32))
+    assert total.tolist() == [1.0] * 7, "average is the default"
+
+
+def test_calls_without_a_name_match_by_their_order():
+    harness.run(without_names, workers=3)

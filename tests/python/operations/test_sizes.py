@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes at every border: elements, partitions, 32 bits, many tensors; and every way to spread partitions over loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from reference.values import pushed, summed
+
+PARTITION = 4096  # bytes
+# Cuts tensors exactly at that size.
+SMALL_PARTITIONS = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
+
+
+def check(bps: Any, count: int, dtype: str, name: str) -> None:
+    """One round of a tensor, in place and out of place, exact."""
+    rank, size = bps.rank(), bps.size()
+    expected = summed(count, dtype, range(size))
+    mine = pushed(count, dtype, rank)
+    assert np.array_equal(bps.push_pull(mine, average=False, name=name), expected), f"{name}, out of place"
+    guarded = np.concatenate([mine[:0], mine, mine[:1]])  # one element more, which nobody may touch
+    last = guarded[-1:].copy()
+    bps.push_pull_inplace(guarded[:count], average=False, name=name)
+    assert np.array_equal(guarded[:count], expected), f"{name}, in place"
+    assert np.array_equal(guarded[count:], last), f"{name} wrote beyond its end"
+
+
+def sizes_around_partitions(bps: Any) -> None:
+    for count in (0, 1, 2, PARTITION - 1, PARTITION, PARTITION + 1, 3 * PARTITION - 1, 3 * PARTITION, 77777):
+        check(bps, count, "uint8", f"bytes {count}")
+    for count in (0, 1, PARTITION // 8 - 1, PARTITION // 8, PARTITION // 8 + 1, 12345):
+        check(bps, count, "float64", f"doubles {count}")
+    check(bps, 3333, "float16", "halves")
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "env"),
+    [
+        (1, None, {}),
+        (2, None, {"BPS_TRANSPORT": "shm"}),
+        (2, None, {"BPS_TRANSPORT": "tcp"}),
+        (2, None, {"BPS_TRANSPORT": "shm", "BPS_SHM_CMA": "0"}),
+        (3, 2, {"BPS_TRANSPORT": "tcp"}),
+        (2, 3, {"BPS_TRANSPORT": "shm"}),
+        # No element fits into a partition of these sizes evenly.
+        (2, None, {"BYTEPS_PARTITION_BYTES": "4099", "BPS_MIN_PARTITION_BYTES": "1000"}),
+        # Larger than a small landing slot and smaller than a page of them.
+        (2, None, {"BPS_TRANSPORT": "tcp", "BYTEPS_PARTITION_BYTES": "8192", "BPS_MIN_PARTITION_BYTES": "8192"}),
+    ],
+)
+def test_sizes_around_partitions(workers, servers, env):
+    harness.run(sizes_around_partitions, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
+
+
+def default_partitions(bps: Any) -> None:
+    limit = 524_288
+    for count in (limit - 1, limit, limit + 1, 2 * limit + 7):
+        check(bps, count, "uint8", str(count))
+    check(bps, 5_000_001, "int32", "integers")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_default_partition_size(transport):
+    harness.run(default_partitions, workers=2, env={"BPS_TRANSPORT": transport})
+
+
+def more_partitions_than_16_bits(bps: Any, count: int) -> int:
+    check(bps, count, "float64", "many")
+    return int(bps.metrics()["total"]["partitions"])
+
+
+@pytest.mark.parametrize(("workers", "transport"), [(2, "shm"), (2, "tcp"), (1, "auto")])
+def test_more_than_65536_partitions(workers, transport):
+    count = 70_000 * 8 + 3
+    env = {"BPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "64", "BPS_MIN_PARTITION_BYTES": "64"}
+    assert harness.run(more_partitions_than_16_bits, count, workers=workers, env=env) == [2 * 70_001] * workers
+
+
+def many_partitions_in_arrears(bps: Any) -> None:
+    """Rank 1 comes late: the server has all partitions of rank 0 open at once."""
+    if bps.rank() == 0:
+        handle = bps.push_pull_async(np.full(400_000, 1, np.uint8), average=False, name="many")
+        bps.push_pull(np.zeros(1), name="go")
+        assert np.all(bps.synchronize(handle) == 3)
+    else:
+        bps.push_pull(np.zeros(1), name="go")
+        assert np.all(bps.push_pull(np.full(400_000, 2, np.uint8), average=False, name="many") == 3)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_late_rank_finds_many_open_partitions(transport):
+    env = {"BPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "16", "BPS_MIN_PARTITION_BYTES": "16"}
+    harness.run(many_partitions_in_arrears, workers=2, env=env)
+
+
+def _available_gib() -> float:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) / 2**20
+
+
+HUGE = 2**32 + 12345
+
+
+def beyond_4_gib(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    huge = np.empty(HUGE, np.uint8)
+    huge[:] = rank + 1
+    # Places whose low 32 bits are equal hold different values.
+    special = [0, 12344, 2**31, 2**32 - 1, 2**32, 2**32 + 12344]
+    for i, place in enumerate(special):
+        huge[place] = 10 * (i + 1) + rank
+    bps.push_pull_inplace(huge, average=False, name="huge")
+    for i, place in enumerate(special):
+        assert huge[place] == sum(10 * (i + 1) + r for r in range(size)), f"element {place}"
+        huge[place] = size * (size + 1) // 2
+    step = 1 << 28
+    for start in range(0, HUGE, step):  # in pieces: a mask of all would take as much memory again
+        part = huge[start : start + step]
+        assert part.min() == part.max() == size * (size + 1) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "transport"), [pytest.param(1, "auto", marks=pytest.mark.long), (2, "shm")])
+def test_a_tensor_beyond_4_gib(workers, transport):
+    if _available_gib() < 2 * 4.2 + 1.5:
+        workers = 1
+    needed = workers * 4.2 + 1.5
+    if _available_gib() < needed:
+        pytest.skip(f"needs {needed:.1f} GiB of memory, {_available_gib():.1f} are available")
+    harness.run(beyond_4_gib, workers=workers, env={"BPS_TRANSPORT": transport}, timeout=250)
+
+
+def ten_thousand_tensors(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    names = [f"layer.{i}.weight" for i in range(10_000)]
+    bps.declare_many({name: ((i % 50 + 1,), "float32") for i, name in enumerate(names)})
+    arrays = [np.full(i % 50 + 1, rank + i, np.float32) for i in range(10_000)]
+    handles = [bps.push_pull_async_inplace(a, False, name) for name, a in zip(names, arrays, strict=True)]
+    for i, result in enumerate(bps.wait(handles)):
+        assert np.all(result == sum(r + i for r in range(size))), names[i]
+
+
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
+def test_ten_thousand_tensors(servers, transport):
+    harness.run(ten_thousand_tensors, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
+
+
+def loops_and_hashes(bps: Any) -> None:
+    for count in (1, 5000, 40_000):
+        for index in range(6):
+            check(bps, count, "float32", f"{count} {index}")
+    rank, size = bps.rank(), bps.size()
+    part = bps.reduce_scatter(pushed(30_001, "int32", rank), average=False, name="scattered")
+    begin, end = bps.shard_bounds(30_001, size, rank)
+    assert np.array_equal(part, summed(30_001, "int32", range(size))[begin:end])
+
+
+LOOPS = {"BYTEPS_PUSH_THREAD": "3", "BYTEPS_SERVER_ENGINE_THREAD": "2"}
+
+
+@pytest.mark.parametrize(
+    ("servers", "transport", "env"),
+    [
+        (None, "shm", LOOPS),
+        (None, "tcp", LOOPS),
+        (2, "shm", LOOPS),
+        (2, "tcp", LOOPS),
+        (1, "tcp", {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "4"}),
+        (2, "tcp", {"BYTEPS_PUSH_THREAD": "4", "BYTEPS_SERVER_ENGINE_THREAD": "1"}),
+    ],
+)
+def test_several_push_loops_and_engine_threads(servers, transport, env):
+    env = SMALL_PARTITIONS | env | {"BPS_TRANSPORT": transport}
+    harness.run(loops_and_hashes, workers=2, servers=servers, env=env)
+
+
+@pytest.mark.parametrize("hash_name", ["raw", "djb2", "naive", "built_in", "sdbm", "mixed", "balanced"])
+@pytest.mark.parametrize("servers", [None, 3])
+def test_every_key_hash(hash_name, servers):
+    env = SMALL_PARTITIONS | {"BYTEPS_KEY_HASH_FN": hash_name}
+    harness.run(loops_and_hashes, workers=2, servers=servers, env=env)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of two ranks that sums while rails fail and come back, and what must hold for each of its rounds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+
+PAD = 1024  # words around an array, which nobody may write to
+HELD = 4  # results that must stay what they were after the call
+WORDS = 1 << 20  # of an array: several partitions
+SMALL = 16  # arrays of 4 KiB that are under way beside it
+
+
+def expected(number: int) -> int:
+    return 2 * (number % 1000) + 1  # of two ranks
+
+
+def rounds_until_told(bps: Any, folder: str, sent: Callable[[], dict[str, int]], words: int = WORDS) -> dict[str, Any]:
+    """Sums until the file `stop` exists. For each round: when it began, and what each rail had sent by then."""
+    bps.init()
+    rank = bps.rank()
+    told = Path(folder, "stop")
+    blocks = [np.full(words + 2 * PAD, -7, np.float32) for _ in range(HELD)]
+    held: dict[int, tuple[np.ndarray, int]] = {}
+    log: list[tuple[float, dict[str, int]]] = []
+    try:
+        for number in range(1_000_000):
+            block = blocks[number % HELD]
+            array = block[PAD:-PAD]
+            array[:] = rank + number % 1000
+            small = [np.full(1024, rank + number % 1000 + i, np.float32) for i in range(SMALL)]
+            log.append((time.monotonic(), sent()))
+            handles = [bps.push_pull_async(one, average=False, name=f"s{i}") for i, one in enumerate(small)]
+            bps.push_pull_inplace(array, average=False, name="x")
+            sums = [handle.wait() for handle in handles]
+            assert (array == expected(number)).all()
+            for i, one in enumerate(sums):
+                assert (one == expected(number) + 2 * i).all()
+            held[number % HELD] = (array, expected(number))
+            for result, value in held.values():
+                assert (result == value).all(), "changed after its call had returned"
+            for one in blocks:
+                assert (one[:PAD] == -7).all()
+                assert (one[-PAD:] == -7).all()
+            if rank == 0:
+                Path(folder, "next").write_text(str(number))
+                Path(folder, "next").rename(Path(folder, "round"))  # never seen half written
+            over = bps.push_pull(np.array([float(rank == 0 and told.exists())]), average=False, name="stop")
+            if over[0] > 0:
+                break
+        return {"log": log, "counters": bps.metrics()["total"]}
+    finally:
+        bps.shutdown()
+
+
+class Running:
+    """The job, and what the test does to its network meanwhile."""
+
+    def __init__(self, job: harness.Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+
+    def round(self) -> int:
+        try:
+            return int((self.folder / "round").read_text())
+        except FileNotFoundError:
+            return -1
+
+    def more(self, rounds: int) -> None:
+        """Returns when so many more rounds are over."""
+        before = self.round()
+        self.until(lambda: self.round() >= before + rounds)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60 * harness.PATIENCE
+        while not holds():
+            if time.monotonic() > end or any(rank.exitcode is not None for rank in self.job.ranks):
+                self.job.results(timeout=1)
+                raise AssertionError("nothing went on")
+            time.sleep(0.01)
+
+    def until_all_say(self, pattern: str, times: int = 1) -> None:
+        """Returns when each rank has logged it so often: the worker of its rail to the other one's server."""
+        said = re.compile(pattern)
+        self.until(lambda: all(len(said.findall(self.job.log(f"rank {rank}"))) >= times for rank in range(2)))
+
+    def results(self) -> list[dict[str, Any]]:
+        (self.folder / "stop").touch()
+        return list(self.job.results())
+
+
+def carried(log: list[Any], since: float) -> dict[str, int]:
+    """Bytes that left by each interface in the rounds that began after `since`."""
+    sent_then = [one for began, one in log if began > since]
+    return {name: sent_then[-1][name] - sent_then[0][name] for name in sent_then[0]}
+
+
+def longest(results: list[dict[str, Any]]) -> float:
+    """What the slowest round took beyond the usual, with what the test itself does after it."""
+    durations = np.concatenate([np.diff([began for began, _ in result["log"]]) for result in results])
+    return float(durations.max() - np.median(durations))

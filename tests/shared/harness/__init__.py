@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts jobs of real processes for tests; what tests and the bodies of their ranks use of it.
+
+`harness.run(body, workers=3)` calls `body(bps_rdma, *args)` on three ranks, each a process of its own, and returns what
+the three calls returned. `harness.start()` gives the running job, for tests that end members or watch them. A body
+tells its test how far it has come by `mark()`, and waits for the test by `await_mark()`.
+"""
+
+from .environment import binary, clean_env, on_hosts, over
+from .forkserver import PRELOAD, end_forkserver
+from .job import Job, JobFailedError, Outcome, run, scripts, start, succeeded
+from .leftovers import shared_memory_files
+from .ports import free_port
+from .rank import await_mark, mark
+from .waiting import PATIENCE
+
+__all__ = [
+    "PATIENCE",
+    "PRELOAD",
+    "Job",
+    "JobFailedError",
+    "Outcome",
+    "await_mark",
+    "binary",
+    "clean_env",
+    "end_forkserver",
+    "free_port",
+    "mark",
+    "on_hosts",
+    "over",
+    "run",
+    "scripts",
+    "shared_memory_files",
+    "start",
+    "succeeded",
+]

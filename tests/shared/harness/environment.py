@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of a test's job see: their variables, and the programs that they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+# Whatever would tell a rank who it is, or how to behave.
+_SCRUBBED = ("BPS_", "BYTEPS_", "DMLC_", "PS_", "NCCL_", "MASTER_", "TORCHELASTIC_", "ROLE_", "GROUP_")
+IDENTITY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def clean_env(**extra: str) -> dict[str, str]:
+    """The environment of this process without anything that bps_rdma or a launcher would read."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(_SCRUBBED) and name not in IDENTITY
+    }
+    return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | extra
+
+
+def over(transport: str) -> dict[str, str]:
+    """The environment of a job whose data goes over this transport; rdma: on the device under test."""
+    device = {"BPS_RDMA_HCA": f"={os.environ.get('BPS_TEST_HCA', '')}"} if transport == "rdma" else {}
+    return {"BPS_TRANSPORT": transport} | device
+
+
+def on_hosts(layout: str) -> dict[str, Any]:
+    """Options of a job whose ranks take this machine for several hosts: "aab" has two ranks on one and one on another.
+
+    Ranks with different letters reach each other by TCP only.
+    """
+    return {"workers": len(layout), "rank_env": [{"BPS_HOST_ID": host} for host in layout]}
+
+
+def binary(name: str) -> str:
+    """Path of a plain binary or a command: in BPS_TEST_BIN, beside this Python, or on PATH."""
+    folders = [os.environ.get("BPS_TEST_BIN", ""), str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    found = shutil.which(name, path=os.pathsep.join(filter(None, folders))) or shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is not installed; set BPS_TEST_BIN to the folder it is in")
+    return found
