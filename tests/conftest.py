@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all suites have in common: which tests run only on request, and which want the machine for themselves."""
+"""What all suites have in common: over which transports a test runs, and which tests a landing leaves out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 # pytest has put this folder on the path, and `import torch` would find the folder torch where there is no other.
 sys.path[:] = [one for one in sys.path if Path(one) != Path(__file__).parent]
+
+MOST_QUARANTINED = 10
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -24,12 +26,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the long forms to `ci/test --all`, which sets BPS_TEST_ALL."""
+    """Leaves long forms, and tests in quarantine, to `ci/test --all`, which sets BPS_TEST_ALL."""
+    quarantined = {item: mark for item in items if (mark := item.get_closest_marker("quarantined"))}
+    for item, mark in quarantined.items():
+        if set(mark.kwargs) != {"reason", "seed", "tried"}:
+            raise pytest.UsageError(f"{item.nodeid}: quarantined() says reason=, seed= and tried=")
+    if len({item.function for item in quarantined if isinstance(item, pytest.Function)}) > MOST_QUARANTINED:
+        raise pytest.UsageError(f"more than {MOST_QUARANTINED} tests are in quarantine")
     if os.environ.get("BPS_TEST_ALL"):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+    left_out = [item for item in items if item.get_closest_marker("long") or item in quarantined]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_sessionfinish() -> None:
