@@ -15,14 +15,20 @@ sys.path[:] = [one for one in sys.path if Path(one) != Path(__file__).parent]
 MOST_QUARANTINED = 10
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes a `transport` runs over each of TRANSPORTS of the module that it is collected in.
+# What they assert is explained as in a test.
+pytest.register_assert_rewrite("bodies", "reference")
 
-    tests/rdma imports such tests from tests/python, and says TRANSPORTS = ["rdma"].
-    """
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """With `-m rdma --transport rdma` the tests of other suites that are marked so run over RDMA."""
+    parser.addoption("--transport", action="append", help="what tests that take a transport run over: shm and tcp")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes a `transport` runs over each of those that are asked for."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "transport" in metafunc.fixturenames and not any("transport" in str(mark.args[0]) for mark in marks):
-        metafunc.parametrize("transport", getattr(metafunc.module, "TRANSPORTS", ["shm", "tcp"]))
+        metafunc.parametrize("transport", metafunc.config.getoption("transport") or ["shm", "tcp"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

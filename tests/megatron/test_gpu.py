@@ -13,7 +13,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import BOTH_OVERLAPS
+from parity import BOTH_OVERLAPS
 
 
 def stock_on_cpu(bps: Any, options: dict[str, Any]) -> Any:

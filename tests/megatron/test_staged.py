@@ -11,7 +11,7 @@ from typing import Any
 import harness
 import pytest
 from gpt import Setup
-from test_parity import BOTH_OVERLAPS, TWO_RANKS, check, stock_and_ours
+from parity import BOTH_OVERLAPS, TWO_RANKS, check, stock_and_ours
 
 CHUNKS = {"BPS_GPU_CHUNK_BYTES": "16384", "BPS_GPU_CHUNKS": "3"}
 

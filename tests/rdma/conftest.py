@@ -12,10 +12,13 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says of each test whether it can run here."""
+    """Says of each test whether it can run here. Tests of other suites that are marked `rdma` need the device, too."""
     for item in items:
-        if HERE not in item.path.parents:
+        if HERE in item.path.parents:
+            item.add_marker("rdma")
+        elif not item.get_closest_marker("rdma"):
             continue
         if not fabric.HCA:
             item.add_marker(pytest.mark.skip(reason="BPS_TEST_HCA names no device; see docs/rdma-testing.md"))

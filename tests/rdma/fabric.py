@@ -93,6 +93,13 @@ class Cable:
 
     ends: tuple[Device, Device]
 
+    def rank_env(self) -> list[dict[str, str]]:
+        """For a job of two ranks: rank 0 at one end, rank 1 at the other."""
+        return [
+            {"BPS_RDMA_HCA": f"={end.hca}", "BPS_NODE_HOST": end.address, "BPS_INTERFACE": end.netdev}
+            for end in self.ends
+        ]
+
     def disturb(self, *netem: str, at: tuple[int, ...] = (0, 1)) -> None:
         """Loses or delays what leaves these ends, in the words of tc-netem(8); nothing: as new."""
         for end in [self.ends[number] for number in at]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fabric
 import pytest
-from test_doctor import two_doctors_sum_together
+from bodies.doctor import two_doctors_sum_together
 
 HERE = Path(__file__).parent
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed tensors over real verbs: the bodies of tests/python/operations/test_compression.py."""
+"""Compressed tensors over real verbs: with what the tests of other transports do."""
 
 from __future__ import annotations
 
 import harness
 import pytest
-from test_compression import PARTITION, equal_everywhere, fed_back, many_at_once, scattered, sums
-from test_rdma_jobs import RDMA, cut_at
+from bodies.compression import PARTITION, equal_everywhere, fed_back, many_at_once, scattered, sums
 
-ENV = RDMA | cut_at(PARTITION)
+ENV = harness.over("rdma") | harness.cut_at(PARTITION)
 
 
 @pytest.mark.parametrize("text", ["int8", "int4", "topk:k=0.1"])

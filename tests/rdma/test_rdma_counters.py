@@ -15,21 +15,14 @@ import fabric
 import harness
 import numpy as np
 import pytest
+from bodies.counters import COUNT, PARTITION, measured
+from bodies.metrics import fetch, samples
 from harness import await_mark, mark
-from test_counters import (  # noqa: F401  tests that run here over rdma
-    COUNT,
-    PARTITION,
-    measured,
-    test_control_endpoints_carry_no_payload,
-    test_two_writes_per_partition,
-)
-from test_metrics import fetch, free_ports, samples
 
-TRANSPORTS = ["rdma"]  # of the tests from test_counters
-RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
+RDMA = harness.over("rdma")
 ROUNDS = 10
 LONG = bool(os.environ.get("BPS_TEST_ALL"))
-CUT = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
+CUT = harness.cut_at(PARTITION)
 
 
 def works_on_demand(bps: Any) -> None:
@@ -118,7 +111,7 @@ def port_events(port: int) -> dict[str, float]:
 
 def test_metrics_tell_what_the_device_counts():
     """Packets, and retransmissions, which are what a network with losses shows first."""
-    port = free_ports(2)
+    port = harness.free_ports(2)
     env = RDMA | CUT | {"BPS_METRICS_PORT": str(port)}
     with harness.start(works_on_demand, workers=2, env=env) as job:
         job.await_marks("ready")

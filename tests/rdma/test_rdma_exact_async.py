@@ -7,38 +7,36 @@ from typing import Any
 
 import harness
 import pytest
-import test_asynchronous_weights
-import test_exact_sums as over_any
-from test_rdma_jobs import RDMA, cut_at
+from bodies import exact_sums, stored_weights
 
 from bps_rdma import job
 
-ENV = RDMA | cut_at(16384)
+ENV = harness.over("rdma") | harness.cut_at(16384)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.long)])
 def test_exact_sums(dtype: str) -> None:
-    wanted = over_any.digest(over_any.expected(dtype))
-    results = harness.run(over_any.in_one_call, dtype, False, workers=8, servers=2, env=ENV)
+    wanted = exact_sums.digest(exact_sums.expected(dtype))
+    results = harness.run(exact_sums.in_one_call, dtype, False, workers=8, servers=2, env=ENV)
     assert {one for result in results for one in result} == {wanted}
-    assert set(harness.run(over_any.summed, dtype, "strided", workers=3, env=ENV)) == {wanted}
+    assert set(harness.run(exact_sums.summed, dtype, "strided", workers=3, env=ENV)) == {wanted}
 
 
 def of_hosts(bps: Any) -> list[str]:
     assert "rdma" in str(job.current().process.routes)
-    return over_any.in_one_call(bps, "float32", True)
+    return exact_sums.in_one_call(bps, "float32", True)
 
 
 # Each host of two ranks sends what it has summed unrounded.
 def test_exact_sums_of_hosts() -> None:
     env = {name: value for name, value in ENV.items() if name != "BPS_TRANSPORT"}
     results = harness.run(of_hosts, env=env, **harness.on_hosts("aabbccdd"))
-    assert {one for result in results for one in result} == {over_any.digest(over_any.expected("float32", 8))}
+    assert {one for result in results for one in result} == {exact_sums.digest(exact_sums.expected("float32", 8))}
 
 
 def test_nothing_that_was_added_is_lost() -> None:
-    assert len(set(harness.run(test_asynchronous_weights.added, "float32", workers=3, servers=2, env=ENV))) == 1
+    assert len(set(harness.run(stored_weights.added, "float32", workers=3, servers=2, env=ENV))) == 1
 
 
 def test_a_rank_that_is_too_far_ahead_waits() -> None:
-    harness.run(test_asynchronous_weights.bounded, workers=2, env=ENV)
+    harness.run(stored_weights.bounded, workers=2, env=ENV)

@@ -15,7 +15,7 @@ from typing import Any
 import fabric
 import harness
 import pytest
-from bodies.rail_job import Running, carried, longest, rounds_until_told
+from bodies.rails import Running, carried, longest, rounds_until_told
 
 pytestmark = pytest.mark.vm
 

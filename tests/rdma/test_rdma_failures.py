@@ -10,41 +10,11 @@ import fabric
 import harness
 import numpy as np
 import pytest
+from bodies.losses import SOON_S
+from bodies.sums import interleaved_rounds, rounds_of
 from harness import mark
-from reference.values import pushed, summed
-from test_lost_members import (  # noqa: F401  tests that run here over rdma
-    SOON_S,
-    test_a_killed_rank_of_an_embedded_job,
-    test_a_killed_server_or_scheduler,
-    test_a_lost_connection_is_an_error_everywhere,
-    test_refused_partial_and_reordered_posts_change_nothing,
-    test_the_next_job_starts_on_the_same_port_at_once,
-)
-from test_push_pull import interleaved_rounds
-
-TRANSPORTS = ["rdma"]  # of the tests from test_failures
-
 
 # ---- The wire
-
-
-def over(cable: fabric.Cable) -> list[dict[str, str]]:
-    """For rank_env: rank 0 at one end of the cable, rank 1 at the other."""
-    return [
-        {"BPS_RDMA_HCA": f"={end.hca}", "BPS_NODE_HOST": end.address, "BPS_INTERFACE": end.netdev} for end in cable.ends
-    ]
-
-
-def rounds_of(bps: Any, rounds: int, count: int) -> list[int]:
-    rank, size = bps.rank(), bps.size()
-    wrong = []
-    array = np.empty(count, np.int32)
-    for round_ in range(rounds):
-        array[...] = pushed(count, "int32", rank, round_)
-        bps.push_pull_inplace(array, average=False, name="x")
-        if not np.array_equal(array, summed(count, "int32", range(size), round_)):
-            wrong.append(round_)
-    return wrong
 
 
 @pytest.mark.vm
@@ -52,7 +22,7 @@ def test_a_job_over_a_cable(cable):
     """Two devices: what the next tests disturb is really on the way."""
     before = cable.packets()
     env = {"BPS_TRANSPORT": "rdma"}
-    assert harness.run(rounds_of, 5, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
+    assert harness.run(rounds_of, 5, 100_000, workers=2, env=env, rank_env=cable.rank_env()) == [[], []]
     assert min(after - b for after, b in zip(cable.packets(), before, strict=True)) > 5 * 100_000 * 4 // 4096 // 2
 
 
@@ -61,9 +31,9 @@ def test_a_job_over_a_cable(cable):
 def test_results_are_right_with_loss_and_delay(cable):
     cable.disturb("delay", "5ms", "loss", "1%")
     env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60"}
-    found = harness.run(rounds_of, 12, 250_000, workers=2, env=env, rank_env=over(cable), timeout=250)
+    found = harness.run(rounds_of, 12, 250_000, workers=2, env=env, rank_env=cable.rank_env(), timeout=250)
     assert found == [[], []]
-    wrong = harness.run(interleaved_rounds, "plain", 10, workers=2, env=env, rank_env=over(cable), timeout=250)
+    wrong = harness.run(interleaved_rounds, "plain", 10, workers=2, env=env, rank_env=cable.rank_env(), timeout=250)
     assert wrong == [0, 0]
     assert cable.dropped() > 0, "nothing was lost, so nothing was shown"
 
@@ -90,7 +60,7 @@ def test_a_cable_that_is_pulled(cable):
     operation's deadline or a heartbeat's.
     """
     env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60", "BPS_TIMEOUT": "60"}
-    with harness.start(works_until_an_error, workers=2, env=env, rank_env=over(cable)) as job:
+    with harness.start(works_until_an_error, workers=2, env=env, rank_env=cable.rank_env()) as job:
         job.await_marks("working")
         cable.disturb("loss", "100%")
         pulled = time.monotonic()

@@ -6,18 +6,17 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-import fabric
 import harness
 import numpy as np
 import pytest
+from bodies.call_order import far_ahead, fast_and_slow, last_slot_taken_before, random_orders
+from bodies.collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
+from bodies.groups import disjoint_groups, overlapping_groups
+from bodies.sizes import loops_and_hashes, sizes_around_partitions
+from bodies.sums import averages, in_place_and_not, interleaved_rounds
 from reference.values import pushed, summed
-from test_call_order import far_ahead, fast_and_slow, last_slot_taken_before, random_orders
-from test_collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
-from test_groups import disjoint_groups, overlapping_groups
-from test_push_pull import averages, in_place_and_not, interleaved_rounds
-from test_sizes import loops_and_hashes, sizes_around_partitions
 
-RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}"}
+RDMA = harness.over("rdma")
 # (workers, servers): joint, then dedicated.
 TOPOLOGIES = [(1, None), (2, None), (3, None), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
@@ -29,11 +28,6 @@ def with_memory(topologies: list[tuple[int, int | None]]) -> pytest.MarkDecorato
         kinds = ("plain", "empty") if number % 2 else ("empty", "plain")
         cases += [(workers, servers, kinds[0]), pytest.param(workers, servers, kinds[1], marks=pytest.mark.long)]
     return pytest.mark.parametrize(("workers", "servers", "memory"), cases)
-
-
-def cut_at(size: int) -> dict[str, str]:
-    """Cuts tensors at `size` bytes exactly."""
-    return {"BYTEPS_PARTITION_BYTES": str(size), "BPS_MIN_PARTITION_BYTES": str(size)}
 
 
 @with_memory(TOPOLOGIES)
@@ -56,7 +50,7 @@ def test_in_place_writes_into_the_array_and_nowhere_else(servers):
     ("workers", "servers", "partition"), [(2, None, 4096), (3, 2, 4096), (2, 1, 4099), (2, 1, 8192)]
 )
 def test_sizes_around_partitions(workers, servers, partition):
-    harness.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | cut_at(partition))
+    harness.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | harness.cut_at(partition))
 
 
 def large(bps: Any, counts: list[int]) -> None:
@@ -114,7 +108,7 @@ def test_memory_at_the_address_of_what_was_freed(servers):
 def test_more_than_64_mib(servers, partition):
     # The last: partitions beyond rxe's largest message of 8 MiB.
     count = (72 << 20) // 4 + 1
-    harness.run(large, [count], workers=2, servers=servers, env=RDMA | cut_at(partition), timeout=250)
+    harness.run(large, [count], workers=2, servers=servers, env=RDMA | harness.cut_at(partition), timeout=250)
 
 
 SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
@@ -131,7 +125,7 @@ SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
     ],
 )
 def test_random_orders_never_block(workers, servers, env):
-    env = SMALLEST_WINDOW | cut_at(12 << 10) | env
+    env = SMALLEST_WINDOW | harness.cut_at(12 << 10) | env
     assert harness.run(random_orders, 25, workers=workers, servers=servers, env=env) == [0] * workers
 
 
@@ -159,7 +153,7 @@ def test_groups(servers):
 
 @with_memory([(3, None), (2, 1), (3, 2)])
 def test_reduce_scatter_and_all_gather(workers, servers, memory):
-    harness.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | cut_at(8192))
+    harness.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | harness.cut_at(8192))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +166,7 @@ def test_reduce_scatter_and_all_gather(workers, servers, memory):
     ],
 )
 def test_other_collectives(body, servers):
-    harness.run(body, workers=3, servers=servers, env=RDMA | cut_at(8192))
+    harness.run(body, workers=3, servers=servers, env=RDMA | harness.cut_at(8192))
 
 
 def test_operations_of_all_kinds_at_once():
@@ -181,7 +175,7 @@ def test_operations_of_all_kinds_at_once():
 
 @pytest.mark.parametrize("threads", [("3", "2"), ("1", "4")])
 def test_several_push_loops_and_engine_threads(threads):
-    env = RDMA | cut_at(4096) | {"BYTEPS_PUSH_THREAD": threads[0], "BYTEPS_SERVER_ENGINE_THREAD": threads[1]}
+    env = RDMA | harness.cut_at(4096) | {"BYTEPS_PUSH_THREAD": threads[0], "BYTEPS_SERVER_ENGINE_THREAD": threads[1]}
     harness.run(loops_and_hashes, workers=2, servers=2, env=env)
 
 

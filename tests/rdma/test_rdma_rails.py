@@ -9,7 +9,7 @@ import fabric
 import harness
 import numpy as np
 import pytest
-from test_push_pull import interleaved_rounds
+from bodies.sums import interleaved_rounds
 
 MIB = 1 << 20
 ONE_LOOP = {"BPS_TRANSPORT": "rdma", "BYTEPS_PUSH_THREAD": "1", "BYTEPS_SERVER_ENGINE_THREAD": "1"}

@@ -15,7 +15,7 @@ import fabric
 import harness
 import numpy as np
 import pytest
-from test_rdma_failures import over, rounds_of
+from bodies.sums import rounds_of
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}", "BPS_LOG_LEVEL": "info"}
 ALL_PACKETS = 3
@@ -83,7 +83,7 @@ def test_the_traffic_class_is_that_of_every_packet(cable, wanted):
     env = {"BPS_TRANSPORT": "rdma"} | ({} if wanted is None else {"BPS_RDMA_TC": str(wanted)})
 
     def job() -> None:
-        assert harness.run(rounds_of, 3, 100_000, workers=2, env=env, rank_env=over(cable)) == [[], []]
+        assert harness.run(rounds_of, 3, 100_000, workers=2, env=env, rank_env=cable.rank_env()) == [[], []]
 
     assert traffic_classes(cable.ends[0].netdev, job) == {wanted or 0}
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import mark
-from test_device import (
+from on_device import (
     AnyOrder,
     torchs_own,
     with_broadcasts,

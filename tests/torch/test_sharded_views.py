@@ -11,8 +11,8 @@ from typing import Any
 import harness
 import pytest
 import torch
+from restarted import ends_of
 from sharded_model import assert_same, bytes_of_state
-from test_torch_views import ends_of
 from torch import nn
 
 from bps_rdma.torch import ShardedOptimizer

@@ -170,7 +170,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
 # More partitions than the servers' slots: some have not been sent when the deadline passes.
 def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
     env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
-    small = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384"}
+    small = harness.cut_at(16384)
     harness.run(waits_too_long, 200_000, workers=2, env=env | small)
 
 

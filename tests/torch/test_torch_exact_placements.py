@@ -22,7 +22,7 @@ PINS = {
     "bfloat16": "f34a2e36ce7f66f72b1c7f30e3573a8b63a5c9d81755cfb0560a1c2681559997",
     "float64": "818043b7c350340e141ddcdd9aded9aaa075d63b15dd01b72f59710acfdca626",
 }
-SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BPS_MIN_PARTITION_BYTES": "4096"}
+SMALL = harness.cut_at(4096)
 
 
 @functools.cache

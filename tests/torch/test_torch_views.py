@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import harness
 import pytest
 import torch
+from restarted import ends_of
 from torch import nn
 
 STEPS = 12
@@ -133,22 +132,6 @@ momentum = sum(s["momentum_buffer"].double().sum().item() for s in optimizer.sta
 sys.stdout.write(f"end: {begun_at} {state.step} {sorted(set(state.seen))} {total.hex()} {momentum.hex()}\\n")
 bps.shutdown()
 """
-
-
-def ends_of(program: str, tmp_path: Path) -> list[list[str]]:
-    """What three ranks print at the end, of which one kills itself once, and is started again."""
-    script = tmp_path / "train.py"
-    script.write_text(program)
-    command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
-    env = harness.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * harness.PATIENCE))
-    words = [*command, str(tmp_path / "died")]
-    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * harness.PATIENCE)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "the job goes on with 2 ranks, and it is started again" in ended.stderr, ended.stderr
-    assert "enters the job" in ended.stdout, ended.stdout
-    ends = [line.split() for line in ended.stdout.splitlines() if line.startswith("end:")]
-    assert len(ends) == 3, ended.stdout
-    return ends
 
 
 def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):

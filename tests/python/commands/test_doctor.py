@@ -3,30 +3,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import harness
 import numpy as np
 import pytest
-
-ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
-DOCTOR = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "doctor"]
-
-
-def doctor(*options, env=None):
-    """Its status and its report."""
-    done = subprocess.run(
-        [*DOCTOR, "--json", "--no-transfer", *options],
-        capture_output=True, text=True, check=False, timeout=60 * harness.PATIENCE, env=ENV | (env or {}), cwd="/",
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+from bodies.doctor import DOCTOR, ENV, doctor, two_doctors_sum_together
 
 
 def test_a_machine_that_needs_nothing_more_is_healthy():
@@ -68,24 +53,6 @@ def test_a_setting_that_cannot_be_read_is_named():
     )  # fmt: skip
     assert done.returncode == 2
     assert "BPS_RDMA_TIMEOUT='99' is not a whole number from 1 to 31" in done.stderr
-
-
-def two_doctors_sum_together(transport, **more):
-    env = ENV | {"BPS_TRANSPORT": transport} | more
-    with subprocess.Popen(
-        [*DOCTOR, "--json", "--no-transfer", "--serve", "--wait", "100"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd="/",
-    ) as first:  # fmt: skip
-        assert first.stderr is not None
-        assert "waiting" in first.stderr.readline()
-        printed = shlex.split(first.stderr.readline())
-        assert printed[:2] == ["bps", "doctor"]
-        status, checks = doctor(*printed[2:], env=env)
-        assert status == 0, checks
-        out, _ = first.communicate(timeout=60 * harness.PATIENCE)
-    assert first.returncode == 0, out
-    for peer in (checks["peer"], {c["name"]: c for c in json.loads(out)["checks"]}["peer"]):
-        assert re.search(rf"64 MiB summed with it over {transport} and verified: [0-9.]+ GB/s", peer["fact"])
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

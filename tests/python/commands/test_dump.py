@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,6 @@ import numpy as np
 
 PARTITION = 16_384
 NAME = 'layer "1"\\ \u00fc'  # has to be quoted in JSON
-
-
-def until(found: Any) -> Any:
-    deadline = time.monotonic() + 60 * harness.PATIENCE
-    while not (result := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return result
 
 
 def late_rank(bps: Any, late: int, folder: str) -> list[dict[str, Any]]:
@@ -35,22 +26,19 @@ def late_rank(bps: Any, late: int, folder: str) -> list[dict[str, Any]]:
         mine &= all(one["waits_for"] == "answer" for one in dump["operations"])  # at first it waits for a credit
         return dump if mine and len(dump["rounds"]) == 1 else None
 
-    during = until(waiting)  # of the two partitions, each server has one
+    during = harness.eventually(waiting)  # of the two partitions, each server has one
     seen[bps.rank()].touch()
-    until(lambda: all(path.exists() for path in seen))
+    harness.eventually(lambda: all(path.exists() for path in seen))
     if handle is None:
         bps.push_pull_inplace(array, name=NAME)
     else:
         bps.synchronize(handle)
     bps.barrier()
-    return [during, until(lambda: None if (dump := bps.dump())["operations"] or dump["rounds"] else dump)]
+    return [during, harness.eventually(lambda: None if (dump := bps.dump())["operations"] or dump["rounds"] else dump)]
 
 
 def test_it_names_the_rank_that_everybody_waits_for(transport, tmp_path):
-    env = harness.over(transport) | {
-        "BYTEPS_PARTITION_BYTES": str(PARTITION),
-        "BPS_MIN_PARTITION_BYTES": str(PARTITION),
-    }
+    env = harness.over(transport) | harness.cut_at(PARTITION)
     found = harness.run(late_rank, 1, str(tmp_path), workers=2, env=env)
     for during, after in found:
         assert all(loop["answered"] for loop in during["loops"] + after["loops"])

@@ -15,7 +15,6 @@ import harness
 import numpy as np
 import pytest
 from harness import await_mark, mark
-from test_dump import until
 
 
 def hangs_in_python(bps: Any) -> float:
@@ -44,10 +43,10 @@ def test_ranks_and_servers_tell_what_they_wait_for(transport):
             time.sleep(0.1)
             return any(dump["operations"] for dump in dumps(job, "rank 0"))
 
-        until(waits)
+        harness.eventually(waits)
         for member in ("rank 1", "server 0"):
             job.kill(member, signal.SIGUSR1)
-            until(lambda member=member: dumps(job, member))
+            harness.eventually(lambda member=member: dumps(job, member))
         job.set_mark("go on")
         assert job.results() == [2, 2]
         assert "hangs_in_python" in job.log("rank 0")
@@ -76,7 +75,7 @@ def test_the_scheduler_tells_who_is_missing_and_goes_on():
             time.sleep(0.1)
             return any(dump["calls"] for dump in dumps(job, "scheduler"))
 
-        until(waits)
+        harness.eventually(waits)
         dump = dumps(job, "scheduler")[-1]
         assert (dump["role"], dump["phase"]) == ("scheduler", "running")
         assert dump["calls"] == [{"what": "barrier of group 0", "ranks": [0], "missing": [1]}]
@@ -93,10 +92,10 @@ def test_a_scheduler_that_has_told_ends_by_signals_as_ever(signum: int, status: 
     log = tmp_path / "log"
     with log.open("wb") as out, subprocess.Popen([harness.binary("bps-scheduler")], env=env, stderr=out) as scheduler:
         try:
-            until(lambda: "waiting for" in log.read_text())
+            harness.eventually(lambda: "waiting for" in log.read_text())
             for number in (1, 2):
                 scheduler.send_signal(signal.SIGUSR1)
-                until(lambda number=number: log.read_text().count("bps DUMP ") == number)
+                harness.eventually(lambda number=number: log.read_text().count("bps DUMP ") == number)
             scheduler.send_signal(signum)
             assert scheduler.wait(20 * harness.PATIENCE) == status
         finally:

@@ -10,56 +10,19 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 import pytest
+from bodies.metrics import fetch, samples, value
 from harness import await_mark, mark
 from harness.freeze import frozen
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 COUNT = 1 << 18  # float32: 1 MiB
 ROUNDS = 5
-
-
-def fetch(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str, str]:
-    """Status, content type and body of what this host serves there."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.headers["Content-Type"], answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers["Content-Type"], error.read().decode()
-
-
-def samples(text: str) -> list[Sample]:
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-
-def value(of: list[Sample], name: str, **labels: str) -> float:
-    """The one sample of that name with at least these labels."""
-    found = [one.value for one in of if one.name == name and labels.items() <= one.labels.items()]
-    assert len(found) == 1, (name, labels, found)
-    return found[0]
-
-
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    for _ in range(100):
-        first = harness.free_port()
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise RuntimeError("no free ports in a row")
 
 
 def pushes(bps: Any) -> dict[str, int]:
@@ -79,7 +42,7 @@ def one_is_late(bps: Any) -> None:
 
 
 def test_the_age_of_the_oldest_round_grows():
-    port = free_ports(2)
+    port = harness.free_ports(2)
     with harness.start(one_is_late, env={"BPS_METRICS_PORT": str(port)}) as job:
 
         def age() -> float:
@@ -104,7 +67,7 @@ def test_the_age_of_the_oldest_round_grows():
 @pytest.fixture(scope="module")
 def embedded() -> tuple[list[str], list[dict[str, int]]]:
     """What two ranks serve after five rounds, and what metrics() returns to them then."""
-    port = free_ports(2)
+    port = harness.free_ports(2)
     with harness.start(pushes, env={"BPS_METRICS_PORT": str(port), "BPS_TRANSPORT": "tcp"}) as job:
         job.await_marks("pushed")
         texts = [fetch(port + rank)[2] for rank in range(2)]
@@ -191,7 +154,7 @@ print("TEXTS " + json.dumps(texts))
 
 def test_all_roles_of_bps_run_serve_one_after_the_other():
     """Ranks, servers, scheduler."""
-    port = free_ports(4)
+    port = harness.free_ports(4)
     env = harness.clean_env(BPS_METRICS_PORT=str(port))
     command = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "run", "-np", "1", "--servers", "2"]
     done = subprocess.run(
@@ -232,7 +195,7 @@ def waits(bps: Any) -> str:
 
 
 def test_only_loopback_is_served_unless_told_otherwise():
-    port = free_ports(1)
+    port = harness.free_ports(1)
     for host, everywhere in (("127.0.0.1", False), ("*", True)):
         with harness.start(waits, workers=1, env={"BPS_METRICS_PORT": str(port), "BPS_METRICS_HOST": host}) as job:
             job.await_marks("ready")
@@ -246,7 +209,7 @@ def test_only_loopback_is_served_unless_told_otherwise():
 
 @pytest.fixture
 def port_of_a_rank():
-    port = free_ports(1)
+    port = harness.free_ports(1)
     with harness.start(waits, workers=1, env={"BPS_METRICS_PORT": str(port)}) as job:
         job.await_marks("ready")
         yield port
@@ -315,7 +278,7 @@ def counts_under_a_stuck_loop(bps: Any) -> tuple[int, float]:
 
 def test_metrics_of_a_hung_loop_come_within_a_deadline():
     """Process::metrics() waited for every loop for ever."""
-    port = free_ports(1)
+    port = harness.free_ports(1)
     with harness.start(counts_under_a_stuck_loop, workers=1, env={"BPS_METRICS_PORT": str(port)}) as job:
         job.await_marks("ready")
         with frozen(a_loop_of(job.pid("rank 0"))):
@@ -358,7 +321,7 @@ def test_a_collector_for_prometheus_client(embedded):
 
 def test_sigterm_while_a_rank_is_scraped_ends_it():
     """The thread that answers holds up no end."""
-    port = free_ports(1)
+    port = harness.free_ports(1)
     with harness.start(waits, workers=1, env={"BPS_METRICS_PORT": str(port)}) as job:
         job.await_marks("ready")
         with socket.create_connection(("127.0.0.1", port)) as half:

@@ -115,6 +115,7 @@ def test_traces_trials_and_devices(monkeypatch, capfd):
     assert "mlx5_bond_12" in without_breaks(shown)
 
 
+@pytest.mark.long
 def test_a_benchmark_of_several_kinds(tmp_path):
     env = harness.clean_env(COLUMNS="80")
     command = [harness.binary("bps"), "bench", "--ops", "push_pull,reduce_scatter", "--dtypes", "float32,bfloat16",

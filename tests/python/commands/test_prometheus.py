@@ -19,8 +19,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.metrics import fetch
 from harness import await_mark, mark
-from test_metrics import fetch, free_ports
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "examples/prometheus/dashboard.json").read_text())
@@ -74,7 +74,7 @@ def program(name: str) -> str:
 
 def test_promtool_finds_nothing_to_complain_about():
     tool = program("promtool")
-    port = free_ports(1)
+    port = harness.free_ports(1)
     with harness.start(pushes_until_told, workers=1, env={"BPS_METRICS_PORT": str(port)}) as job:
         job.await_marks("pushed")
         text = fetch(port)[2]
@@ -149,7 +149,7 @@ def soon(address: str, query: str) -> list[Any]:
 
 
 def test_a_prometheus_answers_every_query_of_the_dashboard(tmp_path):
-    port = free_ports(2)
+    port = harness.free_ports(2)
     env = {"BPS_METRICS_PORT": str(port), "BPS_TRANSPORT": "tcp"}
     targets = [f"127.0.0.1:{port + rank}" for rank in range(2)]
     with prometheus(tmp_path, targets) as address, harness.start(pushes_until_told, env=env) as job:

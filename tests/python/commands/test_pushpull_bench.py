@@ -66,6 +66,7 @@ def test_tensors_in_one_go_and_servers_of_their_own():
     assert result["checked"] == 2 * 50 * 20 * (5 + 3)
 
 
+@pytest.mark.long
 def test_gloo_beside_us_on_a_busy_machine():
     pytest.importorskip("torch")
     found = measured("--sizes", "64K", "--compare", "gloo", "--iters", "5", "--load", "1")
@@ -77,6 +78,7 @@ def test_gloo_beside_us_on_a_busy_machine():
     assert speedup["lower"] <= speedup["median"] <= speedup["upper"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("peer", MPI_BASELINES)
 def test_an_mpi_library_beside_us(peer):
     if not (environments.folder(peer) / "bin" / "mpiexec").exists():

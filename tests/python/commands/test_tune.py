@@ -91,6 +91,7 @@ def test_it_starts_ranks_and_names_settings(tmp_path: Path) -> None:
     assert plot.stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_machines_get_all_figures() -> None:
     found = tune("--json", "--transport", "tcp", "--backward-ms", "5", "--hosts", "2")
     assert found["workers"] == 2
@@ -109,7 +110,7 @@ def test_machines_get_all_figures() -> None:
     assert found["settings"] == wanted
 
 
-@pytest.mark.parametrize("servers", [(), ("--servers", "1")])
+@pytest.mark.parametrize("servers", [(), pytest.param(("--servers", "1"), marks=pytest.mark.long)])
 def test_inside_a_job_it_measures_that_job(servers: tuple[str, ...]) -> None:
     """With servers of its own the job cannot begin anew, and only buckets are tried."""
     found = tune("--json", prefix=("run", "-np", "2", *servers))

@@ -19,8 +19,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.rails import enter
 from harness import await_mark, mark, network
-from test_rails import enter
 
 from bps_rdma.inspection import local
 from bps_rdma.inspection.commands import explain
@@ -273,7 +273,15 @@ def stopped(member: str, workers: int, servers: int | None) -> dict[str, Any]:
         return found
 
 
-@pytest.mark.parametrize(("member", "servers"), [("rank 1", None), ("rank 1", 1), ("server 0", 1), ("rank 0", None)])
+@pytest.mark.parametrize(
+    ("member", "servers"),
+    [
+        pytest.param("rank 1", None, marks=pytest.mark.long),
+        ("rank 1", 1),
+        ("server 0", 1),
+        pytest.param("rank 0", None, marks=pytest.mark.long),
+    ],
+)
 def test_a_process_that_is_stopped(member: str, servers: int | None) -> None:
     """Of rank 0, which hosts the scheduler without dedicated servers, the others know enough."""
     found = stopped(member, 2, servers)
@@ -390,6 +398,7 @@ def command(*words: str, env: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_scheduler_of_a_job_elsewhere_is_asked_by_its_address(tmp_path: Path) -> None:
     with harness.Job(in_python, workers=WORKERS, servers=1) as job:
         why(job, is_hung)

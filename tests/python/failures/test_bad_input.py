@@ -110,7 +110,7 @@ def sums_when_told(bps: Any) -> float:
     return float(bps.push_pull(np.ones(1000), average=False)[0])
 
 
-@pytest.mark.parametrize(("secret", "job"), [("wrong", None), (None, "another")])
+@pytest.mark.parametrize(("secret", "job"), [("wrong", None), pytest.param(None, "another", marks=pytest.mark.long)])
 def test_unauthenticated_workers_are_refused_and_the_job_goes_on(monkeypatch, secret, job):
     with harness.start(sums_when_told, workers=2, servers=1) as running:
         running.await_marks("ready")

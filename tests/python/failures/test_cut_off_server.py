@@ -78,6 +78,7 @@ def job(
         yield server, worker
 
 
+@pytest.mark.long
 def test_a_server_that_is_cut_off_from_everybody_ends(networks: network.Network, tmp_path: Path) -> None:
     there = network.PAIR[1]
     settings = {"BPS_HEARTBEAT_TIMEOUT": str(HEARTBEAT_S), "BPS_MIN_WORKERS": "1"}
@@ -93,6 +94,7 @@ def test_a_server_that_is_cut_off_from_everybody_ends(networks: network.Network,
     assert "was lost: silent for" in said
 
 
+@pytest.mark.long
 def test_a_server_whose_machine_is_paused_goes_on(networks: network.Network, tmp_path: Path) -> None:
     """While it is, nobody there acknowledges what the worker sends; a process alone that is stopped has a kernel."""
     there = network.PAIR[1]

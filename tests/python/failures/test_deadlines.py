@@ -12,31 +12,11 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.arrays import COUNT, QUIET_S, caught, changed, make
 from harness import await_mark, mark
 
-COUNT = 1_000_000
 BEFORE, AFTER = 1.0, 1000.0
-# Long enough for whatever is still under way to arrive: a round of this size takes milliseconds.
-QUIET_S = 0.5
 LIMIT_S = 0.3
-
-
-def make(bps: Any, memory: str, count: int = COUNT) -> Any:
-    return bps.empty(count) if memory == "mapped" else np.empty(count, np.float32)
-
-
-def changed(array: Any, value: float) -> str:
-    """What is wrong with an array that must hold `value` alone; "" if nothing is."""
-    bad = np.flatnonzero(array != value)
-    return f"{len(bad)} elements changed, the first one, {bad[0]}, to {array[bad[0]]}" if len(bad) else ""
-
-
-def caught(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def late_rank(bps: Any, memory: str) -> dict[str, Any]:
@@ -61,8 +41,7 @@ def late_rank(bps: Any, memory: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("memory", ["mapped", "plain"])
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize(("memory", "servers"), [("mapped", None), ("plain", 1)])
 def test_a_rank_that_comes_late_gets_an_error_and_no_sum(transport, servers, memory):
     with harness.start(late_rank, memory, workers=2, servers=servers, env=harness.over(transport)) as job:
         job.await_marks("raised", [0])

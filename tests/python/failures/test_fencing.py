@@ -10,8 +10,8 @@ from typing import Any
 
 import harness
 import pytest
+from bodies.arrays import caught, changed, make
 from harness import await_mark, mark
-from test_deadlines import caught, changed, make
 
 FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
 # So much that the server is stopped with sums before it, whenever that happens.

@@ -9,10 +9,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.losses import FAST, SOON_S
 from harness import await_mark, mark
-
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
-SOON_S = 4.0 * harness.PATIENCE  # 2 s on a machine that has nothing else to do
 
 
 def blocked_in(bps: Any, where: str, victim: int) -> tuple[str, str, float]:
@@ -41,6 +39,7 @@ def blocked_in(bps: Any, where: str, victim: int) -> tuple[str, str, float]:
     return "nothing", "", 0.0
 
 
+@pytest.mark.rdma
 @pytest.mark.parametrize("where", ["synchronize", "barrier", "idle"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_of_an_embedded_job(where, transport, victim):
@@ -62,6 +61,7 @@ def test_a_killed_rank_of_an_embedded_job(where, transport, victim):
         assert outcome.status == 0
 
 
+@pytest.mark.rdma
 @pytest.mark.parametrize("member", ["server 1", "scheduler"])
 def test_a_killed_server_or_scheduler(member, transport):
     env = FAST | harness.over(transport)
@@ -85,6 +85,7 @@ def counts_to(bps: Any, rounds: int) -> float:
     return float(array[0])
 
 
+@pytest.mark.rdma
 def test_the_next_job_starts_on_the_same_port_at_once(transport):
     env = harness.over(transport)
     port = harness.free_port()
@@ -110,6 +111,7 @@ def faulty_rounds(bps: Any) -> bool:
     return good
 
 
+@pytest.mark.rdma
 @pytest.mark.parametrize("servers", [None, 2])
 def test_refused_partial_and_reordered_posts_change_nothing(transport, servers):
     env = harness.over(transport) | {
@@ -130,6 +132,7 @@ def loses_connections(bps: Any) -> str:
     return "nothing"
 
 
+@pytest.mark.rdma
 def test_a_lost_connection_is_an_error_everywhere(transport):
     env = FAST | harness.over(transport) | {"BPS_FAULT": "lose_after=500"}
     with harness.start(loses_connections, workers=2, env=env) as job:

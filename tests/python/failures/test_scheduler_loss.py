@@ -71,7 +71,7 @@ def start(servers: int, transport: str, body: Any = until_and_after) -> harness.
 
 
 @pytest.mark.parametrize("servers", [0, 2])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_sums_go_on_without_the_scheduler(transport: str, servers: int, how: signal.Signals) -> None:
     with start(servers, transport) as job:
         job.await_marks("running")

@@ -146,6 +146,7 @@ def test_no_step_is_lost_or_counted_twice(tmp_path: Path, servers: int, failover
         assert {size for _, size in steps[0]} == {3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["scheduler", "rank 1"])
 @pytest.mark.parametrize("servers", [0, 2])
 def test_a_rank_is_lost_as_well(tmp_path: Path, servers: int, first: str) -> None:

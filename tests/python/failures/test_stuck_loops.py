@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from bodies.arrays import caught
 from harness import await_mark, mark
 from harness.freeze import freeze
-from test_deadlines import caught
 
 HEARTBEAT_S = 1.5 * harness.PATIENCE
 FAST = {"BPS_HEARTBEAT_TIMEOUT": str(HEARTBEAT_S), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}

@@ -16,56 +16,9 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.views import COUNT, FAST, TOLD, train, values_of
 from harness import await_mark, mark
 from harness.freeze import freeze
-
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(5 * harness.PATIENCE)}
-TOLD = {"BPS_SERVER_FAILOVER": "0"}  # of the loss of a server, as of that of a rank
-COUNT = 300_000  # several partitions
-
-
-def raise_as_a_program(error: Exception) -> None:
-    """Ends this rank with an exception; a program's is reported by sys.excepthook, which the test's job replaces."""
-    from bps_rdma.job import report_exception
-
-    report_exception(error)
-    raise error
-
-
-def train(bps: Any, steps: int, last_size: int, fail_at: int = -1) -> dict[str, Any]:
-    """Sums until the job has shrunk to `last_size` and `steps` more have been made; every sum is checked.
-
-    A sum holds one number per rank, so that a contribution too many or too few would show.
-    """
-    sizes, texts = [bps.size()], []
-    left, step = steps, 0
-    array = np.empty(COUNT, np.float32)
-    while left > 0:
-        size = bps.size()
-        step += 1
-        if step == 3 and bps.rank() == fail_at:
-            raise_as_a_program(ValueError("no such file"))
-        try:
-            for name in ("a", "b"):  # a step has several operations, and is repeated as a whole
-                array[:] = 1 + bps.rank()
-                bps.push_pull_inplace(array, name=name, average=False)
-                assert array.min() == array.max() == size * (size + 1) / 2, (array.min(), array.max(), size)
-            bps.commit()  # or one rank would count a step that another one repeats
-        except bps.RoundAbortedError as error:
-            kept = array.copy()
-            texts.append(str(error))
-            time.sleep(0.05)
-            assert (array == kept).all(), "the array was written to after the exception"
-            sizes.append(bps.size())
-            continue
-        if size == last_size:
-            left -= 1
-        if left == steps // 2:
-            mark(f"size-{size}")
-        if step == 5:
-            mark("running")
-    bps.barrier()
-    return {"rank": bps.rank(), "sizes": sizes, "texts": texts}
 
 
 def check(values: list[dict[str, Any]], sizes: list[int], culprit: str) -> None:
@@ -74,13 +27,6 @@ def check(values: list[dict[str, Any]], sizes: list[int], culprit: str) -> None:
         assert value["sizes"] == sizes, "one exception for each view that has ended"
         assert culprit in value["texts"][0], value["texts"]
         assert "view 2" in value["texts"][0], value["texts"]
-
-
-def values_of(job: harness.Job, but: list[int]) -> list[dict[str, Any]]:
-    outcomes = [outcome for rank, outcome in enumerate(job.outcomes(but=but)) if rank not in but]
-    for outcome in outcomes:
-        assert outcome.value, outcome.error + outcome.output
-    return [outcome.value for outcome in outcomes]
 
 
 @pytest.mark.parametrize("servers", [None, 2])
@@ -228,7 +174,9 @@ def pair_of_the_last(bps: Any, seconds: float) -> list[float]:
     return sorted(found) or [0.0]
 
 
-@pytest.mark.parametrize("pause", [0.004, 0.008, 0.012, 0.03])
+@pytest.mark.parametrize(
+    "pause", [0.004, *(pytest.param(pause, marks=pytest.mark.long) for pause in (0.008, 0.012, 0.03))]
+)
 def test_groups_keep_their_members_when_views_follow_each_other(transport, pause):
     """Some ranks may skip a view that has ended before they were in it."""
     env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2"}

@@ -14,11 +14,11 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.arrays import QUIET_S, changed, make
+from bodies.call_order import urgent_behind_bulk
+from bodies.hosts import SMALL_PARTITIONS, used
+from bodies.losses import FAST, SOON_S
 from harness import await_mark, mark
-from test_call_order import urgent_behind_bulk
-from test_deadlines import QUIET_S, changed, make
-from test_lost_members import FAST, SOON_S
-from test_sums_within_hosts import SMALL_PARTITIONS, used
 
 PIECE = {"BYTEPS_PARTITION_BYTES": "8000", "BPS_MIN_PARTITION_BYTES": "8000", "BYTEPS_SERVER_ENGINE_THREAD": "1"}
 # One piece at a time from the ranks to their relay; or as many as they like, which then wait there for the server.
@@ -29,6 +29,7 @@ def overtaken(bps: Any, urgency: int) -> tuple[bool, int, bool, int]:
     return *urgent_behind_bulk(bps, urgency), used(bps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("servers", [None, 1])
 @pytest.mark.parametrize("held_up", [FROM_THE_RANKS, FROM_THE_RELAY], ids=["ranks", "relay"])
 def test_an_urgent_tensor_overtakes_a_large_one_on_other_hosts(held_up, servers):

@@ -15,15 +15,14 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.arrays import caught, changed
+from bodies.call_order import fast_and_slow, random_orders
+from bodies.collectives import averages_and_shapes, broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
+from bodies.groups import collectives_in_a_group, disjoint_groups, overlapping_groups
+from bodies.hosts import PARTITION, SMALL_PARTITIONS, used
+from bodies.sums import interleaved_rounds
 from harness import await_mark, mark
-from test_call_order import fast_and_slow, random_orders
-from test_collectives import averages_and_shapes, broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
-from test_deadlines import caught, changed
-from test_groups import collectives_in_a_group, disjoint_groups, overlapping_groups
-from test_push_pull import interleaved_rounds
 
-PARTITION = 8192
-SMALL_PARTITIONS = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
 # By rank, one letter per host; then dedicated servers.
 LAYOUTS = [
     ("aabb", None, {}),
@@ -39,10 +38,6 @@ on_layouts = pytest.mark.parametrize(("layout", "servers", "env"), LAYOUTS)
 def run(body: Any, *args: Any, layout: str, servers: int | None = None, env: Any = None, **options: Any) -> list[Any]:
     env = SMALL_PARTITIONS | (env or {})
     return harness.run(body, *args, servers=servers, env=env, **harness.on_hosts(layout), **options)
-
-
-def used(bps: Any) -> int:
-    return int(bps.metrics()["total"]["host_sums"])
 
 
 @on_layouts

@@ -17,33 +17,11 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.children import in_child
 
 ENV = {"BPS_TIMEOUT": str(30 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(20 * harness.PATIENCE)}
-LIMIT_S = 10 * harness.PATIENCE
 
 SERVERS = pytest.mark.parametrize("servers", [None, 1])
-
-
-def status_of(pid: int) -> int:
-    """Of a child, which gets a limited time to end."""
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -999
-
-
-def in_child(body: Callable[[], object]) -> int:
-    """Calls the body in a forked child, which then ends as any program does."""
-    pid = os.fork()
-    if pid == 0:
-        body()
-        sys.exit(0)
-    return status_of(pid)
 
 
 def as_program(_: Any, name: str, *args: Any) -> Any:

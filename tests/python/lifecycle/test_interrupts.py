@@ -319,7 +319,7 @@ def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], flo
     return found
 
 
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("servers", [None, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", ["push_pull", "barrier", "new_group"])
 def test_shutdown_while_other_threads_wait_for_a_rank(what, servers):
     with harness.start(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV) as job:

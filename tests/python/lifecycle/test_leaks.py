@@ -83,7 +83,6 @@ def many_operations(bps: Any, operations: int) -> dict[str, int]:
     return grown
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "tcp")])
 def test_many_operations_leave_nothing(servers, transport):
@@ -152,7 +151,7 @@ def empties(bps: Any, count: int) -> dict[str, int]:
     return grown
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_2_000_shared_arrays_made_and_freed(transport):
     for grown in harness.run(empties, 2000, workers=2, env={"BPS_TRANSPORT": transport}, timeout=240):

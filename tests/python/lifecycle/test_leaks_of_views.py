@@ -80,7 +80,7 @@ def sums_across_views(bps: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800 if LONG else 300)
 @pytest.mark.parametrize("failover", ["0", "1"])
 def test_views_leave_nothing(transport: str, failover: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import harness
 import numpy as np
-import test_views
+from bodies import views
 from harness import mark
 
 
@@ -25,7 +25,7 @@ def sum_until_the_view_ends(bps: Any) -> None:
 
 
 def test_a_server_that_awaits_the_next_view_ends_well_with_the_job():
-    env = test_views.FAST | harness.over("tcp") | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "20"}
+    env = views.FAST | harness.over("tcp") | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "20"}
     with harness.start(sum_until_the_view_ends, workers=1, servers=2, env=env) as job:
         job.await_marks("ready")
         job.kill("server 1", signal.SIGSTOP)  # the next view waits for it

@@ -26,23 +26,19 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.alone
-def test_import_is_light_and_starts_nothing():
+def test_import_loads_no_extra_and_starts_nothing():
+    """How long it takes, the step `wheel` measures."""
     done = python(
         """
-        import sys, threading, time, os
+        import os, sys
         import numpy
         threads = len(os.listdir("/proc/self/task"))
-        best = 9
-        begin = time.perf_counter()
         import bps_rdma
-        print(time.perf_counter() - begin)
         assert not {"torch", "ray", "typer", "rich", "matplotlib"} & set(sys.modules)
         assert len(os.listdir("/proc/self/task")) == threads
         """
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.2 * max(1.0, harness.PATIENCE * 2)
 
 
 def test_alone_needs_nothing(alone):
@@ -108,7 +104,7 @@ def cpu_while_idle(bps: Any, seconds: float) -> float:
     return used / seconds
 
 
-@pytest.mark.alone
+@pytest.mark.long  # measures
 def test_idle_costs_nothing():
     for share in harness.run(cpu_while_idle, 5.0, workers=2):
         assert share <= 0.02

@@ -8,8 +8,8 @@ from typing import Any
 
 import harness
 import numpy as np
+from bodies.rails import FIRST, MEMBERS, MIB, enter, shape
 from harness import network
-from test_rails import FIRST, MEMBERS, MIB, enter, shape
 
 KIB = 1 << 10
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import harness
 import pytest
-from bodies.rail_job import Running, carried, longest, rounds_until_told
+from bodies.rails import FIRST, MEMBERS, SECOND, Running, carried, enter, longest, rounds_until_told, sent
 from harness import network
-from test_rails import FIRST, MEMBERS, SECOND, enter, sent
 
 
 def rounds_in(bps: Any, namespaces: list[str], folder: str) -> dict[str, Any]:

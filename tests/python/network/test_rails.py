@@ -3,38 +3,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 import pytest
+from bodies.rails import FIRST, MEMBERS, MIB, SECOND, enter, sent, shape
 from harness import network
-
-MEMBERS = network.PAIR
-FIRST, SECOND = network.PLANES  # the names of the interfaces
-MIB = 1 << 20
-_NEW_NETWORK = 0x40000000
-
-
-def enter(namespace: str) -> None:
-    """Before any thread is started: this process lives in that network namespace from now on."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    file = os.open(namespace, os.O_RDONLY)
-    if libc.setns(file, _NEW_NETWORK) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
-    os.close(file)
-
-
-def sent() -> dict[str, int]:
-    """Bytes that have left each interface of this namespace."""
-    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
-    fields = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines}
-    return {name: int(fields[name][8]) for name in (FIRST, SECOND)}
 
 
 def sums(bps: Any, namespaces: list[str], rounds: int) -> list[int]:
@@ -85,14 +62,6 @@ def test_the_order_names_the_address_of_the_host_and_nothing_else(networks):
         assert 0.25 < first / (first + second) < 0.75
 
 
-def shape(networks: network.Network, interface: str, mbit: int) -> None:
-    """From now on an interface carries so much per second, which its driver does not tell."""
-    for member in MEMBERS:
-        bucket = ["rate", f"{mbit}mbit", "burst", "64kb", "latency", "50ms"]
-        command = ["tc", "qdisc", "add", "dev", interface, "root", "tbf", *bucket]
-        subprocess.run([*networks.inside(member), *command], check=True)
-
-
 def test_a_slow_interface_gets_what_it_can_carry(networks):
     shape(networks, FIRST, 40)  # so slow that the processors are not what the sums wait for, even on a busy machine
     shape(networks, SECOND, 120)
@@ -109,6 +78,7 @@ def test_one_interface_alone(networks, only):
         assert f"TCP uses {only} 10." in log
 
 
+@pytest.mark.long
 def test_a_network_that_does_not_work_is_left_out_with_a_warning(networks):
     networks.cut(MEMBERS[1], SECOND, "both")
     (used, log), (used_too, log_too) = run(networks, f"{FIRST},{SECOND}")

@@ -9,46 +9,23 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from reference import codecs
+from bodies.compression import (
+    COUNT,
+    PARTITION,
+    by_partition,
+    equal_everywhere,
+    fed_back,
+    gradient,
+    many_at_once,
+    scattered,
+    sums,
+)
 
 from bps_rdma import job
 from bps_rdma.compression import METHODS
 
-PARTITION = 16 * 1024
-COUNT = 10_000  # two full partitions and one shorter
 TCP = {"BPS_TRANSPORT": "tcp", "BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
 DENSE = ("fp16", "bf16", "int8")
-
-
-def gradient(rank: int, step: int, count: int = COUNT) -> np.ndarray:
-    return np.random.default_rng(1000 * rank + step).standard_normal(count).astype(np.float32)
-
-
-def by_partition(text: str, values: np.ndarray, tensor: int, step: int, sender: int) -> np.ndarray:
-    """What the code of a whole tensor says."""
-    size = PARTITION // 4
-    parts = []
-    for partition, begin in enumerate(range(0, len(values), size)):
-        seed = codecs.seed_of(tensor, partition, step, sender)
-        parts.append(codecs.reference(text, values[begin : begin + size], seed)[1])
-    return np.concatenate(parts)
-
-
-def sums(bps: Any, text: str, average: bool) -> list[bytes]:
-    results = []
-    for step in range(3):
-        array = gradient(bps.rank(), step)
-        bps.push_pull_inplace(array, average=average, name="g", compression=text)
-        tensor = job.current().tensors[0, "g"].id
-        total = by_partition(text, gradient(0, step), tensor, step, 0)
-        for rank in range(1, bps.size()):
-            total += by_partition(text, gradient(rank, step), tensor, step, rank)
-        if average:
-            total /= np.float32(bps.size())
-        expected = by_partition(text, total, tensor, step, 2**32 - 1)
-        assert (array == expected).all(), (step, np.flatnonzero(array != expected)[:5])
-        results.append(array.tobytes())
-    return results
 
 
 @pytest.mark.parametrize("average", [True, False])
@@ -56,14 +33,6 @@ def sums(bps: Any, text: str, average: bool) -> list[bytes]:
 def test_sums_are_what_the_codes_say(text: str, average: bool) -> None:
     first, second, third = harness.run(sums, text, average, workers=3, servers=2, env=TCP)
     assert first == second == third
-
-
-def equal_everywhere(bps: Any, method: str) -> tuple[bytes, dict[str, int]]:
-    array = gradient(bps.rank(), 0, 50_000)
-    bps.push_pull_inplace(array, name="g", compression=method)
-    exact = np.mean([gradient(rank, 0, 50_000).astype(np.float64) for rank in range(bps.size())], axis=0)
-    assert np.abs(array - exact).max() < 0.05
-    return array.tobytes(), {key: value for key, value in bps.metrics()["total"].items() if "compressed" in key}
 
 
 # Servers in the workers: each rank's contribution to its own server needs no code, but gets the answer that others get.
@@ -88,32 +57,9 @@ def test_hosts_sum_before_they_compress(layout: str, servers: int | None) -> Non
     assert sum(counted["uncompressed_bytes"] for _, counted in results) <= 2 * 2 * 50_000 * 4
 
 
-def scattered(bps: Any) -> None:
-    for step in range(3):
-        array = gradient(bps.rank(), step, 60_000)
-        part = bps.reduce_scatter(array, name="s", compression="int8", average=False)
-        exact = sum(gradient(rank, step, 60_000).astype(np.float64) for rank in range(bps.size()))
-        begin, end = bps.shard_bounds(60_000, bps.size(), bps.rank())
-        assert np.abs(part - exact[begin:end]).max() < 0.15
-    assert bps.metrics()["total"]["compressed_bytes"] > 0
-
-
 def test_reduce_scatter() -> None:
     harness.run(scattered, workers=3, env=TCP)
     harness.run(scattered, workers=2, servers=1, env=TCP)
-
-
-def fed_back(bps: Any, text: str) -> None:
-    total = np.zeros(COUNT)
-    plain = np.zeros(COUNT)
-    array = gradient(bps.rank(), 0)
-    steps = 50
-    for _ in range(steps):
-        total += bps.push_pull(array, name="fed back", compression=text + ":feedback=1")
-        plain += bps.push_pull(array, name="plain", compression=text)
-    exact = steps * np.mean([gradient(rank, 0).astype(np.float64) for rank in range(bps.size())], axis=0)
-    with_feedback, without = np.abs(total - exact).mean(), np.abs(plain - exact).mean()
-    assert with_feedback < without / 10, (with_feedback, without)
 
 
 # The same gradient again and again: without feedback its error is made every time.
@@ -238,20 +184,6 @@ def prepared(bps: Any) -> None:
 
 def test_prepared_operations() -> None:
     harness.run(prepared, workers=2, env=TCP)
-
-
-def many_at_once(bps: Any) -> list[bytes]:
-    arrays = [gradient(bps.rank(), step, 40_000) for step in range(20)]
-    order = np.random.default_rng(bps.rank()).permutation(20)
-    handles = {
-        i: bps.push_pull_async_inplace(arrays[i], name=f"t{i}", priority=i % 3, compression="int8:feedback=1")
-        for i in order
-    }
-    for i in range(20):
-        handles[i].wait()
-        exact = np.mean([gradient(rank, i, 40_000).astype(np.float64) for rank in range(bps.size())], axis=0)
-        assert np.abs(arrays[i] - exact).max() < 0.05
-    return [array.tobytes() for array in arrays]
 
 
 # Full windows, several loops, small staging memory: whatever could not be sent at once is not encoded twice.

@@ -8,39 +8,18 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.counters import COUNT, PARTITION, measured
 
-PARTITION = 16_384
-COUNT = 40_960  # float32: ten partitions
 OPERATIONS = ("push_pull", "reduce_scatter", "all_gather")
 
 
-def measured(bps: Any, op: str, memory: str, rounds: int) -> dict[str, int]:
-    array = bps.empty(COUNT) if memory == "empty" else np.zeros(COUNT, np.float32)
-    part = array[slice(*bps.shard_bounds(COUNT, bps.size(), bps.rank()))]
-    bps.barrier()
-    before = bps.metrics()["total"]
-    bps.barrier()  # nobody pushes before everybody has looked
-    for _ in range(rounds):
-        if op == "push_pull":
-            bps.push_pull_inplace(array, name="x")
-        elif op == "reduce_scatter":
-            bps.reduce_scatter(array, name="x", out=part)
-        else:
-            bps.all_gather(part, name="x", out=array)
-    bps.barrier()
-    after = bps.metrics()["total"]
-    return {name: after[name] - before[name] for name in after}
-
-
 def totals(op: str, transport: str, memory: str, workers: int = 2, rounds: int = 7) -> dict[str, int]:
-    env = harness.over(transport) | {
-        "BYTEPS_PARTITION_BYTES": str(PARTITION),
-        "BPS_MIN_PARTITION_BYTES": str(PARTITION),
-    }
+    env = harness.over(transport) | harness.cut_at(PARTITION)
     found = harness.run(measured, op, memory, rounds, workers=workers, env=env)
     return {name: sum(one[name] for one in found) for name in found[0]}
 
 
+@pytest.mark.rdma
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_two_writes_per_partition(transport, workers):
     sums = totals("push_pull", transport, "plain", workers)
@@ -51,6 +30,7 @@ def test_two_writes_per_partition(transport, workers):
     assert sums["stale"] == 0
 
 
+@pytest.mark.rdma
 @pytest.mark.parametrize("memory", ["plain", "empty"])
 def test_control_endpoints_carry_no_payload(transport, memory):
     sums = totals("push_pull", transport, memory, rounds=20)

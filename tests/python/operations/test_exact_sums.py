@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import resource
 from fractions import Fraction
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from reference.exact_sums import COUNT, exact_sum, gradients, rounded
+from bodies.exact_sums import digest, expected, in_one_call, summed
+from reference.exact_sums import COUNT, gradients, rounded
 
 import bps_rdma
 from bps_rdma import _core, arrays
@@ -20,29 +20,7 @@ from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchEr
 from bps_rdma.settings import config_with
 
 TCP = {"BPS_TRANSPORT": "tcp"}
-SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BPS_MIN_PARTITION_BYTES": "4096"}
-
-
-@functools.cache
-def expected(dtype: str, divisor: int = 1) -> bytes:
-    return exact_sum(gradients(dtype), divisor).tobytes()
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def summed(bps: Any, dtype: str, grouping: str) -> str:
-    """Of eight gradients, which are spread over the ranks, and which each rank adds up in its own order."""
-    strided, blocks = range(8)[bps.rank() :: bps.size()], np.array_split(range(8), bps.size())[bps.rank()]
-    mine = strided if grouping == "strided" else blocks
-    order = reversed(mine) if bps.rank() % 2 else mine
-    total = bps.ExactSum(gradients(dtype)[0], name="micro-batches")
-    for number in order:
-        total.add(gradients(dtype)[number])
-    first = total.push_pull().tobytes()
-    assert total.push_pull().tobytes() == first
-    return digest(first)
+SMALL = harness.cut_at(4096)
 
 
 # (workers, servers, hosts, environment, how gradients are spread)
@@ -68,19 +46,6 @@ def test_one_digest_for_all_worlds(placement: str, dtype: str) -> None:
     where: Any = harness.on_hosts(hosts) if hosts else {"workers": workers}
     results = harness.run(summed, dtype, grouping, servers=servers, env=env, **where)
     assert set(results) == {digest(expected(dtype))}
-
-
-def in_one_call(bps: Any, dtype: str, average: bool) -> list[str]:
-    found = []
-    for exact in (True, None):  # as declared
-        array = gradients(dtype)[bps.rank()]
-        found.append(digest(bps.push_pull(array, average=average, name="g", exact=exact).tobytes()))
-    prepared = bps.prepare("push_pull", gradients(dtype)[bps.rank()], average=average, name="p", exact=True)
-    found.append(digest(prepared().tobytes()))
-    whole = gradients(dtype)[bps.rank()]
-    part = bps.reduce_scatter(whole, average=average, name="s", exact=True)
-    found.append(digest(bps.all_gather(part, name="w", out=np.empty_like(whole)).tobytes()))
-    return found
 
 
 # What each rank pushes is one term; so eight ranks give the bits that one rank gives with eight terms.

@@ -12,9 +12,9 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.children import in_child
 from harness import await_mark, mark
 from reference.values import NUMPY_DTYPES, pushed, summed
-from test_forked_children import in_child
 
 import bps_rdma
 

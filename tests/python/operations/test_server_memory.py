@@ -36,7 +36,7 @@ def two_gib(bps: Any) -> None:
     await_mark("measured")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_server_needs_little_memory_for_2_gib_of_tensors():
     with harness.start(two_gib, workers=2, servers=2, env={"BPS_TRANSPORT": "tcp"}) as job:

@@ -9,32 +9,10 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from reference.values import pushed, summed
+from bodies.sizes import PARTITION, check, loops_and_hashes, sizes_around_partitions
 
-PARTITION = 4096  # bytes
 # Cuts tensors exactly at that size.
-SMALL_PARTITIONS = {"BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
-
-
-def check(bps: Any, count: int, dtype: str, name: str) -> None:
-    """One round of a tensor, in place and out of place, exact."""
-    rank, size = bps.rank(), bps.size()
-    expected = summed(count, dtype, range(size))
-    mine = pushed(count, dtype, rank)
-    assert np.array_equal(bps.push_pull(mine, average=False, name=name), expected), f"{name}, out of place"
-    guarded = np.concatenate([mine[:0], mine, mine[:1]])  # one element more, which nobody may touch
-    last = guarded[-1:].copy()
-    bps.push_pull_inplace(guarded[:count], average=False, name=name)
-    assert np.array_equal(guarded[:count], expected), f"{name}, in place"
-    assert np.array_equal(guarded[count:], last), f"{name} wrote beyond its end"
-
-
-def sizes_around_partitions(bps: Any) -> None:
-    for count in (0, 1, 2, PARTITION - 1, PARTITION, PARTITION + 1, 3 * PARTITION - 1, 3 * PARTITION, 77777):
-        check(bps, count, "uint8", f"bytes {count}")
-    for count in (0, 1, PARTITION // 8 - 1, PARTITION // 8, PARTITION // 8 + 1, 12345):
-        check(bps, count, "float64", f"doubles {count}")
-    check(bps, 3333, "float16", "halves")
+SMALL_PARTITIONS = harness.cut_at(PARTITION)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +101,7 @@ def beyond_4_gib(bps: Any) -> None:
         assert part.min() == part.max() == size * (size + 1) // 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("workers", "transport"), [pytest.param(1, "auto", marks=pytest.mark.long), (2, "shm")])
 def test_a_tensor_beyond_4_gib(workers, transport):
     if _available_gib() < 2 * 4.2 + 1.5:
@@ -147,16 +125,6 @@ def ten_thousand_tensors(bps: Any) -> None:
 @pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
 def test_ten_thousand_tensors(servers, transport):
     harness.run(ten_thousand_tensors, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
-
-
-def loops_and_hashes(bps: Any) -> None:
-    for count in (1, 5000, 40_000):
-        for index in range(6):
-            check(bps, count, "float32", f"{count} {index}")
-    rank, size = bps.rank(), bps.size()
-    part = bps.reduce_scatter(pushed(30_001, "int32", rank), average=False, name="scattered")
-    begin, end = bps.shard_bounds(30_001, size, rank)
-    assert np.array_equal(part, summed(30_001, "int32", range(size))[begin:end])
 
 
 LOOPS = {"BYTEPS_PUSH_THREAD": "3", "BYTEPS_SERVER_ENGINE_THREAD": "2"}

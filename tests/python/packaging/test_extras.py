@@ -8,8 +8,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from bodies.package import modules
 from packaging.requirements import Requirement
-from test_imports import modules
 
 import bps_rdma
 from bps_rdma import extras

@@ -414,6 +414,7 @@ def flood(port: int, how: Callable[[int], None]) -> Any:
             process.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["scheduler", "server 0"])
 @pytest.mark.parametrize("how", [silent_connections, short_connections])
 def test_a_flood_of_connections_ends_nothing(how, at):

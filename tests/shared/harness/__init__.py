@@ -6,13 +6,13 @@ the three calls returned. `harness.start()` gives the running job, for tests tha
 tells its test how far it has come by `mark()`, and waits for the test by `await_mark()`.
 """
 
-from .environment import binary, clean_env, on_hosts, over
+from .environment import binary, clean_env, cut_at, on_hosts, over
 from .forkserver import PRELOAD, end_forkserver
 from .job import Job, JobFailedError, Outcome, run, scripts, start, succeeded
 from .leftovers import shared_memory_files
-from .ports import free_port
+from .ports import free_port, free_ports
 from .rank import await_mark, mark
-from .waiting import PATIENCE
+from .waiting import PATIENCE, WaitedInVainError, eventually
 
 __all__ = [
     "PATIENCE",
@@ -20,11 +20,15 @@ __all__ = [
     "Job",
     "JobFailedError",
     "Outcome",
+    "WaitedInVainError",
     "await_mark",
     "binary",
     "clean_env",
+    "cut_at",
     "end_forkserver",
+    "eventually",
     "free_port",
+    "free_ports",
     "mark",
     "on_hosts",
     "over",

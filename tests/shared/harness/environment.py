@@ -37,6 +37,11 @@ def on_hosts(layout: str) -> dict[str, Any]:
     return {"workers": len(layout), "rank_env": [{"BPS_HOST_ID": host} for host in layout]}
 
 
+def cut_at(size: int) -> dict[str, str]:
+    """The environment of a job that cuts tensors into partitions of exactly so many bytes."""
+    return {"BYTEPS_PARTITION_BYTES": str(size), "BPS_MIN_PARTITION_BYTES": str(size)}
+
+
 def binary(name: str) -> str:
     """Path of a plain binary or a command: in BPS_TEST_BIN, beside this Python, or on PATH."""
     folders = [os.environ.get("BPS_TEST_BIN", ""), str(Path(sys.executable).parent), sysconfig.get_path("scripts")]

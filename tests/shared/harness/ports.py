@@ -20,3 +20,17 @@ def free_port() -> int:
                 continue
             return port
     raise RuntimeError("no free port")
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for _ in range(100):
+        first = free_port()
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind((LOOPBACK, port))
+        except OSError:
+            continue
+        return first
+    raise RuntimeError("no free ports in a row")

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of two ranks that sums while rails fail and come back, and what must hold for each of its rounds."""
+"""Two network interfaces of each host, and a job of two ranks that sums while they fail and come back."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,37 @@ from typing import Any
 
 import harness
 import numpy as np
+from harness import network
+
+MEMBERS = network.PAIR
+FIRST, SECOND = network.PLANES  # the names of the interfaces
+MIB = 1 << 20
+_NEW_NETWORK = 0x40000000
+
+
+def enter(namespace: str) -> None:
+    """Before any thread is started: this process lives in that network namespace from now on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    file = os.open(namespace, os.O_RDONLY)
+    if libc.setns(file, _NEW_NETWORK) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(file)
+
+
+def sent() -> dict[str, int]:
+    """Bytes that have left each interface of this namespace."""
+    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+    fields = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines}
+    return {name: int(fields[name][8]) for name in (FIRST, SECOND)}
+
+
+def shape(networks: network.Network, interface: str, mbit: int) -> None:
+    """From now on an interface carries so much per second, which its driver does not tell."""
+    for member in MEMBERS:
+        bucket = ["rate", f"{mbit}mbit", "burst", "64kb", "latency", "50ms"]
+        command = ["tc", "qdisc", "add", "dev", interface, "root", "tbf", *bucket]
+        subprocess.run([*networks.inside(member), *command], check=True)
+
 
 PAD = 1024  # words around an array, which nobody may write to
 HELD = 4  # results that must stay what they were after the call

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose ranks sum on their host first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+
+PARTITION = 8192
+SMALL_PARTITIONS = harness.cut_at(PARTITION)
+
+
+def used(bps: Any) -> int:
+    return int(bps.metrics()["total"]["host_sums"])

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on a device by every face of bps_rdma.torch."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from training import Branching, Exact, Images, Plain, batch, loss_of, seeded, share
+
+Results = dict[str, Any]
+
+
+class AnyOrder(nn.Module):
+    """Uses its layers in the order that it is told, so that gradients become ready in the reverse of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.wide = nn.Parameter(torch.full((3000,), 0.5))
+
+    def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
+        for number in order:
+            x = torch.tanh(self.layers[number](x))
+        return x * self.wide[:8]
+
+
+def any_order(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(8), 8)
+
+
+def same(here: Any, there: Any, where: str) -> None:
+    if isinstance(here, torch.Tensor):
+        assert torch.equal(here, there), where
+    elif isinstance(here, dict):
+        assert here.keys() == there.keys(), where
+        for key in here:
+            same(here[key], there[key], f"{where}.{key}")
+    elif isinstance(here, (list, tuple)):
+        assert len(here) == len(there), where
+        for number, pair in enumerate(zip(here, there, strict=True)):
+            same(*pair, f"{where}.{number}")
+    else:
+        assert here == there, where
+
+
+def kept(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def with_ddp(bps: Any, strategy: str) -> Results:
+    from bps_rdma.torch import Compression, DistributedDataParallel
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    for make in (Plain, Images, Exact, Branching, AnyOrder):
+        for compression in (Compression.none, Compression.bf16):
+            model = seeded(make, rank)
+            ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001, compression=compression)
+            rate = 2.0**-10 if make is Exact else 0.05
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+            for step in range(4):
+                order = any_order(10 * step + rank)
+                more = {Branching: [rank % 2], AnyOrder: [order]}.get(make, [])
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+                if step == 2:  # two passes, of which the second synchronises
+                    with ddp.no_sync():
+                        loss_of(ddp(batch(9, *share(rank, size)), *more)).backward()
+                loss_of(ddp(batch(step, *share(rank, size)), *more)).backward()
+                optimizer.step()
+            found[f"{make.__name__} {compression.dtype}"] = kept(model)
+    return found
+
+
+def with_optimizers(bps: Any) -> Results:
+    from bps_rdma.torch import Compression, CrossBarrier, DistributedOptimizer, broadcast_parameters
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    for strategy in ("naive", "flat", "overlap", "bucketed", "cross barrier"):
+        for compression in (Compression.none, Compression.fp16):
+            model = seeded(AnyOrder, rank)
+            broadcast_parameters(model.state_dict(), prefix=strategy)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            if strategy == "cross barrier":
+                optimizer = CrossBarrier(model, optimizer, compression=compression)
+            else:
+                optimizer = DistributedOptimizer(
+                    optimizer, model.named_parameters(), compression, 2, strategy=strategy, bucket_mb=0.001
+                )
+            for step in range(4):
+                order = any_order(10 * step + rank)
+                optimizer.zero_grad()
+                for half in range(1 if strategy == "cross barrier" else 2):
+                    loss_of(model(batch(step + 10 * half, *share(rank, size)), order)).backward()
+                optimizer.step()
+            optimizer.synchronize()
+            found[f"{strategy} {compression.dtype}"] = kept(model), optimizer.state_dict()["state"]
+    return found
+
+
+def with_closure(bps: Any) -> Results:
+    from bps_rdma.torch import DistributedOptimizer
+
+    model = seeded(Plain)
+    optimizer = DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), model.named_parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model(batch(0, *share(bps.rank(), bps.size()))))
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(2)]
+    return {"model": kept(model), "losses": losses}
+
+
+def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, AnyOrder)) -> Results:
+    from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
+
+    found: Results = {}
+    for make in models:
+        model = seeded(make, bps.rank())
+        ddp = DistributedDataParallel(model)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            more = [list(range(8))] if make is AnyOrder else []
+            loss_of(ddp(batch(step, *share(bps.rank(), bps.size())), *more)).backward()
+            optimizer.step()
+        found[make.__name__] = kept(model), optimizer.state_dict(), optimizer.state_dict(root=1)
+    return found
+
+
+def with_broadcasts(bps: Any) -> Results:
+    from bps_rdma.torch import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+    rank = bps.rank()
+    torch.manual_seed(rank)
+    with torch.device("cpu"):  # the same values for every device
+        made: Results = {
+            "large": torch.randn(5000),
+            "strided": torch.randn(40, 30).t(),
+            "int16": torch.full((7, 3), rank, dtype=torch.int16),
+            "complex": torch.randn(33, dtype=torch.complex64),
+            "conjugated": torch.randn(33, dtype=torch.complex64).conj(),
+            "bool": torch.rand(9) < 0.5,
+            "none": torch.empty(0),
+            "scalar": torch.tensor(float(rank)),
+        }
+    tensors = {name: value.to(torch.get_default_device()) for name, value in made.items()}
+    broadcast_parameters(tensors, root_rank=1)
+    model = seeded(Plain, rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
+    if rank == 1:
+        loss_of(model(batch(0))).backward()
+        optimizer.step()
+    broadcast_optimizer_state(optimizer, root_rank=1)
+    thing = broadcast_object({"rank": rank, "tensor": torch.full((3000,), float(rank))}, root_rank=1)
+    assert thing["rank"] == 1
+    return {"tensors": tensors, "state": optimizer.state_dict(), "object": thing}
+
+
+def with_push_pull(bps: Any) -> Results:
+    import bps_rdma.torch as bps_torch
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    bps_torch.declare("declared", torch.empty(5000))
+    for average in (True, False):
+        for compression in (bps_torch.Compression.none, bps_torch.Compression.bf16):
+            x = torch.linspace(0, rank + 1, 5000, requires_grad=True)
+            y = bps_torch.push_pull(x, average, "declared", compression=compression)
+            (y * (rank + 1)).sum().backward()
+            found[f"{average} {compression.dtype}"] = y.detach().clone(), x.grad
+    z = torch.full((3000,), float(rank))
+    out = bps_torch.push_pull_async(z, name="out of place")
+    into = bps_torch.push_pull_async_inplace(z.clone(), name="in place", priority=3)
+    while not bps_torch.poll(out):
+        time.sleep(0.001)
+    found["async"] = bps_torch.synchronize(out), bps_torch.synchronize(into)
+    assert torch.equal(z, torch.full((3000,), float(rank))), "the input stays"
+    assert torch.equal(found["async"][0], torch.full((3000,), (size - 1) / 2))
+    inside = torch.ones(10, dtype=torch.int64)
+    assert bps_torch.push_pull_inplace(inside, average=False) is inside
+    bps_torch.byteps_torch_set_num_grads(3)
+    group = [torch.full((n,), float(rank + n)) for n in (1, 2000, 17)]
+    for number, tensor in enumerate(group):
+        bps_torch.push_pull_group_sync_inplace(tensor, name=f"grouped {number}")
+    found["rest"] = inside, group
+    return found
+
+
+def torchs_own(group: Any, rank: int, size: int) -> None:
+    model, alone = seeded(Exact), seeded(Exact)
+    ddp = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.01)
+    for one in (alone, ddp):
+        optimizer = torch.optim.SGD(one.parameters(), lr=2.0**-10)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(one(batch(step) if one is alone else batch(step, *share(rank, size)))).backward()
+            optimizer.step()
+    same(kept(alone), kept(model), "")
+    tensor = torch.full((3000,), float(rank + 1))
+    dist.all_reduce(tensor, group=group)
+    assert tensor.eq(sum(range(1, size + 1))).all()
+    tensor.fill_(rank)
+    dist.broadcast(tensor, 1, group=group)
+    assert tensor.eq(1).all()
+    dist.reduce(tensor, 0, group=group)
+    assert tensor.eq(size if rank == 0 else 1).all()
+    for sizes in ([700] * size, [100 * (number + 1) for number in range(size)]):
+        parts = [torch.empty(count) for count in sizes]
+        dist.all_gather(parts, torch.full((sizes[rank],), float(rank)), group=group)
+        assert all(part.eq(number).all() for number, part in enumerate(parts))
+        part = torch.empty(sizes[rank])
+        dist.reduce_scatter(part, [torch.full((count,), float(rank)) for count in sizes], group=group)
+        assert part.eq(sum(range(size))).all()
+    whole = torch.empty(size * 1000)
+    dist.all_gather_into_tensor(whole, torch.full((1000,), float(rank)), group=group)
+    assert whole.view(size, -1)[:, 0].tolist() == list(range(size))
