@@ -92,12 +92,14 @@ void TraceWriter::stop() {
 
 void TraceWriter::finish() {
   if (!thread_.joinable()) return;
-  stop();
   try {
+    check_interrupt();  // before the thread formats anything: what is interrupted already leaves all events where they are
+    stop();
     std::unique_lock lock(mutex_);
     (void)wait_until(lock, changed_, Deadline::never(), [this] { return is_over_; });
   } catch (...) {
     gives_up_ = true;
+    stop();
     thread_.join();
     throw;
   }
