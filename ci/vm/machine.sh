@@ -34,6 +34,12 @@ name_machine() {  # NAME "ADDRESS NAME"...
   mount --bind /run/hosts /etc/hosts
 }
 
+# Returns when the host has read all that was written to the console. The kernel keeps up to 4 KiB for a reader that is
+# slow, and loses them when it switches off.
+drain_console() {
+  stty echo < /dev/tty0  # a change of settings waits for the output that came before it
+}
+
 # perftest divides by the clock rate, which this kernel's cpuinfo lacks. Any will do.
 { cat /proc/cpuinfo; echo "cpu MHz : 2000.000"; } > /run/cpuinfo
 mount --bind /run/cpuinfo /proc/cpuinfo
