@@ -173,9 +173,23 @@ def from_one_to_another(_: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [reductions, moves, scattered_reductions, from_one_to_another])
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=pytest.mark.long) for workers in (2, 4))])
 def test_collectives(body, workers):
     harness.run(body, workers=workers, init=False)
+
+
+def many_exchanges(_: Any) -> None:
+    _, size = joined()
+    for number in range(1000):
+        out = torch.empty(size)
+        dist.all_to_all_single(out, torch.full((size,), float(number)))
+        same(out, torch.full((size,), float(number)))
+    dist.destroy_process_group()
+
+
+def test_gloos_thread_and_the_interpreter_do_not_wait_for_each_other():
+    """Each exchange starts while gloo's thread may be releasing the tensors of the one before."""
+    harness.run(many_exchanges, workers=3, init=False)
 
 
 def odd_layouts(_: Any) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A torch.distributed process group over bps_rdma.
 
-It contains gloo, and NCCL where it is available, as torch's own groups do: operations that are not defined here (point
-to point, all_to_all, gather, scatter, monitored_barrier, ...) go there through the base class.
+It contains gloo, and NCCL where it is available, as torch's own groups do: point to point, all_to_all, gather, scatter
+and monitored_barrier go there.
 """
 
 from __future__ import annotations
@@ -211,7 +211,42 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         call = self._call(opts, timeout)
         return _work("barrier", self._collectives.barrier(call), [], [], call)
 
+    # ---- What gloo or NCCL does
+    #
+    # ProcessGroup's own forms of these hold the interpreter's lock while they start an operation on gloo. gloo's thread
+    # wants that lock when it releases the tensors of the operation before, under a lock of its own that the start waits
+    # for: a deadlock. The methods of a Backend hold no lock.
+
+    def all_to_all_single(self, output: Tensor, whole: Tensor, *rest: Any) -> Any:
+        """Every rank sends a part of its tensor to every rank."""
+        return self._inner(whole).alltoall_base(output, whole, *rest)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], *rest: Any) -> Any:
+        """Every rank sends a tensor to every rank."""
+        return self._inner(inputs[0]).alltoall(outputs, inputs, *rest)
+
+    def gather(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
+        """One rank gets every rank's tensor."""
+        return self._inner(inputs if isinstance(inputs, Tensor) else inputs[0]).gather(outputs, inputs, *rest)
+
+    def scatter(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
+        """Every rank gets one of the tensors of one rank."""
+        return self._inner(outputs if isinstance(outputs, Tensor) else outputs[0]).scatter(outputs, inputs, *rest)
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> Any:
+        """Sends a tensor to one rank."""
+        return self._inner(tensors[0]).send(tensors, destination, tag)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Any:
+        """Receives a tensor from one rank."""
+        return self._inner(tensors[0]).recv(tensors, source, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
+        """Receives a tensor from any rank."""
+        return self._inner(tensors[0]).recv_anysource(tensors, tag)
+
     # Names before torch 2.13
+    alltoall_base = all_to_all_single
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
