@@ -7,7 +7,7 @@
 
 Every sum is right, or every surviving rank gets an exception within its deadline that names the culprit; no byte of an
 array changes after its call has returned or raised, and none around it ever; nothing is left behind. What holds with
---views is said in views_run.py.
+--views is said in views_run.py. BPS_TEST_PATIENCE is a factor for all limits of time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,24 @@ from rich.console import Console
 from rich.progress import track
 
 from tests.chaos import plan, views_plan
-from tests.chaos.members import Members
 from tests.chaos.run import Run
 from tests.chaos.views_run import ViewsRun
 from tests.shared.harness import network
 
 _LOGS = Path("build/chaos").resolve()
+
+
+def folder_of(trial: plan.Trial | views_plan.ViewsTrial) -> Path:
+    """Where its logs are."""
+    return _LOGS / f"{'views-' if isinstance(trial, views_plan.ViewsTrial) else ''}{trial.seed}-{trial.number}"
+
+
+def violations_of(trial: plan.Trial | views_plan.ViewsTrial) -> list[str]:
+    """Runs it."""
+    folder = folder_of(trial)
+    shutil.rmtree(folder, ignore_errors=True)
+    run = ViewsRun(trial, folder) if isinstance(trial, views_plan.ViewsTrial) else Run(trial, folder)
+    return run()
 
 
 def campaign(
@@ -39,7 +51,6 @@ def campaign(
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="Trials at the same time.")] = 2,
     transport: Annotated[list[str] | None, typer.Option(help="Transports to draw from. Default: shm and tcp.")] = None,
     event: Annotated[list[str] | None, typer.Option(help=f"Events to draw from: {', '.join(plan.EVENTS)}.")] = None,
-    patience: Annotated[float, typer.Option(help="Factor for all limits of time.")] = 1.0,
     views: Annotated[bool, typer.Option("--views", help="Jobs that go on without the members that they lose.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -59,40 +70,36 @@ def campaign(
     no_cuts = network.why_not() if any(one.needs_network for one in drawn) else ""
     if "rdma" in transports:
         no_cuts = "over rdma tests/rdma pulls the cables"
-    runs: list[Members] = []
-    for one in drawn:
-        folder = _LOGS / f"{'views-' if views else ''}{seed}-{one.number}"
-        if not (one.needs_network and no_cuts):
-            is_views = isinstance(one, views_plan.ViewsTrial)
-            runs.append(ViewsRun(one, folder, patience) if is_views else Run(one, folder, patience))
-    left_out = len(drawn) - len(runs)
-    _LOGS.mkdir(parents=True, exist_ok=True)
+    possible = [one for one in drawn if not (one.needs_network and no_cuts)]
+    left_out = len(drawn) - len(possible)
 
     found = {}
     watched = Console(stderr=True)
     with ThreadPoolExecutor(at_once) as pool:
-        futures = {pool.submit(run): run for run in runs}
+        futures = {pool.submit(violations_of, one): one for one in possible}
         done = as_completed(futures)
-        for future in track(done, total=len(runs), console=watched, transient=True, disable=not watched.is_terminal):
-            run = futures[future]
+        for future in track(
+            done, total=len(possible), console=watched, transient=True, disable=not watched.is_terminal
+        ):
+            one = futures[future]
             violations = future.result()
-            found[run.members_of.number] = violations
+            found[one.number] = violations
             if violations:
                 more = [f"... and {len(violations) - 5} more"] if len(violations) > 5 else []
-                name = f"{'views, ' if views else ''}seed {seed}, trial {run.members_of.number}"
-                print(f"{name}: {run.members_of.describe()}; logs in {run.folder}",
+                name = f"{'views, ' if views else ''}seed {seed}, trial {one.number}"
+                print(f"{name}: {one.describe()}; logs in {folder_of(one)}",
                       *violations[:5], *more, sep="\n  ", file=sys.stderr, flush=True)  # fmt: skip
             elif trial is None:
-                shutil.rmtree(run.folder)
+                shutil.rmtree(folder_of(one))
 
     bad = sum(1 for violations in found.values() if violations)
     if as_json:
-        print(json.dumps({"seed": seed, "trials": len(runs), "left_out": left_out, "violations": found}))
+        print(json.dumps({"seed": seed, "trials": len(possible), "left_out": left_out, "violations": found}))
     else:
         skipped = f"; {left_out} network cuts left out: {no_cuts}" if left_out else ""
         what = "views, " if views else ""
-        print(f"chaos: {what}seed {seed}, {len(runs)} trials, {bad} violated something{skipped}")
-    raise typer.Exit(1 if bad or not runs else 0)
+        print(f"chaos: {what}seed {seed}, {len(possible)} trials, {bad} violated something{skipped}")
+    raise typer.Exit(1 if bad or not possible else 0)
 
 
 if __name__ == "__main__":

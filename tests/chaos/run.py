@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 
 from tests.chaos import plan
-from tests.chaos.members import Members, binary, describe_status
+from tests.chaos.trial_run import TrialRun, describe_status
+from tests.shared.harness import PATIENCE, binary, of_rank, of_roles
 from tests.shared.harness.freeze import freeze
 
 
-class Run(Members):
+class Run(TrialRun):
     """A trial in which a loss ends the job."""
 
-    def __init__(self, trial: plan.Trial, folder: Path, patience: float) -> None:
-        super().__init__(trial, folder, patience)
+    def __init__(self, trial: plan.Trial, folder: Path) -> None:
+        super().__init__(trial, folder)
         self.trial = trial
         self._random = random.Random(f"{trial.seed}/{trial.number}/run")
 
@@ -37,15 +38,10 @@ class Run(Members):
                 env |= {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
             else:
                 apart = self.network is not None  # each namespace is a host
-                env |= {
-                    "RANK": str(rank), "WORLD_SIZE": str(self.trial.workers), "LOCAL_RANK": "0" if apart else str(rank),
-                    "LOCAL_WORLD_SIZE": "1" if apart else str(self.trial.workers), "MASTER_ADDR": self._root(),
-                    "MASTER_PORT": str(self.port), "BPS_ROOT_PORT": str(self.port),
-                }  # fmt: skip
+                env |= of_rank(rank, self.trial.workers, self.port, self._root()) | {"BPS_ROOT_PORT": str(self.port)}
+                env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if apart else {}
             self.spawn_worker(rank, "worker.py", plan.spec(self.trial, rank), env)
-        for rank in range(self.trial.workers):
-            self.wait_until(lambda rank=rank: self.said(rank, "ready"), plan.START_S, f"worker {rank} did not start",
-                            self.somebody_failed)  # fmt: skip
+        self.await_all(range(self.trial.workers), lambda rank: self.said(rank, "ready"), plan.START_S, "its start")
 
     def _root(self) -> str:
         return self.address("scheduler" if self.trial.servers else "worker 0")
@@ -56,47 +52,44 @@ class Run(Members):
     def _settings(self) -> dict[str, str]:
         late = self.trial.event == "late"
         env = {
-            "BPS_TIMEOUT": str((plan.SHORT_TIMEOUT_S if late else plan.TIMEOUT_S) * self.patience),
-            "BPS_HEARTBEAT_TIMEOUT": str(plan.HEARTBEAT_S * self.patience),
-            "BPS_JOIN_TIMEOUT": str(plan.START_S * self.patience),
-            "BPS_SHUTDOWN_TIMEOUT": str(plan.SHUTDOWN_S * self.patience),
+            "BPS_TIMEOUT": str((plan.SHORT_TIMEOUT_S if late else plan.TIMEOUT_S) * PATIENCE),
+            "BPS_HEARTBEAT_TIMEOUT": str(plan.HEARTBEAT_S * PATIENCE),
+            "BPS_JOIN_TIMEOUT": str(plan.START_S * PATIENCE),
+            "BPS_SHUTDOWN_TIMEOUT": str(plan.SHUTDOWN_S * PATIENCE),
         }
         if self.trial.servers:
-            env |= {
-                "DMLC_NUM_WORKER": str(self.trial.workers), "DMLC_NUM_SERVER": str(self.trial.servers),
-                "DMLC_PS_ROOT_URI": self._root(), "DMLC_PS_ROOT_PORT": str(self.port),
-            }  # fmt: skip
+            env |= of_roles(self.trial.workers, self.trial.servers, self.port, self._root())
         return env
 
     # ---- The event, and what must follow
 
     def play(self) -> None:
         time.sleep(self.trial.delay_s)
-        event, victim = self.trial.event, self.processes[self.trial.victim]
+        event, victim = self.trial.event, self.trial.victim
         begin = time.monotonic()
         if event in ("kill", "segfault"):
-            victim.send_signal(signal.SIGKILL if event == "kill" else signal.SIGSEGV)
+            self.kill(victim, signal.SIGKILL if event == "kill" else signal.SIGSEGV)
         elif event == "stop":
-            victim.send_signal(signal.SIGSTOP)
+            self.kill(victim, signal.SIGSTOP)
         elif event in ("exception", "exit", "late"):
-            self.tell(self.trial.victim, event)
+            self.tell(victim, event)
         elif event == "cut":
             assert self.network is not None
-            self.network.cut(self.trial.victim, self.trial.plane, self.trial.direction)
+            self.network.cut(victim, self.trial.plane, self.trial.direction)
             begin = time.monotonic()  # it takes a process for each member, on a busy machine seconds
         elif event == "pause":
-            victim.send_signal(signal.SIGSTOP)
+            self.kill(victim, signal.SIGSTOP)
             time.sleep(plan.PAUSE_S)
-            victim.send_signal(signal.SIGCONT)
+            self.kill(victim, signal.SIGCONT)
         elif event == "freeze":
             freeze(
-                int(self._random.choice([task.name for task in Path(f"/proc/{victim.pid}/task").iterdir()])),
+                int(self._random.choice([task.name for task in Path(f"/proc/{self.pid(victim)}/task").iterdir()])),
                 plan.PAUSE_S,
             )
         if event in plan.LETHAL:
             self._expect_errors(begin)
             if event == "stop":
-                victim.send_signal(signal.SIGCONT)
+                self.kill(victim, signal.SIGCONT)
                 time.sleep(0.7)  # whatever it can still write it writes at once
         else:
             self._expect_progress()
@@ -108,23 +101,23 @@ class Run(Members):
 
     def _expect_errors(self, begin: float) -> None:
         """Every survivor raises within its deadline, and names the culprit."""
-        limit = plan.TIMEOUT_S * self.patience + 2
+        limit = plan.TIMEOUT_S * PATIENCE + 2
+        hears = plan.TIMEOUT_S + plan.SHUTDOWN_S + 4
         if not self._survivors():  # the servers hear of it, too, and a stopped worker stays stopped until then
             others = [process for member, process in self.processes.items() if member != self.trial.victim]
-            self.wait_until(lambda: all(process.poll() is not None for process in others),
-                            limit + plan.SHUTDOWN_S * self.patience + 2, "the servers are not told of the event",
-                            lambda: False)  # fmt: skip
+            self.eventually(lambda: all(process.status is not None for process in others), hears,
+                            "the news of the event at the servers", of=[])  # fmt: skip
+        self.await_all(
+            self._survivors(), lambda rank: self.said(rank, "over"), hears, "the news of the event", alive=True
+        )
         for rank in self._survivors():
-            self.wait_until(lambda rank=rank: self.said(rank, "over"), limit + plan.SHUTDOWN_S * self.patience + 2,
-                            f"worker {rank} is not told of the event",
-                            lambda rank=rank: self.is_dead(rank))  # fmt: skip
             errors = self.lines(rank, "error")
             if not errors:
                 self.violations.append(f"worker {rank} got no error")
                 continue
             if errors[0]["at"] - begin > limit:
                 self.violations.append(f"worker {rank} heard of it after {errors[0]['at'] - begin:.1f} s")
-            patterns = plan.culprits(self.trial, self.processes[self.trial.victim].pid)
+            patterns = plan.culprits(self.trial, self.pid(self.trial.victim))
             if f"worker {rank}" == self.trial.victim:
                 patterns = ["worker", "server", "scheduler"]
             if not any(re.search(pattern, error["text"]) for error in errors for pattern in patterns):
@@ -134,26 +127,24 @@ class Run(Members):
         """The job goes on and ends as if nothing had happened; a late rank costs errors and no more."""
         counted = [len(self.lines(rank, "round")) for rank in range(self.trial.workers)]
         late = self.trial.event == "late"
-        for rank, before in enumerate(counted):
-            self.wait_until(lambda rank=rank, before=before: len(self.lines(rank, "round")) > before, 30,
-                            f"worker {rank} does not go on", self.somebody_failed)  # fmt: skip
+        ranks = range(self.trial.workers)
+        self.await_all(ranks, lambda rank: len(self.lines(rank, "round")) > counted[rank], 30, "another round")
         self.tell("worker 0", "stop")
-        for rank in range(self.trial.workers):
-            self.wait_until(lambda rank=rank: self.said(rank, "over"), 30, f"worker {rank} does not end",
-                            self.somebody_failed)  # fmt: skip
+        self.await_all(ranks, lambda rank: self.said(rank, "over"), 30, "its end")
+        for rank in ranks:
             errors = [error for error in self.lines(rank, "error") if not late or error["kind"] == "PeerLostError"]
             if errors:
                 self.violations.append(f"worker {rank}: {errors[0]['kind']}: {errors[0]['text']}")
 
     # ---- The end
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Everybody ends by himself; the arrays are as they were when the last call raised or returned."""
         for rank in self._survivors():
             self.tell(f"worker {rank}", "check")
         for member, process in self.processes.items():
             gone = member == self.trial.victim and self.trial.event in plan.LETHAL
-            if gone and process.poll() is None and member.startswith("worker"):
+            if gone and process.status is None and member.startswith("worker"):
                 self.tell(member, "check")
             status = self.wait_for_end(member, 8)
             if status is None:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import views_plan
-from tests.chaos.members import Members, binary, describe_status
+from tests.chaos.trial_run import TrialRun, describe_status
+from tests.shared.harness import PATIENCE, binary, of_roles
 
 STEPS_AFTER = 3  # in the last view
 SETTLES_S = 20.0  # until all ranks that are left are in the last view; how long they may take is judged afterwards
 
 
-class ViewsRun(Members):
+class ViewsRun(TrialRun):
     """A trial in progress."""
 
-    def __init__(self, trial: views_plan.ViewsTrial, folder: Path, patience: float) -> None:
-        super().__init__(trial, folder, patience)
+    def __init__(self, trial: views_plan.ViewsTrial, folder: Path) -> None:
+        super().__init__(trial, folder)
         self.trial = trial
 
     # ---- Starting
@@ -40,9 +41,8 @@ class ViewsRun(Members):
             if self.trial.hosts:
                 env["BPS_HOST_ID"] = self.trial.hosts[rank]
             self.spawn_worker(rank, "views_worker.py", views_plan.spec(self.trial, rank), env)
-        for rank in range(self.trial.workers):
-            self.wait_until(lambda rank=rank: self.said(rank, "ready"), views_plan.START_S,
-                            f"worker {rank} did not start", self.somebody_failed)  # fmt: skip
+        ranks = range(self.trial.workers)
+        self.await_all(ranks, lambda rank: self.said(rank, "ready"), views_plan.START_S, "its start")
 
     def _spawn_helper(self, member: str) -> None:
         role = member.partition(" ")[0]
@@ -53,18 +53,14 @@ class ViewsRun(Members):
         return {
             "BPS_MIN_WORKERS": "1",
             "BPS_SERVER_FAILOVER": "1" if self.trial.failover else "0",
-            "BPS_SCHEDULER_PATIENCE": str(int(scheduler_patience * self.patience)),
+            "BPS_SCHEDULER_PATIENCE": str(int(scheduler_patience * PATIENCE)),
             "BPS_SCHEDULER_STATE": str(self.folder / "tmp" / "scheduler"),
             "BPS_PARTITION_BYTES": "65536",
-            "BPS_TIMEOUT": str(views_plan.TIMEOUT_S * self.patience),
-            "BPS_HEARTBEAT_TIMEOUT": str(views_plan.HEARTBEAT_S * self.patience),
-            "BPS_JOIN_TIMEOUT": str(views_plan.START_S * self.patience),
-            "BPS_SHUTDOWN_TIMEOUT": str(views_plan.SHUTDOWN_S * self.patience),
-            "DMLC_NUM_WORKER": str(self.trial.workers),
-            "DMLC_NUM_SERVER": str(self.trial.servers or self.trial.workers),
-            "DMLC_PS_ROOT_URI": self.address("scheduler"),
-            "DMLC_PS_ROOT_PORT": str(self.port),
-        }
+            "BPS_TIMEOUT": str(views_plan.TIMEOUT_S * PATIENCE),
+            "BPS_HEARTBEAT_TIMEOUT": str(views_plan.HEARTBEAT_S * PATIENCE),
+            "BPS_JOIN_TIMEOUT": str(views_plan.START_S * PATIENCE),
+            "BPS_SHUTDOWN_TIMEOUT": str(views_plan.SHUTDOWN_S * PATIENCE),
+        } | of_roles(self.trial.workers, self.trial.servers or self.trial.workers, self.port, self.address("scheduler"))
 
     # ---- What happens
 
@@ -73,38 +69,35 @@ class ViewsRun(Members):
             time.sleep(fault.after_s)
             self._happen(fault)
         over = time.monotonic()
-        for rank in self.trial.survivors:
-            self.wait_until(lambda rank=rank: self._has_settled(rank, over), SETTLES_S,
-                            f"worker {rank} does not go on as one of {self.trial.survivors} with "
-                            f"{self.trial.servers_left} servers", lambda rank=rank: self.is_dead(rank))  # fmt: skip
+        self.await_all(
+            self.trial.survivors, lambda rank: self._has_settled(rank, over), SETTLES_S,
+            f"work as one of {self.trial.survivors} with {self.trial.servers_left} servers", alive=True,
+        )  # fmt: skip
         for fault in self.trial.faults:
-            if fault.kind == "stop" and self.processes[fault.victim].poll() is None:  # a member may have ended it
-                self.processes[fault.victim].send_signal(signal.SIGCONT)
+            if fault.kind == "stop" and self.processes[fault.victim].status is None:  # a member may have ended it
+                self.kill(fault.victim, signal.SIGCONT)
                 time.sleep(0.7)  # whatever it can still write it writes at once
         for rank in self.trial.survivors:
             self.tell(f"worker {rank}", "stop")
-        for rank in self.trial.survivors:
-            self.wait_until(lambda rank=rank: self.said(rank, "over"), 20, f"worker {rank} does not end",
-                            lambda rank=rank: self.is_dead(rank))  # fmt: skip
+        self.await_all(self.trial.survivors, lambda rank: self.said(rank, "over"), 20, "its end", alive=True)
 
     def _happen(self, fault: views_plan.Fault) -> None:
-        victim = self.processes[fault.victim]
         if fault.kind == "kill":
-            victim.kill()
+            self.kill(fault.victim)
         elif fault.kind == "stop":
-            victim.send_signal(signal.SIGSTOP)
+            self.kill(fault.victim, signal.SIGSTOP)
         elif fault.kind == "pause":
-            victim.send_signal(signal.SIGSTOP)
+            self.kill(fault.victim, signal.SIGSTOP)
             time.sleep(views_plan.PAUSE_S)
-            victim.send_signal(signal.SIGCONT)
+            self.kill(fault.victim, signal.SIGCONT)
         elif fault.kind == "break":
             self.tell(fault.victim, "break")
         elif fault.kind == "cut":
             assert self.network is not None
             self.network.cut(fault.victim, "all", "both")
         else:
-            victim.kill()
-            victim.communicate()
+            self.kill(fault.victim)
+            self.wait(fault.victim)
             time.sleep(fault.length_s)
             self._spawn_helper("scheduler")
 
@@ -126,11 +119,11 @@ class ViewsRun(Members):
 
     # ---- What must follow
 
-    def end(self) -> None:
+    def finish(self) -> None:
         self._judge_errors()
         self._judge_steps()
         for member, process in self.processes.items():
-            if member.startswith("worker") and process.poll() is None:
+            if member.startswith("worker") and process.status is None:
                 self.tell(member, "check")
         cut_off = {fault.victim for fault in self.trial.faults if fault.kind == "cut"}
         for member, process in self.processes.items():
@@ -172,7 +165,7 @@ class ViewsRun(Members):
             wrong = [step for step in steps if expected.get(step["number"]) != step["history"]]
             if wrong:
                 self.violations.append(f"worker {rank} has committed something else from step {wrong[0]['number']} on")
-        limit = self.trial.stands_still_s * self.patience
+        limit = self.trial.stands_still_s * PATIENCE
         for rank in self.trial.survivors:
             times = [step["at"] for step in self._steps(rank)]
             longest = max(after - before for before, after in itertools.pairwise(times[4:]))

@@ -11,8 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,54 +92,20 @@ def _indexed(job: dict[str, Any], name: str, labels: dict[str, str]) -> Iterator
         yield Pod(job["template"]["spec"], pod, labels, {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": pod})
 
 
-class Cluster:
-    """The processes of all pods of some manifests."""
+class Cluster(harness.Members):
+    """The processes of all pods of some manifests, by the names of the pods."""
 
-    def __init__(self, tmp_path: Path, *documents: dict[str, Any]) -> None:
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        super().__init__()
         self.maps = {one["metadata"]["name"]: one["data"] for one in documents if one["kind"] == "ConfigMap"}
         self.pods = [pod for document in documents for pod in pods_of(document)]
-        self.folder = tmp_path
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Cluster:
-        return self
 
     def start(self, pod: Pod) -> None:
         words = [*pod.container["command"], *pod.container.get("args", [])]
-        words[0] = str(Path(sys.executable).parent / words[0]) if words[0] in ("bps", "torchrun") else words[0]
-        words[0] = harness.binary(words[0]) if words[0].startswith("bps-") else words[0]
+        words[0] = harness.binary(words[0]) if words[0].startswith(("bps", "torchrun")) else words[0]
         env = pod.env(self.maps)
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-        with self.log(pod.name).open("wb") as log:
-            self.processes[pod.name] = subprocess.Popen(words, env=env, cwd="/", stdout=log, stderr=log)
-
-    def log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
-
-    def output(self) -> str:
-        return "\n".join(f"---- {name}\n{self.log(name).read_text()}" for name in self.processes)
-
-    def await_(self, what: Callable[[], bool]) -> None:
-        """Waits until it is so."""
-        deadline = time.monotonic() + 60 * harness.PATIENCE
-        while not what():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
-
-    def await_all(self) -> None:
-        """Waits until all have ended with status 0."""
-        deadline = time.monotonic() + 60 * harness.PATIENCE
-        for name, process in self.processes.items():
-            try:
-                status = process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"{name} did not end\n{self.output()}") from None
-            assert status == 0, f"{name} ended with {status}\n{self.output()}"
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        self.command(pod.name, words, env, cwd="/")
 
 
 def changes(*pods: str) -> dict[str, str]:
@@ -155,14 +120,14 @@ def ranks_in(text: str) -> list[str]:
 ALL = [f"rank {rank} of 4: 6.0" for rank in range(4)]
 
 
-def test_an_indexed_job(tmp_path: Path) -> None:
-    with Cluster(tmp_path, *manifests.load("job.yaml", changes("bps-ranks-0.bps"))) as pods:
+def test_an_indexed_job() -> None:
+    with Cluster(*manifests.load("job.yaml", changes("bps-ranks-0.bps"))) as pods:
         for pod in pods.pods:
             pod.added["MASTER_PORT"] = str(PORT)
             pods.start(pod)
         assert len(pods.processes) == 2
-        pods.await_all()
-        assert ranks_in(pods.output()) == ALL
+        pods.succeed()
+        assert ranks_in(pods.report()) == ALL
 
 
 def port_of(port: int) -> dict[str, str]:
@@ -175,7 +140,7 @@ def passes(pod: Pod, probe: str) -> bool:
 
 
 @pytest.mark.parametrize("servers", ["servers.yaml", "dpu-servers.yaml"])
-def test_dedicated_servers(servers: str, tmp_path: Path) -> None:
+def test_dedicated_servers(servers: str) -> None:
     port = harness.free_port()
     texts = changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port)
     documents = manifests.load("servers.yaml", texts)
@@ -183,63 +148,63 @@ def test_dedicated_servers(servers: str, tmp_path: Path) -> None:
         probe = {":2332 ": f":{port:04X} ", "value: rdma,tcp": "value: tcp"}
         documents = [one for one in documents if one["metadata"]["name"] != "bps-server"]
         documents += manifests.load(servers, probe)
-    with Cluster(tmp_path, *documents) as pods:
+    with Cluster(*documents) as pods:
         members = {name: [pod for pod in pods.pods if name in pod.name] for name in ("scheduler", "server", "ranks")}
         assert [len(of_kind) for of_kind in members.values()] == [1, 2, 2]
         assert not passes(members["server"][0], "readinessProbe")
         assert passes(members["server"][0], "livenessProbe")  # it waits for its scheduler
         for pod in members["scheduler"] + members["server"]:
             pods.start(pod)
-        pods.await_(lambda: passes(members["server"][0], "readinessProbe"))
+        pods.eventually(lambda: passes(members["server"][0], "readinessProbe"))
         assert passes(members["server"][0], "livenessProbe")
         for pod in members["ranks"]:
             pod.added["MASTER_PORT"] = str(PORT)
             pods.start(pod)
-        pods.await_all()
-        assert ranks_in(pods.output()) == ALL
-        assert f"waiting for 4 workers and 2 servers on port {port}" in pods.output()
+        pods.succeed()
+        assert ranks_in(pods.report()) == ALL
+        assert f"waiting for 4 workers and 2 servers on port {port}" in pods.report()
 
 
-def test_a_stopped_server_is_not_alive(tmp_path: Path) -> None:
+def test_a_stopped_server_is_not_alive() -> None:
     port = harness.free_port()
     documents = manifests.load("servers.yaml", changes("bps-scheduler-0.bps", "bps-ranks-0.bps") | port_of(port))
-    with Cluster(tmp_path, *documents) as pods:
+    with Cluster(*documents) as pods:
         scheduler, server = (next(pod for pod in pods.pods if name in pod.name) for name in ("scheduler", "server"))
         pods.start(scheduler)
         pods.start(server)
-        pods.await_(lambda: passes(server, "readinessProbe"))
-        pods.processes[server.name].send_signal(signal.SIGSTOP)
+        pods.eventually(lambda: passes(server, "readinessProbe"))
+        pods.kill(server.name, signal.SIGSTOP)
         assert passes(server, "livenessProbe")  # nobody misses it yet
-        pods.processes[scheduler.name].kill()
-        pods.await_(lambda: not passes(server, "livenessProbe"))
-        pods.processes[server.name].send_signal(signal.SIGCONT)
-        pods.await_(lambda: passes(server, "livenessProbe"))
+        pods.kill(scheduler.name)
+        pods.eventually(lambda: not passes(server, "livenessProbe"))
+        pods.kill(server.name, signal.SIGCONT)
+        pods.eventually(lambda: passes(server, "livenessProbe"))
 
 
-def test_a_jobset(tmp_path: Path) -> None:
+def test_a_jobset() -> None:
     texts = changes("bps-scheduler-0-0.bps", "bps-ranks-0-0.bps") | port_of(harness.free_port())
-    with Cluster(tmp_path, *manifests.load("jobset.yaml", texts)) as pods:
+    with Cluster(*manifests.load("jobset.yaml", texts)) as pods:
         *others, rank = sorted(pods.pods, key=lambda pod: "ranks" in pod.name)
         server = next(pod for pod in others if "servers" in pod.name)
         assert not passes(server, "readinessProbe")
         for pod in others:
             pods.start(pod)
-        pods.await_(lambda: passes(server, "readinessProbe"))
+        pods.eventually(lambda: passes(server, "readinessProbe"))
         assert passes(server, "livenessProbe")
         pods.start(rank)
         assert len(pods.processes) == 5
-        pods.await_all()
-        assert ranks_in(pods.output()) == ALL
-        assert "bps-0" in pods.output()  # the job of the first attempt
+        pods.succeed()
+        assert ranks_in(pods.report()) == ALL
+        assert "bps-0" in pods.report()  # the job of the first attempt
 
 
-def test_a_pytorchjob(tmp_path: Path) -> None:
-    with Cluster(tmp_path, *manifests.load("pytorchjob.yaml", {"/workspace/train.py": RANK})) as pods:
+def test_a_pytorchjob() -> None:
+    with Cluster(*manifests.load("pytorchjob.yaml", {"/workspace/train.py": RANK})) as pods:
         for pod in pods.pods:
             pods.start(pod)
         assert len(pods.processes) == 2
-        pods.await_all()
-        assert ranks_in(pods.output()) == ALL
+        pods.succeed()
+        assert ranks_in(pods.report()) == ALL
 
 
 def test_every_manifest_is_started_here() -> None:

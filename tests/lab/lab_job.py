@@ -6,10 +6,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import secrets
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,34 @@ MIB = 1 << 20
 _ports = itertools.count(20100)
 
 
-class Job:
+class OnHost:
+    """A process on a host of the lab, as a member of a job."""
+
+    pid = None
+
+    def __init__(self, process: Process) -> None:
+        self.lines = process.lines  # with the moments at which they came
+        self.wait, self.kill, self.end = process.wait, process.kill, process.abandon
+        self._process = process
+
+    @property
+    def status(self) -> int | None:
+        return self._process.status
+
+    def output(self) -> str:
+        return self._process.text()[-1500:]  # ranks tell of every round
+
+
+class Job(harness.Members):
     """Ranks on `workers`, each host named equally often; dedicated servers on `servers`, the
     first of which hosts the scheduler, or servers inside the workers. Ends with its `with` block."""
 
     def __init__(
         self, workers: Sequence[Host], servers: Sequence[Host], *work: object, env: Mapping[str, str] | None = None
     ) -> None:
+        super().__init__()
         self.workers, self.servers, self._work = workers, servers, [str(word) for word in work]
-        self.ranks: list[Process] = []
-        self.helpers: dict[str, Process] = {}
+        self.ranks = [f"rank {rank}" for rank in range(len(workers))]
         root = (servers or workers)[0].rails[0]
         machines = len({host.index for host in workers})
         self._env = {
@@ -65,51 +83,47 @@ class Job:
                 "BPS_WORKER_ID": str(sorted(set(hosts)).index(host.index)),
             }
             script = str(ROOT / "tests/lab/lab_worker.py")
-            self.ranks.append(host.start(sys.executable, script, *self._work, env=self._env | env))
+            self.add(self.ranks[rank], OnHost(host.start(sys.executable, script, *self._work, env=self._env | env)))
         return self
 
-    def _start_helper(self, label: str, host: Host) -> None:
-        role = label.split(maxsplit=1)[0]
-        binary = harness.binary(f"bps-{role}")
-        self.helpers[label] = host.start(binary, env=self._env | {"DMLC_ROLE": role})
-
-    def __exit__(self, *_: object) -> None:
-        for process in [*self.ranks, *self.helpers.values()]:
-            process.abandon()
+    def _start_helper(self, member: str, host: Host) -> None:
+        role = member.split(maxsplit=1)[0]
+        self.add(member, OnHost(host.start(harness.binary(f"bps-{role}"), env=self._env | {"DMLC_ROLE": role})))
 
     # ---- What the ranks say
 
     def events(self, rank: int, kind: str) -> list[dict[str, Any]]:
         """Of one kind: ready, round or error; `at` is the moment when it was heard of here."""
-        found = [{"at": at} | json.loads(line) for at, line in self.ranks[rank].lines if line.startswith("{")]
+        lines = list(self.processes[self.ranks[rank]].lines)
+        found = [{"at": at} | json.loads(line) for at, line in lines if line.startswith("{")]
         return [event for event in found if event["event"] == kind]
 
-    def await_round(self, number: int, timeout: float = 60) -> None:
+    def await_lines(self, pattern: str) -> None:
+        """Waits until every rank has written a line that matches."""
+        for rank in self.ranks:
+            lines = self.processes[rank].lines
+            self.eventually(
+                lambda lines=lines: any(re.search(pattern, line) for _, line in list(lines)),  # type: ignore[misc]
+                what=f"{pattern!r} of {rank}", of=[rank],
+            )  # fmt: skip
+
+    def await_round(self, number: int) -> None:
         """Waits until every rank has finished that round."""
-        for rank, process in enumerate(self.ranks):
-            said = process.await_line(lambda line: f'"round": {number},' in line, timeout * harness.PATIENCE)
-            assert said is not None, f"rank {rank} did not come to round {number}\n{self.report()}"
+        self.await_lines(f'"round": {number},')
 
     def finish(self, timeout: float = 90) -> None:
         """Waits for everybody, and fails unless all ended as they should, with right sums."""
-        self.await_ends(timeout)
-        assert [process.status for process in [*self.ranks, *self.helpers.values()]] == [0] * (
-            len(self.ranks) + len(self.helpers)
-        ), self.report()
-        assert [self.events(rank, "error") for rank in range(len(self.ranks))] == [[]] * len(self.ranks), self.report()
-        wrong = [event for rank in range(len(self.ranks)) for event in self.events(rank, "round") if event["wrong"]]
+        self.succeed(timeout)
+        ranks = range(len(self.ranks))
+        assert [self.events(rank, "error") for rank in ranks] == [[]] * len(self.ranks), self.report()
+        wrong = [event for rank in ranks for event in self.events(rank, "round") if event["wrong"]]
         assert wrong == [], self.report()
-
-    def await_ends(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout * harness.PATIENCE
-        for process in [*self.ranks, *self.helpers.values()]:
-            process.wait(max(0.0, deadline - time.monotonic()))
 
     def loss(self, rank: int, timeout: float) -> dict[str, Any]:
         """The error with which a rank ended, as an event."""
-        self.ranks[rank].await_line(lambda line: '"error"' in line, timeout * harness.PATIENCE)
-        found = self.events(rank, "error")
-        assert found, f"rank {rank} noticed nothing in {timeout} s\n{self.report()}"
+        found = self.eventually(
+            lambda: self.events(rank, "error"), timeout, f"the news of the loss at rank {rank}", [f"rank {rank}"]
+        )
         assert found[0]["kind"] == "PeerLostError", found
         return found[0]
 
@@ -127,8 +141,3 @@ class Job:
         by_rank = [[event["seconds"] for event in self.events(rank, "round")] for rank in range(len(self.ranks))]
         slowest = [max(times) for times in zip(*by_rank, strict=True)][skip:]
         return sorted(nbytes * 8 / 1e6 / seconds for seconds in statistics.quantiles(slowest, n=4))
-
-    def report(self) -> str:
-        """What everybody wrote, shortened."""
-        members = {f"rank {rank}": process for rank, process in enumerate(self.ranks)} | self.helpers
-        return "\n".join(f"---- {name}: status {p.status}\n{p.text()[-1500:]}" for name, p in members.items())

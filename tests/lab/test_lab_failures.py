@@ -64,6 +64,6 @@ def test_a_cable_that_is_out_for_a_second(lab, victim):
     with Job(lab.hosts[:2], lab.hosts[2:], 40, MIB) as job:
         job.await_round(3)
         lab.cut(lab.hosts[victim])
-        job.ranks[0].wait(1)  # a second, unless the job ends
+        job.processes["rank 0"].wait(1)  # a second, unless the job ends
         lab.heal(lab.hosts[victim])
         job.finish()

@@ -6,7 +6,6 @@ Both rails are used by default. After the other files of this folder, because th
 
 from __future__ import annotations
 
-import re
 import signal
 import statistics
 
@@ -18,12 +17,6 @@ RATE = 100.0  # Mbit/s
 CUT = 1  # the number of the rail; the scheduler is reached by the other one
 LOST, BACK = r"a rail to .* is lost: .*; the other rails are used", r"a connection to .* that was lost is back"
 ROUNDS = 15  # before, without and after the rail
-
-
-def await_everybody(job, pattern):
-    for rank, process in enumerate(job.ranks):
-        said = process.await_line(lambda line: re.search(pattern, line) is not None, 60 * PATIENCE)
-        assert said is not None, f"rank {rank} did not say {pattern!r}\n{job.report()}"
 
 
 def more_rounds(job):
@@ -48,16 +41,16 @@ def test_a_rail_is_cut_and_healed(lab):
         job.await_round(ROUNDS)
         both = difference(start, carried(lab))
         lab.cut(lab.hosts[1], CUT)
-        await_everybody(job, LOST)
+        job.await_lines(LOST)
         start = carried(lab)
         more_rounds(job)
         one = difference(start, carried(lab))
         lab.heal(lab.hosts[1], CUT)
-        await_everybody(job, BACK)
+        job.await_lines(BACK)
         start = carried(lab)
         more_rounds(job)
         again = difference(start, carried(lab))
-        job.ranks[0].kill(signal.SIGUSR1)
+        job.kill("rank 0", signal.SIGUSR1)
         job.finish()
     times = [event["seconds"] for event in job.events(0, "round")]
     longest = max(times) - statistics.median(times)

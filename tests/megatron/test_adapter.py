@@ -160,7 +160,7 @@ def killed(bps: Any) -> tuple[str, str]:
 @pytest.mark.core
 def test_a_rank_that_dies():
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with harness.Job(killed, workers=2, init=False, env=env) as job:
+    with harness.start(killed, workers=2, init=False, env=env) as job:
         outcomes = job.outcomes()
     kind, text = outcomes[0].value
     assert kind == "PeerLostError", text

@@ -58,7 +58,7 @@ def test_a_new_job_goes_on_from_the_last_checkpoint(setup, tmp_path):
     undisturbed = harness.run(train, setup, str(tmp_path / "undisturbed"), workers=2, init=False)
     folder = str(tmp_path / "disturbed")
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with harness.Job(train, args=(setup, folder, 3), workers=2, init=False, env=env) as job:
+    with harness.start(train, setup, folder, 3, workers=2, init=False, env=env) as job:
         assert job.outcomes()[0].value == "PeerLostError"
     resumed = harness.run(train, setup, folder, workers=2, init=False)
     for (zero, whole), (begun, rest) in zip(undisturbed, resumed, strict=True):

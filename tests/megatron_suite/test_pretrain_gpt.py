@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def iterations(output: str) -> dict[int, tuple[str, str]]:
 
 
 def train(workers: int, *arguments: object) -> tuple[dict[int, tuple[str, str]], list[dict[str, int]]]:
-    with harness.Job(pretrain, [*map(str, arguments)], workers=workers, init=False) as job:
+    with harness.start(pretrain, *map(str, arguments), workers=workers, init=False) as job:
         counts = job.results(250)
         return iterations(job.log(f"rank {workers - 1}")), counts
 
@@ -83,12 +82,8 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
     script = [checkout / "pretrain_gpt.py", *MODEL, "--train-iters", 30]
     saves = ["--save", tmp_path, "--save-interval", 10, "--ckpt-format", "torch"]
     stock, _ = train(2, *script)
-    with harness.Job(pretrain, [*map(str, [*script, *saves, FLAG])], workers=2, init=False) as job:
-        log = job.folder / "rank-1.log"
-        end = time.monotonic() + 200
-        while not log.exists() or 12 not in iterations(log.read_text()):
-            assert time.monotonic() < end, job.log("rank 1")
-            time.sleep(0.01)
+    with harness.start(pretrain, *map(str, [*script, *saves, FLAG]), workers=2, init=False) as job:
+        job.eventually(lambda: 12 in iterations(job.log("rank 1")), 200, "iteration 12")
         for rank in ("rank 0", "rank 1"):
             job.kill(rank)
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = float(os.environ.get("BPS_TEST_PATIENCE", "1"))
+from harness import PATIENCE, eventually, shared_memory_files
+
 _OURS = ("bps-server", "bps-scheduler", "ray::rank", "ray::server", "ray::scheduler", "ray::Rank", "ray::Helper")
 
 
@@ -28,41 +29,37 @@ def processes() -> dict[int, str]:
     return {pid: text for pid, text in found.items() if any(sign in text for sign in _OURS)}
 
 
-def segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("bps*") if "bps-vm." not in path.name}  # which ci/vm makes
-
-
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
     """Fails if processes or segments of a job are still there shortly after the block."""
-    before, shared = processes(), segments()
+    before, shared = processes(), shared_memory_files()
     yield
-    deadline = time.monotonic() + 5 * PATIENCE
-    while left := [text for pid, text in processes().items() if pid not in before] + sorted(segments() - shared):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+
+    def left() -> list[str]:
+        return [text for pid, text in processes().items() if pid not in before] + sorted(shared_memory_files() - shared)
+
+    eventually(left, 5, "the end of all", until=lambda found: not found)
 
 
 def await_nodes(cluster: Any) -> None:
     """Until Ray knows that nodes which an earlier test took away are dead: it counts their missed answers."""
     import ray
 
-    deadline = time.monotonic() + 90 * PATIENCE  # it takes about 15 s
-    while (known := {node["NodeID"] for node in ray.nodes() if node["Alive"]}) != {
-        node.node_id for node in cluster.list_all_nodes()
-    }:
-        assert time.monotonic() < deadline, known
-        time.sleep(0.05)
+    def known() -> set[str]:
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+    there = {node.node_id for node in cluster.list_all_nodes()}
+    eventually(known, 90, f"that Ray knows {there} alone", until=lambda found: found == there)  # it takes about 15 s
 
 
 def await_room() -> None:
     """Until Ray tells that all processors are free: it learns late of the end of an earlier test's job."""
     import ray
 
-    deadline = time.monotonic() + 30 * PATIENCE
-    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-        assert time.monotonic() < deadline, ray.available_resources()
-        time.sleep(0.05)
+    def are_free(available: dict[str, float]) -> bool:
+        return available.get("CPU") == ray.cluster_resources()["CPU"]
+
+    eventually(ray.available_resources, 30, "that all processors are free", until=are_free)
 
 
 def of(pid: int, name: str) -> int:
@@ -126,10 +123,7 @@ def files_with(text: str) -> list[str]:
 
 def await_text(text: str) -> None:
     """Until Ray has written it; what was told before that is then written, too."""
-    deadline = time.monotonic() + 30 * PATIENCE
-    while not files_with(text):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    eventually(lambda: files_with(text), 30, f"a file with {text!r}")
 
 
 def meets_an_end(config: dict[str, Any]) -> list[float]:
@@ -264,8 +258,7 @@ def end(how: str) -> None:
     if how == "scheduler's actor":
         (pid, *_) = [pid for pid, text in processes().items() if "bps-scheduler" in text.split(" ")[0]]
         os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-        while pid in processes():  # Ray kills it when it has noticed the end of the actor
-            time.sleep(0.01)
+        eventually(lambda: pid not in processes())  # Ray kills it when it has noticed the end of the actor
         return
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[how])
     time.sleep(60)

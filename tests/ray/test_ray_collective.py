@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import harness
 import numpy as np
 import pytest
 import ray
 import ray.exceptions
-import ray_jobs
 import torch
 from ray.experimental import internal_kv
 from ray.util import collective
@@ -136,7 +136,7 @@ def test_the_death_of_a_member_reaches_the_others(members):
     ray.kill(members[2])
     for one in waiting:
         with pytest.raises(PeerLostError):
-            ray.get(one, timeout=5 * ray_jobs.PATIENCE)
+            ray.get(one, timeout=5 * harness.PATIENCE)
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ from typing import Any
 
 import harness
 import pytest
-import ray_jobs
 
 import bps_rdma
 
@@ -35,7 +34,7 @@ def start(folder: Path, command: list[str], script: Path, *options: str, **env: 
     done = subprocess.run(
         [sys.executable, *command, str(script), *TINY, *options, "--json", str(folder / "outcome.json")],
         cwd=folder, env=harness.clean_env(**env) | {"PYTHONPATH": paths()}, capture_output=True, text=True,
-        timeout=200 * ray_jobs.PATIENCE, check=False,
+        timeout=200 * harness.PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     outcome = json.loads((folder / "outcome.json").read_text())

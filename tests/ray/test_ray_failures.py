@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 
+import harness
 import pytest
 import ray_jobs
 from ray.experimental import internal_kv
 
 import bps_rdma.ray
 
-SOON_S = 5 * ray_jobs.PATIENCE  # far below every time-out
+SOON_S = 5 * harness.PATIENCE  # far below every time-out
 
 
 @pytest.mark.parametrize(
@@ -74,9 +75,9 @@ def test_nothing_outlives_its_driver(two_nodes, tmp_path, least):
     )
     process = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        while not (tmp_path / "happened").exists():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.02)
+        harness.eventually(
+            (tmp_path / "happened").exists, 120, hopeless=lambda: process.poll() is not None and process.stderr.read()
+        )
         assert len(ray_jobs.processes()) >= 2 + 2 * 3  # ranks; servers and the scheduler, and their actors
     finally:
         process.kill()

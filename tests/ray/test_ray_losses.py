@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from pathlib import Path
 
+import harness
 import pytest
 import ray_jobs
 from ray.experimental import internal_kv
@@ -111,16 +111,6 @@ def test_arguments_that_fit_no_job(asked, said):
         bps_rdma.ray.run(ray_jobs.survives, **asked)
 
 
-def await_stop(pid: int) -> None:
-    """Until each thread has stopped: on a busy machine others run on until the first one has got the signal."""
-    deadline = time.monotonic() + 30
-    while any(
-        task.read_text().rpartition(")")[2].split()[0] != "T" for task in Path(f"/proc/{pid}/task").glob("*/stat")
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_node_that_does_not_answer(two_nodes):
     third = two_nodes.add_node(num_cpus=1, object_store_memory=80_000_000)
     two_nodes.wait_for_nodes()
@@ -130,7 +120,7 @@ def test_a_node_that_does_not_answer(two_nodes):
         raylet = third.all_processes["raylet"][0].process
         os.kill(raylet.pid, signal.SIGSTOP)
         try:
-            await_stop(raylet.pid)
+            harness.eventually(lambda: harness.has_stopped(raylet.pid), 30, "the stop of the node")
             assert silent_nodes(asked, None) == {third.node_id}
         finally:
             os.kill(raylet.pid, signal.SIGCONT)

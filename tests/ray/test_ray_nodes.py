@@ -11,15 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
+import harness
 import pytest
 import ray_jobs
 
 import bps_rdma.ray
 
-KNOWN_S = 3 * ray_jobs.PATIENCE  # until all others know
+KNOWN_S = 3 * harness.PATIENCE  # until all others know
 ASKED_S = 2.0  # of a node that does not answer: bps_rdma/ray/nodes.py
 
 
@@ -41,8 +41,7 @@ def removed_when_it_hangs(cluster, which, folder: Path):
     """Ends the raylet of the node that which() names, and so the node, when a rank has come to where it hangs."""
 
     def remove() -> None:
-        while not (folder / "happened").exists():
-            time.sleep(0.02)
+        harness.eventually((folder / "happened").exists, 120)
         node = which()
         (raylet,) = node.all_processes["raylet"]
         os.kill(raylet.process.pid, signal.SIGKILL)
@@ -65,7 +64,7 @@ def others_knew_and_went_on(folder: Path, caplog) -> None:
     assert max(knew, default=0) < KNOWN_S
     assert warning.created - begun < KNOWN_S + ASKED_S  # it knew, and has found out which nodes answer
     assert went_on
-    assert max(went_on) < 30 * ray_jobs.PATIENCE
+    assert max(went_on) < 30 * harness.PATIENCE
 
 
 @pytest.mark.long
@@ -122,7 +121,7 @@ def test_ray_stop(force):
             check=False,
             capture_output=True,
             text=True,
-            timeout=240 * ray_jobs.PATIENCE,
+            timeout=240 * harness.PATIENCE,
             stdin=subprocess.DEVNULL,
             env=os.environ | {"RAY_TMPDIR": folder},
             cwd=folder,  # in a checkout actors would find the package without its native part

@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 
+import harness
 import pytest
 import ray_jobs
 
@@ -21,7 +22,7 @@ def test_ranks_that_do_not_return_are_named(two_nodes, tmp_path):
             ray_jobs.meets_an_end,
             ray_jobs.plan(tmp_path, "hang"),
             hosts=2,
-            timeout=3 * ray_jobs.PATIENCE,
+            timeout=3 * harness.PATIENCE,
             start_timeout=100,
         )
     assert re.fullmatch(
@@ -36,7 +37,7 @@ def test_ranks_that_do_not_return_are_named(two_nodes, tmp_path):
 def test_a_rank_that_is_stopped_and_one_that_is_in_no_job(two_nodes, tmp_path):
     said = r"within [\d.]+ s: rank 0 is in no job: .*; rank 1 is stopped"
     with pytest.raises(bps_rdma.ray.JobFailedError, match=said):
-        bps_rdma.ray.run(ray_jobs.never_joins, 1, hosts=2, timeout=3 * ray_jobs.PATIENCE)
+        bps_rdma.ray.run(ray_jobs.never_joins, 1, hosts=2, timeout=3 * harness.PATIENCE)
 
 
 def test_a_member_that_is_missing_at_a_barrier(two_nodes):
@@ -79,9 +80,9 @@ def test_an_actor_does_not_start(two_nodes, tmp_path, does, limit, said):
     path = f"{here}:{os.environ['PYTHONPATH']}"
     begun = time.monotonic()
     with pytest.raises(bps_rdma.ray.StartError, match=said) as raised:
-        bps_rdma.ray.run(ray_jobs.sums, 1, hosts=2, env={"PYTHONPATH": path}, start_timeout=limit * ray_jobs.PATIENCE)
+        bps_rdma.ray.run(ray_jobs.sums, 1, hosts=2, env={"PYTHONPATH": path}, start_timeout=limit * harness.PATIENCE)
     assert raised.value.message.count("rank") == 1
-    assert time.monotonic() - begun < (2 * 8 + 5) * ray_jobs.PATIENCE
+    assert time.monotonic() - begun < (2 * 8 + 5) * harness.PATIENCE
 
 
 def test_a_function_that_nodes_cannot_import(two_nodes, tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
-import ray_jobs
 import torch
 
 pytest.importorskip("pyarrow", reason="Ray Train is not installed: pip install 'ray[train]>=2.60'")
@@ -95,7 +95,7 @@ def test_a_loop_goes_on_with_fewer_workers_when_a_node_is_lost(two_nodes, tmp_pa
     from bps_rdma.ray.train import BpsConfig
 
     # How long Ray Train tries to get as many workers as before.
-    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(20 * ray_jobs.PATIENCE))
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(20 * harness.PATIENCE))
     stays, goes = (
         two_nodes.add_node(num_cpus=1, resources={"elastic": 1}, object_store_memory=80_000_000) for _ in range(2)
     )
@@ -119,7 +119,6 @@ def test_a_loop_goes_on_with_fewer_workers_when_a_node_is_lost(two_nodes, tmp_pa
 
 def remove_when_marked(cluster: Any, nodes: list[Any], mark: Path) -> None:
     """Ends the node whose worker has set the mark."""
-    while not mark.exists():
-        time.sleep(0.02)
+    harness.eventually(mark.exists, 120)
     wanted = mark.read_text()
     cluster.remove_node(next(node for node in nodes if node.node_id == wanted), allow_graceful=False)

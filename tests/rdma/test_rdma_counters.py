@@ -7,7 +7,6 @@ Two writes per partition, no payload on control, one plane per queue pair, and n
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +134,12 @@ def test_metrics_tell_what_the_device_counts():
 def test_a_job_leaves_no_verbs_objects():
     before = fabric.resources()
     harness.run(measured, "push_pull", "plain", 3, workers=2, servers=1, env=RDMA)
-    assert settled(before) == before
+    comes_back_to(before)
 
 
-def settled(expected: dict[str, int], patience: float = 10) -> dict[str, int]:
-    """The device's objects, given a moment: the kernel frees a queue pair after its owner has gone."""
-    deadline = time.monotonic() + patience
-    while (found := fabric.resources()) != expected and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+def comes_back_to(expected: dict[str, int]) -> None:
+    """The device has these objects, soon: the kernel frees a queue pair after its owner has gone."""
+    harness.eventually(lambda: fabric.resources() == expected, 10, f"the device's objects as before, {expected},")
 
 
 def test_killed_processes_leave_no_verbs_objects():
@@ -152,7 +148,7 @@ def test_killed_processes_leave_no_verbs_objects():
         job.await_marks("ready")
         for member in ("rank 0", "rank 1", "server 0", "scheduler"):
             job.kill(member)
-    assert settled(before) == before
+    comes_back_to(before)
 
 
 def joins_again_and_again(bps: Any, cycles: int) -> None:
@@ -180,7 +176,7 @@ def test_joining_and_leaving_leaves_nothing():
         before = fabric.resources()
         job.set_mark("counted")
         job.await_marks("done", timeout=240)
-        assert settled(before) == before
+        comes_back_to(before)
         job.set_mark("end")
         job.results()
 

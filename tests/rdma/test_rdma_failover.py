@@ -52,7 +52,7 @@ def start(cables, tmp_path) -> Iterator[Callable[..., Running]]:
         job = harness.start(rounds_by, str(tmp_path), workers=2, env=common, rank_env=of_rank, init=False)
         jobs.append(job)
         running = Running(job.__enter__(), tmp_path)
-        running.until(lambda: running.round() >= 10)
+        running.more(10)
         return running
 
     yield begin

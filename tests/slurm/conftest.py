@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from collections.abc import Iterator
 
 import harness
@@ -19,7 +19,6 @@ def slurm() -> Iterator[Slurm]:
     it = Slurm()
     yield it
     run("scancel", "--user=root")
-    deadline = time.monotonic() + 10 * harness.PATIENCE
-    while (left := it.left()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
+    with contextlib.suppress(harness.WaitedInVainError):
+        harness.eventually(lambda: not it.left(), 10)
+    assert it.left() == []

@@ -46,20 +46,20 @@ class Job:
         assert found is not None
         return found[1]
 
-    def await_output(self, pattern: str, timeout: float = 150) -> None:
+    def await_output(self, pattern: str) -> None:
         """Waits until a line of the output matches."""
-        self._await(lambda: re.search(pattern, self.output) is not None, f"to write {pattern!r}", timeout)
+        self._eventually(lambda: re.search(pattern, self.output), f"{pattern!r}")
 
-    def await_end(self, timeout: float = 150) -> str:
+    def await_end(self) -> str:
         """Waits until the job is over; returns its state."""
-        self._await(lambda: self.field("JobState") in _OVER, "to end", timeout)
+        self._eventually(lambda: self.field("JobState") in _OVER, "the end")
         return self.field("JobState")
 
-    def _await(self, is_so: Callable[[], bool], what: str, timeout: float) -> None:
-        deadline = time.monotonic() + timeout * harness.PATIENCE
-        while not is_so():
-            assert time.monotonic() < deadline, f"waited {timeout} s for job {self.number} {what}:\n{self.output}"
-            time.sleep(0.05)
+    def _eventually(self, condition: Callable[[], object], what: str) -> None:
+        try:
+            harness.eventually(condition, 150, f"{what} of job {self.number}")
+        except harness.WaitedInVainError as error:
+            raise AssertionError(f"{error}\n{self.output}") from None
 
 
 class Slurm:

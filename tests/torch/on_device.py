@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
+import harness
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -180,8 +180,7 @@ def with_push_pull(bps: Any) -> Results:
     z = torch.full((3000,), float(rank))
     out = bps_torch.push_pull_async(z, name="out of place")
     into = bps_torch.push_pull_async_inplace(z.clone(), name="in place", priority=3)
-    while not bps_torch.poll(out):
-        time.sleep(0.001)
+    harness.eventually(lambda: bps_torch.poll(out))
     found["async"] = bps_torch.synchronize(out), bps_torch.synchronize(into)
     assert torch.equal(z, torch.full((3000,), float(rank))), "the input stays"
     assert torch.equal(found["async"][0], torch.full((3000,), (size - 1) / 2))

@@ -14,7 +14,7 @@ def ends_of(program: str, tmp_path: Path) -> list[list[str]]:
     script = tmp_path / "train.py"
     script.write_text(program)
     command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
-    env = harness.clean_env(BPS_HEARTBEAT_TIMEOUT=str(5 * harness.PATIENCE))
+    env = harness.clean_env()
     words = [*command, str(tmp_path / "died")]
     ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * harness.PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr

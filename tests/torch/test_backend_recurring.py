@@ -104,17 +104,26 @@ def goes(_: Any) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("body", [comes_again, moves_its_memory, goes])
-@pytest.mark.parametrize("workers", [1, 3])
+BODIES = [comes_again, moves_its_memory, goes]
+
+
+@pytest.mark.parametrize(
+    ("body", "workers"),
+    [
+        *((body, 3) for body in BODIES),
+        *(pytest.param(body, 1, marks=() if body is comes_again else pytest.mark.long) for body in BODIES),
+    ],
+)
 def test_a_tensor_that_comes_again(body, workers):
     harness.run(body, workers=workers, init=False)
 
 
 def times_out(_: Any) -> None:
-    rank, size, _ = joined(timeout=timedelta(seconds=2 * harness.PATIENCE))
+    rank, size, _ = joined()
     tensor = torch.empty(4)
     for _ in range(4):
         reduced(tensor, rank, size)
+    dist.group.WORLD.set_timeout(timedelta(seconds=2))
     if rank == 0:
         with pytest.raises(RuntimeError, match=r"the collective did not complete within its timeout: .*rank 1"):
             dist.all_reduce(tensor)
@@ -123,6 +132,7 @@ def times_out(_: Any) -> None:
         await_mark("failed")
         with pytest.raises(RuntimeError, match="rank 0 gave up"):
             dist.all_reduce(tensor)
+    dist.group.WORLD.set_timeout(timedelta(seconds=100))
     for _ in range(4):
         reduced(tensor, rank, size)
     dist.destroy_process_group()

@@ -69,7 +69,9 @@ def with_ddp(bps: Any, backend: str, hooked: bool) -> None:
     bps.shutdown()
 
 
-@pytest.mark.parametrize(("backend", "hooked"), [("bps", False), ("bps", True), ("gloo", True)])
+@pytest.mark.parametrize(
+    ("backend", "hooked"), [("bps", False), pytest.param("bps", True, marks=pytest.mark.long), ("gloo", True)]
+)
 def test_ddp(backend, hooked):
     harness.run(with_ddp, backend, hooked, workers=3, init=False)
 
@@ -181,7 +183,7 @@ def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fp16", "powerSGD"])
+@pytest.mark.parametrize("name", [pytest.param("fp16", marks=pytest.mark.long), "powerSGD"])
 def test_torchs_own_compression_hooks(name: str) -> None:
     ours = harness.run(with_torchs_hook, "bps", name, workers=2, init=False)
     plain = harness.run(with_torchs_hook, "bps", "", workers=2, init=False)

@@ -32,6 +32,7 @@ def compare(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.long  # measures
 def test_everybody_is_compared(tmp_path):
     arguments = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--buckets", "1,10"]
     done = compare(*arguments, "--json", "figures.json", "--plot", "figures.png", folder=tmp_path)

@@ -62,7 +62,7 @@ def trains(_: Any, method: str) -> tuple[list[float], bool]:
 
 @pytest.mark.parametrize(
     ("method", "servers"),
-    [("fork", None), ("fork", 1), ("spawn", None), pytest.param("spawn", 1, marks=pytest.mark.long)],
+    [("fork", None), ("fork", 1), *(pytest.param("spawn", servers, marks=pytest.mark.long) for servers in (None, 1))],
 )
 def test_workers_of_a_data_loader(method: str, servers: int | None) -> None:
     found = harness.run(trains, method, workers=2, servers=servers, init=False)

@@ -42,7 +42,7 @@ def parity(bps: Any, strategy: str) -> float:
     return worst
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 3, *(pytest.param(workers, marks=pytest.mark.long) for workers in (2, 4))])
 def test_weights_are_those_of_one_process(workers):
     for worst in harness.run(with_every_strategy, parity, workers=workers):
         assert max(worst) < 1e-6
@@ -89,7 +89,7 @@ def exact(bps: Any, strategy: str) -> None:
     assert training.distance(alone, model) == 0
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_weights_are_exact_where_sums_are(workers):
     harness.run(with_every_strategy, exact, workers=workers)
 

@@ -113,7 +113,7 @@ def over_gloo(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_inside_a_gloo_group(workers):
     harness.run(over_gloo, workers=workers, init=False)
 

@@ -50,7 +50,10 @@ def on_both(bps: Any, body: Callable[..., Results], *args: Any) -> None:
 # ---- DistributedDataParallel
 
 
-@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["overlap", *(pytest.param(strategy, marks=pytest.mark.long) for strategy in ("naive", "flat", "bucketed"))],
+)
 def test_ddp(strategy):
     harness.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
 
@@ -93,7 +96,7 @@ def test_a_closure():
     harness.run(on_both, with_closure, workers=2, env=SMALL)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_sharded_optimizer(workers):
     harness.run(on_both, with_shards, workers=workers, env=SMALL)
 
@@ -101,7 +104,7 @@ def test_sharded_optimizer(workers):
 # ---- Broadcasts and push_pull
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_broadcasts(workers):
     harness.run(on_both, with_broadcasts, workers=workers, env=SMALL)
 
@@ -122,7 +125,7 @@ def test_broadcasts_between_cpu_and_device():
     harness.run(mixed, workers=3, env=SMALL)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_push_pull(workers):
     harness.run(on_both, with_push_pull, workers=workers, env=SMALL)
 
@@ -245,6 +248,6 @@ def with_torchs_ddp(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_torchs_ddp_on_a_group_that_stages(workers):
     harness.run(with_torchs_ddp, workers=workers, init=False, env=SMALL)

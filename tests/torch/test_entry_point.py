@@ -39,7 +39,13 @@ def test_it_registers_the_backend() -> None:
     assert "not available" not in found.stderr
 
 
-@pytest.mark.parametrize("fault", ["raise ImportError('libfoo.so.1 is missing')", "raise RuntimeError('no')", "x ="])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "raise ImportError('libfoo.so.1 is missing')",
+        *(pytest.param(fault, marks=pytest.mark.long) for fault in ("raise RuntimeError('no')", "x =")),
+    ],
+)
 def test_a_broken_package_costs_a_warning(tmp_path: Path, fault: str) -> None:
     broken = tmp_path / "bps_rdma"
     broken.mkdir()

@@ -40,7 +40,14 @@ def learned(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert says in done.stdout
 
 
-@pytest.mark.parametrize(("starter", "options"), [("alone", []), ("torchrun", []), ("bps run", ["--strategy", "flat"])])
+@pytest.mark.parametrize(
+    ("starter", "options"),
+    [
+        pytest.param("alone", [], marks=pytest.mark.long),
+        ("torchrun", []),
+        pytest.param("bps run", ["--strategy", "flat"], marks=pytest.mark.long),
+    ],
+)
 def test_the_training_script_learns(starter, options):
     alone = starter == "alone"
     learned(start(starter, *SHORT, *options), "trained on one rank" if alone else "the same on all 2 ranks")
@@ -49,9 +56,9 @@ def test_the_training_script_learns(starter, options):
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
-        (0, ["--optimizer", "sharded"]),
+        pytest.param(0, ["--optimizer", "sharded"], marks=pytest.mark.long),
         (2, ["--strategy", "naive", "--optimizer", "sharded"]),
-        (2, ["--strategy", "overlap", "--batch", "50"]),
+        pytest.param(2, ["--strategy", "overlap", "--batch", "50"], marks=pytest.mark.long),
     ],
 )
 def test_it_learns_with_other_options(ranks, options):
@@ -75,7 +82,9 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "status"), [pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_training_after_a_checkpoint(signum, status, tmp_path):
     command = [*STARTERS["bps run"], "--grace", "60", TRAIN, "--epochs", "1000", "--images", "500"]
     with subprocess.Popen(

@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,25 +48,27 @@ def analyse(folder: Path) -> tuple[str, Any]:
     return done.stdout + done.stderr, pickle.loads(output.read_bytes())[1]
 
 
-@pytest.mark.parametrize("late", ["last", "barrier"])
+@pytest.mark.parametrize("late", ["last", pytest.param("barrier", marks=pytest.mark.long)])
 def test_torch_names_the_missing_rank(late: str, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
-    with harness.Job(hangs, (late,), workers=3) as job:
+    with harness.start(hangs, late, workers=3) as job:
         job.await_marks("ready")
-        deadline = time.monotonic() + 30 * harness.PATIENCE
-        while True:  # until ranks 0 and 2 have come there
+
+        def analysed() -> tuple[str, Any]:
             command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            text, found = analyse(folder)
-            late_ones = [one for one in found.collectives if one.missing_ranks]
-            if "missing ranks: {1}" in text and all(one.missing_ranks == {1} for one in late_ones):
-                break
-            assert time.monotonic() < deadline, text
+            assert "3 files written" in done.stderr
+            return analyse(folder)
+
+        def misses_rank_1_alone(said: tuple[str, Any]) -> bool:
+            missed = [one.missing_ranks for one in said[1].collectives if one.missing_ranks]
+            return "missing ranks: {1}" in said[0] and all(ranks == {1} for ranks in missed)
+
+        _, found = job.eventually(analysed, 30, "ranks 0 and 2 wait for rank 1", until=misses_rank_1_alone)
         job.set_mark("go on")
         assert job.results() == ["done"] * 3
-    assert "3 files written" in done.stderr
-    (last,) = late_ones
+    (last,) = [one for one in found.collectives if one.missing_ranks]
     assert last.collective_state == "started"
     assert last.missing_ranks == {1}
     assert last.expected_ranks == {0, 1, 2}
@@ -84,7 +85,7 @@ def test_torch_names_the_missing_rank(late: str, tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_reply_is_said_and_a_part_is_analysed(tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
-    with harness.Job(hangs, ("last",), workers=3, servers=1) as job:
+    with harness.start(hangs, "last", workers=3, servers=1) as job:
         job.await_marks("ready")
         job.kill("rank 1", signal.SIGSTOP)
         command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]

@@ -208,7 +208,7 @@ def dying(bps: Any) -> str:
 
 def test_a_rank_that_dies():
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with harness.Job(dying, workers=2, env=env) as job:
+    with harness.start(dying, workers=2, env=env) as job:
         assert job.outcomes()[0].value == "told"
 
 
@@ -282,7 +282,7 @@ def waits_for_its_gpu(bps):
 
 
 def test_why_names_a_rank_that_waits_for_its_gpu():
-    with harness.Job(waits_for_its_gpu, workers=2) as job:
+    with harness.start(waits_for_its_gpu, workers=2) as job:
         job.await_marks("hangs", [1])
         time.sleep(2)
         done = subprocess.run(

@@ -28,7 +28,7 @@ def gradients(bps: Any) -> None:
         assert not bps_torch.push_pull(x.detach()).requires_grad
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_gradients_flow_through_push_pull(workers):
     harness.run(gradients, workers=workers)
 
@@ -241,7 +241,7 @@ def late(bps: Any) -> str:
 
 
 def test_a_rank_that_never_joins():
-    with harness.Job(late, workers=2, init=False) as job:
+    with harness.start(late, workers=2, init=False) as job:
         outcomes = job.outcomes()
     assert "every rank of the group must make this call" in outcomes[0].value
 

@@ -58,8 +58,18 @@ def parity(bps: Any, kind: str) -> float:
     return worst
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["overlap", "bucketed", "naive", "flat", "cross barrier"])
+KINDS = ["overlap", "bucketed", "naive", "flat", "cross barrier"]
+SHORT = {("naive", 1), ("cross barrier", 4), *((kind, 2) for kind in KINDS)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param(kind, workers, marks=() if (kind, workers) in SHORT else pytest.mark.long)
+        for kind in KINDS
+        for workers in (1, 2, 4)
+    ],
+)
 def test_weights_are_those_of_one_process(kind, workers):
     assert max(harness.run(parity, kind, workers=workers)) < 2e-6
 

@@ -111,7 +111,7 @@ def train(bps: Any) -> Any:
 
 
 def test_the_ranks_that_are_left_read_what_no_step_has_used():
-    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE)}
+    env = {"BPS_MIN_WORKERS": "2"}
     with harness.start(train, workers=3, env=env) as job:
         outcomes = job.outcomes(but=[1])
     assert all(outcomes[rank].value for rank in (0, 2)), outcomes[0].error + outcomes[2].error

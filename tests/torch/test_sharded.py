@@ -215,7 +215,7 @@ def measures_state(bps: Any) -> tuple[int, int]:
     return bytes_of_state(sharded), bytes_of_state(plain)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_each_rank_has_its_share_of_the_state(workers):
     found = harness.run(measures_state, workers=workers)
     whole = found[0][1]

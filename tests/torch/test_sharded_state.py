@@ -55,7 +55,7 @@ def saves_and_loads(bps: Any) -> None:
         assert_same(state, sharded.state_dict())
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_states_move_between_sharded_and_plain(workers):
     harness.run(saves_and_loads, workers=workers)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 STEPS = 12
 LOST_AT = 5
-ENV = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE)}
+ENV = {"BPS_MIN_WORKERS": "2"}
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
@@ -91,7 +91,9 @@ def expected(sizes: list[int]) -> tuple[nn.Module, torch.optim.Optimizer]:
     return inner, optimizer
 
 
-@pytest.mark.parametrize("moment", ["in backward", "before it sends", "when all have been sent"])
+@pytest.mark.parametrize(
+    "moment", ["in backward", pytest.param("before it sends", marks=pytest.mark.long), "when all have been sent"]
+)
 def test_what_a_lost_rank_kept_goes_on(moment):
     deaths = {2: LOST_AT, 1: LOST_AT + 3}
     with harness.start(train, moment, deaths, workers=4, env=ENV) as job:
@@ -248,6 +250,7 @@ bps.shutdown()
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_enters_gets_its_part(tmp_path):
     ends = ends_of(PROGRAM, tmp_path)
     assert len({tuple(end[1:5]) for end in ends}) == 1, "all have the same step, parameters and momenta, to the bit"

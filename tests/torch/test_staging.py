@@ -90,7 +90,7 @@ def everything(bps: Any, delay: float) -> dict[str, int]:
     return figures
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.0005], ids=["quick", "slow"])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.0005, marks=pytest.mark.long)], ids=["quick", "slow"])
 def test_results(delay):
     for figures in harness.run(everything, delay, workers=3, env=SMALL):
         assert figures["copied_bytes"] == 0, "chunks are copied by the device alone"
@@ -226,8 +226,10 @@ def shuffled(bps: Any, waits: bool) -> None:
     assert sum(device.pinned.values()) <= (1 + len(counts)) * max(8192, size * ROW)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("waits", [True, False], ids=["last first", "alike"])
+@pytest.mark.parametrize(
+    ("workers", "waits"),
+    [(2, True), (3, False), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, False), (3, True)))],
+)
 def test_ranks_may_start_in_any_order(workers, waits):
     harness.run(shuffled, waits, workers=workers, env={**SMALL, "BPS_GPU_CHUNKS": "1", "BPS_TIMEOUT": "15"})
 
@@ -314,7 +316,7 @@ def dying(bps: Any) -> str:
 
 def test_a_rank_that_dies():
     env = {**SMALL, "BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with harness.Job(dying, workers=2, env=env) as job:
+    with harness.start(dying, workers=2, env=env) as job:
         assert job.outcomes()[0].value == "PeerLostError"
 
 

@@ -95,11 +95,20 @@ def server_ranks(job: harness.Job) -> dict[str, str]:
 
 
 def running(job: harness.Job) -> list[str]:
-    return [label for label, helper in job.helpers.items() if helper.poll() is None]
+    return [label for label in job.helpers if job.processes[label].status is None]
 
 
-@pytest.mark.parametrize("least", [{}, {"BPS_MIN_WORKERS": "1"}])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+LEAST = {"BPS_MIN_WORKERS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("transport", "least"),
+    [
+        ("shm", {}),
+        ("tcp", LEAST),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in (("shm", LEAST), ("tcp", {}))),
+    ],
+)
 def test_the_same_servers_serve_two_then_one_then_three(transport, least):
     env = harness.over(transport) | TWO | least
     with harness.start(as_two_as_one_as_three, workers=3, servers=2, env=env, init=False) as job:
@@ -122,7 +131,7 @@ def suspend_and_wait(bps: Any, workers: int) -> None:
         model.train(workers)
 
 
-@pytest.mark.parametrize("member", ["server 1", "scheduler"])
+@pytest.mark.parametrize("member", ["server 1", pytest.param("scheduler", marks=pytest.mark.long)])
 def test_a_process_that_is_stopped_while_it_waits_goes_on(member):
     env = PROMPT | harness.over("tcp")
     with harness.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
@@ -150,8 +159,7 @@ def test_a_server_that_dies_while_it_waits_can_be_replaced():
     with harness.start(suspend_and_wait, 1, workers=2, servers=2, env=harness.over("tcp")) as job:
         job.await_marks("suspended")
         job.kill("server 0")
-        job.helpers["server 0"].wait()
-        job.start_again("server 0")
+        job.start_helper("server 0")
         job.set_mark("resume")
         job.results()
         assert " was lost: connection closed" in job.log("scheduler")
@@ -171,10 +179,10 @@ def test_servers_that_are_not_wanted_any_more_end():
     with harness.start(fewer_servers, workers=2, servers=2, env=harness.over("tcp")) as job:
         job.await_marks("resumed")
         # One of them: a server that is slow to come may not be waited for.
-        until = time.monotonic() + 20 * harness.PATIENCE
-        while not (kept := [label for label in ("server 0", "server 1") if "ready again" in job.log(label)]):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        kept = job.eventually(
+            lambda: [label for label in ("server 0", "server 1") if "ready again" in job.log(label)],
+            20, "a server that is ready again", job.ranks,
+        )  # fmt: skip
         (spare,) = {"server 0", "server 1"} - set(kept)
         assert job.helper_statuses(but=["scheduler", *kept]) == {spare: 0}
         assert "the workers have resumed the job with fewer servers" in job.log(spare)
@@ -193,7 +201,7 @@ def nobody_comes_back(bps: Any, suspends: list[int]) -> None:
         bps.shutdown()
 
 
-@pytest.mark.parametrize("suspends", [[0, 1], [1]])
+@pytest.mark.parametrize("suspends", [pytest.param([0, 1], marks=pytest.mark.long), [1]])
 def test_nobody_resumes_the_job(suspends):
     env = {"BPS_RESUME_TIMEOUT": "2"} | harness.over("shm")
     with harness.start(nobody_comes_back, suspends, workers=2, servers=1, env=env) as job:

@@ -50,7 +50,7 @@ def trained(bps: Any, steps: int) -> tuple[float, float, list[torch.Tensor]]:
     return before, ((model(test) - test @ wanted.T) ** 2).mean().item(), [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("staleness", ["-1", "0", "1", "5"])
+@pytest.mark.parametrize("staleness", ["-1", "0", "1", pytest.param("5", marks=pytest.mark.long)])
 def test_ranks_train_together(staleness: str) -> None:
     results = harness.run(trained, 150, workers=3, servers=1, env=ASYNC | {"BPS_STALENESS": staleness})
     for first, last, weights in results:
@@ -326,8 +326,7 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
 def test_a_lost_server_is_no_end_where_members_may_be_lost(tmp_path: Path) -> None:
     env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10", "READY": str(tmp_path)}
     with harness.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
-        while len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.05)
+        job.eventually(lambda: len(list(tmp_path.iterdir())) == 2, what="the start of both ranks")
         job.kill("server 1")
         one, other = job.outcomes()
     assert not one.error, one.error

@@ -85,7 +85,14 @@ def loss_of(bps: Any, compression: Any) -> float:
     return float(nn.functional.mse_loss(model(x), teacher(x)))
 
 
-@pytest.mark.parametrize("compression", ["int8", "mxfp8", "int4:feedback=1", "topk:k=0.1,feedback=1", "bf16"])
+@pytest.mark.parametrize(
+    "compression",
+    [
+        "int8",
+        "topk:k=0.1,feedback=1",
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("mxfp8", "int4:feedback=1", "bf16")),
+    ],
+)
 def test_training_reaches_about_the_same_loss(compression: str) -> None:
     plain = harness.run(loss_of, None, workers=2, env=TCP)
     compressed = harness.run(loss_of, compression, workers=2, env=TCP)

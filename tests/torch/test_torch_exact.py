@@ -51,7 +51,7 @@ def of_bfloat16(bps: Any) -> None:
         assert torch.equal(bps_rdma.torch.push_pull(mine[0], name="b", exact=True), expected(4))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_bfloat16_is_rounded_once(workers: int) -> None:
     harness.run(of_bfloat16, workers=workers)
 

@@ -15,11 +15,7 @@ from harness import mark
 from torch import nn
 
 STEPS = 60
-ENV = {
-    "BPS_MIN_WORKERS": "2",
-    "BPS_SERVER_FAILOVER": "1",
-    "BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE),
-}
+ENV = {"BPS_MIN_WORKERS": "2", "BPS_SERVER_FAILOVER": "1"}
 
 
 def train(bps: Any, face: str, folder: str) -> Any:

@@ -75,7 +75,9 @@ def goes_on_bit_by_bit(face: str, staged: bool) -> None:
     assert {weights for weights, _ in whole} != {weights for weights, _ in others}
 
 
-@pytest.mark.parametrize("face", ["optimizer", "bucketed", pytest.param("flat", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "face", ["optimizer", *(pytest.param(face, marks=pytest.mark.long) for face in ("bucketed", "flat"))]
+)
 def test_training_goes_on_bit_by_bit(face: str) -> None:
     goes_on_bit_by_bit(face, False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import pytest
 import simulated
 import torch
 from reference.trace_format import check
@@ -85,6 +86,7 @@ def test_steps_gradients_and_buckets(tmp_path):
             assert late.begin - early.begin >= 49_000
 
 
+@pytest.mark.long  # measures shares
 def test_what_is_sent_during_backward_is_hidden(tmp_path):
     """Waits of the last bucket are exposed; with all of them after backward, all communication is."""
     overlapped = traces_of(tmp_path / "bucketed", "bucketed")

@@ -35,7 +35,7 @@ def dumps(job: harness.Job, member: str) -> list[dict[str, Any]]:
 
 
 def test_ranks_and_servers_tell_what_they_wait_for(transport):
-    with harness.Job(hangs_in_python, workers=2, servers=1, env=harness.over(transport)) as job:
+    with harness.start(hangs_in_python, workers=2, servers=1, env=harness.over(transport)) as job:
         job.await_marks("running")
 
         def waits() -> bool:
@@ -67,7 +67,7 @@ def one_is_late(bps: Any) -> bool:
 
 
 def test_the_scheduler_tells_who_is_missing_and_goes_on():
-    with harness.Job(one_is_late, workers=2, servers=1) as job:
+    with harness.start(one_is_late, workers=2, servers=1) as job:
         job.await_marks("running")
 
         def waits() -> bool:
@@ -117,7 +117,7 @@ def handles_it_itself(bps: Any) -> list[int]:
 
 
 def test_a_handler_of_the_program_stays():
-    with harness.Job(handles_it_itself, workers=2, init=False) as job:
+    with harness.start(handles_it_itself, workers=2, init=False) as job:
         assert job.results() == [[signal.SIGUSR1] * 2] * 2
         assert "bps DUMP" not in job.log("rank 0")
 
@@ -141,6 +141,6 @@ def lives_and_forks(bps: Any) -> int:
 
 
 def test_lives_of_one_process_and_a_forked_child():
-    with harness.Job(lives_and_forks, workers=2, init=False) as job:
+    with harness.start(lives_and_forks, workers=2, init=False) as job:
         assert job.results() == [7, 7]
         assert not dumps(job, "rank 0")

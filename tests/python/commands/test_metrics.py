@@ -53,10 +53,7 @@ def test_the_age_of_the_oldest_round_grows():
                     ages.append(value(samples(fetch(port + rank)[2]), "bps_oldest_round_age_seconds"))
             return max(ages)
 
-        deadline = time.monotonic() + 30 * harness.PATIENCE
-        while (first := age()) == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        first = job.eventually(age, 30, "an open round")
         began = time.monotonic()
         time.sleep(0.3)
         assert first + 0.25 < age() < first + time.monotonic() - began + 1
@@ -327,4 +324,4 @@ def test_sigterm_while_a_rank_is_scraped_ends_it():
         with socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(b"GET /metrics")
             job.kill("rank 0", signal.SIGTERM)
-            job.await_end("rank 0")
+            job.wait("rank 0")

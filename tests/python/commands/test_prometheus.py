@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -142,10 +141,7 @@ def ask(address: str, query: str) -> list[Any]:
 
 
 def soon(address: str, query: str) -> list[Any]:
-    deadline = time.monotonic() + 20 * harness.PATIENCE
-    while not (found := ask(address, query)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+    return harness.eventually(lambda: ask(address, query), 20, f"an answer to {query}")
 
 
 def test_a_prometheus_answers_every_query_of_the_dashboard(tmp_path):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -64,14 +65,11 @@ def top(job: harness.Job) -> dict[str, Any]:
 
 
 def until_it_waits(job: harness.Job) -> dict[str, Any]:
-    deadline = time.monotonic() + 30 * harness.PATIENCE
-    while not (seen := top(job))["server 0"]["oldest_round_ms"]:
-        assert time.monotonic() < deadline
-    return seen
+    return job.eventually(lambda: top(job), 30, "an open round", until=lambda seen: seen["server 0"]["oldest_round_ms"])
 
 
 def test_the_late_rank_is_marked_and_the_open_round_says_whom_it_waits_for():
-    with harness.Job(one_is_always_late, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
+    with harness.start(one_is_always_late, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
         job.await_marks("ready")
         seen = until_it_waits(job)
         assert seen["server 0"]["round_waits_for"] == [1]
@@ -86,7 +84,7 @@ def test_the_late_rank_is_marked_and_the_open_round_says_whom_it_waits_for():
 
 
 def test_bytes_in_both_directions():
-    with harness.Job(goes_on, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
+    with harness.start(goes_on, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
         job.await_marks("ready")
         seen = top(job)
         job.set_mark("end")
@@ -103,7 +101,7 @@ def test_the_live_view():
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 40, 250, 0, 0))
     env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "250", "LINES": "40"}
-    with harness.Job(one_is_always_late, workers=2, servers=1) as job:
+    with harness.start(one_is_always_late, workers=2, servers=1) as job:
         job.await_marks("ready")
         until_it_waits(job)
         command = [*COMMAND, "--interval", "0.3", "--job", job.name]
@@ -124,16 +122,14 @@ def test_the_live_view():
 
 def read_until(terminal: int, is_it: Any) -> str:
     """What a program has written to its terminal by the time when that is true, without control sequences."""
-    text = ""
-    deadline = time.monotonic() + 30 * harness.PATIENCE
-    while not is_it(text):
-        assert time.monotonic() < deadline, text[-3000:]
-        if not select.select([terminal], [], [], 0.1)[0]:
-            continue
-        try:
-            piece = os.read(terminal, 1 << 16).decode(errors="replace")
-        except OSError:  # its other end is closed
-            time.sleep(0.05)
-            continue
-        text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece)
-    return text
+    pieces = [""]
+
+    def is_there() -> bool:
+        if select.select([terminal], [], [], 0)[0]:
+            with contextlib.suppress(OSError):  # its other end is closed
+                piece = os.read(terminal, 1 << 16).decode(errors="replace")
+                pieces.append(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece))
+        return bool(is_it("".join(pieces)))
+
+    harness.eventually(is_there, 30, "what is waited for in the terminal")
+    return "".join(pieces)

@@ -9,7 +9,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,9 @@ def test_the_late_rank_is_named(tmp_path):
     with harness.start(one_is_late, env={"BPS_TRACE": str(tmp_path)}) as job:
         for round_ in range(3):
             job.await_marks(f"there-{round_}", ranks=[0])
-            await_push_of(job, round_)
+            job.eventually(
+                lambda round_=round_: misses_rank_1(job, round_), 30, f"the push of rank 0 in round {round_}"
+            )
             job.set_mark(f"late-{round_}")
         job.results()
     found = summary.summarize(files.find(tmp_path))
@@ -110,18 +111,12 @@ def test_the_late_rank_is_named(tmp_path):
     assert {wait["tensor"] for wait in found["longest_waits"]} == {"x"}
 
 
-def await_push_of(job: harness.Job, round_: int) -> None:
-    """Until SIGUSR1 shows rank 0 waiting for rank 1 in that round."""
-    deadline = time.monotonic() + 30 * harness.PATIENCE
-    while time.monotonic() < deadline:
-        job.kill("rank 0", signal.SIGUSR1)
-        dumps = [line for line in job.log("rank 0").splitlines() if line.startswith("bps DUMP ")]
-        for line in dumps:
-            rounds = json.loads(line.removeprefix("bps DUMP "))["rounds"]
-            if any(one["round"] == round_ and one["missing"] == [1] for one in rounds):
-                return
-        time.sleep(0.02)
-    raise AssertionError("rank 0 did not push")
+def misses_rank_1(job: harness.Job, round_: int) -> bool:
+    """Whether SIGUSR1 has shown rank 0 waiting for rank 1 in that round."""
+    job.kill("rank 0", signal.SIGUSR1)
+    dumps = [line for line in job.log("rank 0").splitlines() if line.startswith("bps DUMP ")]
+    rounds = [one for line in dumps for one in json.loads(line.removeprefix("bps DUMP "))["rounds"]]
+    return any(one["round"] == round_ and one["missing"] == [1] for one in rounds)
 
 
 def test_variables_of_byteps(tmp_path):
@@ -160,11 +155,9 @@ def test_the_file_of_a_process_that_is_killed_is_complete(tmp_path):
     path = folder / "worker-0/comm.events"
     with harness.start(killed_later, workers=1, env=CUT | {"BPS_TRACE": str(folder)}) as job:
         job.await_marks("pushed")
-        deadline = time.monotonic() + 30 * harness.PATIENCE
-        while not all_is_in(files.read(path)) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        job.eventually(lambda: all_is_in(files.read(path)), 30, "the whole trace")
         job.kill("rank 0")
-        job.await_end("rank 0")
+        job.wait("rank 0")
     assert [found.name for found in path.parent.iterdir()] == ["comm.events"]
     (trace,) = files.find(folder)
     assert trace.path == path

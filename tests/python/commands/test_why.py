@@ -57,10 +57,8 @@ def answer(
     with something else makes any command late, so one that is late is measured again, and may take longer where more
     than this test and its neighbour want the processors; its first answer counts.
     """
-    deadline = time.monotonic() + 30 * harness.PATIENCE
-    while not inside and ((state := state_of(job)) is None or not hangs(state)):  # from outside nothing is reached
-        assert time.monotonic() < deadline, state and waits_of(state)
-        time.sleep(0.05)
+    if not inside:  # from outside nothing is reached
+        job.eventually(lambda: state_of(job), 30, "the hang", until=lambda state: state is not None and hangs(state))
     time.sleep(settles)
     program = [*inside, *COMMAND, "why", "--json", "--job", job.name]
     answers = []
@@ -88,27 +86,15 @@ def ranks_of(found: dict[str, Any]) -> list[int]:
 
 def why(job: harness.Job, is_it: Callable[[Diagnosis], bool]) -> Diagnosis:
     """The first diagnosis that is right, for tests of something else: the hang may not have begun at the first one."""
-    deadline = time.monotonic() + 30 * harness.PATIENCE
-    while True:
-        state = state_of(job)
-        found = explain(state) if state is not None else Diagnosis("none", "no such job")
-        if is_it(found):
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    return job.eventually(lambda: explained(state_of(job)), 30, "the diagnosis", until=is_it)
+
+
+def explained(state: JobState | None) -> Diagnosis:
+    return explain(state) if state is not None else Diagnosis("none", "no such job")
 
 
 def names(found: Diagnosis) -> list[int]:
     return [member.rank for member in found.culprits]
-
-
-def stop(job: harness.Job, member: str) -> None:
-    """Returns when no thread of it runs any more: the one that gets the signal stops the others when it runs."""
-    job.kill(member, signal.SIGSTOP)
-    deadline = time.monotonic() + 30 * harness.PATIENCE
-    while local.state_of(job.pid(member)) != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_hung(found: Diagnosis) -> bool:
@@ -141,7 +127,7 @@ def in_python(bps: Any) -> float:
 
 @pytest.mark.parametrize("servers", [None, 1])
 def test_a_rank_that_is_in_its_own_code(servers: int | None, transport: str) -> None:
-    with harness.Job(in_python, workers=WORKERS, servers=servers, env=harness.over(transport)) as job:
+    with harness.start(in_python, workers=WORKERS, servers=servers, env=harness.over(transport)) as job:
         found = answer(job, ranks_that_wait(*OTHERS))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
         assert found["operation"] == "push_pull of 'w', round 1"
@@ -153,7 +139,7 @@ def test_a_rank_that_is_in_its_own_code(servers: int | None, transport: str) -> 
 
 def test_a_deadline_that_is_far_away() -> None:
     """Nothing fails for an hour; it is named all the same, and with it when it would have failed."""
-    with harness.Job(in_python, workers=2, env={"BPS_TIMEOUT": "3600"}) as job:
+    with harness.start(in_python, workers=2, env={"BPS_TIMEOUT": "3600"}) as job:
         found = answer(job, ranks_that_wait(0))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
         assert re.search(r"its deadline is in 35\d\d s", found["text"])
@@ -171,7 +157,7 @@ def holds_the_gil(bps: Any) -> float:
 
 
 def test_a_rank_whose_python_stands_still() -> None:
-    with harness.Job(holds_the_gil, workers=WORKERS) as job:
+    with harness.start(holds_the_gil, workers=WORKERS) as job:
         found = answer(job, ranks_that_wait(*OTHERS))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
         assert "holds_the_gil" in found["stacks"]["rank 1"]
@@ -195,7 +181,7 @@ def in_another_collective(bps: Any) -> float:
 
 
 def test_a_rank_in_another_collective() -> None:
-    with harness.Job(in_another_collective, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
+    with harness.start(in_another_collective, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
         found = answer(job, ranks_that_wait(*range(WORKERS)))
         assert found["kind"] == "order"
         assert CULPRIT in ranks_of(found)
@@ -212,7 +198,7 @@ def in_another_order(bps: Any) -> float:
 
 
 def test_ranks_that_call_in_different_orders() -> None:
-    with harness.Job(in_another_order, workers=WORKERS, servers=2, env={"BPS_TIMEOUT": "3600"}) as job:
+    with harness.start(in_another_order, workers=WORKERS, servers=2, env={"BPS_TIMEOUT": "3600"}) as job:
         found = answer(job, ranks_that_wait(*range(WORKERS)))
         assert found["kind"] == "order"
         assert CULPRIT in ranks_of(found)
@@ -241,7 +227,7 @@ def without_a_name(bps: Any) -> float:
 
 
 def test_another_size_without_a_name() -> None:
-    with harness.Job(without_a_name, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
+    with harness.start(without_a_name, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
         found = answer(job, ranks_that_wait(*range(WORKERS)))
         assert found["kind"] == "order"
         assert CULPRIT in ranks_of(found)
@@ -261,9 +247,9 @@ def sums_after(bps: Any) -> str:
 
 
 def stopped(member: str, workers: int, servers: int | None) -> dict[str, Any]:
-    with harness.Job(sums_after, workers=workers, servers=servers) as job:
+    with harness.start(sums_after, workers=workers, servers=servers) as job:
         job.await_marks("ready")
-        stop(job, member)
+        job.kill(member, signal.SIGSTOP)
         job.set_mark("stopped")
         found = answer(job, lambda state: bool(waits_of(state)))
         pid = job.pid(member)
@@ -334,9 +320,9 @@ def meets(bps: Any) -> bool:
 
 
 def test_the_scheduler_is_stopped() -> None:
-    with harness.Job(meets, workers=2, servers=1) as job:
+    with harness.start(meets, workers=2, servers=1) as job:
         job.await_marks("ready")
-        stop(job, "scheduler")
+        job.kill("scheduler", signal.SIGSTOP)
         job.set_mark("stopped")
         found = answer(job, ranks_that_wait(0, 1))
         assert found["kind"] == "scheduler"
@@ -352,13 +338,14 @@ def has_lost_it(member: Member) -> bool:
 
 def test_the_scheduler_is_gone() -> None:
     env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": "20"}
-    with harness.Job(in_python, workers=2, servers=1, env=env) as job:
+    with harness.start(in_python, workers=2, servers=1, env=env) as job:
         why(job, lambda found: names(found) == [CULPRIT])
         job.kill("scheduler")
-        deadline = time.monotonic() + 30 * harness.PATIENCE
-        while (state := state_of(job)) is None or not any(has_lost_it(one) for one in state.members.values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        state = job.eventually(
+            lambda: state_of(job), 30, "the loss of the scheduler",
+            until=lambda state: state is not None and any(map(has_lost_it, state.members.values())),
+        )  # fmt: skip
+        assert state is not None
         assert state.scheduler is None
         found = answer(job, ranks_that_wait(0))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])  # the sums do not need a scheduler
@@ -368,11 +355,10 @@ def test_the_scheduler_is_gone() -> None:
 
 
 def test_a_job_that_has_not_begun() -> None:
-    with harness.Job(in_python, workers=2, servers=1, env={"DMLC_NUM_SERVER": "2"}) as job:
-        deadline = time.monotonic() + 30 * harness.PATIENCE
-        while not (found := explain(state) if (state := unjoined(job)) else Diagnosis("none", "")).text.count("server"):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.05)
+    with harness.start(in_python, workers=2, servers=1, env={"DMLC_NUM_SERVER": "2"}) as job:
+        found = job.eventually(
+            lambda: explained(unjoined(job)), 30, "the diagnosis", until=lambda found: "server" in found.text
+        )
         assert found.kind == "starting"
         assert "1 of 2 servers" in found.text
         for rank in range(2):
@@ -400,7 +386,7 @@ def command(*words: str, env: dict[str, str] | None = None) -> str:
 
 @pytest.mark.long
 def test_the_scheduler_of_a_job_elsewhere_is_asked_by_its_address(tmp_path: Path) -> None:
-    with harness.Job(in_python, workers=WORKERS, servers=1) as job:
+    with harness.start(in_python, workers=WORKERS, servers=1) as job:
         why(job, is_hung)
         address = f"127.0.0.1:{job.port}"
         env = {"BPS_JOB_ID": job.name, "BPS_SECRET": job.name}
@@ -426,7 +412,7 @@ def test_the_scheduler_of_a_job_elsewhere_is_asked_by_its_address(tmp_path: Path
 
 
 def test_without_the_secret_nobody_is_told() -> None:
-    with harness.Job(in_python, workers=2, servers=1) as job:
+    with harness.start(in_python, workers=2, servers=1) as job:
         why(job, lambda found: names(found) == [CULPRIT])
         program = [*COMMAND, "why", f"127.0.0.1:{job.port}"]
         env = {**os.environ, "BPS_JOB_ID": job.name, "BPS_SECRET": "another one"}
@@ -440,7 +426,7 @@ def test_without_the_secret_nobody_is_told() -> None:
 def test_only_this_user_may_ask() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    with harness.Job(in_python, workers=2, servers=1) as job:
+    with harness.start(in_python, workers=2, servers=1) as job:
         why(job, lambda found: names(found) == [CULPRIT])
         (process,) = (one for one in local.find() if one.pid == job.pid("rank 0"))
         ask = (
@@ -471,12 +457,12 @@ def complete(folder: Path) -> dict[int, Path]:
 
 
 def test_a_rank_whose_operation_fails_leaves_a_file(tmp_path: Path) -> None:
-    with harness.Job(fails, workers=2, servers=1, env={"BPS_DUMP_DIR": str(tmp_path), "BPS_TIMEOUT": "0.5"}) as job:
+    with harness.start(fails, workers=2, servers=1, env={"BPS_DUMP_DIR": str(tmp_path), "BPS_TIMEOUT": "0.5"}) as job:
         pids = [job.pid("rank 0"), job.pid("server 0")]
-        deadline = time.monotonic() + 30 * harness.PATIENCE
-        while not (files := complete(tmp_path)).keys() >= set(pids):
-            assert time.monotonic() < deadline, files
-            time.sleep(0.05)
+        files = job.eventually(
+            lambda: complete(tmp_path), 30, "a file of rank 0 and one of the server",
+            until=lambda files: files.keys() >= set(pids),
+        )  # fmt: skip
         end_all(job)
     assert all(file.stat().st_mode & 0o077 == 0 for file in files.values())
     report, of_server = (json.loads(files[pid].read_text()) for pid in pids)

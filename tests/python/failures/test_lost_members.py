@@ -173,7 +173,7 @@ def test_a_rank_that_only_followed_is_not_the_cause(transport, servers, attempt)
     with harness.start(follows_at_once, victim, follower, workers=3, servers=servers, env=env) as job:
         job.await_marks("ready")
         job.kill(f"rank {victim}")
-        job.await_end(f"rank {follower}")
+        job.wait(f"rank {follower}")
         job.set_mark("follower is gone")
         outcomes = job.outcomes(but=[victim])
     for rank in (follower, last):

@@ -65,9 +65,9 @@ def until_and_after(bps: Any) -> list[str]:
 def start(servers: int, transport: str, body: Any = until_and_after) -> harness.Job:
     env = ENV | harness.over(transport)
     if servers:
-        return harness.Job(body, workers=3, servers=servers, env=env)
+        return harness.start(body, workers=3, servers=servers, env=env)
     ranks = [{"DMLC_ROLE": "joint"}] * 3
-    return harness.Job(body, workers=3, servers=0, env=env | {"DMLC_NUM_SERVER": "3"}, rank_env=ranks)
+    return harness.start(body, workers=3, servers=0, env=env | {"DMLC_NUM_SERVER": "3"}, rank_env=ranks)
 
 
 @pytest.mark.parametrize("servers", [0, 2])
@@ -111,7 +111,7 @@ def test_a_stopped_scheduler_that_goes_on_changes_nothing(transport: str) -> Non
         job.set_mark("lost")
         job.await_marks("noticed")
         job.kill("scheduler", signal.SIGCONT)
-        assert job.helpers["scheduler"].wait(20 * harness.PATIENCE) == 75, "it steps down"
+        assert job.wait("scheduler", 20) == 75, "it steps down"
         job.set_mark("going-on")
         for outcome in job.outcomes():
             assert outcome.value == 3, outcome.error + outcome.output

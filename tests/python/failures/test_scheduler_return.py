@@ -33,17 +33,16 @@ def start(
     """A job with a scheduler of its own; servers 0: the ranks are the servers, too."""
     given = ENV | harness.over(transport) | {"BPS_SCHEDULER_STATE": str(tmp_path / "state")} | env
     if servers:
-        return harness.Job(body, args, workers=workers, servers=servers, env=given)
+        return harness.start(body, *args, workers=workers, servers=servers, env=given)
     ranks = [{"DMLC_ROLE": "joint"}] * workers
-    return harness.Job(
-        body, args, workers=workers, servers=0, env=given | {"DMLC_NUM_SERVER": str(workers)}, rank_env=ranks
+    return harness.start(
+        body, *args, workers=workers, servers=0, env=given | {"DMLC_NUM_SERVER": str(workers)}, rank_env=ranks
     )
 
 
 def replace_scheduler(job: harness.Job, signum: signal.Signals = signal.SIGKILL) -> None:
     job.kill("scheduler", signum)
-    job.helpers["scheduler"].wait(20)
-    job.start_again("scheduler")
+    job.start_helper("scheduler")
 
 
 def values_of(job: harness.Job, but: tuple[int, ...] = ()) -> list[Any]:
@@ -100,7 +99,7 @@ def test_a_killed_scheduler_is_replaced(tmp_path: Path, transport: str, servers:
         job.kill("scheduler")
         job.set_mark("lost")
         job.await_marks("without")
-        job.start_again("scheduler")
+        job.start_helper("scheduler")
         for rank, value in enumerate(values_of(job)):
             assert (value["rank"], value["size"]) == (rank, 3), "everybody keeps his place"
             if failover == "1":
@@ -156,8 +155,7 @@ def test_a_rank_is_lost_as_well(tmp_path: Path, servers: int, first: str) -> Non
         both = [first, "rank 1" if first == "scheduler" else "scheduler"]
         for member in both:
             job.kill(member)
-        job.helpers["scheduler"].wait(20)
-        job.start_again("scheduler")
+        job.start_helper("scheduler")
         steps = values_of(job, but=(1,))
         assert steps[0] == steps[1]
         assert steps[0][-1][1] == 2
@@ -204,9 +202,9 @@ def test_the_scheduler_of_another_run_takes_nobody_over(tmp_path: Path) -> None:
     with start(tmp_path, is_refused, servers=0) as job:
         job.await_marks("running")
         job.kill("scheduler")
-        job.helpers["scheduler"].wait(20)
+        job.wait("scheduler", 20)
         (tmp_path / "state").unlink()
-        job.start_again("scheduler")
+        job.start_helper("scheduler")
         job.set_mark("lost")
         for value in [outcome.value for outcome in job.outcomes()]:
             assert "another run of the job has begun" in value
@@ -221,8 +219,8 @@ def test_a_stopped_scheduler_steps_down_and_is_replaced(tmp_path: Path, transpor
         job.set_mark("lost")
         job.await_marks("without")
         job.kill("scheduler", signal.SIGCONT)
-        assert job.helpers["scheduler"].wait(20 * harness.PATIENCE) == 75, "it steps down"
-        job.start_again("scheduler")
+        assert job.wait("scheduler", 20) == 75, "it steps down"
+        job.start_helper("scheduler")
         assert [value["size"] for value in values_of(job)] == [3, 3, 3]
 
 

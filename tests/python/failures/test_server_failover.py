@@ -306,7 +306,7 @@ def disagrees(bps: Any) -> str:
 
 
 def test_ranks_with_other_settings_are_told_so():
-    with harness.Job(disagrees, workers=2, servers=1, env=FAST, rank_env=[{}, {"BPS_SERVER_FAILOVER": "0"}]) as job:
+    with harness.start(disagrees, workers=2, servers=1, env=FAST, rank_env=[{}, {"BPS_SERVER_FAILOVER": "0"}]) as job:
         for text in job.results():
             assert (
                 "rank 0 and rank 1 have different settings of BPS_SERVER_FAILOVER" in text

@@ -29,11 +29,8 @@ def open_things() -> tuple[int, int]:
 
 
 def comes_back_to(before: tuple[int, int]) -> bool:
-    """Whether that is all that is open: the kernel lists a thread for a moment after it has been joined."""
-    deadline = time.monotonic() + 5
-    while open_things() != before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return open_things() == before
+    """That is all that is open, soon: the kernel lists a thread for a moment after it has been joined."""
+    return harness.eventually(lambda: open_things() == before, 5, f"threads and descriptors as before, {before},")
 
 
 # ---- Ctrl-C
@@ -158,7 +155,7 @@ def test_ctrl_c_in_shutdown(servers):
         job.await_marks("ready", ranks=[0])
         time.sleep(0.5)
         sent = job.kill("rank 0", signal.SIGINT)
-        job.await_end("rank 0")
+        job.wait("rank 0")
         job.set_mark("go on")
         kind, came, clean = job.outcomes()[0].value
         job.helper_statuses()
@@ -355,10 +352,7 @@ def is_shut_down_in_init(bps: Any) -> tuple[str, float, bool]:
         kind = str(error)
     came = time.monotonic() - asked
     thread.join()
-    until = time.monotonic() + 5  # a thread of Python is joined a little before the kernel forgets it
-    while open_things() != before and time.monotonic() < until:
-        time.sleep(0.01)
-    return kind, came, open_things() == before
+    return kind, came, comes_back_to(before)
 
 
 def test_another_thread_that_shuts_down_during_init():

@@ -85,7 +85,7 @@ def sums_across_views(bps: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("failover", ["0", "1"])
 def test_views_leave_nothing(transport: str, failover: str) -> None:
     env = ENV | harness.over(transport) | {"BPS_SERVER_FAILOVER": failover}
-    with harness.Job(sums_across_views, workers=2, servers=2, env=env) as job:
+    with harness.start(sums_across_views, workers=2, servers=2, env=env) as job:
         before: dict[str, dict[str, int]] = {}
         stays = ("server 0", "scheduler")
         for change in range(CHANGES + 1):
@@ -96,9 +96,9 @@ def test_views_leave_nothing(transport: str, failover: str) -> None:
                 break
             if change % 2 == 0:
                 job.kill("server 1")
-                job.helpers["server 1"].wait(20)
+                job.wait("server 1", 20)
             else:
-                job.start_again("server 1")  # it enters at once
+                job.start_helper("server 1")  # it enters at once
         for member in stays:
             check(before[member], footprint(job.pid(member)))
         job.set_mark("looked at")

@@ -46,8 +46,7 @@ def meets_one_that_raises(bps: Any, where: str) -> tuple[Any, ...]:
         if where == "barrier":
             bps.barrier()
         elif where == "later":
-            while not (folder / "raised").exists():
-                time.sleep(0.005)
+            harness.eventually((folder / "raised").exists)
             time.sleep(SOON_S)
             (folder / "raised").write_text(str(time.monotonic()))
             bps.push_pull(np.ones(1000, np.float32), name="later")
@@ -84,8 +83,7 @@ def leaves_early(bps: Any, where: str) -> tuple[str, float]:
     bps.push_pull(one, name="warm")
     folder = Path(os.environ["BPS_TEST_FOLDER"])
     if rank == 1:
-        while not (folder / "mark-0-waits").exists():
-            time.sleep(0.005)
+        harness.eventually((folder / "mark-0-waits").exists)
         bps.shutdown()
         return "left", 0.0
     mark("waits")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+PROGRAM = str(Path(__file__).with_name("random_lives_rank.py"))
 COUNTS = st.sampled_from([1, 1000, 200_000])
 MEMORY = st.sampled_from(["plain", "mapped"])
 KINDS = st.sampled_from(["push_pull", "copy", "broadcast"])
@@ -35,53 +34,43 @@ SHORT_S, LONG_S = 0.3, 10.0
 LONG = bool(os.environ.get("BPS_TEST_ALL"))
 
 
-class Rank:
-    """A process that does what it is told; see random_lives_rank.py."""
+class Ranks(harness.Members):
+    """Two processes that do what they are told; see random_lives_rank.py."""
 
-    def __init__(self, rank: int, secret: str) -> None:
-        env = harness.clean_env(
-            RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-            BPS_SECRET=secret, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry),
-        )  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("random_lives_rank.py"))],
-            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def __init__(self) -> None:
+        super().__init__()
         self.owed = 0  # answers that nobody has read
+        common = {"BPS_SECRET": os.urandom(16).hex(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        for rank in (0, 1):
+            env = harness.clean_env(**harness.of_rank(rank, 2, 0), **common)
+            self.command(f"rank {rank}", [sys.executable, PROGRAM], env, told=True, answers=True)
 
-    def tell(self, do: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
-        self.process.stdin.flush()
+    def tell(self, rank: int, do: str, **arguments: Any) -> None:
+        self.processes[f"rank {rank}"].tell(json.dumps({"do": do} | arguments))
         self.owed += 1
 
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], 30 * harness.PATIENCE)
-        assert ready, "a rank does not answer"
-        line = self.process.stdout.readline()
-        assert line, f"a rank ended with status {self.process.wait()}"
+    def answer(self, rank: int) -> Any:
+        line = self.processes[f"rank {rank}"].answer()
         self.owed -= 1
         return json.loads(line)
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+    def both(self, do: str, **arguments: Any) -> list[Any]:
+        for rank in (0, 1):
+            self.tell(rank, do, **arguments)
+        return self.answers()
+
+    def answers(self) -> list[Any]:
+        return [self.answer(rank) for rank in (0, 1)]
 
 
 class Lives(RuleBasedStateMachine):
-    ranks: list[Rank] = []  # noqa: RUF012  # of all examples: they need a second to start
+    ranks: Ranks | None = None  # of all examples: they need a second to start
 
     def __init__(self) -> None:
         super().__init__()
         self.arrays: list[int] = []
         self.made = self.value = 0
         self.alive = False
-
-    def both(self, do: str, **arguments: Any) -> list[Any]:
-        for rank in self.ranks:
-            rank.tell(do, **arguments)
-        return [rank.answer() for rank in self.ranks]
 
     def own(self, rank: int) -> float:
         return 100.0 * self.value + rank
@@ -98,36 +87,36 @@ class Lives(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        if any(rank.owed for rank in self.ranks):  # the example before has failed
+        if self.ranks is not None and self.ranks.owed:  # the example before has failed
             self.end_ranks()
-        if not self.ranks:
-            secret = os.urandom(16).hex()
-            self.ranks += [Rank(rank, secret) for rank in (0, 1)]
-        self.both("reset")
+        if self.ranks is None:
+            Lives.ranks = Ranks()
+        self.ranks.both("reset")
 
     @classmethod
     def end_ranks(cls) -> None:
-        while cls.ranks:
-            cls.ranks.pop().end()
+        ranks, Lives.ranks = cls.ranks, None
+        if ranks is not None:
+            ranks.__exit__(None, None, None)
 
     @precondition(lambda self: not self.alive)
     @rule(transport=st.sampled_from(["shm", "tcp"]))
     def init(self, transport: str) -> None:
-        self.both("init", port=harness.free_port(), transport=transport)
+        self.ranks.both("init", port=harness.free_port(), transport=transport)
         self.alive = True
         self.groups = [0]
 
     @precondition(lambda self: self.alive)
     @rule()
     def shutdown(self) -> None:
-        self.both("shutdown")
+        self.ranks.both("shutdown")
         self.alive = False
 
     @precondition(lambda self: self.alive)
     @rule()
     def new_group(self) -> None:
         self.groups.append(len(self.groups))
-        self.both("group", number=self.groups[-1], ranks=[0, 1])
+        self.ranks.both("group", number=self.groups[-1], ranks=[0, 1])
 
     # ---- Arrays
 
@@ -135,14 +124,14 @@ class Lives(RuleBasedStateMachine):
     def make(self, memory: str, count: int) -> None:
         assume(len(self.arrays) < 6)
         self.made += 1
-        self.both("make", number=self.made, memory=memory, count=count)
+        self.ranks.both("make", number=self.made, memory=memory, count=count)
         self.arrays.append(self.made)
 
     @precondition(lambda self: self.arrays)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(self.arrays))
-        self.both("free", number=number)
+        self.ranks.both("free", number=number)
         self.arrays.remove(number)
 
     # ---- Operations
@@ -157,7 +146,7 @@ class Lives(RuleBasedStateMachine):
         }
 
     def _tell_call(self, rank: int, do: str, what: dict[str, Any]) -> None:
-        self.ranks[rank].tell(do, value=self.own(rank), **what)
+        self.ranks.tell(rank, do, value=self.own(rank), **what)
 
     @precondition(lambda self: self.alive and self.arrays)
     @rule(data=st.data())
@@ -165,7 +154,7 @@ class Lives(RuleBasedStateMachine):
         what = self._draw(data)
         for rank in (0, 1):
             self._tell_call(rank, "call", what)
-        self.check_results(what["kind"], [rank.answer() for rank in self.ranks])
+        self.check_results(what["kind"], self.ranks.answers())
 
     @precondition(lambda self: self.alive and self.arrays)
     @rule(data=st.data(), late=st.integers(0, 1))
@@ -174,15 +163,15 @@ class Lives(RuleBasedStateMachine):
         what = self._draw(data)
         punctual = 1 - late
         self._tell_call(punctual, "call", what | {"timeout": SHORT_S})
-        error = self.ranks[punctual].answer()["error"]
+        error = self.ranks.answer(punctual)["error"]
         assert error.startswith("DeadlineError"), error or "no error"
         self._tell_call(late, "call", what)
-        found = self.ranks[late].answer()
+        found = self.ranks.answer(late)
         assert found["error"], f"rank {late} got {found} of a round that the other rank has left"
         self.value += 1
         for rank in (0, 1):
             self._tell_call(rank, "call", what)
-        self.check_results(what["kind"], [rank.answer() for rank in self.ranks])
+        self.check_results(what["kind"], self.ranks.answers())
 
     @precondition(lambda self: self.alive and self.arrays)
     @rule(data=st.data())
@@ -191,8 +180,7 @@ class Lives(RuleBasedStateMachine):
         what = self._draw(data)
         for rank in (0, 1):
             self._tell_call(rank, "drop", what)
-        for rank in self.ranks:
-            rank.answer()
+        self.ranks.answers()
         self.arrays.remove(what["number"])
 
     @precondition(lambda self: self.alive and self.arrays)
@@ -201,14 +189,14 @@ class Lives(RuleBasedStateMachine):
         """The job ends while a rank waits for an operation in which the other takes no part."""
         what = self._draw(data)
         self._tell_call(rank, "leave", what)
-        self.ranks[1 - rank].tell("shutdown")
-        assert self.ranks[rank].answer()
-        self.ranks[1 - rank].answer()
+        self.ranks.tell(1 - rank, "shutdown")
+        assert self.ranks.answer(rank)
+        self.ranks.answer(1 - rank)
         self.alive = False
 
     @invariant()
     def nothing_has_changed(self) -> None:
-        faults = [fault for found in self.both("check") for fault in found]
+        faults = [fault for found in self.ranks.both("check") for fault in found]
         assert not faults, faults
 
 

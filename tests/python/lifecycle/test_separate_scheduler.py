@@ -14,7 +14,7 @@ from bps_rdma.errors import PeerLostError
 
 def job(body: Any, servers: int = 2, workers: int = 2) -> harness.Job:
     ranks = [{"DMLC_ROLE": "joint"}] * workers
-    return harness.Job(body, workers=workers, servers=0, env={"DMLC_NUM_SERVER": str(servers)}, rank_env=ranks)
+    return harness.start(body, workers=workers, servers=0, env={"DMLC_NUM_SERVER": str(servers)}, rank_env=ranks)
 
 
 def sums(bps: Any) -> float:

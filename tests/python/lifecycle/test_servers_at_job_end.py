@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any
 
 import harness
@@ -19,9 +18,7 @@ def sum_until_the_view_ends(bps: Any) -> None:
     array = np.ones(10, np.float32)
     bps.push_pull_inplace(array, name="a", average=False)
     mark("ready")
-    deadline = time.monotonic() + 20 * harness.PATIENCE
-    while not job.current().process.view_ended and time.monotonic() < deadline:
-        time.sleep(0.01)
+    harness.eventually(lambda: job.current().process.view_ended, 20, "the end of the view")
 
 
 def test_a_server_that_awaits_the_next_view_ends_well_with_the_job():
@@ -29,7 +26,7 @@ def test_a_server_that_awaits_the_next_view_ends_well_with_the_job():
     with harness.start(sum_until_the_view_ends, workers=1, servers=2, env=env) as job:
         job.await_marks("ready")
         job.kill("server 1", signal.SIGSTOP)  # the next view waits for it
-        job._start_binary("server 2", "bps-server")  # enters, which ends this view
+        job.start_helper("server 2")  # enters, which ends this view
         assert job.outcomes()[0].status == 0
         assert job.helper_statuses(but=["scheduler", "server 1", "server 2"]) == {"server 0": 0}, job.log("server 0")
         job.kill("server 1", signal.SIGCONT)

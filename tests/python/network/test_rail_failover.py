@@ -44,7 +44,7 @@ def start(networks, tmp_path):
         job = harness.start(rounds_in, namespaces, str(tmp_path), workers=2, env=common, init=False)
         jobs.append(job)
         running = Running(job.__enter__(), tmp_path)
-        running.until(lambda: running.round() >= 10)
+        running.more(10)
         return running
 
     yield begin

@@ -82,18 +82,11 @@ def test_another_user_who_knows_host_and_port_cannot_join(launcher, tmp_path):
         roles = [{"ROLE": "member"}, {"ROLE": "late"}, {"ROLE": "stranger"} | stranger]
     options: dict[str, Any] = {"servers": 1} if launcher == "BytePS" else {}
     with harness.start(joins_or_is_refused, workers=3, env=env, rank_env=roles, init=False, **options) as job:
-        await_file(job.folder / "tried")
+        harness.eventually((job.folder / "tried").exists)
         job.set_mark("go")
         told = [outcome.value for outcome in job.outcomes()]
     assert told[:2] == ["joined: 2.0", "joined: 2.0"], told
     assert told[2].startswith(("AuthenticationError", "UnreachableError")), told
-
-
-def await_file(path: Path) -> None:
-    deadline = time.monotonic() + 60 * harness.PATIENCE
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.01)
 
 
 def sums(bps: Any) -> float:

@@ -6,25 +6,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 import harness
 
-LIMIT_S = 10 * harness.PATIENCE
-
 
 def status_of(pid: int) -> int:
     """Of a child, which gets a limited time to end."""
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
+    ended: list[int] = []
+
+    def has_ended() -> bool:
         found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -999
+        ended.extend([os.waitstatus_to_exitcode(status)] if found else [])
+        return bool(found)
+
+    try:
+        harness.eventually(has_ended, 10, "the end of the child")
+    except harness.WaitedInVainError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return ended[0]
 
 
 def in_child(body: Callable[[], object]) -> int:

@@ -110,20 +110,15 @@ class Running:
     def more(self, rounds: int) -> None:
         """Returns when so many more rounds are over."""
         before = self.round()
-        self.until(lambda: self.round() >= before + rounds)
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60 * harness.PATIENCE
-        while not holds():
-            if time.monotonic() > end or any(rank.exitcode is not None for rank in self.job.ranks):
-                self.job.results(timeout=1)
-                raise AssertionError("nothing went on")
-            time.sleep(0.01)
+        self.job.eventually(lambda: self.round() >= before + rounds, what=f"round {before + rounds}", of=self.job.ranks)
 
     def until_all_say(self, pattern: str, times: int = 1) -> None:
         """Returns when each rank has logged it so often: the worker of its rail to the other one's server."""
         said = re.compile(pattern)
-        self.until(lambda: all(len(said.findall(self.job.log(f"rank {rank}"))) >= times for rank in range(2)))
+        self.job.eventually(
+            lambda: all(len(said.findall(self.job.log(rank))) >= times for rank in self.job.ranks),
+            what=f"{pattern!r} in each log", of=self.job.ranks,
+        )  # fmt: skip
 
     def results(self) -> list[dict[str, Any]]:
         (self.folder / "stop").touch()

@@ -6,20 +6,25 @@ the three calls returned. `harness.start()` gives the running job, for tests tha
 tells its test how far it has come by `mark()`, and waits for the test by `await_mark()`.
 """
 
-from .environment import binary, clean_env, cut_at, on_hosts, over
+from .environment import binary, clean_env, cut_at, of_rank, of_roles, on_hosts, over
 from .forkserver import PRELOAD, end_forkserver
-from .job import Job, JobFailedError, Outcome, run, scripts, start, succeeded
+from .job import Job, Outcome, run, scripts, start, succeeded
 from .leftovers import shared_memory_files
+from .members import JobFailedError, Members
 from .ports import free_port, free_ports
+from .process import Command, Process, has_stopped
 from .rank import await_mark, mark
 from .waiting import PATIENCE, WaitedInVainError, eventually
 
 __all__ = [
     "PATIENCE",
     "PRELOAD",
+    "Command",
     "Job",
     "JobFailedError",
+    "Members",
     "Outcome",
+    "Process",
     "WaitedInVainError",
     "await_mark",
     "binary",
@@ -29,7 +34,10 @@ __all__ = [
     "eventually",
     "free_port",
     "free_ports",
+    "has_stopped",
     "mark",
+    "of_rank",
+    "of_roles",
     "on_hosts",
     "over",
     "run",

@@ -10,6 +10,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from .ports import LOOPBACK
+
 # Whatever would tell a rank who it is, or how to behave.
 _SCRUBBED = ("BPS_", "BYTEPS_", "DMLC_", "PS_", "NCCL_", "MASTER_", "TORCHELASTIC_", "ROLE_", "GROUP_")
 IDENTITY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -21,6 +23,22 @@ def clean_env(**extra: str) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(_SCRUBBED) and name not in IDENTITY
     }
     return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | extra
+
+
+def of_rank(rank: int, size: int, port: int, root: str = LOOPBACK) -> dict[str, str]:
+    """What launchers tell a rank of several on this machine, whose rank 0 is reached there."""
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": root, "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def of_roles(workers: int, servers: int, port: int, root: str = LOOPBACK) -> dict[str, str]:
+    """What every member of a job is told that has a scheduler there; DMLC_ROLE says which one it is."""
+    return {
+        "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": root,
+        "DMLC_PS_ROOT_PORT": str(port),
+    }  # fmt: skip
 
 
 def over(transport: str) -> dict[str, str]:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from .waiting import WaitedInVainError, eventually
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["numpy", "pytest", "hypothesis", "bps_rdma", "harness"]  # what ranks find imported
@@ -35,13 +37,14 @@ def start_forkserver() -> None:
             os.environ["PYTHONPATH"] = path
 
 
-def end_forkserver(patience: float = 5) -> None:
+def end_forkserver() -> None:
     """Ends that process and waits for it, so that its time and that of all ranks count as time of this process."""
     server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
     if server._forkserver_pid is None:
         return
     os.close(server._forkserver_alive_fd)
-    deadline = time.monotonic() + patience
-    while os.waitpid(server._forkserver_pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with contextlib.suppress(WaitedInVainError):
+        eventually(
+            lambda: os.waitpid(server._forkserver_pid, os.WNOHANG)[0], within=5, what="the end of the forkserver"
+        )
     server._forkserver_pid = server._forkserver_alive_fd = None

@@ -1,46 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one job of real processes for a test.
+"""A job of ranks that call a function of a test, and of servers and a scheduler as anybody starts them.
 
-`run(body, workers=3)` calls `body(bps_rdma, *args)` on three ranks, each a process of its own, and returns what the
-three calls returned. `start()` gives the running job, for tests that kill members. A job ends with its `with` block:
-every process that it started is then gone, and the block fails if one of them left something behind.
-
-Ranks are forked from a clean server process (multiprocessing's forkserver) that has imported numpy and bps_rdma but
-started nothing: a rank is up in milliseconds instead of a second. Dedicated servers and the scheduler are the plain
-binaries, started as anybody would.
+Ranks are forked from a clean process (multiprocessing's forkserver) that has imported numpy and bps_rdma but started
+nothing: a rank is up in milliseconds instead of a second. Dedicated servers and the scheduler are the plain binaries.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.process
-import os
 import pickle
 import secrets
-import shutil
 import signal
 import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .environment import IDENTITY, binary, clean_env
-from .forkserver import CONTEXT, start_forkserver
-from .leftovers import leftovers, shared_memory_files
-from .ports import LOOPBACK, free_port
+from .environment import IDENTITY, binary, clean_env, of_rank, of_roles
+from .members import JobFailedError, Members
+from .ports import free_port
 from .rank import run_rank, run_script, run_server
 from .waiting import PATIENCE
 
 _DEADLINE_S = 120.0
 Body = Callable[..., Any]
-
-
-class JobFailedError(AssertionError):
-    """A rank, a server or the scheduler did not end as it should; shows the output of all."""
 
 
 @dataclass(frozen=True)
@@ -53,46 +36,47 @@ class Outcome:
     output: str
 
 
-@dataclass
-class Job:
-    """A job to start. See start() for the meaning of the fields."""
+class Job(Members):
+    """A job to be used in a `with` statement, which starts it. See start() for the arguments."""
 
-    body: Body
-    args: Sequence[Any] = ()
-    workers: int = 2
-    servers: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    rank_env: Sequence[Mapping[str, str]] = ()
-    init: bool = True
-    python_servers: bool = False
-    port: int = 0
-
-    def __post_init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="bps-test-"))
+    def __init__(
+        self, body: Body, args: Sequence[Any], *, workers: int = 2, servers: int | None = None,
+        env: Mapping[str, str] | None = None, rank_env: Sequence[Mapping[str, str]] = (), init: bool = True,
+        python_servers: bool = False, port: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
         self.name = secrets.token_hex(8)
-        self.port = self.port or free_port()
-        self.ranks: list[Any] = []
-        self.helpers: dict[str, Any] = {}  # "scheduler", "server 0", ...: Popen, or a Process for a Python server
-        self._shm_before = shared_memory_files()
+        self.port = port or free_port()
+        self.workers, self.servers = workers, servers
+        self._body, self._args, self._init, self._python_servers = body, tuple(args), init, python_servers
+        self._env, self._rank_env = dict(env or {}), rank_env
 
     # ---- Starting
 
     def __enter__(self) -> Job:
-        start_forkserver()
         try:
             if self.servers is not None:
-                self._start_binary("scheduler", "bps-scheduler")
+                self.start_helper("scheduler")
                 for index in range(self.servers):
-                    self._start_server(index)
+                    self.start_helper(f"server {index}")
             for rank in range(self.workers):
                 env = self._worker_env(rank)
-                args = (self.body, tuple(self.args), env, str(self.folder), rank, self.init)
-                self.ranks.append(CONTEXT.Process(target=run_rank, args=args, daemon=True))
-                self.ranks[-1].start()
+                self.fork(f"rank {rank}", run_rank, self._body, self._args, env, str(self.folder), rank, self._init)
         except BaseException:
-            self._end_all()
+            self.end()
             raise
         return self
+
+    def start_helper(self, member: str) -> None:
+        """Starts "scheduler" or "server 0", which may have been there before and has ended; its log goes on."""
+        if member in self.processes:
+            self.wait(member)
+        role, _, index = member.partition(" ")
+        env = self._common_env() | self._roles_env() | {"DMLC_ROLE": role} | self._env
+        if role == "server" and self._python_servers:
+            self.fork(member, run_server, env, str(self.folder), int(index))
+        else:
+            self.command(member, [binary(f"bps-{role}")], env)
 
     def _common_env(self) -> dict[str, str]:
         return clean_env(
@@ -105,75 +89,23 @@ class Job:
         )
 
     def _roles_env(self) -> dict[str, str]:
-        return {
-            "DMLC_NUM_WORKER": str(self.workers),
-            "DMLC_NUM_SERVER": str(self.servers),
-            "DMLC_PS_ROOT_URI": LOOPBACK,
-            "DMLC_PS_ROOT_PORT": str(self.port),
-        }
+        return of_roles(self.workers, self.servers or 0, self.port)
 
     def _worker_env(self, rank: int) -> dict[str, str]:
-        env = self._common_env()
         if self.servers is None:
-            env |= {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(self.workers),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(self.workers),
-                "MASTER_ADDR": LOOPBACK,
-                "MASTER_PORT": str(self.port),
-            }
+            identity = of_rank(rank, self.workers, self.port)
         else:
-            env |= self._roles_env() | {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
-        env |= dict(self.env)
-        return env | dict(self.rank_env[rank]) if self.rank_env else env
-
-    def _helper_env(self, role: str) -> dict[str, str]:
-        return self._common_env() | self._roles_env() | {"DMLC_ROLE": role} | dict(self.env)
-
-    def _start_server(self, index: int) -> None:
-        if not self.python_servers:
-            self._start_binary(f"server {index}", "bps-server")
-            return
-        process = CONTEXT.Process(
-            target=run_server, args=(self._helper_env("server"), str(self.folder), index), daemon=True
-        )
-        process.start()
-        self.helpers[f"server {index}"] = process
-
-    def _start_binary(self, label: str, name: str) -> None:
-        with self._log(label).open("ab") as log:
-            self.helpers[label] = subprocess.Popen(
-                [binary(name)], env=self._helper_env(name.removeprefix("bps-")), stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+            identity = self._roles_env() | {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
+        own = dict(self._rank_env[rank]) if self._rank_env else {}
+        return self._common_env() | identity | self._env | own
 
     # ---- While it runs
 
-    def pid(self, member: str) -> int:
-        """Of "rank 1", "server 0" or "scheduler"."""
-        kind, _, index = member.partition(" ")
-        return int(self.ranks[int(index)].pid if kind == "rank" else self.helpers[member].pid)
-
-    def kill(self, member: str, signum: int = signal.SIGKILL) -> float:
-        """Sends a signal; returns the moment, on the clock that time.monotonic() of every process reads."""
-        os.kill(self.pid(member), signum)
-        return time.monotonic()
-
-    def start_again(self, member: str) -> None:
-        """Starts "scheduler" or "server 0" once more, after it has ended. Its log goes on."""
-        assert _status(self.helpers[member]) is not None, f"{member} still runs"
-        self._start_binary(member, "bps-" + member.split(maxsplit=1)[0])
-
     def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Waits until those ranks (default: all) have called `mark(mark)`."""
-        wanted = range(self.workers) if ranks is None else ranks
-        deadline = time.monotonic() + timeout * PATIENCE
-        for rank in wanted:
-            while not (self.folder / f"mark-{rank}-{mark}").exists():
-                if time.monotonic() > deadline or self.ranks[rank].exitcode is not None:
-                    raise JobFailedError(f"rank {rank} did not come to {mark!r}\n{self._report()}")
-                time.sleep(0.01)
+        for rank in range(self.workers) if ranks is None else ranks:
+            file = self.folder / f"mark-{rank}-{mark}"
+            self.eventually(file.exists, timeout, f"{mark!r} of rank {rank}", [f"rank {rank}"])
 
     def set_mark(self, mark: str) -> None:
         """For ranks that wait with `await_mark(mark)`."""
@@ -181,27 +113,24 @@ class Job:
 
     # ---- Its end
 
-    def await_end(self, member: str, timeout: float = 60) -> None:
-        """Waits until "rank 1" has ended, however it ends."""
-        process = self.ranks[int(member.removeprefix("rank "))]
-        process.join(timeout * PATIENCE)
-        if process.exitcode is None:
-            raise JobFailedError(f"{member} did not end\n{self._report()}")
+    @property
+    def ranks(self) -> list[str]:
+        return [f"rank {rank}" for rank in range(self.workers)]
+
+    @property
+    def helpers(self) -> list[str]:
+        """The scheduler and the dedicated servers."""
+        return [member for member in self.processes if member not in self.ranks]
 
     def outcomes(self, timeout: float = _DEADLINE_S, but: Sequence[int] = ()) -> list[Outcome]:
         """Waits for every rank (except `but`) and says how it ended."""
-        deadline = time.monotonic() + timeout * PATIENCE
-        late = []
-        for rank, process in enumerate(self.ranks):
-            if rank not in but:
-                process.join(max(0.0, deadline - time.monotonic()))
-                late += [] if process.exitcode is not None else [rank]
-        if late:
-            for rank in late:
-                os.kill(self.ranks[rank].pid, signal.SIGABRT)  # faulthandler writes all stacks
-            for rank in late:
-                self.ranks[rank].join(5)
-            raise JobFailedError(f"ranks {late} did not end within {timeout} s\n{self._report()}")
+        ended = self.statuses(timeout, but=[*self.helpers, *(f"rank {rank}" for rank in but)])
+        if late := [member for member, status in ended.items() if status is None]:
+            for member in late:
+                self.kill(member, signal.SIGABRT)  # faulthandler writes all stacks
+            for member in late:
+                self.processes[member].wait(5)
+            raise JobFailedError(f"{', '.join(late)} did not end within {timeout} s\n{self.report()}")
         return [self._outcome(rank) for rank in range(self.workers)]
 
     def results(self, timeout: float = _DEADLINE_S) -> list[Any]:
@@ -209,73 +138,37 @@ class Job:
         found = self.outcomes(timeout)
         bad = [rank for rank, outcome in enumerate(found) if outcome.error or outcome.status != 0]
         if bad:
-            raise JobFailedError(f"ranks {bad} failed\n{self._report()}")
-        for label, status in self.helper_statuses().items():
-            if status != 0:
-                raise JobFailedError(f"{label} ended with status {status}\n{self._report()}")
+            raise JobFailedError(f"ranks {bad} failed\n{self.report()}")
+        self.succeed(20)
         return [outcome.value for outcome in found]
 
     def helper_statuses(self, timeout: float = 20, but: Sequence[str] = ()) -> dict[str, int | None]:
         """Waits for scheduler and servers (except `but`): exit statuses, None for one that still runs."""
-        deadline = time.monotonic() + timeout * PATIENCE
-        statuses: dict[str, int | None] = {}
-        for label, helper in self.helpers.items():
-            if label in but:
-                continue
-            while (status := _status(helper)) is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            statuses[label] = status
-        return statuses
+        return self.statuses(timeout, but=[*self.ranks, *but])
 
     def server_metrics(self) -> list[dict[str, int]]:
         """What the Python servers counted until the job was over. Call after results()."""
         return [pickle.loads((self.folder / f"server-{i}.pickle").read_bytes()) for i in range(self.servers or 0)]
 
-    def log(self, member: str) -> str:
-        """What "rank 1", "server 0" or "scheduler" has printed so far."""
-        return self._log(member).read_text(errors="replace")
+    def report(self) -> str:
+        """How all have ended so far, what they have printed, and what the ranks' bodies raised."""
+        raised = {member: self._value_and_error(rank)[1] for rank, member in enumerate(self.ranks)}
+        return super().report() + "".join(f"\n---- {rank} raised\n{error}" for rank, error in raised.items() if error)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        sessions = [process.pid for process in [*self.ranks, *self.helpers.values()] if process.pid]
-        self._end_all()
-        left = leftovers(set(sessions)) + sorted(shared_memory_files() - self._shm_before)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if kind is None and left:
-            raise JobFailedError(f"left behind: {left}")
+    def has_failed(self, member: str) -> bool:
+        return super().has_failed(member) or (
+            member in self.ranks and bool(self._value_and_error(self.ranks.index(member))[1])
+        )
 
-    def _end_all(self) -> None:
-        for process in [*self.ranks, *self.helpers.values()]:
-            if process.pid and _status(process) is None:
-                process.kill()
-        for process in self.ranks:
-            if process.pid:
-                process.join()
-        for helper in self.helpers.values():
-            helper.join() if isinstance(helper, multiprocessing.process.BaseProcess) else helper.wait()
-
-    def _log(self, label: str) -> Path:
-        return self.folder / f"{label.replace(' ', '-')}.log"
+    def _value_and_error(self, rank: int) -> tuple[Any, str]:
+        result = self.folder / f"rank-{rank}.pickle"
+        value, error = pickle.loads(result.read_bytes()) if result.exists() else (None, "")
+        return value, str(error)
 
     def _outcome(self, rank: int) -> Outcome:
-        value, error = None, ""
-        result = self.folder / f"rank-{rank}.pickle"
-        if result.exists():
-            value, error = pickle.loads(result.read_bytes())
-        log = self._log(f"rank {rank}")
-        output = log.read_text(errors="replace") if log.exists() else ""
-        status = self.ranks[rank].exitcode
-        return Outcome(value, error, -1 if status is None else status, output)
-
-    def _report(self) -> str:
-        lines = []
-        for rank in range(len(self.ranks)):
-            outcome = self._outcome(rank)
-            lines.append(f"---- rank {rank}: status {self.ranks[rank].exitcode}\n{outcome.output}{outcome.error}")
-        for label, helper in self.helpers.items():
-            log = self._log(label)
-            text = log.read_text(errors="replace") if log.exists() else ""
-            lines.append(f"---- {label}: status {_status(helper)}\n{text}")
-        return "\n".join(lines)
+        value, error = self._value_and_error(rank)
+        process = self.processes[f"rank {rank}"]
+        return Outcome(value, error, -1 if process.status is None else process.status, process.output())
 
 
 def start(body: Body, *args: Any, **options: Any) -> Job:
@@ -315,9 +208,3 @@ def succeeded(ranks: list[subprocess.CompletedProcess[str]]) -> subprocess.Compl
     """Rank 0, once all have ended well."""
     assert not any(one.returncode for one in ranks), "".join(one.stdout + one.stderr for one in ranks)
     return ranks[0]
-
-
-def _status(process: Any) -> int | None:
-    if isinstance(process, multiprocessing.process.BaseProcess):
-        return process.exitcode
-    return process.poll()  # type: ignore[no-any-return]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from pathlib import Path
+
+from .waiting import WaitedInVainError, eventually
 
 
 def shared_memory_files() -> set[str]:
@@ -13,12 +15,14 @@ def shared_memory_files() -> set[str]:
     return {f"/dev/shm/{name}" for name in names if "bps-vm." not in name and not name.startswith("sem.mp-")}
 
 
-def leftovers(sessions: set[int]) -> list[str]:
-    """Processes and sockets of the members, each of which led a session of its own."""
-    deadline = time.monotonic() + 5
-    while (found := _processes(sessions) + _sockets(sessions)) and time.monotonic() < deadline:
-        time.sleep(0.02)  # a process that was killed takes a moment to vanish
-    return found
+def leftovers(sessions: set[int], within: float = 5) -> list[str]:
+    """Processes and sockets of the members, each of which led a session of its own.
+
+    A process that was killed takes a moment to vanish: what is there is told when so many seconds are over.
+    """
+    with contextlib.suppress(WaitedInVainError):
+        eventually(lambda: not (_processes(sessions) or _sockets(sessions)), within)
+    return _processes(sessions) + _sockets(sessions)
 
 
 def _processes(sessions: set[int]) -> list[str]:

@@ -9,12 +9,13 @@ import os
 import pickle
 import runpy
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from .waiting import eventually
 
 _rank = -1
 
@@ -88,11 +89,7 @@ def mark(name: str) -> None:
 
 def await_mark(name: str, timeout: float = 60) -> None:
     """Waits until the test has called set_mark(name)."""
-    deadline = time.monotonic() + timeout
-    while not (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-test-{name}").exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the test did not set {name!r}")
-        time.sleep(0.005)
+    eventually((Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-test-{name}").exists, timeout, f"the test's mark {name!r}")
 
 
 # ---- Scripts

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # On a machine that is busy with other things everything takes longer; a sanitizer build is slow by itself.
 PATIENCE = float(os.environ.get("BPS_TEST_PATIENCE", "1"))
@@ -20,7 +20,11 @@ class WaitedInVainError(AssertionError):
 
 
 def eventually(
-    condition: Callable[[], Value], within: float = 60, what: str = "", hopeless: Callable[[], str] | None = None
+    condition: Callable[[], Value],
+    within: float = 60,
+    what: str = "",
+    hopeless: Callable[[], str] | None = None,
+    until: Callable[[Value], Any] = bool,
 ) -> Value:
     """Asks for the condition until it is true, and returns that first true value.
 
@@ -28,6 +32,7 @@ def eventually(
         condition: what is waited for; it is asked at least once.
         within: seconds of a quiet machine; PATIENCE scales them.
         what: says in the error what did not happen.
+        until: whether a value of the condition is the one that is waited for, where its truth does not tell.
         hopeless: says why the condition cannot become true any more, which ends the waiting; "": it still can.
 
     Raises:
@@ -38,7 +43,8 @@ def eventually(
         reason = (hopeless() if hopeless else "") or (
             "" if time.monotonic() < end else f"within {within * PATIENCE:g} s"
         )
-        if value := condition():  # asked once more after the end
+        value = condition()  # asked once more after the end
+        if until(value):
             return value
         if reason:
             raise WaitedInVainError(f"{what or 'what was waited for'} did not happen: {reason}; last value: {value!r}")
