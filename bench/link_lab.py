@@ -137,7 +137,7 @@ def lab(
         machines = [switch.add_host(mbit) for _ in range(workers)]
         hosts = {f"rank {i}": machines[i // ranks] for i in range(workers * ranks)}
         hosts |= {f"server {i}": switch.add_host(mbit) for i in range(servers)}
-        if servers:
+        if servers or least is not None:  # otherwise rank 0 is the scheduler, too
             hosts["scheduler"] = switch.add_host(None)
         yield (
             switch,
@@ -279,9 +279,7 @@ def main() -> None:
     parser.add_argument("--size", default="64M")
     parser.add_argument("--partition", default="", help="BYTEPS_PARTITION_BYTES; by default what suits the link")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--least", type=int, default=0, help="BPS_MIN_WORKERS; with it the loss of a server goes unnoticed"
-    )
+    parser.add_argument("--least", type=int, help="BPS_MIN_WORKERS; with it the loss of a server goes unnoticed")
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="draw goodput by ranks per host into this file")
