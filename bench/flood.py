@@ -6,11 +6,12 @@ bps run -np 2 --transport tcp bench/flood.py
 A process beside the job opens RATE connections a second: to a closed port, which shows what making them costs this
 machine, and to the scheduler, which lives in rank 0. It closes them at once, or keeps them open and silent. Each flood
 has a quiet phase just before it, and the share of that phase's speed that the job keeps is what counts: median and
-quartiles over PAIRS.
+quartiles over the pairs.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import statistics
@@ -25,8 +26,6 @@ import numpy as np
 import bps_rdma as bps
 
 RATE = 10_000
-SECONDS = 1.0  # of each phase
-PAIRS = 8
 KEPT = 500  # silent connections that are open at the same time
 
 
@@ -60,16 +59,16 @@ def listener_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def rounds_per_second(array: np.ndarray) -> tuple[float, float]:
+def rounds_per_second(array: np.ndarray, length: float) -> tuple[float, float]:
     """Rounds, and the share of a core that the listeners use."""
     bps.barrier()
     rounds, begin, used = 0, time.monotonic(), listener_seconds()
-    while time.monotonic() < begin + SECONDS:
+    while time.monotonic() < begin + length:
         for _ in range(10):
             bps.push_pull_inplace(array, name="gradients", average=False)
         rounds += 10
         # All ranks stop after the same round.
-        if bps.push_pull(np.full(1, float(time.monotonic() >= begin + SECONDS)), name="stop", average=False)[0]:
+        if bps.push_pull(np.full(1, float(time.monotonic() >= begin + length)), name="stop", average=False)[0]:
             break
     seconds = time.monotonic() - begin
     return rounds / seconds, (listener_seconds() - used) / seconds
@@ -82,9 +81,16 @@ def closed_port() -> int:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=8, help="2 at least")
+    parser.add_argument("--seconds", type=float, default=1, help="of each phase")
+    parser.add_argument("--flood", nargs=2, metavar=("PORT", "KIND"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.flood:
+        flood(int(args.flood[0]), args.flood[1])
     bps.init()
     array = np.zeros(1 << 20, np.float32)
-    rounds_per_second(array)
+    rounds_per_second(array, args.seconds)
     scheduler = int(os.environ["BPS_ROOT_PORT"])
     floods = {
         "short, at a closed port": ("short", closed_port()),
@@ -94,14 +100,14 @@ def main() -> None:
     kept: dict[str, list[float]] = {name: [] for name in floods}
     reached: dict[str, list[float]] = {name: [] for name in floods}
     listeners: dict[str, list[float]] = {name: [] for name in floods}
-    for _ in range(PAIRS):
+    for _ in range(args.pairs):
         for name, (kind, port) in floods.items():
-            quiet, _used = rounds_per_second(array)
-            command = [sys.executable, __file__, str(port), kind]
+            quiet, _used = rounds_per_second(array, args.seconds)
+            command = [sys.executable, __file__, "--flood", str(port), kind]
             flooding = subprocess.Popen(command, stdout=subprocess.PIPE) if bps.rank() == 0 else None
             if flooding is not None and flooding.stdout is not None:
                 flooding.stdout.readline()  # it is at work
-            rate, used = rounds_per_second(array)
+            rate, used = rounds_per_second(array, args.seconds)
             if flooding is not None and flooding.stdout is not None:
                 flooding.kill()
                 lines = flooding.stdout.read().split()
@@ -120,7 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        flood(int(sys.argv[1]), sys.argv[2])
-    else:
-        main()
+    main()

@@ -9,6 +9,7 @@ with fewer cores than workers, the elapsed time says little.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -23,8 +24,6 @@ import numpy as np
 from bps_rdma.launch.environment import LocalJob
 
 PIECE = 64
-PARTITIONS = (10, 100, 1_000, 10_000, 100_000)
-WORKERS = (1, 2, 4, 8)
 ROUNDS = 5
 
 
@@ -72,7 +71,7 @@ def measure(workers: int, partitions: int) -> dict[str, float]:
     env = {"BYTEPS_PARTITION_BYTES": str(PIECE), "BPS_MIN_PARTITION_BYTES": str(PIECE)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, str(partitions)], env=job.worker(rank) | env, stdout=subprocess.PIPE
+            [sys.executable, __file__, "--as-rank", str(partitions)], env=job.worker(rank) | env, stdout=subprocess.PIPE
         )
         for rank in range(workers)
     ]
@@ -90,11 +89,19 @@ def show(label: str, found: dict[str, float]) -> None:
 
 
 def main() -> None:
-    for partitions in PARTITIONS:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", default="10,100,1000,10000,100000", help="of a job of 2 workers")
+    parser.add_argument("--workers", default="1,2,4,8", help="with 10,000 partitions")
+    parser.add_argument("--as-rank", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.as_rank:
+        rank_main(args.as_rank)
+        return
+    for partitions in map(int, args.partitions.split(",")):
         show(f"2 workers, {partitions:7,d} partitions", measure(2, partitions))
-    for workers in WORKERS:
+    for workers in map(int, args.workers.split(",")):
         show(f"{workers} workers,  10,000 partitions", measure(workers, 10_000))
 
 
 if __name__ == "__main__":
-    rank_main(int(sys.argv[1])) if sys.argv[1:] else main()
+    main()

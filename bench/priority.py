@@ -11,6 +11,7 @@ less than times do on other work on the machine.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 
@@ -19,10 +20,12 @@ import numpy as np
 import bps_rdma as bps
 
 TENSORS, NBYTES = 256, 1 << 20
-ROUNDS = 15
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="2 at least, after two to warm up")
+    rounds = parser.parse_args().rounds
     bps.init()
     size = bps.size()
     settings = {
@@ -34,7 +37,7 @@ def main() -> None:
     urgent = np.ones(NBYTES // 4, np.float32)
     bps.declare_many({f"low {i}": array for i, array in enumerate(low)} | {"urgent": urgent})
     waited, whole, summed = [], [], []
-    for round_ in range(ROUNDS + 2):
+    for round_ in range(rounds + 2):
         for array in (*low, urgent):
             array.fill(1)
         bps.barrier()

@@ -6,6 +6,7 @@ bps run -np 2 bench/set_up.py
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import time
@@ -16,7 +17,6 @@ import bps_rdma as bps
 
 TENSORS = 4000
 REPEATS = 5
-IDLE_S = 10.0
 
 
 def declare(prefix: str) -> float:
@@ -35,21 +35,24 @@ def declare_large() -> float:
     return time.perf_counter() - begin
 
 
-def idle() -> float:
+def idle(seconds: float) -> float:
     """Share of a core that this process uses while it is idle."""
     bps.barrier()
     before = resource.getrusage(resource.RUSAGE_SELF)
-    time.sleep(IDLE_S)
+    time.sleep(seconds)
     after = resource.getrusage(resource.RUSAGE_SELF)
-    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / IDLE_S
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--idle", type=float, default=10, help="for how many seconds the job idles")
+    args = parser.parse_args()
     bps.init()
     bps.push_pull(np.ones(10), name="warm")
     many = [declare(f"round {i}") for i in range(REPEATS)]
     one = declare_large()
-    used = idle()
+    used = idle(args.idle)
     print(
         f"rank {bps.rank()}: {TENSORS} tensors declared in {statistics.median(many) * 1e3:.1f} ms "
         f"({min(many) * 1e3:.1f} to {max(many) * 1e3:.1f}), one tensor of {TENSORS} partitions in {one * 1e3:.1f} ms; "
