@@ -371,10 +371,17 @@ def test_an_object_of_77_mb():
     assert harness.run(spreads_a_large_object, workers=2) == [True, True]
 
 
+class Unpicklable:
+    """Says itself why it cannot be pickled: what pickle says of a lambda differs between versions of Python."""
+
+    def __reduce__(self) -> str:
+        raise TypeError("this one stays at home")
+
+
 def cannot_be_sent(bps: Any, allow_pickle: bool) -> str:
     begin = time.monotonic()
     with pytest.raises(bps.InvalidArgumentError) as raised:
-        bps_torch.broadcast_object((lambda: 0) if bps.rank() == 1 else None, root_rank=1, allow_pickle=allow_pickle)
+        bps_torch.broadcast_object(Unpicklable() if bps.rank() == 1 else None, root_rank=1, allow_pickle=allow_pickle)
     assert time.monotonic() - begin < SOON_S
     assert (raised.value.__cause__ is not None) == (bps.rank() == 1)
     assert bps_torch.broadcast_object("next", root_rank=1) == "next"
@@ -385,7 +392,7 @@ def cannot_be_sent(bps: Any, allow_pickle: bool) -> str:
 def test_what_cannot_be_sent_is_told_everywhere(allow_pickle):
     for text in harness.run(cannot_be_sent, allow_pickle, workers=3):
         assert "worker 1" in text
-        assert ("pickle" in text) if allow_pickle else ("a builtins.function cannot be sent" in text)
+        assert ("this one stays at home" in text) if allow_pickle else (".Unpicklable cannot be sent" in text)
 
 
 def other_roots(bps: Any) -> str:
