@@ -220,7 +220,7 @@ def run_script(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[s
     root = str(Path(bps_rdma.__file__).parent.parent)
     env = harness.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "bps_rdma.megatron", *arguments]
-    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return harness.run_command(command, env=env, cwd=tmp_path, within=120)
 
 
 def test_the_command_runs_a_script_as_it_is(tmp_path):

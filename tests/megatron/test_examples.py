@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import harness
@@ -26,10 +23,7 @@ TINY = ["--layers", "2", "--hidden", "32", "--heads", "4", "--words", "96", "--l
 def run(tmp_path: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(bps_rdma.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return subprocess.run(
-        command, cwd=tmp_path, env=harness.clean_env(PYTHONPATH=path, **env), capture_output=True, text=True,
-        timeout=200 * harness.PATIENCE, check=False,
-    )  # fmt: skip
+    return harness.run_command(command, env=harness.clean_env(PYTHONPATH=path, **env), cwd=tmp_path, within=200)
 
 
 def torchrun(tmp_path: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
@@ -96,27 +90,11 @@ def members(tmp_path: Path, *commands: list[str], **env: str) -> list[str]:
     """Starts a member per command, waits for all of them; what each of them wrote."""
     path = os.pathsep.join(filter(None, [str(Path(bps_rdma.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]))
     everywhere = harness.clean_env(PYTHONPATH=path, **cluster_env(**env))
-    deadline = time.monotonic() + 200 * harness.PATIENCE
-    with contextlib.ExitStack() as stack:
-        running = []
+    with harness.Members() as running:
         for number, command in enumerate(commands):
-            log = stack.enter_context((tmp_path / f"{number}.log").open("w+"))
-            process = subprocess.Popen(
-                [str(EXAMPLES / "cluster.sh"), *command], cwd=tmp_path, env=everywhere, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-            stack.callback(end, process)
-            running.append(process)
-        statuses = [process.wait(max(1, deadline - time.monotonic())) for process in running]
-    written = [(tmp_path / f"{number}.log").read_text() for number in range(len(commands))]
-    assert not any(statuses), "\n".join(written)
-    return written
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            running.command(f"member {number}", [str(EXAMPLES / "cluster.sh"), *command], everywhere, cwd=tmp_path)
+        running.succeed(200)
+        return [running.log(member) for member in running.processes]
 
 
 def test_a_cluster_with_dedicated_servers(tmp_path):

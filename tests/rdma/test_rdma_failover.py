@@ -15,12 +15,9 @@ from typing import Any
 import fabric
 import harness
 import pytest
-from bodies.rails import Running, carried, longest, rounds_until_told
+from bodies.rails import BACK, LOST, Start, fails_and_comes_back, jobs, longest, rounds_until_told
 
 pytestmark = pytest.mark.vm
-
-LOST = "a rail to .* is lost: .*; the other rails are used"
-BACK = "a connection to .* that was lost is back"
 
 
 def rounds_by(bps: Any, folder: str) -> dict[str, Any]:
@@ -33,31 +30,14 @@ def rounds_by(bps: Any, folder: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def start(cables, tmp_path) -> Iterator[Callable[..., Running]]:
-    jobs = []
-
-    def begin(**env: str) -> Running:
-        common = {
-            "BPS_TRANSPORT": "rdma",
-            "BYTEPS_PUSH_THREAD": "1",
-            "BYTEPS_SERVER_ENGINE_THREAD": "1",
-            "BYTEPS_PARTITION_BYTES": str(128 << 10),
-            "BPS_LOG_LEVEL": "info",
-            **env,
-        }
-        of_rank = [
-            {"BPS_RDMA_HCA": "=" + ",".join(cable.ends[rank].hca for cable in cables), "BPS_INTERFACE": "lo"}
-            for rank in range(2)
-        ]
-        job = harness.start(rounds_by, str(tmp_path), workers=2, env=common, rank_env=of_rank, init=False)
-        jobs.append(job)
-        running = Running(job.__enter__(), tmp_path)
-        running.more(10)
-        return running
-
-    yield begin
-    for job in jobs:
-        job.__exit__(None, None, None)
+def start(cables, tmp_path) -> Iterator[Start]:
+    env = {"BPS_TRANSPORT": "rdma", "BYTEPS_PARTITION_BYTES": str(128 << 10)}
+    of_rank = [
+        {"BPS_RDMA_HCA": "=" + ",".join(cable.ends[rank].hca for cable in cables), "BPS_INTERFACE": "lo"}
+        for rank in range(2)
+    ]
+    with jobs(tmp_path, rounds_by, env=env, rank_env=of_rank) as begin:
+        yield begin
 
 
 Act = Callable[[fabric.Cable], None]
@@ -79,29 +59,9 @@ SHORT = ("one direction", "link down", "the first")
 )
 def test_a_rail_fails_and_comes_back(cables, start, failure):
     number, fail, mend = FAILURES[failure]
-    running = start()
-    fail(cables[number])
-    running.until_all_say(LOST)
-    lost_at = time.monotonic()
-    running.more(15)
-    survived_at = time.monotonic()
-    mend(cables[number])
     lost, left = (cable.ends[0].hca[:-1] for cable in (cables[number], cables[1 - number]))
-    running.until_all_say(BACK)
-    back_at = time.monotonic()
-    running.more(15)
-    results = running.results()
-    repeated = sum(result["counters"]["repeated"] for result in results)
-    print(
-        f"{failure}: the longest round took {longest(results):.2f} s more than the others, {repeated} writes repeated"
-    )
-    assert longest(results) < 2.5 * harness.PATIENCE, "about 0.8 s on a quiet machine"
-    for result in results:
-        assert result["counters"]["paths_lost"] >= 1
-        used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
-        assert used[lost] < used[left] / 10, "the other one carries everything"
-        used = carried(result["log"], back_at)
-        assert used[lost] > 0.25 * used[left], "it is used again"
+    slowest = fails_and_comes_back(start(), lambda: fail(cables[number]), lambda: mend(cables[number]), lost, left, 15)
+    assert slowest < 2.5 * harness.PATIENCE, "about 0.8 s on a quiet machine"
 
 
 @pytest.mark.long

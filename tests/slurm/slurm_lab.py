@@ -76,11 +76,12 @@ class Slurm:
         """Submits any batch script."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         output = self.home / f"{script.stem}-{time.monotonic_ns()}.out"
-        done = subprocess.run(
+        done = harness.run_command(
             ["sbatch", "--parsable", "--output", str(output), *options, str(script), *words],
-            capture_output=True, text=True, check=False, cwd=self.home,
             env=harness.clean_env(PATH=path, HOME=str(self.home)),
-        )  # fmt: skip
+            cwd=self.home,
+            within=120,
+        )
         assert done.returncode == 0, done.stderr
         return Job(int(done.stdout), output)
 

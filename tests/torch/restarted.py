@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import harness
@@ -16,7 +15,7 @@ def ends_of(program: str, tmp_path: Path) -> list[list[str]]:
     command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
     env = harness.clean_env()
     words = [*command, str(tmp_path / "died")]
-    ended = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=200 * harness.PATIENCE)
+    ended = harness.run_command(words, env=env, within=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "the job goes on with 2 ranks, and it is started again" in ended.stderr, ended.stderr
     assert "enters the job" in ended.stdout, ended.stdout

@@ -29,7 +29,7 @@ def compare(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     root = str(Path(bps_rdma.__file__).parent.parent)
     env = harness.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "bps_rdma.torch.compare", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return harness.run_command(command, env=env, cwd=folder, within=280)
 
 
 @pytest.mark.long  # measures

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import harness
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def load(path: str) -> subprocess.CompletedProcess[str]:
     assert target is not None
     environment = os.environ | {"PYTHONPATH": path}
     command = [sys.executable, "-P", "-c", LOAD, target[1]]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return harness.run_command(command, env=environment, within=120)
 
 
 def test_it_registers_the_backend() -> None:

@@ -25,10 +25,7 @@ SHORT = ["--epochs", "2", "--images", "2000"]
 
 def start(starter: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = STARTERS[starter] + ([str(harness.free_port())] if starter == "torchrun" else [])
-    return subprocess.run(
-        [*command, TRAIN, *options], capture_output=True, text=True, check=False, env=harness.clean_env(), cwd="/",
-        timeout=60 * harness.PATIENCE,
-    )  # fmt: skip
+    return harness.run_command([*command, TRAIN, *options])
 
 
 def learned(done: subprocess.CompletedProcess[str], says: str) -> None:

@@ -3,13 +3,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
 #include <optional>
 #include <thread>
 
+#include "child_process.h"
 #include "core/fd.h"
 
 namespace bps {
@@ -17,10 +17,7 @@ namespace {
 
 // What `body` answers in a forked child.
 bool in_child(const std::function<bool()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(body() ? 0 : 1);
-  int status = -1;
-  return ::waitpid(child, &status, 0) == child && status == 0;
+  return ChildProcess(body).ends_well();
 }
 
 bool is_open(int fd) {

@@ -2,14 +2,13 @@
 #include "node/call_gate.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "child_process.h"
 #include "core/error.h"
 
 namespace bps::node {
@@ -103,11 +102,7 @@ TEST(CallGate, AfterTheDeadlineTheLastCallRunsTheTask) {
 
 TEST(CallGate, AForkedProcessIsRefused) {
   CallGate gate;
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(is_refused(gate) ? 0 : 1);
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(ChildProcess([&] { return is_refused(gate); }).ends_well());
   EXPECT_FALSE(is_refused(gate));
 }
 

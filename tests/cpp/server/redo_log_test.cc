@@ -3,10 +3,7 @@
 #include "tensor/redo_log.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "child_process.h"
 #include "server/sum.h"
 
 namespace bps::server {
@@ -103,15 +101,9 @@ TEST_F(RedoLogTest, OfAServerThatIsKilledEachElementIsAResultOrAnInput) {
   std::size_t in_the_middle = 0;
   for (int trial = 0; trial < 150; ++trial) {
     fill();
-    const pid_t server = ::fork();
-    ASSERT_GE(server, 0);
-    if (server == 0) {
-      sum_all();
-      ::_exit(0);
-    }
+    ChildProcess server([this] { sum_all(); });
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 1500));
-    ::kill(server, SIGKILL);
-    ASSERT_EQ(::waitpid(server, nullptr, 0), server);
+    server.kill();
     // Partitions that the log no longer tells of are complete, or not begun: before and behind the last one.
     const tensor::RedoLog log(shared_->bytes());
     std::uint32_t last = 0;

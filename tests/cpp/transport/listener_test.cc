@@ -8,12 +8,12 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
+#include "child_process.h"
 #include "transport/handshake_messages.h"
 
 namespace bps::transport {
@@ -168,11 +168,10 @@ TEST(Listener, ACallerHasNotBeenSilentWhileTheListenerWasStopped) {
   Fd free = Listener::listen_tcp("127.0.0.1", 0);
   const std::uint16_t port = Listener::port_of(free.get());
   free.reset();
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const ChildProcess child([port] {
     House house(Listener::listen_tcp("127.0.0.1", port));
-    for (;;) ::pause();
-  }
+    stay();
+  });
   Fd socket;
   EXPECT_TRUE(soon([&] {
     try {
@@ -182,13 +181,11 @@ TEST(Listener, ACallerHasNotBeenSilentWhileTheListenerWasStopped) {
     return static_cast<bool>(socket);
   }));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has been accepted
-  ::kill(child, SIGSTOP);
+  child.signal(SIGSTOP);
   std::thread caller([&] { EXPECT_NO_THROW(call(socket.get(), 7)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-  ::kill(child, SIGCONT);
+  child.signal(SIGCONT);
   caller.join();
-  ::kill(child, SIGKILL);
-  ::waitpid(child, nullptr, 0);
 }
 
 TEST(Listener, AHundredSilentCallersDelayNobody) {

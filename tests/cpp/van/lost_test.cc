@@ -2,12 +2,10 @@
 // Members and schedulers that vanish, fall silent, or are stopped for a moment.
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <future>
-#include <utility>
 
+#include "child_process.h"
 #include "transport/listener.h"
 #include "van/messages.h"
 #include "van/van_fixture.h"
@@ -17,49 +15,10 @@ namespace {
 
 using namespace test;
 
-// A process of its own; the test's process must have no other thread while it forks.
-class Child {
- public:
-  explicit Child(const std::function<void()>& body) : pid_(::fork()) {
-    if (pid_ != 0) return;
-    try {
-      body();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "child: %s\n", error.what());
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  ~Child() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  void signal(int number) const { ::kill(pid_, number); }
-  void wait_until_stopped() const {
-    int status = 0;
-    ASSERT_EQ(::waitpid(pid_, &status, WUNTRACED), pid_);
-    ASSERT_TRUE(WIFSTOPPED(status));
-  }
-  // Whether its body has returned, and not thrown.
-  bool ends_well() {
-    int status = 0;
-    const bool ended = ::waitpid(std::exchange(pid_, 0), &status, 0) > 0;
-    return ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  }
-
- private:
-  pid_t pid_;
-};
-
 // A port that is free now, for a scheduler that starts after its child processes.
 std::uint16_t free_port() {
   const Fd listener = transport::Listener::listen_tcp("127.0.0.1", 0);
   return transport::Listener::port_of(listener.get());
-}
-
-void stay() {
-  for (;;) ::pause();
 }
 
 TEST(Lost, WhoWaitedLongForTheOthersIsNotSilent) {
@@ -243,7 +202,7 @@ TEST(Lost, GivingUpEndsTheWaitForTheEnd) {
 
 TEST(Lost, KilledProcessesAreSeenAtOnce) {
   const std::uint16_t port = free_port();
-  const Child child([port] {
+  const ChildProcess child([port] {
     TestNode node({port});
     node.join(1, kNoRank, 2, 0);
     stay();
@@ -259,7 +218,7 @@ TEST(Lost, KilledProcessesAreSeenAtOnce) {
 
 TEST(Lost, AShortStopIsForgiven) {
   const std::uint16_t port = free_port();
-  const Child child([port] {
+  const ChildProcess child([port] {
     TestNode node({port});
     node.join(1, kNoRank, 2, 0);
     node->barrier(node.all(), 20);
@@ -279,7 +238,7 @@ TEST(Lost, AShortStopIsForgiven) {
 // the view before may be what it reads first.
 TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   const std::uint16_t port = free_port();
-  Child child([port] {
+  ChildProcess child([port] {
     TestNode before({port});
     before.join(kNoRank, 0, 1, 1);
     if (!soon([&] { return before->view_ended(); })) throw std::runtime_error("the job was not suspended");
@@ -329,7 +288,7 @@ TEST(Lost, TheSchedulerSaysOftenThatItLives) {
 
 TEST(Lost, ALongStopIsNot) {
   const std::uint16_t port = free_port();
-  const Child child([port] {
+  const ChildProcess child([port] {
     TestNode node({port});
     node.join(1, kNoRank, 2, 0);
     stay();
@@ -354,8 +313,8 @@ TEST(Lost, ASchedulerThatHearsNobodySaysSo) {
     node->barrier(node.all(), 20);
     stay();
   };
-  const Child zero([&] { member(0); });
-  const Child one([&] { member(1); });
+  const ChildProcess zero([&] { member(0); });
+  const ChildProcess one([&] { member(1); });
   std::promise<std::string> first;
   const auto scheduler = make_scheduler(2, 0, [&](auto& options) {
     options.ports = {port};
@@ -405,7 +364,7 @@ TEST(Lost, ASchedulerThatGoesAwayEndsLeaving) {
 
 TEST(Lost, ASilentSchedulerIsReported) {
   const std::uint16_t port = free_port();
-  const Child child([port] {
+  const ChildProcess child([port] {
     const auto scheduler = make_scheduler(1, 1, [port](auto& options) {
       options.ports = {port};
       options.heartbeat_timeout_s = 1;

@@ -127,14 +127,9 @@ def test_spellings_of_run(call, arguments, out):
 def test_completion_and_the_module():
     env = harness.clean_env(_BPS_COMPLETE="complete_bash", COMP_WORDS="bps all", COMP_CWORD="1")
     code = "import sys; sys.argv[0] = 'bps'; from bps_rdma.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False, cwd="/"
-    )
+    done = harness.run_command([sys.executable, "-c", code], env=env)
     assert "allreduce" in done.stdout, done.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "bps_rdma", "--version"], env=harness.clean_env(), capture_output=True, text=True,
-        timeout=60, check=False, cwd=os.sep,
-    )  # fmt: skip
+    done = harness.run_command([sys.executable, "-m", "bps_rdma", "--version"])
     assert done.stdout == f"bps_rdma {bps_rdma.__version__}\n", done.stderr
 
 
@@ -199,10 +194,9 @@ def test_a_signal_ends_a_server_also_where_it_is_process_1(first_in_a_container)
 @pytest.mark.parametrize("command", ["why", "top", "dump --torch out"])
 def test_without_a_job_the_inspecting_commands_say_how_to_name_one(command, tmp_path):
     """The name is that of no job, so that others on this machine do not matter."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "bps_rdma", *command.split(), "--job", "no such job"],
-        capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
+    done = harness.run_command(
+        [sys.executable, "-P", "-m", "bps_rdma", *command.split(), "--job", "no such job"], cwd=tmp_path
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert "error: none of your processes on this machine takes part in a job" in done.stderr
     assert "bps " + command.split()[0] + " HOST:PORT" in done.stderr

@@ -47,10 +47,7 @@ def test_what_is_in_the_way_of_the_settings_is_bad_and_has_a_remedy():
 
 
 def test_a_setting_that_cannot_be_read_is_named():
-    done = subprocess.run(
-        [*DOCTOR, "--json"], env=ENV | {"BPS_RDMA_TIMEOUT": "99"}, capture_output=True, text=True, timeout=60,
-        check=False, cwd="/",
-    )  # fmt: skip
+    done = harness.run_command([*DOCTOR, "--json"], env=ENV | {"BPS_RDMA_TIMEOUT": "99"})
     assert done.returncode == 2
     assert "BPS_RDMA_TIMEOUT='99' is not a whole number from 1 to 31" in done.stderr
 
@@ -66,10 +63,9 @@ def test_without_a_default_route_the_command_names_an_address_that_leads_to_othe
     network = f"{cards} && ip address add 10.97.1.1/24 dev card0 && exec"
     if subprocess.run([*unshare, "sh", "-c", f"{network} true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("no network namespace with a card of its own can be made here")
-    done = subprocess.run(
-        [*unshare, "sh", "-c", f'{network} "$@"', "sh", *DOCTOR, "--no-transfer", "--serve", "--wait", "1"],
-        capture_output=True, text=True, check=False, timeout=60, env=ENV, cwd="/",
-    )  # fmt: skip
+    done = harness.run_command(
+        [*unshare, "sh", "-c", f'{network} "$@"', "sh", *DOCTOR, "--no-transfer", "--serve", "--wait", "1"], env=ENV
+    )
     assert "bps doctor --peer 10.97.1.1:" in done.stderr
 
 
@@ -84,9 +80,7 @@ def test_a_peer_that_is_not_there():
 
 @pytest.mark.parametrize("options", [["--peer", "somewhere"], ["--peer", "127.0.0.1:9", "--no-transfer"]])
 def test_a_peer_without_a_port_or_a_code_is_an_error_of_the_command_line(options):
-    done = subprocess.run(
-        [*DOCTOR, *options], capture_output=True, text=True, check=False, timeout=60, env=ENV, cwd="/"
-    )  # fmt: skip
+    done = harness.run_command([*DOCTOR, *options], env=ENV)
     assert done.returncode == 2, done.stdout
     assert "needs the form HOST:PORT, and --code" in done.stderr
     assert "bps doctor --serve" in done.stderr

@@ -7,7 +7,6 @@ import contextlib
 import json
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -154,10 +153,7 @@ def test_all_roles_of_bps_run_serve_one_after_the_other():
     port = harness.free_ports(4)
     env = harness.clean_env(BPS_METRICS_PORT=str(port))
     command = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "run", "-np", "1", "--servers", "2"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", LOOKS], env=env, capture_output=True, text=True, timeout=100, check=False,
-        cwd="/",
-    )  # fmt: skip
+    done = harness.run_command([*command, sys.executable, "-c", LOOKS], env=env, within=100)
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if "TEXTS " in line)
     rank, *servers, scheduler = (samples(text) for text in json.loads(line.partition("TEXTS ")[2]))

@@ -120,7 +120,7 @@ def test_a_benchmark_of_several_kinds(tmp_path):
     env = harness.clean_env(COLUMNS="80")
     command = [harness.binary("bps"), "bench", "--ops", "push_pull,reduce_scatter", "--dtypes", "float32,bfloat16",
                "--sizes", "4K", "--iters", "3", "--calls", "2", "--json", "out.json"]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    done = harness.run_command(command, env=env, cwd=tmp_path, within=120)
     assert done.returncode == 0, done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
     assert "\u2026" not in done.stdout

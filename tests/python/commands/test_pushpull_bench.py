@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -26,10 +25,7 @@ BENCH = [sys.executable, "-c", "from bps_rdma.bench import main; main()"]
 
 
 def bench(*options, timeout=60):
-    return subprocess.run(
-        [*BENCH, *options], capture_output=True, text=True, check=False, timeout=timeout * harness.PATIENCE, env=ENV,
-        cwd="/",
-    )  # fmt: skip
+    return harness.run_command([*BENCH, *options], env=ENV, within=timeout)
 
 
 def measured(*options):
@@ -93,10 +89,7 @@ def test_an_mpi_library_beside_us(peer):
 
 
 def test_a_peer_that_is_not_installed_is_told_before_anything_starts(tmp_path):
-    done = subprocess.run(
-        [*BENCH, "--compare", "openmpi"], capture_output=True, text=True, check=False, timeout=30 * harness.PATIENCE,
-        env=ENV | {"XDG_CACHE_HOME": str(tmp_path)}, cwd="/",
-    )  # fmt: skip
+    done = harness.run_command([*BENCH, "--compare", "openmpi"], env=ENV | {"XDG_CACHE_HOME": str(tmp_path)}, within=30)
     assert done.returncode != 0
     assert "-m bps_rdma.bench.peers openmpi" in done.stderr
 
@@ -182,9 +175,7 @@ SWEEP = [sys.executable, "-c", "from bps_rdma.bench.allreduce import main; main(
 
 
 def sweep(*options, env=ENV):
-    return subprocess.run(
-        [*SWEEP, *options], capture_output=True, text=True, check=False, timeout=90 * harness.PATIENCE, env=env, cwd="/"
-    )
+    return harness.run_command([*SWEEP, *options], env=env, within=90)
 
 
 def test_a_sweep_over_numbers_of_ranks(tmp_path):

@@ -56,9 +56,7 @@ def told() -> bool:
 
 
 def top(job: harness.Job) -> dict[str, Any]:
-    done = subprocess.run(
-        [*COMMAND, "--json", "--job", job.name], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = harness.run_command([*COMMAND, "--json", "--job", job.name])
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     return {"why": seen["why"]} | {row["name"]: row for row in seen["members"]}

@@ -261,9 +261,7 @@ def test_percentiles():
 
 def bps_trace(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "trace", *arguments]
-    return subprocess.run(
-        command, env=harness.clean_env(), capture_output=True, text=True, timeout=60, check=False, cwd="/"
-    )
+    return harness.run_command(command)
 
 
 def test_commands(folder, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,7 @@ def test_the_default_is_not_given_up_for_noise() -> None:
 
 def tune(*words: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Any:
     program = [*COMMAND, *prefix, *(COMMAND if prefix else ()), "tune", "--gradients", "128K", "--seconds", "1", *words]
-    done = subprocess.run(
-        program, capture_output=True, text=True, check=False, timeout=300, env={**harness.clean_env(), **(env or {})}
-    )
+    done = harness.run_command(program, env={**harness.clean_env(), **(env or {})}, within=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) if "--json" in words else done.stdout
 
@@ -129,7 +126,7 @@ def test_inside_a_job_it_measures_that_job(servers: tuple[str, ...]) -> None:
     ],
 )
 def test_bad_input(words: tuple[str, ...], text: str) -> None:
-    done = subprocess.run([*COMMAND, "tune", *words], capture_output=True, text=True, check=False, timeout=60)
+    done = harness.run_command([*COMMAND, "tune", *words])
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +65,7 @@ def answer(
     most = MOST_S * harness.PATIENCE * (2 if os.getloadavg()[0] > 2 * (os.cpu_count() or 1) else 1)
     while not times or (min(times) > most and len(times) < 3):
         began = time.monotonic()
-        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60, env=env)
+        done = harness.run_command(program, env=env)
         times.append(time.monotonic() - began)
         assert done.returncode == 0, done.stderr + done.stdout
         answers += json.loads(done.stdout)
@@ -379,7 +378,7 @@ def unjoined(job: harness.Job) -> JobState | None:
 
 def command(*words: str, env: dict[str, str] | None = None) -> str:
     variables = {**os.environ, **(env or {})}
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=60, env=variables)
+    done = harness.run_command([*COMMAND, *words], env=variables)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
@@ -416,7 +415,7 @@ def test_without_the_secret_nobody_is_told() -> None:
         why(job, lambda found: names(found) == [CULPRIT])
         program = [*COMMAND, "why", f"127.0.0.1:{job.port}"]
         env = {**os.environ, "BPS_JOB_ID": job.name, "BPS_SECRET": "another one"}
-        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60, env=env)
+        done = harness.run_command(program, env=env)
         assert done.returncode == 1
         assert "secret" in done.stderr
         assert "push_pull" not in done.stdout
@@ -433,9 +432,7 @@ def test_only_this_user_may_ask() -> None:
             "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
             "s.connect(bytes.fromhex(sys.argv[1])); s.sendall(b'report\\n'); sys.stdout.write(repr(s.recv(100)))"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", ask, process.address.hex()], capture_output=True, text=True, check=False
-        )
+        done = harness.run_command([sys.executable, "-c", ask, process.address.hex()], within=120)
         assert done.stdout in ("b''", ""), done.stdout
         assert local.ask(process, "report", 5 * harness.PATIENCE) is not None
         end_all(job)
@@ -482,7 +479,7 @@ def test_bad_input() -> None:
         (["top", "host:0"], "no address"),
         (["why", "/dev/null"], "no report"),
     ):
-        done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=60)
+        done = harness.run_command([*COMMAND, *words])
         assert done.returncode == 2
         assert text in done.stderr
         assert "Traceback" not in done.stderr

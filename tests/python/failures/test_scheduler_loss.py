@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +185,7 @@ def test_bps_run_gives_its_scheduler_up_in_the_end(tmp_path: Path, servers: tupl
     script.write_text(LAUNCHED)
     words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", *servers, str(script)]
     env = harness.clean_env(BPS_SCHEDULER_PATIENCE="1")
-    ended = subprocess.run(
-        words, env=env, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60 * harness.PATIENCE
-    )
+    ended = harness.run_command(words, env=env, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("was killed by SIGKILL; it is started again") == 9, ended.stderr
     assert ended.stderr.count("was killed by SIGKILL; the ranks go on without it") == 1, ended.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -255,10 +254,7 @@ def test_bps_run_starts_its_scheduler_again(tmp_path: Path, servers: tuple[str, 
     script = tmp_path / "rank.py"
     script.write_text(LAUNCHED)
     words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", *servers, str(script)]
-    ended = subprocess.run(
-        words, env=harness.clean_env(), cwd=tmp_path, check=False, capture_output=True, text=True,
-        timeout=60 * harness.PATIENCE,
-    )  # fmt: skip
+    ended = harness.run_command(words, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "was killed by SIGKILL; it is started again" in ended.stderr
     assert "RoundAborted" not in ended.stderr

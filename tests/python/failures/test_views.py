@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -287,7 +286,7 @@ def test_bps_run_goes_on_without_rank_0(tmp_path):
     script.write_text(PROGRAM)
     command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", str(script)]
     env = harness.clean_env(**FAST)
-    ended = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
+    ended = harness.run_command(command, env=env, within=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for text in ("rank 0 (pid", "the job goes on with 2 ranks"):
         assert text in ended.stderr, ended.stderr

@@ -51,10 +51,7 @@ def launch(tmp_path: Path, back: int, *options: str, **env: str) -> subprocess.C
     script = tmp_path / "rank.py"
     script.write_text(PROGRAM)
     words = [harness.binary("bps"), "run", "-np", "2", "--min-np", "1", "--servers", "2", *options, str(script)]
-    return subprocess.run(
-        [*words, str(back)], env=harness.clean_env(**env), cwd=tmp_path, check=False, capture_output=True, text=True,
-        timeout=60 * harness.PATIENCE,
-    )  # fmt: skip
+    return harness.run_command([*words, str(back)], env=harness.clean_env(**env), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("failover", ["0", "1"])
@@ -112,10 +109,9 @@ def test_a_lost_rank_enters_again(tmp_path: Path, failover: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(ENTERS)
     words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--servers", "2", "--restarts", "1"]
-    ended = subprocess.run(
-        [*words, str(script)], env=harness.clean_env(BPS_SERVER_FAILOVER=failover), cwd=tmp_path, check=False,
-        capture_output=True, text=True, timeout=60 * harness.PATIENCE,
-    )  # fmt: skip
+    ended = harness.run_command(
+        [*words, str(script)], env=harness.clean_env(BPS_SERVER_FAILOVER=failover), cwd=tmp_path
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     # Each of the others hears once of the loss, and once of the rank that enters.
     assert sorted(ended.stdout.splitlines()) == ["told 0 times", "told 2 times", "told 2 times"], ended.stdout

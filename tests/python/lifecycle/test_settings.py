@@ -13,9 +13,7 @@ import pytest
 
 def config(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "config", *options]
-    return subprocess.run(
-        command, env=harness.clean_env(**env), capture_output=True, text=True, timeout=60, check=False, cwd="/"
-    )
+    return harness.run_command(command, env=harness.clean_env(**env))
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -54,9 +52,6 @@ def test_variables_that_mean_nothing_are_named_once():
 
 def test_init_warns_once_of_a_misspelt_variable():
     code = "import bps_rdma as b; b.init(); b.shutdown(); b.init(); b.shutdown()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=harness.clean_env(BPS_TRANSPROT="tcp"), capture_output=True, text=True,
-        timeout=60, check=False, cwd="/",
-    )  # fmt: skip
+    done = harness.run_command([sys.executable, "-c", code], env=harness.clean_env(BPS_TRANSPROT="tcp"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("BPS_TRANSPROT is not a setting and has no effect; did you mean BPS_TRANSPORT?") == 1

@@ -309,10 +309,7 @@ def test_bps_run_on_hosts_that_are_named():
 
 
 def test_a_pod_that_is_a_job_by_itself_says_so():
-    run = subprocess.run(
-        [*BPS, "run", "-np", "2", "true"], env=harness.clean_env(JOB_COMPLETION_INDEX="1"), cwd="/",
-        capture_output=True, text=True, check=False, timeout=60 * harness.PATIENCE,
-    )  # fmt: skip
+    run = harness.run_command([*BPS, "run", "-np", "2", "true"], env=harness.clean_env(JOB_COMPLETION_INDEX="1"))
     assert run.returncode == 0
     assert "without --nnodes it is a job by itself" in run.stderr
 
@@ -330,10 +327,7 @@ def test_a_pod_that_is_a_job_by_itself_says_so():
     ],
 )
 def test_options_that_are_missing(options, message):
-    run = subprocess.run(
-        [*BPS, "run", *options, "true"], env=harness.clean_env(), cwd="/", capture_output=True, text=True, check=False,
-        timeout=60 * harness.PATIENCE,
-    )  # fmt: skip
+    run = harness.run_command([*BPS, "run", *options, "true"])
     assert run.returncode != 0
     assert message in run.stderr
 

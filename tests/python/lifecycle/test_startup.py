@@ -20,10 +20,7 @@ import bps_rdma
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=harness.clean_env(**env), capture_output=True, text=True,
-        timeout=120, check=False, cwd="/",
-    )  # fmt: skip
+    return harness.run_command([sys.executable, "-c", textwrap.dedent(code)], env=harness.clean_env(**env), within=120)
 
 
 def test_import_loads_no_extra_and_starts_nothing():
@@ -91,7 +88,7 @@ def test_under_torchrun(tmp_path: Path):
         )
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, env=harness.clean_env(), capture_output=True, text=True, timeout=180, check=False)
+    done = harness.run_command(command, within=180)
     assert done.returncode == 0, done.stderr
 
 

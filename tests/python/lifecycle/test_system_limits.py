@@ -299,9 +299,6 @@ def test_a_dev_shm_that_is_full_or_read_only_does_not_matter(options, tmp_path):
         pytest.skip("needs a mount namespace of its own")
     mounts = f"mount -t tmpfs -o {options} none /dev/shm && (head -c 65536 /dev/zero > /dev/shm/full || true)"
     run = f"{harness.binary('bps')} run -np 2 --transport shm {sys.executable} {script}"
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"{mounts} 2> /dev/null; {run}"],
-        env=harness.clean_env(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = harness.run_command(["unshare", "-m", "sh", "-c", f"{mounts} 2> /dev/null; {run}"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum is right") == 2

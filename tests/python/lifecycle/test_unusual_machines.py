@@ -53,10 +53,12 @@ def run_job(folder: Path, *options: str, prefix: str = "", env: dict[str, str] |
             command: list[str] | None = None) -> list[str]:  # fmt: skip
     """The lines that a job of two ranks prints; `prefix` is said in the shell that starts it."""
     line = shlex.join(command or [BPS, "run", "-np", "2", *options, sys.executable, str(folder / "a job.py")])
-    done = subprocess.run(
-        ["bash", "-c", f"{prefix}\nexec {line}"], env=harness.clean_env() if env is None else env, cwd=folder,
-        capture_output=True, text=True, timeout=120 * harness.PATIENCE, check=False,
-    )  # fmt: skip
+    done = harness.run_command(
+        ["bash", "-c", f"{prefix}\nexec {line}"],
+        env=harness.clean_env() if env is None else env,
+        cwd=folder,
+        within=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout.splitlines()
@@ -101,10 +103,9 @@ def test_few_open_files(folder, options):
 
 
 def test_too_few_open_files_are_named(folder):
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -n 12; exec {shlex.join([sys.executable, str(folder / 'a job.py')])}"],
-        env=harness.clean_env(), cwd=folder, capture_output=True, text=True, timeout=60 * harness.PATIENCE, check=False,
-    )  # fmt: skip
+    done = harness.run_command(
+        ["bash", "-c", f"ulimit -n 12; exec {shlex.join([sys.executable, str(folder / 'a job.py')])}"], cwd=folder
+    )
     assert done.returncode != 0
     assert "ulimit -n" in done.stderr, done.stderr
     assert "firewall" not in done.stderr
@@ -147,8 +148,9 @@ def test_paths_with_spaces(folder):
     env = harness.clean_env(TMPDIR=str(folder), BPS_TRACE=str(folder / "a trace"), BPS_DUMP_DIR=str(folder / "dumps"))
     assert run_job(folder, "--servers", "1", env=env) == RIGHT
     merged = folder / "the trace.json"
-    done = subprocess.run([BPS, "trace", "merge", str(folder / "a trace"), "--out", str(merged)], env=env, cwd=folder,
-                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    done = harness.run_command(
+        [BPS, "trace", "merge", str(folder / "a trace"), "--out", str(merged)], env=env, cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     assert merged.stat().st_size > 1000
 
@@ -166,8 +168,7 @@ PIPES += ["bps bench --sizes 4K --seconds 0.2 | head -1", "bps doctor --no-trans
 @pytest.mark.parametrize("line", PIPES)
 def test_a_reader_that_ends_early(line):
     env = harness.clean_env(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    done = subprocess.run(["bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}"], env=env, capture_output=True, text=True,
-                          timeout=60 * harness.PATIENCE, check=False, cwd="/")  # fmt: skip
+    done = harness.run_command(["bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}"], env=env)
     assert "Traceback" not in done.stderr, done.stderr
     assert "Exception ignored" not in done.stderr, done.stderr
     status = int(done.stdout.splitlines()[-1])
@@ -198,8 +199,7 @@ asyncio.run(cell())
 
 def test_a_notebook(folder):
     """No file of a main module, and a loop of asyncio that runs already: as in a cell of Jupyter."""
-    done = subprocess.run([sys.executable, "-c", NOTEBOOK], env=harness.clean_env(), cwd=folder,
-                          capture_output=True, text=True, timeout=60 * harness.PATIENCE, check=False)  # fmt: skip
+    done = harness.run_command([sys.executable, "-c", NOTEBOOK], cwd=folder)
     assert done.stdout == "sums are right\n", done.stderr
     ranks = run_job(folder, command=[BPS, "run", "-np", "2", sys.executable, "-c", NOTEBOOK])
     assert ranks == RIGHT

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -132,10 +131,7 @@ for start in (bps_rdma.init, Children):
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NPROC)[1] == 1, reason="no process may be started at all")
 def test_a_low_limit_on_processes_is_named(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", NO_THREADS], env=harness.clean_env(XDG_RUNTIME_DIR=str(tmp_path)), capture_output=True,
-        text=True, check=False, timeout=60 * harness.PATIENCE, cwd="/",
-    )  # fmt: skip
+    done = harness.run_command([sys.executable, "-c", NO_THREADS], env=harness.clean_env(XDG_RUNTIME_DIR=str(tmp_path)))
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
     assert lines[0].startswith(f"{TransportError.__name__} cannot start a thread: the limit on processes"), lines

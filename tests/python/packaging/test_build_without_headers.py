@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import harness
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -17,10 +18,7 @@ pytestmark = [
 
 
 def configure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["cmake", "-S", ROOT, "-B", folder, "-DBPS_PYTHON=OFF", *options],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return harness.run_command(["cmake", "-S", ROOT, "-B", folder, "-DBPS_PYTHON=OFF", *options], within=120)
 
 
 @pytest.mark.parametrize("missing", ["VERBS", "RDMACM"])

@@ -10,7 +10,6 @@ import os
 import select
 import socket
 import struct
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -147,9 +146,7 @@ def test_several_hosts_without_a_secret_are_refused():
 @pytest.mark.parametrize("role", ["bps-server", "bps-scheduler"])
 def test_the_binaries_refuse_several_hosts_without_a_secret(role):
     env = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_PS_ROOT_PORT": "9000"}
-    done = subprocess.run(
-        [harness.binary(role)], env=harness.clean_env(**env), capture_output=True, text=True, timeout=30, check=False
-    )
+    done = harness.run_command([harness.binary(role)], env=harness.clean_env(**env), within=30)
     assert done.returncode == 1
     assert "no secret" in done.stderr
     assert "openssl rand" in done.stderr

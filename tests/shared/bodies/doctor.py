@@ -18,10 +18,7 @@ DOCTOR = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "doctor
 
 def doctor(*options, env=None):
     """Its status and its report."""
-    done = subprocess.run(
-        [*DOCTOR, "--json", "--no-transfer", *options],
-        capture_output=True, text=True, check=False, timeout=60 * harness.PATIENCE, env=ENV | (env or {}), cwd="/",
-    )  # fmt: skip
+    done = harness.run_command([*DOCTOR, "--json", "--no-transfer", *options], env=ENV | (env or {}))
     assert done.stdout, done.stderr
     return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 

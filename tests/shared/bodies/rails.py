@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ class Running:
         return list(self.job.results())
 
 
+Start = Callable[..., Running]
+
+
 def carried(log: list[Any], since: float) -> dict[str, int]:
     """Bytes that left by each interface in the rounds that began after `since`."""
     sent_then = [one for began, one in log if began > since]
@@ -135,3 +139,48 @@ def longest(results: list[dict[str, Any]]) -> float:
     """What the slowest round took beyond the usual, with what the test itself does after it."""
     durations = np.concatenate([np.diff([began for began, _ in result["log"]]) for result in results])
     return float(durations.max() - np.median(durations))
+
+
+@contextmanager
+def jobs(folder: Path, body: Callable[..., Any], *args: Any, env: Mapping[str, str], **options: Any) -> Iterator[Start]:
+    """Starts jobs of this body with one loop of each kind, when it is asked to, and ends them with the block."""
+    with ExitStack() as stack:
+
+        def start(**more: str) -> Running:
+            common = {
+                "BYTEPS_PUSH_THREAD": "1", "BYTEPS_SERVER_ENGINE_THREAD": "1", "BPS_LOG_LEVEL": "info", **env, **more
+            }  # fmt: skip
+            job = harness.start(body, *args, str(folder), workers=2, env=common, init=False, **options)
+            running = Running(stack.enter_context(job), folder)
+            running.more(10)
+            return running
+
+        yield start
+
+
+LOST, BACK = "a rail to .* is lost: .*; the other rails are used", "a connection to .* that was lost is back"
+
+
+def fails_and_comes_back(
+    running: Running, fail: Callable[[], object], mend: Callable[[], object], lost: str, left: str, rounds: int
+) -> float:
+    """What must hold when the rail `lost` fails, and is mended some rounds later; what the slowest round took more."""
+    fail()
+    running.until_all_say(LOST)
+    lost_at = time.monotonic()
+    running.more(rounds)
+    survived_at = time.monotonic()
+    mend()
+    running.until_all_say(BACK)
+    back_at = time.monotonic()
+    running.more(rounds)
+    results = running.results()
+    repeated = sum(result["counters"]["repeated"] for result in results)  # perhaps only control messages were under way
+    print(f"the longest round took {longest(results):.2f} s more than the others, {repeated} writes repeated")
+    for result in results:
+        assert result["counters"]["paths_lost"] >= 1
+        used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
+        assert used[lost] < used[left] / 10, "the other one carries everything"
+        used = carried(result["log"], back_at)
+        assert used[lost] > 0.25 * used[left], "it is used again"
+    return longest(results)

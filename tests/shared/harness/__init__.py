@@ -6,13 +6,13 @@ the three calls returned. `harness.start()` gives the running job, for tests tha
 tells its test how far it has come by `mark()`, and waits for the test by `await_mark()`.
 """
 
-from .environment import binary, clean_env, cut_at, of_rank, of_roles, on_hosts, over
+from .environment import binary, clean_env, cut_at, of_rank, of_roles, on_hosts, over, run_command
 from .forkserver import PRELOAD, end_forkserver
 from .job import Job, Outcome, run, scripts, start, succeeded
 from .leftovers import shared_memory_files
 from .members import JobFailedError, Members
 from .ports import free_port, free_ports
-from .process import Command, Process, has_stopped
+from .process import Command, Process, has_stopped, is_blocked
 from .rank import await_mark, mark
 from .waiting import PATIENCE, WaitedInVainError, eventually
 
@@ -35,12 +35,14 @@ __all__ = [
     "free_port",
     "free_ports",
     "has_stopped",
+    "is_blocked",
     "mark",
     "of_rank",
     "of_roles",
     "on_hosts",
     "over",
     "run",
+    "run_command",
     "scripts",
     "shared_memory_files",
     "start",

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .ports import LOOPBACK
+from .waiting import PATIENCE
 
 # Whatever would tell a rank who it is, or how to behave.
 _SCRUBBED = ("BPS_", "BYTEPS_", "DMLC_", "PS_", "NCCL_", "MASTER_", "TORCHELASTIC_", "ROLE_", "GROUP_")
@@ -67,3 +70,13 @@ def binary(name: str) -> str:
     if found is None:
         raise FileNotFoundError(f"{name} is not installed; set BPS_TEST_BIN to the folder it is in")
     return found
+
+
+def run_command(
+    words: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | str = "/", within: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """How a command ends: its status, its output and its errors. Default: of clean_env(), and of no folder of ours."""
+    return subprocess.run(
+        words, env=clean_env() if env is None else env, cwd=cwd, timeout=within * PATIENCE, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip

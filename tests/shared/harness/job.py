@@ -7,6 +7,7 @@ nothing: a rank is up in milliseconds instead of a second. Dedicated servers and
 
 from __future__ import annotations
 
+import functools
 import pickle
 import secrets
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 from .environment import IDENTITY, binary, clean_env, of_rank, of_roles
 from .members import JobFailedError, Members
 from .ports import free_port
+from .process import is_blocked
 from .rank import run_rank, run_script, run_server
 from .waiting import PATIENCE
 
@@ -104,8 +106,16 @@ class Job(Members):
     def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Waits until those ranks (default: all) have called `mark(mark)`."""
         for rank in range(self.workers) if ranks is None else ranks:
-            file = self.folder / f"mark-{rank}-{mark}"
-            self.eventually(file.exists, timeout, f"{mark!r} of rank {rank}", [f"rank {rank}"])
+            marked = functools.partial(self.has_marked, mark, rank)
+            self.eventually(marked, timeout, f"{mark!r} of rank {rank}", [f"rank {rank}"])
+
+    def has_marked(self, mark: str, rank: int) -> bool:
+        """Whether that rank has called `mark(mark)`."""
+        return (self.folder / f"mark-{rank}-{mark}").exists()
+
+    def await_call(self, member: str) -> None:
+        """Waits until the call that a rank is about to make, as it has told by a mark, waits for something itself."""
+        self.eventually(lambda: is_blocked(self.pid(member)), what=f"a call of {member} that waits", of=[member])
 
     def set_mark(self, mark: str) -> None:
         """For ranks that wait with `await_mark(mark)`."""

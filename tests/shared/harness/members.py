@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import tempfile
@@ -137,10 +139,13 @@ class Members:
         """How all have ended so far, and what they have printed."""
         return "\n".join(f"---- {name}: status {one.status}\n{one.output()}" for name, one in self.processes.items())
 
-    def end(self) -> None:
-        """Ends those that still run."""
-        for process in self.processes.values():
-            if process.status is None:
+    def end(self, with_children: bool = False) -> None:
+        """Ends those that still run, and on request all that is in their process groups."""
+        for process in [one for one in self.processes.values() if one.status is None]:
+            if with_children and process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            else:
                 process.kill()
         for process in self.processes.values():
             process.end()
@@ -153,7 +158,7 @@ class Members:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end()
+        self.end(with_children=kind is not None)  # of which nobody will say that they were left
         left = self.left()
         if self._is_ours:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -25,6 +25,15 @@ def has_stopped(pid: int) -> bool:
     return not set(states) - set("TtZX")
 
 
+def is_blocked(pid: int) -> bool:
+    """Whether the main thread of a process waits in the kernel.
+
+    So a test knows of a rank that has told by mark() what it is about to call that the call waits now.
+    """
+    stat = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "S"
+
+
 class Process(Protocol):
     """What each of them can do."""
 

@@ -2,13 +2,13 @@
 // When a peer on the same host can write to our memory no more.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <thread>
 
+#include "child_process.h"
 #include "transport/two_sides.h"
 
 namespace bps::transport::shm {
@@ -18,36 +18,34 @@ using transport::testing::Side;
 
 const transport::testing::Way kShm{"shm", false};
 
+std::array<int, 2> open_pipe() {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(::pipe(ends.data()), 0);
+  return ends;
+}
+
 // A process that accepts connections until it is ended.
-class Callee {
- public:
-  explicit Callee(const Credentials& credentials) {
-    std::array<int, 2> ends{};
-    EXPECT_EQ(::pipe(ends.data()), 0);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      Side side(kShm, credentials);
-      const Bytes opened = side.open();
-      (void)!::write(ends[1], opened.data(), opened.size());
-      ::close(ends[1]);
-      for (;;) ::pause();
-    }
+struct Callee {
+  explicit Callee(const Credentials& credentials) : Callee(credentials, open_pipe()) {}
+
+  ChildProcess process;
+  Bytes address;
+
+ private:
+  Callee(const Credentials& credentials, std::array<int, 2> ends)
+      : process([&] {
+          Side side(kShm, credentials);
+          const Bytes opened = side.open();
+          (void)!::write(ends[1], opened.data(), opened.size());
+          ::close(ends[1]);
+          stay();
+        }) {
     ::close(ends[1]);
     std::array<std::byte, 256> text{};
     const ssize_t size = ::read(ends[0], text.data(), text.size());
     ::close(ends[0]);
     address.assign(text.begin(), text.begin() + std::max<ssize_t>(0, size));
   }
-  ~Callee() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  void signal(int number) const { ::kill(pid_, number); }
-
-  Bytes address;
-
- private:
-  pid_t pid_ = 0;
 };
 
 TEST(ShmFence, APeerThatWeHaveGivenUpIsFencedWhenItHasSeenThat) {
@@ -57,10 +55,10 @@ TEST(ShmFence, APeerThatWeHaveGivenUpIsFencedWhenItHasSeenThat) {
   DataEndpoint* data = caller.connect_data(callee.address);
   const auto is_fenced = [&] { return caller.call([&] { return data->direct()->is_fenced(); }); };
   EXPECT_FALSE(is_fenced());
-  callee.signal(SIGSTOP);
+  callee.process.signal(SIGSTOP);
   caller.call([&] { data->abandon(); });
   EXPECT_FALSE(is_fenced()) << "it is stopped, and may be in the middle of a copy";
-  callee.signal(SIGCONT);
+  callee.process.signal(SIGCONT);
   const Deadline deadline = Deadline::after(10);
   while (!is_fenced() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(is_fenced()) << "it lives, and has closed its end";
@@ -71,7 +69,7 @@ TEST(ShmFence, APeerThatHasEndedIsFenced) {
   Callee callee(credentials);
   Side caller(kShm, credentials);
   DataEndpoint* data = caller.connect_data(callee.address);
-  callee.signal(SIGSTOP);
+  callee.process.signal(SIGSTOP);
   caller.call([&] {
     data->abandon();
     data->direct()->fence();
