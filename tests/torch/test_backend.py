@@ -416,7 +416,7 @@ def beside_gloo(bps: Any) -> None:
 
 
 def test_a_group_beside_gloo():
-    harness.run(beside_gloo, workers=2, init=False)
+    harness.run(beside_gloo, workers=2, init=False, port=harness.free_ports(2))
 
 
 def nothing_is_copied(bps: Any) -> dict[str, int]:

@@ -211,12 +211,15 @@ def with_timeout(bps: Any) -> float:
     operation._GRACE = 30.0
     dist.init_process_group("bps")
     simulated.install(immediate=True)
-    group = dist.new_group(
-        backend="bps", timeout=timedelta(seconds=2), pg_options=Options(stage_gpu=True),
-        use_local_synchronization=True,
+    patient, group = (
+        dist.new_group(
+            backend="bps", timeout=timedelta(seconds=seconds), pg_options=Options(stage_gpu=True),
+            use_local_synchronization=True,
+        )
+        for seconds in (100, 2)
     )  # fmt: skip
     tensor = torch.ones(5000)
-    dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor, group=patient)
     assert torch.equal(tensor, torch.full((5000,), 2.0))
     begin = time.monotonic()
     if dist.get_rank() == 0:

@@ -10,6 +10,7 @@ from typing import Any
 import harness
 import pytest
 import torch
+from harness import await_mark, mark
 from torch import nn
 
 STEPS, EVERY = 24, 4
@@ -175,8 +176,6 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
-    from harness import mark
-
     from bps_rdma.torch import DiLoCo, RoundAbortedError
 
     net = model()
@@ -190,6 +189,8 @@ def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
         step += 1
         if step == 20:
             mark("running")
+        if step == 100:
+            await_mark("lost")
     optimizer.synchronize()
     bps.barrier()
     return bps.size(), [one.detach() for one in net.parameters()]
@@ -200,6 +201,7 @@ def test_a_lost_rank() -> None:
     with harness.start(goes_on, workers=3, servers=1, env=env) as job:
         job.await_marks("running")
         job.kill("rank 2")
+        job.set_mark("lost")
         outcomes = job.outcomes()
     for outcome in outcomes[:2]:
         assert outcome.value, outcome.error

@@ -19,7 +19,7 @@ import harness
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bps_rdma.errors import InvalidArgumentError
@@ -68,6 +68,7 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of an example: a machine may be busy
 @given(values)
 def test_values_come_back_as_they_were(obj):
     assert alike(there_and_back(obj), obj)
@@ -192,6 +193,7 @@ def test_malformed_messages_are_refused(structure):
         decode(message(structure, bytes(8)), 7)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of an example: a machine may be busy
 @given(st.binary(max_size=100))
 def test_any_bytes_are_read_or_refused(data):
     for text in (data, bytes(memoryview(len(data).to_bytes(8, "little"))) + data):

@@ -12,6 +12,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
+from harness import await_mark, mark
 
 
 def gradients(bps: Any) -> None:
@@ -205,7 +206,7 @@ def over_a_group(bps: Any, method: str, backend: str) -> list[Any]:
 
 @pytest.mark.parametrize("method", ["tcp", "file"])
 def test_joining_over_a_group_of_any_kind(method):
-    seen = harness.run(over_a_group, method, "gloo", workers=3, init=False)
+    seen = harness.run(over_a_group, method, "gloo", workers=3, init=False, port=harness.free_ports(2))
     assert seen == [[(r, 3, r, 3), (2 - r, 3, 2 - r, 3)] for r in range(3)]
 
 
@@ -221,29 +222,30 @@ def other_ranks(bps: Any) -> str:
 
 
 def test_a_job_of_other_ranks_is_refused():
-    assert harness.run(other_ranks, workers=2)[0].startswith("this is worker 0 of 2, but rank 1 of 2")
+    (told, _) = harness.run(other_ranks, workers=2, port=harness.free_ports(2))
+    assert told.startswith("this is worker 0 of 2, but rank 1 of 2")
 
 
 def late(bps: Any) -> str:
     """One rank of the group never joins."""
     import bps_rdma.torch as bps_torch
 
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=5))
-    text = ""
-    if rank == 0:
-        try:
-            bps_torch.init()
-        except bps.DeadlineError as error:
-            text = str(error)
-    dist.barrier() if rank == 1 else None
-    return text
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        await_mark("told")
+        return ""
+    dist.distributed_c10d._get_default_store().set_timeout(dt.timedelta(seconds=3))
+    with pytest.raises(bps.DeadlineError) as caught:
+        bps_torch.init()
+    mark("told")
+    return str(caught.value)
 
 
 def test_a_rank_that_never_joins():
     with harness.start(late, workers=2, init=False) as job:
-        outcomes = job.outcomes()
-    assert "every rank of the group must make this call" in outcomes[0].value
+        job.await_marks("told", [0])
+        job.set_mark("told")
+        assert "every rank of the group must make this call" in job.results()[0]
 
 
 def resumed(bps: Any) -> None:

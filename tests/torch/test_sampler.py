@@ -10,7 +10,7 @@ from typing import Any
 import harness
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 SAMPLES = 96
@@ -40,6 +40,7 @@ class OneRank:
         return found
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of an example: a machine may be busy
 @given(
     st.integers(1, 60), st.booleans(), st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=6)
 )  # fmt: skip

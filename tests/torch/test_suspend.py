@@ -17,7 +17,7 @@ from harness import await_mark, mark
 
 COUNT = 300_000  # several partitions for each server
 TWO = {"DMLC_NUM_WORKER": "2"}  # whatever number of ranks the test starts
-PROMPT = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE)}
+PROMPT_S = 3 * harness.PATIENCE  # after so much silence a member of a job that is not suspended would be lost
 
 
 def my_rank() -> int:
@@ -133,24 +133,25 @@ def suspend_and_wait(bps: Any, workers: int) -> None:
 
 @pytest.mark.parametrize("member", ["server 1", pytest.param("scheduler", marks=pytest.mark.long)])
 def test_a_process_that_is_stopped_while_it_waits_goes_on(member):
-    env = PROMPT | harness.over("tcp")
+    env = {"BPS_HEARTBEAT_TIMEOUT": str(PROMPT_S)} | harness.over("tcp")
     with harness.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
         job.await_marks("suspended")
         job.kill(member, signal.SIGSTOP)
-        time.sleep(10)
+        time.sleep(2 * PROMPT_S)  # longer than what must not happen would take
         assert len(running(job)) == 3
         job.kill(member, signal.SIGCONT)
         job.set_mark("resume")
         job.results()
 
 
-def test_a_server_that_is_stopped_when_the_job_is_resumed_is_waited_for():
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_a_server_that_is_stopped_when_the_job_is_resumed_is_waited_for(seconds):
     env = {"BPS_HEARTBEAT_TIMEOUT": str(20 * harness.PATIENCE)} | harness.over("tcp")
     with harness.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
         job.await_marks("suspended")
         job.kill("server 1", signal.SIGSTOP)
         job.set_mark("resume")
-        time.sleep(10)
+        time.sleep(seconds)  # whoever did not wait would have given up
         job.kill("server 1", signal.SIGCONT)
         job.results()
 
@@ -224,7 +225,7 @@ def come_back_alone(bps: Any) -> None:
     if my_rank() == 1:
         model.bps.suspend()
         with pytest.raises(bps.DeadlineError, match=r"was not resumed by all members.* missing rank 0"):
-            model.bps.resume(2, join_timeout=2)
+            model.bps.resume(2, join_timeout=4)
     else:
         model.bps.suspend()
 

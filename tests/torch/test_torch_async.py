@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import harness
 import pytest
 import torch
+from harness import await_mark, mark
 from torch import nn
 
 from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
@@ -152,6 +151,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
             counting.step()  # its change is with the servers, in part
         with pytest.raises(DeadlineError):
             counting.step()  # which must be completed first: nothing is added
+        mark("told")
         while True:
             try:
                 counting.step()
@@ -159,7 +159,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
             except DeadlineError:
                 continue
     else:
-        time.sleep(5)
+        await_mark("told")
         for _ in range(2):
             counting.step()
     bps.barrier()
@@ -169,24 +169,34 @@ def waits_too_long(bps: Any, elements: int) -> None:
 
 # More partitions than the servers' slots: some have not been sent when the deadline passes.
 def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
-    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
+    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "3", "BPS_TRANSPORT": "tcp"}
     small = harness.cut_at(16384)
-    harness.run(waits_too_long, 200_000, workers=2, env=env | small)
+    with harness.start(waits_too_long, 200_000, workers=2, env=env | small) as job:
+        job.await_marks("told", [0])
+        job.set_mark("told")
+        job.results()
 
 
 def meets_too_late(bps: Any) -> None:
     counting = Counting(1000)
     if bps.rank() == 1:
-        time.sleep(2.5)
+        await_mark("rank 0 was told")
     with pytest.raises(DeadlineError):
         counting.step()
-    time.sleep(1 - bps.rank())
+    mark("told")
+    await_mark("both were told")
     counting.step()
     assert counting.values() == {2 * 2}
 
 
 def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
-    harness.run(meets_too_late, workers=2, env=ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "2"})
+    env = ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "3"}
+    with harness.start(meets_too_late, workers=2, env=env) as job:
+        job.await_marks("told", [0])
+        job.set_mark("rank 0 was told")
+        job.await_marks("told", [1])
+        job.set_mark("both were told")
+        job.results()
 
 
 def diverges(bps: Any) -> None:
@@ -265,7 +275,7 @@ def goes_on(bps: Any) -> float:
 
 
 def test_a_job_that_may_lose_members_goes_on() -> None:
-    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10"}
+    env = ASYNC | {"BPS_MIN_WORKERS": "1"}
     with harness.start(goes_on, workers=3, servers=1, env=env) as job:
         outcomes = job.outcomes(but=[1])
     assert not outcomes[0].error, outcomes[0].error
@@ -278,8 +288,9 @@ def is_lost(bps: Any) -> list[bool]:
     counting = Counting(100_000)
     counting.step()
     bps.barrier()
+    mark("stepped")
     if bps.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        await_mark("never")
     seen = counting.values()
     lost: PeerLostError | None = None
     while lost is None:
@@ -292,8 +303,10 @@ def is_lost(bps: Any) -> list[bool]:
 
 
 def test_a_lost_worker_that_is_a_server_takes_weights_with_it() -> None:
-    env = ASYNC | {"BPS_HEARTBEAT_TIMEOUT": "2", "BPS_TRANSPORT": "tcp"}
+    env = ASYNC | {"BPS_TRANSPORT": "tcp"}
     with harness.start(is_lost, workers=3, env=env) as job:
+        job.await_marks("stepped")
+        job.kill("rank 1")
         for rank, outcome in enumerate(job.outcomes(but=[1])):
             assert rank == 1 or (not outcome.error and all(outcome.value)), outcome.error
 
@@ -311,23 +324,25 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
         done += 1
         if done == 5:
             bps.barrier()
-            (Path(os.environ["READY"]) / str(bps.rank())).touch()
-        time.sleep(0.02)
+            mark("running")
+        if done == steps // 2:
+            await_mark("lost")
     assert aborted <= 1
     bps.barrier()
     counting.step(0)
     values = counting.values()
-    # The lowest rank's weights, which are everyone's after the loss, may hold the change of the step that was aborted.
-    assert max(values) <= steps * bps.size() + 1
+    # The lowest rank's weights, which are everyone's after the loss, may hold what steps that were aborted have added.
+    assert max(values) <= (steps + 1) * bps.size(), values
     assert min(values) > 5
     return values
 
 
-def test_a_lost_server_is_no_end_where_members_may_be_lost(tmp_path: Path) -> None:
-    env = ASYNC | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": "10", "READY": str(tmp_path)}
+def test_a_lost_server_is_no_end_where_members_may_be_lost() -> None:
+    env = ASYNC | {"BPS_MIN_WORKERS": "1"}
     with harness.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
-        job.eventually(lambda: len(list(tmp_path.iterdir())) == 2, what="the start of both ranks")
+        job.await_marks("running")
         job.kill("server 1")
+        job.set_mark("lost")
         one, other = job.outcomes()
     assert not one.error, one.error
     assert not other.error, other.error

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import mark
+from harness import await_mark, mark
 from torch import nn
 
 STEPS = 60
 ENV = {"BPS_MIN_WORKERS": "2", "BPS_SERVER_FAILOVER": "1"}
 
 
-def train(bps: Any, face: str, folder: str) -> Any:
+def train(bps: Any, face: str, folder: str, kills: bool) -> Any:
     import bps_rdma.torch as face_of_torch
     from bps_rdma import job
 
@@ -45,6 +45,8 @@ def train(bps: Any, face: str, folder: str) -> Any:
         optimizer.step()
         if step == 10:
             mark("running")
+        if step == STEPS // 2 and kills:
+            await_mark("lost")
     result = [p.detach().numpy().copy() for p in inner.parameters()]
     servers = job.current().process.servers
     if face == "backend":
@@ -58,10 +60,11 @@ def test_training_has_the_same_bits_without_the_lost_server(face: str, tmp_path:
     for kills in (False, True):
         folder = tmp_path / str(kills)
         folder.mkdir()
-        with harness.start(train, face, str(folder), workers=2, servers=2, env=ENV) as job:
+        with harness.start(train, face, str(folder), kills, workers=2, servers=2, env=ENV) as job:
             if kills:
                 job.await_marks("running")
                 job.kill("server 1")
+                job.set_mark("lost")
             ended = job.outcomes()
             for outcome in ended:
                 assert outcome.value, outcome.error + outcome.output
