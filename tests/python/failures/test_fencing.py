@@ -13,7 +13,7 @@ import pytest
 from bodies.arrays import caught, changed, make
 from harness import await_mark, mark
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
 # So much that the server is stopped with sums before it, whenever that happens.
 ARRAYS, COUNT = 8, 2_000_000
 MINE = 42.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import await_mark, mark
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE)}
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE)}
 SMALL_PARTITIONS = {"BPS_PARTITION_BYTES": str(4 * 1024), "BPS_MIN_PARTITION_BYTES": str(4 * 1024)}
 # Of 48 and of 12 partitions, and many of one.
 COUNTS = [48 * 1024, 12 * 1024] + [100 + i for i in range(40)]

@@ -163,7 +163,6 @@ def follows_at_once(bps: Any, victim: int, follower: int) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("servers", [None, 2])
 @pytest.mark.parametrize("attempt", range(5))
 def test_a_rank_that_only_followed_is_not_the_cause(transport, servers, attempt):

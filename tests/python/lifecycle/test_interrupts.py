@@ -19,8 +19,12 @@ import numpy as np
 import pytest
 from harness import await_mark, mark
 
-ENV = {"BPS_TIMEOUT": str(30 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(4 * harness.PATIENCE)}
-SOON_S = 0.5 * harness.PATIENCE
+ENV = {
+    "BPS_TIMEOUT": str(60 * harness.PATIENCE),
+    "BPS_JOIN_TIMEOUT": str(60 * harness.PATIENCE),
+    "BPS_SHUTDOWN_TIMEOUT": str(4 * harness.PATIENCE),
+}
+SOON_S = 20 * harness.PATIENCE  # half a second on a quiet machine; without the interrupt it would be 60 s
 
 
 def open_things() -> tuple[int, int]:
@@ -40,11 +44,11 @@ def starts_and_is_interrupted(bps: Any) -> tuple[str, float, bool, bool]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     np.ones(10) @ np.ones(10)  # whatever numpy starts is not ours
     before = open_things()
-    mark("ready")
     try:
+        mark("ready")
         bps.init()
     except KeyboardInterrupt:
-        return "interrupted", time.monotonic(), open_things() == before, bps.is_initialized()
+        return "interrupted", time.monotonic(), comes_back_to(before), bps.is_initialized()
     return "nothing", 0.0, False, False
 
 
@@ -57,7 +61,7 @@ def test_ctrl_c_in_init(present, servers):
     options = {"workers": 1, "servers": servers, "env": env, "rank_env": rank_env, "init": False}
     with harness.start(starts_and_is_interrupted, **options) as job:
         job.await_marks("ready")
-        time.sleep(0.5)
+        job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGINT)
         kind, came, clean, initialised = job.outcomes()[0].value
     assert kind == "interrupted"
@@ -79,6 +83,7 @@ def waits_and_is_interrupted(bps: Any, where: str) -> tuple[str, float, float]:
                 bps.new_group([0, 1], "g")
             elif where == "declare":
                 await_mark("scheduler is stopped")
+                mark("declares")
                 bps.declare("late", array)
             else:
                 bps.push_pull(array, name="waits")
@@ -91,16 +96,15 @@ def waits_and_is_interrupted(bps: Any, where: str) -> tuple[str, float, float]:
     if where == "push_pull":
         return "interrupted", came, 0.0  # what becomes of its round is another story
     await_mark("go on")
-    if where == "barrier":  # the interrupted one must not count
+    if where == "barrier":
         if bps.rank() == 0:
-            time.sleep(0.5)
-        began = time.monotonic()
+            await_mark("rank 1 waits")
+        mark("at the barrier")
         bps.barrier()
-        came_late = time.monotonic() - began
-    else:
-        group = bps.new_group([0, 1], "g")
-        came_late = float(bps.push_pull(array, average=False, name="g", group=group)[0])
-    return "interrupted", came, came_late
+        mark("past the barrier")
+        return "interrupted", came, 0.0
+    group = bps.new_group([0, 1], "g")
+    return "interrupted", came, float(bps.push_pull(array, average=False, name="g", group=group)[0])
 
 
 @pytest.mark.parametrize("where", ["barrier", "new_group", "declare", "push_pull"])
@@ -111,12 +115,18 @@ def test_ctrl_c_while_waiting(where):
         if where == "declare":
             job.kill("scheduler", signal.SIGSTOP)
             job.set_mark("scheduler is stopped")
-        time.sleep(0.5)
+            job.await_marks("declares", ranks=[0])
+        job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGINT)
         job.await_marks("interrupted", ranks=[0])
         if where == "declare":
             job.kill("scheduler", signal.SIGCONT)
         job.set_mark("go on")
+        if where == "barrier":
+            job.await_marks("at the barrier", ranks=[1])
+            job.await_call("rank 1")
+            assert not job.has_marked("past the barrier", 1), "the interrupted call of rank 0 counted"
+            job.set_mark("rank 1 waits")
         outcomes = job.outcomes()
         job.helper_statuses()
     for outcome in outcomes:
@@ -124,9 +134,7 @@ def test_ctrl_c_while_waiting(where):
     kind, came, _ = outcomes[0].value
     assert kind == "interrupted"
     assert came - sent < SOON_S
-    if where == "barrier":
-        assert outcomes[1].value[2] > 0.3
-    elif where != "push_pull":
+    if where in ("new_group", "declare"):
         assert [outcome.value[2] for outcome in outcomes] == [2.0, 2.0]
 
 
@@ -138,14 +146,14 @@ def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
         await_mark("go on")
         bps.shutdown()
         return "left", 0.0, True
-    mark("ready")
     try:
+        mark("ready")
         bps.shutdown()
         kind = "left"
     except KeyboardInterrupt:
         kind = "interrupted"
     came = time.monotonic()
-    return kind, came, open_things() == before and not bps.is_initialized()
+    return kind, came, comes_back_to(before) and not bps.is_initialized()
 
 
 @pytest.mark.parametrize("servers", [None, 1])
@@ -153,7 +161,7 @@ def test_ctrl_c_in_shutdown(servers):
     env = ENV | {"BPS_SHUTDOWN_TIMEOUT": "60"}
     with harness.start(leaves_and_is_interrupted, workers=2, servers=servers, env=env, init=False) as job:
         job.await_marks("ready", ranks=[0])
-        time.sleep(0.5)
+        job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGINT)
         job.wait("rank 0")
         job.set_mark("go on")
@@ -175,8 +183,8 @@ def is_terminated_in_init(bps: Any, ending: str) -> tuple[str, float, bool]:
 
     signal.signal(signal.SIGTERM, handle)
     before = open_things()
-    mark("ready")
     try:
+        mark("ready")
         bps.init()
     except bps.NotInitializedError:
         kind = "return"
@@ -184,7 +192,7 @@ def is_terminated_in_init(bps: Any, ending: str) -> tuple[str, float, bool]:
         kind = "exit"
     else:
         kind = "nothing"
-    return kind, time.monotonic(), open_things() == before and not bps.is_initialized()
+    return kind, time.monotonic(), comes_back_to(before) and not bps.is_initialized()
 
 
 @pytest.mark.parametrize("ending", ["return", "exit"])
@@ -192,9 +200,9 @@ def test_a_handler_that_shuts_down_during_init(ending):
     env = ENV | {"WORLD_SIZE": "2"}
     with harness.start(is_terminated_in_init, ending, workers=1, env=env, init=False) as job:
         job.await_marks("ready")
-        time.sleep(0.5)
+        job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGTERM)
-        kind, came, clean = job.outcomes(timeout=20)[0].value
+        kind, came, clean = job.outcomes()[0].value
     assert kind == ending
     assert came - sent < SOON_S
     assert clean
@@ -229,10 +237,10 @@ def test_a_handler_that_shuts_down_during_a_wait(where, servers):
     options = {"workers": 2, "servers": servers, "env": ENV, "init": False}
     with harness.start(is_terminated_while_waiting, where, **options) as job:
         job.await_marks("ready")
-        time.sleep(0.3)
+        job.await_call("rank 0")
         job.kill("rank 0", signal.SIGTERM)
         job.set_mark("go on")
-        outcomes = job.outcomes(timeout=30)
+        outcomes = job.outcomes()
         job.helper_statuses()
     kind, clean = outcomes[0].value
     assert kind in ("NotInitializedError", "PeerLostError"), outcomes[0].error
@@ -282,7 +290,7 @@ def meets_a_shutdown(bps: Any, what: str, ranks: list[int], after: float) -> tup
     bps.shutdown()
     began = time.monotonic()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=SOON_S)
     if any(thread.is_alive() for thread in threads):
         os.abort()  # with the stacks of all
     return ended, time.monotonic() - began
@@ -304,7 +312,7 @@ def test_shutdown_while_other_threads_work(what):
     (found,) = harness.run(has_many_lives, what, workers=1, env=ENV, init=False)
     for ended, seconds in found:
         assert ended == ["NotInitializedError"] * 3
-        assert seconds < SOON_S * 4
+        assert seconds < SOON_S
 
 
 def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], float]:
@@ -322,12 +330,12 @@ def test_shutdown_while_other_threads_wait_for_a_rank(what, servers):
     with harness.start(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV) as job:
         job.await_marks("down", ranks=[0])
         job.set_mark("never mind")
-        outcomes = job.outcomes(timeout=40)
+        outcomes = job.outcomes()
         job.helper_statuses()
     ended, seconds = outcomes[0].value
     assert len(ended) == 3
     assert set(ended) <= {"NotInitializedError", "PeerLostError"}
-    assert seconds < SOON_S * 4
+    assert seconds < SOON_S
 
 
 def is_shut_down_in_init(bps: Any) -> tuple[str, float, bool]:
@@ -338,7 +346,7 @@ def is_shut_down_in_init(bps: Any) -> tuple[str, float, bool]:
     def stop() -> None:
         nonlocal asked
         started.wait()
-        time.sleep(0.5)
+        harness.eventually(lambda: harness.is_blocked(os.getpid()), 30, "the call of init()")
         asked = time.monotonic()
         bps.shutdown()
 
@@ -357,7 +365,7 @@ def is_shut_down_in_init(bps: Any) -> tuple[str, float, bool]:
 
 def test_another_thread_that_shuts_down_during_init():
     env = ENV | {"WORLD_SIZE": "2"}
-    kind, seconds, clean = harness.run(is_shut_down_in_init, workers=1, env=env, init=False, timeout=30)[0]
+    kind, seconds, clean = harness.run(is_shut_down_in_init, workers=1, env=env, init=False)[0]
     assert "before init() was complete" in kind
     assert seconds < SOON_S
     assert clean

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from harness import await_mark, mark
 
-ENV = {"BPS_TIMEOUT": str(40 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(10 * harness.PATIENCE)}
-SOON_S = 1.0 * harness.PATIENCE
+ENV = {"BPS_TIMEOUT": str(60 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(60 * harness.PATIENCE)}
+SOON_S = 20 * harness.PATIENCE  # a second on a quiet machine; who is not told waits for 60 s
 
 RAISES = """
 import numpy, pathlib, time, bps_rdma as bps
@@ -46,7 +46,7 @@ def meets_one_that_raises(bps: Any, where: str) -> tuple[Any, ...]:
             bps.barrier()
         elif where == "later":
             harness.eventually((folder / "raised").exists)
-            time.sleep(SOON_S)
+            time.sleep(1)  # the call comes when everybody knows
             (folder / "raised").write_text(str(time.monotonic()))
             bps.push_pull(np.ones(1000, np.float32), name="later")
         else:
@@ -69,7 +69,7 @@ def test_an_exception_is_told_to_the_others(where, servers):
     assert told
     assert "rank 1 ended: ValueError: no such sample" in text
     assert seconds < SOON_S
-    assert left < 5 * harness.PATIENCE
+    assert left < SOON_S
     status, output, _ = ended
     assert status == 1
     assert output.rstrip().endswith("ValueError: no such sample")
@@ -106,7 +106,7 @@ def test_leaving_while_another_rank_waits_is_its_error(where, servers):
     text, seconds = found[0]
     assert "worker 1" in text
     assert "has left the job" in text
-    assert seconds < 6 * harness.PATIENCE
+    assert seconds < SOON_S
     assert found[1] == ("left", 0.0)
 
 

@@ -52,16 +52,23 @@ def run(networks: network.Network, interfaces: str, rounds: int = 8, **env: str)
 def test_one_loop_uses_both_interfaces(networks):
     for (first, second), log in run(networks, f"{FIRST},{SECOND}"):
         assert first + second > 30 * MIB, "most of the data has gone elsewhere"
-        assert 0.25 < first / (first + second) < 0.75  # half on an idle machine
+        assert min(first, second) > MIB, "an interface carried no payload"
         for interface in (FIRST, SECOND):
             assert f"TCP uses {interface} 10." in log
 
 
 def test_the_order_names_the_address_of_the_host_and_nothing_else(networks):
     for (first, second), _ in run(networks, f"{SECOND},{FIRST}", BPS_TCP_STREAMS="1"):
-        assert 0.25 < first / (first + second) < 0.75
+        assert min(first, second) > MIB, "an interface carried no payload"
 
 
+@pytest.mark.long  # measures
+def test_equal_interfaces_carry_about_the_same(networks):
+    for (first, second), _ in run(networks, f"{FIRST},{SECOND}", rounds=32):
+        assert 0.25 < first / (first + second) < 0.75  # half on an idle machine
+
+
+@pytest.mark.long  # measures
 def test_a_slow_interface_gets_what_it_can_carry(networks):
     shape(networks, FIRST, 40)  # so slow that the processors are not what the sums wait for, even on a busy machine
     shape(networks, SECOND, 120)

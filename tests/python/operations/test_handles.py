@@ -116,7 +116,6 @@ def awaits(bps: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_await_and_gather(transport):
     harness.run(awaits, workers=2, env={"BPS_TRANSPORT": transport})
 
@@ -141,7 +140,7 @@ def awaits_a_loss(bps: Any) -> str:
 
 
 def test_await_raises():
-    env = {"BPS_HEARTBEAT_TIMEOUT": "1.5", "BPS_SHUTDOWN_TIMEOUT": "2"}
+    env = {"BPS_SHUTDOWN_TIMEOUT": "2"}
     with harness.start(awaits_a_loss, workers=2, env=env) as job:
         job.await_marks("ready")
         job.kill("rank 1")
@@ -211,11 +210,11 @@ def test_ctrl_c_interrupts_a_wait():
 
     with harness.start(interrupted, workers=2) as job:
         job.await_marks("waiting", [0])
-        time.sleep(0.3)
+        job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGINT)
         job.await_marks("caught", [0])
         job.set_mark("go")
-        assert job.results()[0] - sent < 3 * harness.PATIENCE
+        assert job.results()[0] - sent < 20 * harness.PATIENCE  # the operation's own deadline is after 100 s
 
 
 def forgets(bps: Any) -> None:
@@ -237,7 +236,6 @@ def forgets(bps: Any) -> None:
     bps.barrier()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_dropping_a_handle_keeps_the_memory_safe(transport):
     harness.run(forgets, workers=2, env={"BPS_TRANSPORT": transport})
 
@@ -303,10 +301,10 @@ def pending_at_shutdown(bps: Any) -> tuple[str, float]:
 
 
 def test_a_handle_that_outlives_the_job_ends():
-    env = {"BPS_SHUTDOWN_TIMEOUT": "10"}
+    env = {"BPS_SHUTDOWN_TIMEOUT": "60"}
     for kind, seconds in harness.run(pending_at_shutdown, workers=2, env=env):
         assert kind in ("NotInitializedError", "PeerLostError")
-        assert seconds < 5
+        assert seconds < 20 * harness.PATIENCE
 
 
 def test_handles_in_a_world_of_one(alone):

@@ -5,5 +5,5 @@ from __future__ import annotations
 
 import harness
 
-FAST = {"BPS_HEARTBEAT_TIMEOUT": str(1.5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
-SOON_S = 4.0 * harness.PATIENCE  # 2 s on a machine that has nothing else to do
+FAST = {"BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
+SOON_S = 20 * harness.PATIENCE  # 2 s on a quiet machine; operations fail by their deadline after 100 s

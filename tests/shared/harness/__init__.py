@@ -12,39 +12,13 @@ from .job import Job, Outcome, run, scripts, start, succeeded
 from .leftovers import shared_memory_files
 from .members import JobFailedError, Members
 from .ports import free_port, free_ports
-from .process import Command, Process, has_stopped, is_blocked
+from .process import Command, has_stopped, is_blocked
 from .rank import await_mark, mark
 from .waiting import PATIENCE, WaitedInVainError, eventually
 
 __all__ = [
-    "PATIENCE",
-    "PRELOAD",
-    "Command",
-    "Job",
-    "JobFailedError",
-    "Members",
-    "Outcome",
-    "Process",
-    "WaitedInVainError",
-    "await_mark",
-    "binary",
-    "clean_env",
-    "cut_at",
-    "end_forkserver",
-    "eventually",
-    "free_port",
-    "free_ports",
-    "has_stopped",
-    "is_blocked",
-    "mark",
-    "of_rank",
-    "of_roles",
-    "on_hosts",
-    "over",
-    "run",
-    "run_command",
-    "scripts",
-    "shared_memory_files",
-    "start",
-    "succeeded",
-]
+    "PATIENCE", "PRELOAD", "Command", "Job", "JobFailedError", "Members", "Outcome", "WaitedInVainError",
+    "await_mark", "binary", "clean_env", "cut_at", "end_forkserver", "eventually", "free_port", "free_ports",
+    "has_stopped", "is_blocked", "mark", "of_rank", "of_roles", "on_hosts", "over", "run", "run_command", "scripts",
+    "shared_memory_files", "start", "succeeded",
+]  # fmt: skip

@@ -145,12 +145,17 @@ class Job(Members):
 
     def results(self, timeout: float = _DEADLINE_S) -> list[Any]:
         """Waits for everybody; returns what the ranks' bodies returned. Fails if anything ended badly."""
-        found = self.outcomes(timeout)
-        bad = [rank for rank, outcome in enumerate(found) if outcome.error or outcome.status != 0]
-        if bad:
-            raise JobFailedError(f"ranks {bad} failed\n{self.report()}")
+        values = self.values(timeout)
         self.succeed(20)
-        return [outcome.value for outcome in found]
+        return values
+
+    def values(self, timeout: float = _DEADLINE_S, but: Sequence[int] = ()) -> list[Any]:
+        """Waits for every rank (except `but`); returns what their bodies returned. Fails if one of them did not."""
+        found = self.outcomes(timeout, but)
+        ranks = [rank for rank in range(self.workers) if rank not in but]
+        if bad := [rank for rank in ranks if found[rank].error or not self._result_of(rank).exists()]:
+            raise JobFailedError(f"ranks {bad} failed\n{self.report()}")
+        return [found[rank].value for rank in ranks]
 
     def helper_statuses(self, timeout: float = 20, but: Sequence[str] = ()) -> dict[str, int | None]:
         """Waits for scheduler and servers (except `but`): exit statuses, None for one that still runs."""
@@ -170,8 +175,11 @@ class Job(Members):
             member in self.ranks and bool(self._value_and_error(self.ranks.index(member))[1])
         )
 
+    def _result_of(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.pickle"
+
     def _value_and_error(self, rank: int) -> tuple[Any, str]:
-        result = self.folder / f"rank-{rank}.pickle"
+        result = self._result_of(rank)
         value, error = pickle.loads(result.read_bytes()) if result.exists() else (None, "")
         return value, str(error)
 

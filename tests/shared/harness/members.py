@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .leftovers import leftovers, shared_memory_files
-from .process import Command, Forked, Process, has_stopped
+from .process import Command, Forked, has_stopped
 from .waiting import PATIENCE, Value, WaitedInVainError, eventually
 
 Self = TypeVar("Self", bound="Members")
@@ -34,7 +34,7 @@ class Members:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="bps-test-"))
-        self.processes: dict[str, Any] = {}  # a Process each
+        self.processes: dict[str, Any] = {}  # see process.py
         self._is_ours = folder is None
         self._sessions: set[int] = set()
         self._signalled: set[str] = set()
@@ -42,7 +42,7 @@ class Members:
 
     # ---- Starting
 
-    def add(self, member: str, process: Process) -> Any:
+    def add(self, member: str, process: Any) -> Any:
         """Takes a process that has been started as that member."""
         self.processes[member] = process
         self._signalled.discard(member)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a job, whatever it is: a program, a function in a forked process, or a process on another machine."""
+"""One process of a job: a program, or a function in a forked process.
+
+Whatever has the same methods is one, too: pid (None: it is on another machine), status (as subprocess says it; None
+while it runs), wait(seconds), which returns the status, kill(signum), end(), which returns when it has ended, and
+output().
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .forkserver import CONTEXT, start_forkserver
 from .waiting import PATIENCE
@@ -32,30 +37,6 @@ def is_blocked(pid: int) -> bool:
     """
     stat = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "S"
-
-
-class Process(Protocol):
-    """What each of them can do."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its number on this machine, where it leads a session; None: it is on another one."""
-
-    @property
-    def status(self) -> int | None:
-        """How it ended, as subprocess says it; None while it runs."""
-
-    def wait(self, seconds: float | None) -> int | None:
-        """Returns `status` when it has ended or so many seconds are over."""
-
-    def kill(self, signum: int = signal.SIGKILL) -> None:
-        """Sends it a signal."""
-
-    def end(self) -> None:
-        """Ends it, if it still runs, and returns when it has ended."""
-
-    def output(self) -> str:
-        """What it has printed so far."""
 
 
 class Command:
