@@ -6,7 +6,6 @@ Two writes per partition, no payload on control, one plane per queue pair, and n
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import pytest
 from bodies.counters import COUNT, PARTITION, measured
 from bodies.metrics import fetch, samples
 from harness import await_mark, mark
+from levels import cases
 
 RDMA = harness.over("rdma")
 ROUNDS = 10
-LONG = bool(os.environ.get("BPS_TEST_ALL"))
 CUT = harness.cut_at(PARTITION)
 
 
@@ -42,7 +41,7 @@ def packets(before: dict[str, Any], after: dict[str, Any]) -> int:
 
 
 @pytest.mark.skipif(not fabric.is_rxe(), reason="only rxe shows the packet sequence numbers of queue pairs")
-@pytest.mark.parametrize("data_pairs", [1, 2])
+@pytest.mark.parametrize("data_pairs", cases([2], [1]))
 def test_the_kernel_sees_the_planes_apart(data_pairs):
     """Two workers, one server: between each two a control and data queue pairs of their own; what each one carries."""
     env = RDMA | CUT | {"BPS_RDMA_QPS": str(data_pairs), "BYTEPS_SERVER_ENGINE_THREAD": "1"}
@@ -86,9 +85,9 @@ def test_the_kernel_sees_the_planes_apart(data_pairs):
 
 
 @pytest.mark.vm
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("servers", cases([None], [1]))
 def test_two_devices_share_the_loops(spare_device, servers):
-    """Listing several devices uses each, in turn by the loops; here a rank's traffic goes half over either."""
+    """Listing several devices uses each, in turn by the loops."""
     env = RDMA | CUT | {"BPS_RDMA_HCA": f"={fabric.HCA},{spare_device.hca}"}
     env |= {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}
     devices = (fabric.HCA, spare_device.hca)
@@ -96,7 +95,8 @@ def test_two_devices_share_the_loops(spare_device, servers):
     found = harness.run(measured, "push_pull", "plain", 20, workers=2, servers=servers, env=env)
     sent = [fabric.hardware_counters(hca)["sent_pkts"] - b for hca, b in zip(devices, before, strict=True)]
     assert all(one["copies"] == 0 for one in found)
-    assert min(sent) > 0.3 * sum(sent), f"packets sent: {dict(zip(devices, sent, strict=True))}"
+    # As much as a rank pushes in one round of the twenty, which is more than all control messages.
+    assert min(sent) >= COUNT * 4 // 4096, f"packets sent: {dict(zip(devices, sent, strict=True))}"
 
 
 def port_events(port: int) -> dict[str, float]:
@@ -168,6 +168,7 @@ def joins_again_and_again(bps: Any, cycles: int) -> None:
     await_mark("end")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_joining_and_leaving_leaves_nothing():
     """What the kernel holds while no job is on is the same before and after; init() and shutdown() in one process."""
@@ -205,10 +206,11 @@ def resident_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_operations_leave_memory_and_regions_as_they_were():
-    with harness.start(many_operations, 50_000 if LONG else 10_000, workers=2, servers=1, env=RDMA) as job:
+    with harness.start(many_operations, 50_000, workers=2, servers=1, env=RDMA) as job:
         job.await_marks("settled", timeout=120)
         before = fabric.resources()
         members = ("rank 0", "rank 1", "server 0")
@@ -220,6 +222,6 @@ def test_many_operations_leave_memory_and_regions_as_they_were():
         assert after["cq"] == before["cq"]
         assert after["mr"] <= before["mr"] + 8  # the cache may hold other ranges of the same heap
         for name in members:
-            assert resident_kib(job.pid(name)) - resident[name] <= (4096 if LONG else 1024), name
+            assert resident_kib(job.pid(name)) - resident[name] <= 4096, name
         job.set_mark("end")
         job.results(timeout=60)

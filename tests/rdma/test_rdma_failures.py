@@ -10,9 +10,9 @@ import fabric
 import harness
 import numpy as np
 import pytest
-from bodies.losses import SOON_S
 from bodies.sums import interleaved_rounds, rounds_of
 from harness import mark
+from levels import cases
 
 # ---- The wire
 
@@ -38,6 +38,11 @@ def test_results_are_right_with_loss_and_delay(cable):
     assert cable.dropped() > 0, "nothing was lost, so nothing was shown"
 
 
+# When a heartbeat or the deadline of an operation would tell. Whatever tells sooner has another way of knowing.
+LATE_S = 60 * harness.PATIENCE
+LATE = {"BPS_HEARTBEAT_TIMEOUT": str(LATE_S), "BPS_TIMEOUT": str(LATE_S)}
+
+
 def works_until_an_error(bps: Any) -> tuple[str, str, str, float]:
     array = np.ones(500_000, np.float32)
     try:
@@ -59,39 +64,37 @@ def test_a_cable_that_is_pulled(cable):
     rxe sends again for longer than anybody wants to wait. It is the silence of the loops that tells, long before the
     operation's deadline or a heartbeat's.
     """
-    env = {"BPS_TRANSPORT": "rdma", "BPS_HEARTBEAT_TIMEOUT": "60", "BPS_TIMEOUT": "60"}
+    env = {"BPS_TRANSPORT": "rdma"} | LATE
     with harness.start(works_until_an_error, workers=2, env=env, rank_env=cable.rank_env()) as job:
         job.await_marks("working")
         cable.disturb("loss", "100%")
         pulled = time.monotonic()
-        found = [outcome.value for outcome in job.outcomes(timeout=60)]
-    first = min(came for _, _, _, came in found)
+        found = [outcome.value for outcome in job.outcomes()]
     for rank, (kind, text, hint, came) in enumerate(found):
         assert kind == "PeerLostError", text
         # The rank that found it out names the other one; to that one the scheduler says who said so.
         assert any(f"{name} {1 - rank}" in text for name in ("worker", "server", "rank")), text
         assert hint
-        assert came - first < 3 * harness.PATIENCE
-    assert first - pulled < 3 * harness.PATIENCE
+        assert came - pulled < LATE_S
 
 
 # ---- The device
 
 
 @pytest.mark.vm
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("servers", cases([None], [1]))
 def test_a_device_that_is_removed_under_load(spare_device, servers):
-    # A long heartbeat: the scheduler is on lo and sees nothing. It is the device's own events that must tell.
-    env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={spare_device.hca}", "BPS_SHUTDOWN_TIMEOUT": "2"}
+    # The scheduler is on lo and sees nothing. It is the device's own events that must tell.
+    env = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={spare_device.hca}", "BPS_SHUTDOWN_TIMEOUT": "2"} | LATE
     with harness.start(works_until_an_error, workers=2, servers=servers, env=env) as job:
         job.await_marks("working")
         removed = time.monotonic()
         fabric.command("rdma", "link", "delete", spare_device.hca)
-        for outcome in job.outcomes(timeout=60):
+        for outcome in job.outcomes():
             kind, text, hint, came = outcome.value
             assert kind != "nothing", text
             assert hint
-            assert came - removed < 4 * SOON_S
+            assert came - removed < LATE_S
         assert None not in job.helper_statuses().values()
 
 
