@@ -14,12 +14,20 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says of each test whether it can run here. Tests of other suites that are marked `rdma` need the device, too."""
+    """Says of each test whether it can run here. Tests of other suites that are marked `rdma` need the device, too.
+
+    Of those a landing runs the first case each over RDMA: their other cases are about what all transports share.
+    """
+    begun = set()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("rdma")
         elif not item.get_closest_marker("rdma"):
             continue
+        elif "transport" in getattr(getattr(item, "callspec", None), "params", {}):
+            if item.callspec.params["transport"] == "rdma" and (item.path, item.originalname) in begun:
+                item.add_marker("long")
+            begun.add((item.path, item.originalname))
         if not fabric.HCA:
             item.add_marker(pytest.mark.skip(reason="BPS_TEST_HCA names no device; see docs/rdma-testing.md"))
         elif item.get_closest_marker("vm") and not fabric.IN_VM:

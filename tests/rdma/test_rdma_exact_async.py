@@ -14,7 +14,8 @@ from bps_rdma import job
 ENV = harness.over("rdma") | harness.cut_at(16384)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_exact_sums(dtype: str) -> None:
     wanted = exact_sums.digest(exact_sums.expected(dtype))
     results = harness.run(exact_sums.in_one_call, dtype, False, workers=8, servers=2, env=ENV)
@@ -34,6 +35,7 @@ def test_exact_sums_of_hosts() -> None:
     assert {one for result in results for one in result} == {exact_sums.digest(exact_sums.expected("float32", 8))}
 
 
+@pytest.mark.long
 def test_nothing_that_was_added_is_lost() -> None:
     assert len(set(harness.run(stored_weights.added, "float32", workers=3, servers=2, env=ENV))) == 1
 

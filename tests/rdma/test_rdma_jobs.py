@@ -14,6 +14,7 @@ from bodies.collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatte
 from bodies.groups import disjoint_groups, overlapping_groups
 from bodies.sizes import loops_and_hashes, sizes_around_partitions
 from bodies.sums import averages, in_place_and_not, interleaved_rounds
+from levels import cases
 from reference.values import pushed, summed
 
 RDMA = harness.over("rdma")
@@ -21,33 +22,33 @@ RDMA = harness.over("rdma")
 TOPOLOGIES = [(1, None), (2, None), (3, None), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
 
-def with_memory(topologies: list[tuple[int, int | None]]) -> pytest.MarkDecorator:
-    """Each of them with one kind of memory, in turns, and with the other one in `ci/test --all`."""
-    cases = []
-    for number, (workers, servers) in enumerate(topologies):
-        kinds = ("plain", "empty") if number % 2 else ("empty", "plain")
-        cases += [(workers, servers, kinds[0]), pytest.param(workers, servers, kinds[1], marks=pytest.mark.long)]
-    return pytest.mark.parametrize(("workers", "servers", "memory"), cases)
+def with_memory(
+    landing: list[tuple[int, int | None, str]], topologies: list[tuple[int, int | None]]
+) -> pytest.MarkDecorator:
+    """Those at a landing, and each of the topologies with each kind of memory in `ci/test --all`."""
+    every = [(*topology, memory) for topology in topologies for memory in ("plain", "empty")]
+    rest = [case for case in every if case not in landing]
+    return pytest.mark.parametrize(("workers", "servers", "memory"), cases(landing, rest))
 
 
-@with_memory(TOPOLOGIES)
+@with_memory([(2, None, "empty"), (2, 1, "plain"), (3, 2, "empty")], TOPOLOGIES)
 def test_sums_of_all_dtypes(workers, servers, memory):
     wrong = harness.run(interleaved_rounds, memory, 60, workers=workers, servers=servers, env=RDMA)
     assert wrong == [0] * workers
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", cases([3], [2]))
 def test_averages(workers):
     assert harness.run(averages, "rdma", workers=workers, env=RDMA) == [[]] * workers
 
 
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("servers", cases([1], [None]))
 def test_in_place_writes_into_the_array_and_nowhere_else(servers):
     harness.run(in_place_and_not, workers=2, servers=servers, env=RDMA)
 
 
 @pytest.mark.parametrize(
-    ("workers", "servers", "partition"), [(2, None, 4096), (3, 2, 4096), (2, 1, 4099), (2, 1, 8192)]
+    ("workers", "servers", "partition"), cases([(3, 2, 4096), (2, None, 4099)], [(2, None, 4096), (2, 1, 8192)])
 )
 def test_sizes_around_partitions(workers, servers, partition):
     harness.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | harness.cut_at(partition))
@@ -95,16 +96,13 @@ def arrays_that_come_and_go(bps: Any, rounds: int) -> int:
     return again
 
 
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("servers", cases([1], [None]))
 def test_memory_at_the_address_of_what_was_freed(servers):
     again = harness.run(arrays_that_come_and_go, 10, workers=2, servers=servers, env=RDMA)
     assert min(again) > 0, "no address came twice, so nothing was shown"
 
 
-@pytest.mark.parametrize(
-    ("servers", "partition"),
-    [(None, 4_096_000), pytest.param(1, 4_096_000, marks=pytest.mark.long), (1, 32 << 20)],
-)
+@pytest.mark.parametrize(("servers", "partition"), cases([(1, 32 << 20)], [(None, 4_096_000), (1, 4_096_000)]))
 def test_more_than_64_mib(servers, partition):
     # The last: partitions beyond rxe's largest message of 8 MiB.
     count = (72 << 20) // 4 + 1
@@ -116,13 +114,10 @@ SMALLEST_WINDOW = RDMA | {"BPS_SERVER_WINDOW": "1"}
 
 @pytest.mark.parametrize(
     ("workers", "servers", "env"),
-    [
-        (2, None, {}),
-        pytest.param(3, 1, {}, marks=pytest.mark.long),
-        (3, 2, {}),
-        (2, 1, {"BYTEPS_SCHEDULING_CREDIT": "1"}),
-        (3, 1, {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}),
-    ],
+    cases(
+        [(2, None, {}), (3, 1, {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"})],
+        [(3, 1, {}), (3, 2, {}), (2, 1, {"BYTEPS_SCHEDULING_CREDIT": "1"})],
+    ),
 )
 def test_random_orders_never_block(workers, servers, env):
     env = SMALLEST_WINDOW | harness.cut_at(12 << 10) | env
@@ -134,36 +129,30 @@ def test_a_worker_without_slots_gets_one_when_only_it_is_missing():
     harness.run(last_slot_taken_before, workers=3, servers=1, env=env)
 
 
-@pytest.mark.parametrize("ahead", [1, 16])
-@pytest.mark.parametrize("servers", [None, 2])
+@pytest.mark.parametrize(("servers", "ahead"), cases([(None, 1), (2, 16)], [(None, 16), (2, 1)]))
 def test_rounds_of_a_fast_and_a_slow_rank_never_mix(servers, ahead):
     assert harness.run(fast_and_slow, ahead, 300, workers=2, servers=servers, env=RDMA) == [0, 0]
 
 
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("servers", cases([None], [1]))
 def test_a_rank_may_be_hundreds_of_rounds_ahead(servers):
     harness.run(far_ahead, workers=2, servers=servers, env=RDMA)
 
 
-@pytest.mark.parametrize("servers", [None, 2])
+@pytest.mark.parametrize("servers", cases([None], [2]))
 def test_groups(servers):
     harness.run(disjoint_groups, 20, workers=4, servers=servers, env=RDMA)
     harness.run(overlapping_groups, 20, workers=3, servers=servers, env=RDMA)
 
 
-@with_memory([(3, None), (2, 1), (3, 2)])
+@with_memory([(3, 2, "empty")], [(3, None), (2, 1), (3, 2)])
 def test_reduce_scatter_and_all_gather(workers, servers, memory):
     harness.run(scatter_and_gather, memory, workers=workers, servers=servers, env=RDMA | harness.cut_at(8192))
 
 
 @pytest.mark.parametrize(
     ("body", "servers"),
-    [
-        (broadcasts, None),
-        pytest.param(broadcasts, 2, marks=pytest.mark.long),
-        pytest.param(pushes_and_pulls, None, marks=pytest.mark.long),
-        (pushes_and_pulls, 2),
-    ],
+    cases([(broadcasts, None), (pushes_and_pulls, 2)], [(broadcasts, 2), (pushes_and_pulls, None)]),
 )
 def test_other_collectives(body, servers):
     harness.run(body, workers=3, servers=servers, env=RDMA | harness.cut_at(8192))
@@ -173,9 +162,9 @@ def test_operations_of_all_kinds_at_once():
     harness.run(mixed_kinds, workers=3, env=RDMA)
 
 
-@pytest.mark.parametrize("threads", [("3", "2"), ("1", "4")])
-def test_several_push_loops_and_engine_threads(threads):
-    env = RDMA | harness.cut_at(4096) | {"BYTEPS_PUSH_THREAD": threads[0], "BYTEPS_SERVER_ENGINE_THREAD": threads[1]}
+@pytest.mark.parametrize(("push", "engine"), cases([("3", "2")], [("1", "4")]))
+def test_several_push_loops_and_engine_threads(push, engine):
+    env = RDMA | harness.cut_at(4096) | {"BYTEPS_PUSH_THREAD": push, "BYTEPS_SERVER_ENGINE_THREAD": engine}
     harness.run(loops_and_hashes, workers=2, servers=2, env=env)
 
 
@@ -215,6 +204,7 @@ def in_place_by_torch(bps: Any) -> bool:
     return right and tensor.data_ptr() == address
 
 
+@pytest.mark.long
 def test_a_torch_tensor_in_place():
     assert harness.run(in_place_by_torch, workers=2, env=RDMA, timeout=250) == [True, True]
 

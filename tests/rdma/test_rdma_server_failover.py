@@ -19,7 +19,7 @@ def test_a_lost_server_costs_nothing(signum: signal.Signals) -> None:
     with harness.start(failover.train, 40, workers=2, servers=2, env=env()) as job:
         job.await_marks("step-10")
         job.kill("server 1", signum)
-        assert [result["size"] for result in failover.results_of(job)] == [2, 2]
+        assert [result["size"] for result in job.values()] == [2, 2]
         if signum == signal.SIGSTOP:
             job.kill("server 1", signal.SIGKILL)
         job.helper_statuses(but=["server 1"])
@@ -31,5 +31,5 @@ def test_two_of_three_servers_are_killed_at_once() -> None:
         job.await_marks("step-20")
         job.kill("server 2")
         job.kill("server 0")
-        assert [result["size"] for result in failover.results_of(job)] == [3, 3, 3]
+        assert [result["size"] for result in job.values()] == [3, 3, 3]
         job.helper_statuses(but=["server 0", "server 2"])

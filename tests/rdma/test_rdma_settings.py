@@ -16,6 +16,7 @@ import harness
 import numpy as np
 import pytest
 from bodies.sums import rounds_of
+from levels import cases
 
 RDMA = {"BPS_TRANSPORT": "rdma", "BPS_RDMA_HCA": f"={fabric.HCA}", "BPS_LOG_LEVEL": "info"}
 ALL_PACKETS = 3
@@ -45,13 +46,14 @@ def logs_of(env: dict[str, str]) -> str:
 
 
 @pytest.mark.vm
+@pytest.mark.long
 def test_ipv6():
     log = logs_of(RDMA | {"BPS_NODE_HOST": "fd98::1"})
     assert "RoCE v2, IPv6 fd98::1 of d0, the address of this process" in log
 
 
 @pytest.mark.vm
-@pytest.mark.parametrize("address", ["10.98.0.1", "fd98::1"])
+@pytest.mark.parametrize("address", cases(["fd98::1"], ["10.98.0.1"]))
 def test_the_gid_index_decides(address):
     index = gid_index(address)
     log = logs_of(RDMA | {"BPS_RDMA_GID_INDEX": str(index)})
@@ -78,7 +80,7 @@ def traffic_classes(device: str, run: Any) -> set[int]:
 
 
 @pytest.mark.vm
-@pytest.mark.parametrize("wanted", [None, 104])
+@pytest.mark.parametrize("wanted", cases([104], [None]))
 def test_the_traffic_class_is_that_of_every_packet(cable, wanted):
     env = {"BPS_TRANSPORT": "rdma"} | ({} if wanted is None else {"BPS_RDMA_TC": str(wanted)})
 
@@ -89,6 +91,7 @@ def test_the_traffic_class_is_that_of_every_packet(cable, wanted):
 
 
 @pytest.mark.vm
+@pytest.mark.long
 def test_a_service_level_and_the_only_partition_key():
     logs_of(RDMA | {"BPS_RDMA_SL": "3", "BPS_RDMA_PKEY": "0"})
 

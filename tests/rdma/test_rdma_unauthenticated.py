@@ -108,6 +108,7 @@ def test_unauthenticated_peers_are_refused_and_the_job_goes_on():
         assert job.results() == [True, True]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_unauthenticated_peers_leave_nothing():
     with harness.start(works_meanwhile, workers=2, servers=1, env=RDMA) as job:
