@@ -107,6 +107,8 @@ class LabJob(LocalJob):
 
     def worker(self, rank: int) -> dict[str, str]:
         local = {"LOCAL_RANK": str(rank % self.ranks_per_host)}
+        if self.least is not None:  # its ranks have a role, and such a process is placed by its machine's number
+            local["BPS_WORKER_ID"] = str(rank // self.ranks_per_host)
         return super().worker(rank) | self._place(f"rank {rank}") | local
 
     def role(self, label: str) -> dict[str, str]:

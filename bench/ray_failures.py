@@ -208,8 +208,11 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(KINDS + ENDS), help="kinds of failure, separated by commas")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    only = options.only.split(",")
+    if unknown := set(only) - {*KINDS, *ENDS}:
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS + ENDS)}")
     if options.inside:
-        measure(options.rounds, options.only.split(","))
+        measure(options.rounds, only)
         return
     with tempfile.TemporaryDirectory(prefix="bps-ray-") as folder:
         env = os.environ | {

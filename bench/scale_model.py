@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from bps_rdma.bench.plan import parse_size
+from bps_rdma.bench.plan import format_size, parse_size
 from bps_rdma.scale_model import Hosts, Prediction, Protocol, ring_seconds, simulate
 
 GBIT = 400.0
@@ -33,7 +33,9 @@ def compare_with_lab(paths: list[Path]) -> None:
         lab = json.loads(path.read_text())
         gbit = lab["rate"] / 1e3
         workers, servers, nbytes = lab["workers"], lab["servers"], parse_size(lab["size"])
-        protocol = Protocol(partition_bytes=parse_size(lab["partition"]))
+        pieces = lab["partition"]  # empty: the lab left them to the library, and this to the model
+        protocol = Protocol(partition_bytes=parse_size(pieces)) if pieces else Protocol()
+        pieces = pieces or format_size(protocol.partition_bytes)
         place = f"{servers} servers" if servers else "servers inside"
         for row in lab["found"]:
             ranks, found = row["ranks_per_host"], row["bps_rdma"]
@@ -43,7 +45,7 @@ def compare_with_lab(paths: list[Path]) -> None:
             predicted = simulate(hosts, nbytes, protocol)
             measured = nbytes / (found["goodput_mb_per_s"] * 1e6)
             print(
-                f"{workers} hosts of {ranks}, {place}, pieces of {lab['partition']}: measured {measured:.3f} s, "
+                f"{workers} hosts of {ranks}, {place}, pieces of {pieces}: measured {measured:.3f} s, "
                 f"predicted {predicted.seconds:.3f} s ({predicted.seconds / measured - 1:+.1%}); busiest link down "
                 f"{found['busiest_link_down']:.3f} x, "
                 f"predicted {max(link.down for link in predicted.links) / nbytes:.3f} x"

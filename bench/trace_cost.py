@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=1 << 20, help="bytes")
     parser.add_argument("--transport", default="shm")
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=60, help="6 at least")
     parser.add_argument("--seconds", type=float, default=0.25, help="of each turn")
     arguments = parser.parse_args()
     if RANK in os.environ:
