@@ -24,7 +24,10 @@ def trained(bps: Any, setup: Setup) -> Trained:
     return found
 
 
-@pytest.mark.parametrize(("whole", "parts"), [({}, {"cp": 2}), ({"tp": 2}, {"tp": 2, "cp": 2, "overlap": True})])
+@pytest.mark.parametrize(
+    ("whole", "parts"),
+    [({}, {"cp": 2}), pytest.param({"tp": 2}, {"tp": 2, "cp": 2, "overlap": True}, marks=pytest.mark.long)],
+)
 def test_parts_of_a_sequence_train_like_a_whole_one(whole, parts):
     ranks = {"tp": 1, "cp": 1}
     runs = []

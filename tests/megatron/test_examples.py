@@ -59,10 +59,18 @@ def test_side_by_side(tmp_path):
     assert not plot or (tmp_path / "steps.png").stat().st_size > 1000
 
 
-def test_what_cannot_be_compared_is_said(tmp_path):
+@pytest.mark.long
+def test_what_cannot_be_compared_is_said_once_by_torchrun(tmp_path):
     done = torchrun(tmp_path, COMPARE, "--tp", "3")
     assert done.returncode != 0
     assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
+
+
+def test_what_cannot_be_compared_is_said(tmp_path):
+    done, other = harness.scripts(COMPARE, "--tp", "3", folder=tmp_path, ranks=2)
+    assert done.returncode == other.returncode == 1
+    assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
+    assert other.stderr == ""
     (done,) = harness.scripts(COMPARE, folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: this process is not a rank of a job")
@@ -75,12 +83,29 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert "hint: end its name with one of .png" in done.stderr
 
 
+def test_pretraining_is_that_of_stock_megatron(tmp_path):
+    stock = harness.succeeded(harness.scripts(PRETRAIN, *TINY, "--steps", "4", folder=tmp_path, ranks=2))
+    options = ["--steps", "4", "--use-dpu-reduce", "--overlap", "--distributed-optimizer"]
+    ours = harness.succeeded(harness.scripts(PRETRAIN, *TINY, *options, folder=tmp_path, ranks=2))
+    assert len(losses(stock.stdout)) == 4
+    assert losses(ours.stdout) == pytest.approx(losses(stock.stdout), abs=2e-5)
+    assert "\n0 buckets over bps_rdma" in stock.stdout
+    assert "buckets over bps_rdma" in ours.stdout
+    assert "\n0 buckets over bps_rdma" not in ours.stdout
+
+
+def losses(text: str) -> list[float]:
+    """Of each step that a script has printed."""
+    return [float(line.split()[3].rstrip(",")) for line in text.splitlines() if line.startswith("step ")]
+
+
 def cluster_env(**env: str) -> dict[str, str]:
     """Two "hosts" with two ranks each and two servers, all of them here."""
     binaries = str(Path(harness.binary("bps-server")).parent)
+    port = harness.free_ports(2)
     return {
         "HEAD": "127.0.0.1", "SCHEDULER": "127.0.0.1", "HOSTS": "2", "SERVERS": "2", "PER_HOST": "2",
-        "PORT": str(harness.free_port()), "SCHEDULER_PORT": str(harness.free_port()), "PYTHON": sys.executable,
+        "PORT": str(port), "SCHEDULER_PORT": str(port + 1), "PYTHON": sys.executable,
         "BPS_SECRET": "the secret of this test", "PATH": os.pathsep.join([binaries, os.environ["PATH"]]),
         "BPS_JOIN_TIMEOUT": "180",  # four ranks import Megatron at once
     } | env  # fmt: skip
@@ -97,22 +122,20 @@ def members(tmp_path: Path, *commands: list[str], **env: str) -> list[str]:
         return [running.log(member) for member in running.processes]
 
 
+@pytest.mark.long
 def test_a_cluster_with_dedicated_servers(tmp_path):
     script = [PRETRAIN, *TINY, "--steps", "4"]
     stock = harness.succeeded(harness.scripts(*script, folder=tmp_path, ranks=4))
     ours = members(
         tmp_path, ["scheduler"], ["server"], ["server"], *(["worker", str(node), *script] for node in range(2))
     )
-
-    def losses(text: str) -> list[float]:
-        return [float(line.split()[3].rstrip(",")) for line in text.splitlines() if line.startswith("step ")]
-
     assert len(losses(stock.stdout)) == 4
     assert losses(ours[3]) == pytest.approx(losses(stock.stdout), abs=2e-5)
     assert "\n4 buckets over bps_rdma" in ours[3]
     assert "\n0 buckets over bps_rdma" in stock.stdout
 
 
+@pytest.mark.long
 def test_a_cluster_of_stock_megatron(tmp_path):
     """The same script starts it, and tells it nothing of us."""
     (tmp_path / "says.py").write_text(
@@ -137,6 +160,7 @@ def test_the_cluster_script_says_what_is_missing(tmp_path):
     assert "SERVERS" in done.stderr
 
 
+@pytest.mark.long
 def test_training_survives_a_rank_that_dies(tmp_path):
     """The job ends, and the same command goes on from its last checkpoint."""
     (tmp_path / "dies.py").write_text(

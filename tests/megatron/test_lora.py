@@ -74,7 +74,7 @@ def three_ways(bps: Any, pp: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("workers", "pp"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("workers", "pp"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_frozen_embedding_under_full_recomputation(workers, pp):
     ranks = harness.run(three_ways, pp, workers=workers, init=False)
     assert sum(one["first"] for one in ranks) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import cpu
 import harness
+import pytest
 import torch
 import torch.distributed as dist
 from gpt import Setup, Training
@@ -78,6 +79,7 @@ def test_out_of_order():
     assert message.startswith(f"forward uses {attention}.linear_qkv before {attention}.linear_proj, but ")
 
 
+@pytest.mark.long
 def test_without_gathers_order_does_not_matter():
     setup = Setup(distributed_optimizer=True, overlap=True, bucket=1000, steps=1)
     assert harness.run(messages, setup, out_of_order, workers=2, init=False) == [([], True)] * 2

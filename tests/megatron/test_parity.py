@@ -36,9 +36,19 @@ CORE = {
 }
 
 
+# What a landing runs of the others.
+SHORT = CORE | {
+    "per token",
+    "TP 2, sequence parallel, both overlaps",
+    "two instances of the distributed optimizer",
+    "experts, EP 2, overlap",
+}
+
+
 def cases(setups: dict[str, Any]) -> list[Any]:
-    """Parameters for a test, the core ones marked."""
-    return [pytest.param(name, marks=pytest.mark.core) if name in CORE else name for name in setups]
+    """Parameters for a test, with their marks."""
+    marks = {name: [pytest.mark.core] if name in CORE else [] for name in setups}
+    return [pytest.param(name, marks=[*marks[name], *([] if name in SHORT else [pytest.mark.long])]) for name in setups]
 
 
 def on_and_off(bps: Any) -> None:
@@ -83,8 +93,15 @@ def started_before_the_last_gradient(bps: Any, setup: Setup) -> int:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("distributed", [False, True], ids=["all-reduce", "reduce-scatter"])
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+@pytest.mark.parametrize(
+    ("overlap", "distributed"),
+    [
+        pytest.param(True, False, id="overlap-all-reduce", marks=pytest.mark.long),
+        pytest.param(True, True, id="overlap-reduce-scatter"),
+        pytest.param(False, False, id="no overlap-all-reduce"),
+        pytest.param(False, True, id="no overlap-reduce-scatter", marks=pytest.mark.long),
+    ],
+)
 def test_buckets_travel_while_the_backward_pass_goes_on(overlap, distributed):
     setup = Setup(overlap=overlap, distributed_optimizer=distributed)
     for started in harness.run(started_before_the_last_gradient, setup, workers=2, init=False):
@@ -113,7 +130,7 @@ def with_a_nan(bps: Any, check: bool) -> str:
 @pytest.mark.core
 @pytest.mark.parametrize("check", [True, False], ids=["checked", "not checked"])
 def test_a_nan_is_found_before_it_is_sent(check):
-    env = {"BPS_TIMEOUT": "20", "BPS_SHUTDOWN_TIMEOUT": "1"}
+    env = {"BPS_SHUTDOWN_TIMEOUT": "1"}
     with harness.start(with_a_nan, check, workers=2, init=False, env=env) as job:
         found = job.outcomes()[1]
     assert not found.error, found.error

@@ -51,13 +51,16 @@ def train(bps: Any, setup: Setup, folder: str, dies_in: int = -1) -> tuple[int, 
 
 @pytest.mark.parametrize(
     "setup",
-    [Setup(), Setup(distributed_optimizer=True, overlap=True, overlap_gather=True), Setup(bf16=True, overlap=True)],
-    ids=["plain", "distributed optimizer", "bf16"],
+    [
+        pytest.param(Setup(), id="plain", marks=pytest.mark.long),
+        pytest.param(Setup(distributed_optimizer=True, overlap=True, overlap_gather=True), id="distributed optimizer"),
+        pytest.param(Setup(bf16=True, overlap=True), id="bf16", marks=pytest.mark.long),
+    ],
 )
 def test_a_new_job_goes_on_from_the_last_checkpoint(setup, tmp_path):
     undisturbed = harness.run(train, setup, str(tmp_path / "undisturbed"), workers=2, init=False)
     folder = str(tmp_path / "disturbed")
-    env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
+    env = {"BPS_SHUTDOWN_TIMEOUT": "1"}
     with harness.start(train, setup, folder, 3, workers=2, init=False, env=env) as job:
         assert job.outcomes()[0].value == "PeerLostError"
     resumed = harness.run(train, setup, folder, workers=2, init=False)

@@ -62,7 +62,9 @@ def stock_and_ours(bps: Any, setup: Setup) -> tuple[Trained, Trained, int]:
     return stock, ours, operations
 
 
-@pytest.mark.parametrize("setup", [Setup(tp=2), Setup(tp=2, sp=True)], ids=["tp", "sequence parallel"])
+@pytest.mark.parametrize(
+    "setup", [pytest.param(Setup(tp=2), marks=pytest.mark.long), Setup(tp=2, sp=True)], ids=["tp", "sequence parallel"]
+)
 def test_shapes_that_change(setup):
     for stock, ours, operations in harness.run(stock_and_ours, setup, workers=2, init=False):
         assert ours == stock

@@ -26,7 +26,14 @@ def on_a_device(bps: Any, setup: Setup, tensors: bool = False) -> dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "overlap, average, NaN check", "distributed optimizer, both overlaps", "bf16, overlap"]
+    "name",
+    [
+        "distributed optimizer, both overlaps",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("plain", "overlap, average, NaN check", "bf16, overlap")
+        ),
+    ],
 )
 def test_two_ranks(name):
     setup = TWO_RANKS[name]
@@ -37,12 +44,15 @@ def test_two_ranks(name):
         assert one["copied_bytes"] == 0, "chunks are copied by the device alone"
 
 
+@pytest.mark.long
 def test_four_ranks():
     setup = Setup(steps=6, **BOTH_OVERLAPS)
     check(harness.run(on_a_device, setup, workers=4, init=False, env=CHUNKS), setup)
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["all-reduce", "sequence parallel"])
+@pytest.mark.parametrize(
+    "sequence", [pytest.param(False, marks=pytest.mark.long), True], ids=["all-reduce", "sequence parallel"]
+)
 def test_tensor_parallel_collectives(sequence):
     setup = Setup(tp=2, sp=sequence, steps=4)
     found = harness.run(on_a_device, setup, True, workers=4, init=False, env=CHUNKS)
