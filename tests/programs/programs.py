@@ -145,7 +145,7 @@ ELSEWHERE = {
     "bench/instructions.py": "ci/steps/cost",
     "bps": "tests/python/commands/test_command_line.py",
     "bpslaunch": "tests/python/commands/test_command_line.py",
-    "bps_rdma/bench/__main__.py": "tests/python/packaging/test_extras.py",
+    "bps_rdma/bench/__main__.py": "tests/python/packaging/test_imports.py",
     "bps_rdma/bench/peers/__main__.py": "ci/setup",
     "examples/train.py": "tests/torch/test_examples.py",
     "examples/megatron/checkpoint.py": "examples/megatron/pretrain.py",

@@ -250,7 +250,6 @@ def go_on_after_a_loss(bps: Any) -> None:
     model.train(1)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_rest_of_a_job_that_was_lost_resumes_it(transport):
     with harness.start(go_on_after_a_loss, workers=2, servers=2, env=harness.over(transport)) as job:
         job.await_marks("trained")

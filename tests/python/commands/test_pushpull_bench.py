@@ -42,7 +42,6 @@ def check_timing(timing, rounds):
     assert timing["switches_per_call"] >= 0
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_every_operation_is_measured_and_checked(transport):
     options = ["--ops", "push_pull,reduce_scatter,all_gather,broadcast", "--dtypes", "float32,int8"]
     found = measured("--sizes", "64,100K", "--iters", "5", "--warmup", "1", "--transport", transport, *options)

@@ -24,7 +24,6 @@ def test_disjoint_groups_with_equal_names(servers, transport):
     harness.run(disjoint_groups, workers=4, servers=servers, env={"BPS_TRANSPORT": transport})
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_overlapping_groups_in_different_orders(transport):
     harness.run(overlapping_groups, workers=3, env={"BPS_TRANSPORT": transport})
 

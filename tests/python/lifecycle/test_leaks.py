@@ -155,7 +155,6 @@ def empties(bps: Any, count: int) -> dict[str, int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_2_000_shared_arrays_made_and_freed(transport):
     for grown in harness.run(empties, 2000, workers=2, env={"BPS_TRANSPORT": transport}, timeout=240):
         assert grown["descriptors"] <= 0

@@ -66,7 +66,6 @@ def pull_waits(bps: Any) -> float:
     return time.monotonic()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_pull_waits_for_the_last_push(transport):
     pulled_at, pushed_at = harness.run(pull_waits, workers=2, env={"BPS_TRANSPORT": transport})
     assert pulled_at >= pushed_at

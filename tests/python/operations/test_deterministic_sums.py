@@ -31,7 +31,6 @@ def hashes(bps: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("servers", [None, 2])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_bit_equal_whatever_the_order_of_arrival(transport, servers):
     found = harness.run(hashes, workers=4, servers=servers, env={"BPS_TRANSPORT": transport})
     assert len({part for rank in found for part in rank}) == 1

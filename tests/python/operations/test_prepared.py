@@ -42,7 +42,6 @@ def reduces(bps: Any, dtype: str, op: str | None) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize(("dtype", "op"), [(dtype, None) for dtype in NUMPY_DTYPES] + [("float32", "max")])
 def test_reductions_are_those_of_the_ordinary_calls(transport, dtype, op):
     first, second, third = harness.run(reduces, dtype, op, workers=3, env=harness.over(transport))

@@ -57,7 +57,6 @@ def test_a_thousand_rounds_of_ten_names(workers, servers, transport, memory, env
     assert wrong == [0] * workers
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_average_is_sum_over_group_size(workers, transport):
     results = harness.run(averages, transport, workers=workers, env={"BPS_TRANSPORT": transport})
@@ -120,7 +119,6 @@ def test_integer_sums_wrap_around():
     assert harness.run(integers_wrap, workers=2) == [[254, -2, -2, -2]] * 2
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_in_place_writes_into_the_array_and_nowhere_else(transport):
     harness.run(in_place_and_not, workers=2, env={"BPS_TRANSPORT": transport})
 

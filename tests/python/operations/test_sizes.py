@@ -41,7 +41,6 @@ def default_partitions(bps: Any) -> None:
     check(bps, 5_000_001, "int32", "integers")
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_default_partition_size(transport):
     harness.run(default_partitions, workers=2, env={"BPS_TRANSPORT": transport})
 
@@ -69,7 +68,6 @@ def many_partitions_in_arrears(bps: Any) -> None:
         assert np.all(bps.push_pull(np.full(400_000, 2, np.uint8), average=False, name="many") == 3)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_late_rank_finds_many_open_partitions(transport):
     env = {"BPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "16", "BPS_MIN_PARTITION_BYTES": "16"}
     harness.run(many_partitions_in_arrears, workers=2, env=env)
