@@ -43,6 +43,9 @@ def forked_with_torch() -> Iterator[None]:
     harness.PRELOAD[:], sys.path[:] = plain, path
 
 
+PACKETS = 100  # more than connections take, less than any of these trainings sends
+
+
 class OtherBitsError(AssertionError):
     """A training over RDMA did not end as that over shared memory did."""
 
@@ -50,13 +53,13 @@ class OtherBitsError(AssertionError):
 def trained_over(transport: str, body: Callable[..., Any], *args: Any, **options: Any) -> list[list[Trained]]:
     """The trainings of each rank. Data went over that transport and no other."""
     before = fabric.hardware_counters()
-    env = harness.over(transport) | {"OMP_NUM_THREADS": "1"} | options.pop("env", {})
+    env = harness.over(transport) | options.pop("env", {})
     found = harness.run(body, *args, env=env, timeout=250, **{"workers": 2, **options})
     for one in itertools.chain(*found):
         assert one.transports == {transport}
-    after = fabric.hardware_counters()
-    if "sent_pkts" in before:  # as the device counts them, whatever the metrics say
-        assert (after["sent_pkts"] > before["sent_pkts"]) == (transport == "rdma")
+    if transport == "rdma" and "sent_pkts" in before:  # whatever the metrics say
+        sent = fabric.hardware_counters()["sent_pkts"] - before["sent_pkts"]
+        assert sent > PACKETS, f"the device has sent {sent} packets only"
     return found
 
 
