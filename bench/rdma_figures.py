@@ -31,6 +31,7 @@ WRITE_BYTES = 524_288  # of a write of perftest: the largest partition that is c
 SIZES_MIB = (1, 4, 16, 64)
 ROUNDS = 7
 IDLE_S = 10.0
+PERFTEST_PORT = 18515  # its default
 WRITES = 100  # of WRITE_BYTES each, in both directions; in perftest's shorter run
 LATENCY_WRITES = 20
 
@@ -112,19 +113,29 @@ def perftest(tool: str, iterations: int, *options: str) -> float:
     return (_wall(tool, 10 * iterations, *options) - _wall(tool, iterations, *options)) / (9 * iterations)
 
 
+def _listens() -> bool:
+    """Whether a server of perftest waits for its client."""
+    tables = [path.read_text() for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
+    sockets = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return any(fields[1].endswith(f":{PERFTEST_PORT:04X}") and fields[3] == "0A" for fields in sockets)
+
+
 def _wall(tool: str, iterations: int, *options: str) -> float:
     args = [tool, "-F", "-d", HCA, "-n", str(iterations), *options]
     server = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        time.sleep(0.3)
+        while not _listens():
+            if server.poll() is not None:
+                raise RuntimeError(f"{' '.join(args)} ended with {server.returncode} before its client came")
+            time.sleep(0.01)
         begin = time.perf_counter()
         done = subprocess.run([*args, "127.0.0.1"], capture_output=True, text=True, timeout=120, check=False)
         seconds = time.perf_counter() - begin
-        server.wait(30)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(args)}: {done.stdout}{done.stderr}")
+        server.wait(120)
     finally:
         server.kill()
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(args)}: {done.stdout}{done.stderr}")
     return seconds
 
 
