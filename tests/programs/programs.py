@@ -117,7 +117,10 @@ RUNS = {
         Run("allreduce_bench --sizes 4K --iters 3 --ranks 2 --backends bps,gloo", "checked, all exact")
     ],
     "ddp_bench": [
-        Run("ddp_bench --model mlp --rounds 1 --steps 1 --strategies bucketed,ddp-gloo", r"equal|same|identical")
+        Run(
+            "ddp_bench --model mlp --rounds 1 --steps 1 --buckets 10 --strategies bucketed,ddp-gloo",
+            r"All methods reached the same weights",
+        )
     ],
     "examples/torchft/process_group.py": [
         Run("python tests/programs/torchft_quorums.py examples/torchft", "2 quorums of 2 replicas: every sum was right")
@@ -126,9 +129,9 @@ RUNS = {
 
 # Lines of pages that are not run there, and that name no program of the table above.
 OF_PAGES = [
-    Run("bps tune --np 2 --transport tcp --gradients 1M --plot $OUT/tune.png", r"BPS|BYTEPS|recommend"),
-    Run("torchrun --nproc-per-node 2 --no-python bps tune --gradients 1M --json", r"step"),
-    Run("python tests/model/check.py --only 'scheduler DEATHS=1' --keep $OUT", r"scheduler"),
+    Run("bps tune --np 2 --transport tcp --gradients 1M --plot $OUT/tune.png", r"^# a step: .* measured"),
+    Run("torchrun --nproc-per-node 2 --no-python bps tune --gradients 1M --json", r'"measured_s"|"step"'),
+    Run("python tests/model/check.py --only 'scheduler DEATHS=1' --keep $OUT", r"^scheduler DEATHS=1: holds"),
     Run("$BUILD/../tests/sim/bps_sim --show 237", r"."),
     Run("$BUILD/../tests/sim/bps_sim --actions rounds 1 5", r"."),
 ]
