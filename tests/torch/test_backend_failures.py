@@ -90,7 +90,7 @@ def disagreeing(bps: Any, how: str) -> tuple[str, float]:
     return "nothing", 0.0
 
 
-@pytest.mark.parametrize("how", ["shape", "dtype", "known", "operation"])
+@pytest.mark.parametrize("how", ["shape", "dtype", pytest.param("known", marks=pytest.mark.long), "operation"])
 def test_ranks_that_disagree_all_get_an_exception(how):
     found = harness.run(disagreeing, how, workers=3, init=False, env=SHORT)
     for kind, seconds in found:

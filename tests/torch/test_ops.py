@@ -102,7 +102,7 @@ def elsewhere(bps: Any) -> str:
 
 
 def test_ranks_that_call_from_elsewhere_are_told_where():
-    env = {"BPS_TIMEOUT": "4", "BPS_SHUTDOWN_TIMEOUT": "5"}
+    env = {"BPS_TIMEOUT": "2", "BPS_SHUTDOWN_TIMEOUT": "5"}
     texts = harness.run(elsewhere, workers=2, env=env)
     assert "test_ops.one.float32.3" in texts[0]
     assert "test_ops.other.float32.3" in texts[1]

@@ -131,7 +131,8 @@ def suspend_and_wait(bps: Any, workers: int) -> None:
         model.train(workers)
 
 
-@pytest.mark.parametrize("member", ["server 1", pytest.param("scheduler", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("member", ["server 1", "scheduler"])
 def test_a_process_that_is_stopped_while_it_waits_goes_on(member):
     env = {"BPS_HEARTBEAT_TIMEOUT": str(PROMPT_S)} | harness.over("tcp")
     with harness.start(suspend_and_wait, 2, workers=2, servers=2, env=env) as job:
@@ -225,7 +226,7 @@ def come_back_alone(bps: Any) -> None:
     if my_rank() == 1:
         model.bps.suspend()
         with pytest.raises(bps.DeadlineError, match=r"was not resumed by all members.* missing rank 0"):
-            model.bps.resume(2, join_timeout=4)
+            model.bps.resume(2, join_timeout=3)
     else:
         model.bps.suspend()
 

@@ -168,6 +168,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
 
 
 # More partitions than the servers' slots: some have not been sent when the deadline passes.
+@pytest.mark.long
 def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
     env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "3", "BPS_TRANSPORT": "tcp"}
     small = harness.cut_at(16384)
