@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import mark
+from harness import await_mark, mark
 from on_device import (
     AnyOrder,
     torchs_own,
@@ -175,11 +174,12 @@ def given_up(bps: Any) -> None:
     rank, count = bps.rank(), 3_000_000  # three chunks
     mine = values(rank, count).cuda()
     if rank == 1:
-        time.sleep(3)
+        await_mark("told")
     with pytest.raises(bps.DeadlineError):
         transfer.all_reduce(mine, Options(ReduceOp.sum, "late", timeout=2.0)).wait()
     seen = mine.clone()
-    time.sleep(4)
+    mark("told")
+    time.sleep(4)  # what must not happen has had the time to
     assert torch.equal(seen, mine)
     assert torch.equal(seen.cpu(), values(rank, count))
     after = torch.ones(count, device="cuda")
@@ -187,14 +187,18 @@ def given_up(bps: Any) -> None:
 
 
 def test_nothing_changes_after_a_deadline():
-    harness.run(given_up, workers=2, env={"BPS_TIMEOUT": "20"})
+    with harness.start(given_up, workers=2) as job:
+        job.await_marks("told", [0])
+        job.set_mark("told")
+        job.results()
 
 
 def dying(bps: Any) -> str:
     """Rank 1 is killed in the middle of things; rank 0's operations end with that error, and so does its job."""
     transfer.all_reduce(torch.zeros(9, device="cuda"), Options(ReduceOp.sum, "both")).wait()
+    mark("both")
     if bps.rank() == 1:
-        os.kill(os.getpid(), 9)
+        await_mark("never")
     pending = [
         transfer.all_reduce(torch.zeros(3_000_000, device="cuda"), Options(ReduceOp.sum, f"alone {i}"))
         for i in range(4)
@@ -207,8 +211,9 @@ def dying(bps: Any) -> str:
 
 
 def test_a_rank_that_dies():
-    env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_HEARTBEAT_TIMEOUT": "2"}
-    with harness.start(dying, workers=2, env=env) as job:
+    with harness.start(dying, workers=2, env={"BPS_SHUTDOWN_TIMEOUT": "1"}) as job:
+        job.await_marks("both")
+        job.kill("rank 1")
         assert job.outcomes()[0].value == "told"
 
 
@@ -284,7 +289,8 @@ def waits_for_its_gpu(bps):
 def test_why_names_a_rank_that_waits_for_its_gpu():
     with harness.start(waits_for_its_gpu, workers=2) as job:
         job.await_marks("hangs", [1])
-        time.sleep(2)
+        job.await_call("rank 0")
+        time.sleep(2)  # for so long the job hangs before `bps why` is asked, as in tests/python/commands/test_why.py
         done = subprocess.run(
             [sys.executable, "-P", "-m", "bps_rdma", "why", "--json", "--job", job.name],
             capture_output=True, text=True, timeout=60, check=True,
