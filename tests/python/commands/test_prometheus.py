@@ -19,7 +19,7 @@ import harness
 import numpy as np
 import pytest
 from bodies.metrics import fetch
-from harness import await_mark, mark
+from harness import mark
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "examples/prometheus/dashboard.json").read_text())
@@ -86,21 +86,12 @@ def test_promtool_finds_nothing_to_complain_about():
 def pushes_until_told(bps: Any) -> None:
     array = np.ones(1 << 18, np.float32)
     for step in range(1 << 30):
-        told = bps.push_pull(np.array([float(cluster_says("looked"))], np.float32), name="told", average=False)
+        told = bps.push_pull(np.array([float(harness.is_marked("looked"))], np.float32), name="told", average=False)
         if told[0] > 0:
             return
         bps.push_pull_inplace(array, name="x")
         if step == 3:
             mark("pushed")
-
-
-def cluster_says(name: str) -> bool:
-    """Whether the test has set this mark."""
-    try:
-        await_mark(name, timeout=0)
-    except TimeoutError:
-        return False
-    return True
 
 
 @contextmanager

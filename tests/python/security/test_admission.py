@@ -262,8 +262,8 @@ def works_until_told(bps: Any) -> bool:
 
 def stops(bps: Any) -> bool:
     """Whether the test has told rank 0 to stop; the same on all ranks."""
-    told = Path(os.environ["BPS_TEST_FOLDER"], "mark-test-end").exists()
-    return bool(bps.push_pull(np.full(1, float(told and bps.rank() == 0)), average=False, name="stop")[0])
+    told = harness.is_marked("end") and bps.rank() == 0
+    return bool(bps.push_pull(np.full(1, float(told)), average=False, name="stop")[0])
 
 
 def listening_port(pid: int) -> int:

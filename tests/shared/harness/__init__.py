@@ -13,12 +13,12 @@ from .leftovers import shared_memory_files
 from .members import JobFailedError, Members
 from .ports import free_port, free_ports
 from .process import Command, has_stopped, is_blocked
-from .rank import await_mark, mark
+from .rank import await_mark, is_marked, mark
 from .waiting import PATIENCE, WaitedInVainError, eventually
 
 __all__ = [
     "PATIENCE", "PRELOAD", "Command", "Job", "JobFailedError", "Members", "Outcome", "WaitedInVainError",
     "await_mark", "binary", "clean_env", "cut_at", "end_forkserver", "eventually", "free_port", "free_ports",
-    "has_stopped", "is_blocked", "mark", "of_rank", "of_roles", "on_hosts", "over", "run", "run_command", "scripts",
-    "shared_memory_files", "start", "succeeded",
+    "has_stopped", "is_blocked", "is_marked", "mark", "of_rank", "of_roles", "on_hosts", "over", "run", "run_command",
+    "scripts", "shared_memory_files", "start", "succeeded",
 ]  # fmt: skip

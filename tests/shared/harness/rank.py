@@ -87,9 +87,14 @@ def mark(name: str) -> None:
     (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-{_rank}-{name}").touch()
 
 
+def is_marked(name: str) -> bool:
+    """Whether the test has called set_mark(name)."""
+    return (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-test-{name}").exists()
+
+
 def await_mark(name: str, timeout: float = 60) -> None:
     """Waits until the test has called set_mark(name)."""
-    eventually((Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-test-{name}").exists, timeout, f"the test's mark {name!r}")
+    eventually(lambda: is_marked(name), timeout, f"the test's mark {name!r}")
 
 
 # ---- Scripts
