@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import numpy as np
 from bodies.arrays import caught
 from harness import await_mark, mark
 from harness.freeze import freeze, frozen
@@ -16,7 +17,11 @@ FAST = {"BPS_HEARTBEAT_TIMEOUT": str(HEARTBEAT_S), "BPS_SHUTDOWN_TIMEOUT": str(2
 
 
 def meets_the_other_later(bps: Any) -> str:
-    """Rank 0 waits where no loop takes part, so that only the scheduler can notice."""
+    """Rank 0 waits where no loop takes part, so that only the scheduler can notice.
+
+    The sum comes first: a loop that sets something up for a peer may take its time, and does not count as stuck.
+    """
+    bps.push_pull(np.ones(1000), name="x")
     bps.barrier()
     mark("ready")
     if bps.rank() == 1:
