@@ -79,9 +79,8 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
 
 
-@pytest.mark.parametrize(
-    ("signum", "status"), [pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.long), (signal.SIGTERM, 143)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_training_after_a_checkpoint(signum, status, tmp_path):
     command = [*STARTERS["bps run"], "--grace", "60", TRAIN, "--epochs", "1000", "--images", "500"]
     with subprocess.Popen(

@@ -53,6 +53,8 @@ def test_torch_names_the_missing_rank(late: str, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     with harness.start(hangs, late, workers=3) as job:
         job.await_marks("ready")
+        for member in ("rank 0", "rank 2"):
+            job.await_call(member)
 
         def analysed() -> tuple[str, Any]:
             command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]
