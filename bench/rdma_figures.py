@@ -28,7 +28,6 @@ from bps_rdma.launch.environment import LocalJob, find_binary
 
 HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
 WRITE_BYTES = 524_288  # of a write of perftest: the largest partition that is chosen by itself
-SIZES_MIB = (1, 4, 16, 64)
 ROUNDS = 7
 IDLE_S = 10.0
 PERFTEST_PORT = 18515  # its default
@@ -170,9 +169,9 @@ def quartiles(values: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def measure_goodput(jobs: dict[str, Job], rounds: int, *, whole: bool) -> None:
+def measure_goodput(jobs: dict[str, Job], sizes: list[int], rounds: int, *, whole: bool) -> None:
     """Every job's push_pull beside ib_write_bw, in alternating rounds; `whole`: with writes as large as the tensor."""
-    for mib in SIZES_MIB:
+    for mib in sizes:
         write_bytes = mib << 20 if whole else WRITE_BYTES
         nbytes, theirs = mib << 20, []
         ours: dict[str, list[float]] = {name: [] for name in jobs}
@@ -248,10 +247,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", help="BYTEPS_PARTITION_BYTES; several: 65536,131072")
     parser.add_argument("--windows", help="BPS_SERVER_WINDOW; several: 4,16")
+    parser.add_argument("--sizes", default="1,4,16,64", help="MiB")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--whole", action="store_true", help="perftest writes as many bytes at once as the tensor has")
     parser.add_argument("--processor", action="store_true", help="only where the processor's time goes")
     options = parser.parse_args()
+    sizes = [int(size) for size in options.sizes.split(",")]
     if options.processor:
         job = Job()
         measure_processor(job, options.rounds)
@@ -260,7 +261,7 @@ def main() -> None:
     if not options.partitions and not options.windows:
         job = Job()
         measure_idleness(job)
-        measure_goodput({"": job}, options.rounds, whole=options.whole)
+        measure_goodput({"": job}, sizes, options.rounds, whole=options.whole)
         measure_latency(job)
         job.end()
         return
@@ -272,7 +273,7 @@ def main() -> None:
         for partition in (options.partitions or "").split(",")
         for window in (options.windows or "").split(",")
     }
-    measure_goodput(jobs, options.rounds, whole=options.whole)
+    measure_goodput(jobs, sizes, options.rounds, whole=options.whole)
     for job in jobs.values():
         job.end()
 

@@ -79,7 +79,10 @@ RUNS = {
         Run("python bench/ray_failures.py --rounds 1 --only 'killed worker,ray stop'", r"stop \| all gone", root=True)
     ],
     "bench/rdma_figures.py": [
-        Run("ci/vm/run --out $OUT .venv/bin/python bench/rdma_figures.py --rounds 2", r"^8 bytes: push_pull \d")
+        Run(
+            "ci/vm/run --out $OUT .venv/bin/python bench/rdma_figures.py --sizes 1 --rounds 2",
+            r"^8 bytes: push_pull \d",
+        )
     ],
     "bench/recovery.py": [
         Run("python bench/recovery.py --trials 1 --ranks 3", "every sum was right"),
