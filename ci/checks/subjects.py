@@ -48,8 +48,9 @@ def must_run(step: Step) -> bool:
 
 def record(steps: Iterable[Step]) -> None:
     """Notes that these steps have passed."""
-    found = passed() | {step.name: subject_hash(step) for step in steps if step.subject}
+    new = {step.name: subject_hash(step) for step in steps if step.subject}
+    if not new:
+        return
     text = "# The files with which these steps of `ci/test --all` passed: see ci/checks/subjects.py.\n"
-    text += "".join(f"{name} {value}\n" for name, value in sorted(found.items()))
-    if not CHECKED.exists() or CHECKED.read_text() != text:
-        CHECKED.write_text(text)
+    text += "".join(f"{name} {value}\n" for name, value in sorted((passed() | new).items()))
+    CHECKED.write_text(text)
