@@ -89,6 +89,7 @@ def loads(bps: Any, setup: Setup, file: Path) -> tuple[dict[str, torch.Tensor], 
         other = Training(setup, lambda chunk: megatron.add_lora(chunk, rank=3))
     with pytest.raises(MismatchError) as raised:
         megatron.load_lora(other.model, file)
+    dist.barrier()  # other ranks may still be connecting to this one
     dist.destroy_process_group()
     bps.shutdown()
     return state, loaded, str(raised.value)
@@ -141,6 +142,7 @@ def heard(bps: Any, setup: Setup, cure: bool) -> list[str]:
     for _ in range(2):
         with megatron.enabled(use_dpu_reduce=True, cure_frozen_embeddings=cure):
             Training(setup, lambda chunk: megatron.add_lora(chunk, cure_frozen_embeddings=False))
+    dist.barrier()  # the other rank may still be connecting to this one
     dist.destroy_process_group()
     bps.shutdown()
     return [text for text in texts if "frozen" in text]

@@ -402,6 +402,7 @@ def beside_gloo(bps: Any) -> None:
     rank, size = joined("gloo")
     with pytest.raises(bps.NotInitializedError, match="init"):
         dist.new_group([rank], backend="bps", use_local_synchronization=True)
+    dist.barrier()  # the other rank may still be connecting to this one
     dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{int(os.environ['MASTER_PORT']) + 1}",
                             rank=rank, world_size=size)  # fmt: skip
@@ -471,6 +472,8 @@ def of_another_device(bps: Any) -> list[str]:
     group.reduce_scatter([part], [parts], None)
     group.reduce_scatter_single(part, whole)
     group.reduce_scatter_single_coalesced([part], [whole])
+    del group._inner
+    dist.barrier()  # the other rank may still be connecting to this one
     dist.destroy_process_group()
     return called
 

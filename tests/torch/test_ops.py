@@ -217,6 +217,7 @@ def other_ranks(bps: Any) -> str:
     dist.init_process_group("gloo", store=store, rank=1 - bps.rank(), world_size=2)
     with pytest.raises(bps.InvalidArgumentError) as caught:
         bps_torch.init()
+    dist.barrier()  # the other rank may still be connecting to this one
     dist.destroy_process_group()
     return str(caught.value)
 
@@ -231,6 +232,7 @@ def late(bps: Any) -> str:
     import bps_rdma.torch as bps_torch
 
     dist.init_process_group("gloo")
+    dist.barrier()
     if dist.get_rank() == 1:
         await_mark("told")
         return ""
