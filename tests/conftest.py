@@ -7,8 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("checks", deadline=None)
+hypothesis.settings.load_profile("checks")
 # pytest has put this folder on the path, and `import torch` would find the folder torch where there is no other.
 sys.path[:] = [one for one in sys.path if Path(one) != Path(__file__).parent]
 

@@ -36,7 +36,7 @@ def number_of_this_rank() -> int:
 def meets_one_that_raises(bps: Any, where: str) -> tuple[Any, ...]:
     folder = Path(os.environ["BPS_TEST_FOLDER"])
     if number_of_this_rank() == 1:
-        ended = harness.run_command([sys.executable, "-c", RAISES], cwd=folder, within=120)
+        ended = harness.run_command([sys.executable, "-c", RAISES], os.environ, folder, within=120)
         return ended.returncode, ended.stderr, time.monotonic()
     bps.init()
     bps.push_pull(np.ones(1000, np.float32), name="warm")
@@ -169,7 +169,7 @@ bps.init()
 raise KeyError("x")
 """
     folder = os.environ["BPS_TEST_FOLDER"]
-    ended = harness.run_command([sys.executable, "-c", code], cwd=folder, within=120)
+    ended = harness.run_command([sys.executable, "-c", code], os.environ, folder, within=120)
     return ended.returncode, ended.stdout
 
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -43,8 +43,9 @@ def end_forkserver() -> None:
     if server._forkserver_pid is None:
         return
     os.close(server._forkserver_alive_fd)
-    with contextlib.suppress(WaitedInVainError):
-        eventually(
-            lambda: os.waitpid(server._forkserver_pid, os.WNOHANG)[0], within=5, what="the end of the forkserver"
-        )
+    try:
+        eventually(lambda: os.waitpid(server._forkserver_pid, os.WNOHANG)[0], within=2, what="its end")
+    except WaitedInVainError:  # a process may have kept the other end of its pipe
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        os.waitpid(server._forkserver_pid, 0)
     server._forkserver_pid = server._forkserver_alive_fd = None
