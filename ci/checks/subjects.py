@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from checks.steps import Step
@@ -46,9 +46,13 @@ def must_run(step: Step) -> bool:
     return is_new
 
 
-def record(steps: Iterable[Step]) -> None:
-    """Notes that these steps have passed."""
-    new = {step.name: subject_hash(step) for step in steps if step.subject}
+def hashes(steps: Iterable[Step]) -> dict[str, str]:
+    """Of those that have a subject, the hash of its files as they are now."""
+    return {step.name: subject_hash(step) for step in steps if step.subject}
+
+
+def record(new: Mapping[str, str]) -> None:
+    """Notes with which files steps have passed."""
     if not new:
         return
     text = "# The files with which these steps of `ci/test --all` passed: see ci/checks/subjects.py.\n"
