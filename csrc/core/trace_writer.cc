@@ -93,7 +93,7 @@ void TraceWriter::stop() {
 void TraceWriter::finish() {
   if (!thread_.joinable()) return;
   try {
-    check_interrupt();  // before the thread formats anything: what is interrupted already leaves all events where they are
+    check_interrupt();  // before the thread formats anything, so that all events stay where they are
     stop();
     std::unique_lock lock(mutex_);
     (void)wait_until(lock, changed_, Deadline::never(), [this] { return is_over_; });
