@@ -182,5 +182,5 @@ def fails_and_comes_back(
         used = carried([entry for entry in result["log"] if entry[0] < survived_at], lost_at)
         assert used[lost] < used[left] / 10, "the other one carries everything"
         used = carried(result["log"], back_at)
-        assert used[lost] > MIB, "it is used again"
+        assert used[lost] > used[left] / 20, "it is used again"
     return longest(results)
