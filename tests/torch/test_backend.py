@@ -146,6 +146,13 @@ def from_one_to_another(_: Any) -> None:
     out = torch.empty(size)
     dist.all_to_all_single(out, torch.arange(float(size)) + 10 * rank)
     same(out, torch.arange(float(size)) * 10 + rank)
+    group: Any = dist.distributed_c10d._get_default_group()
+    group.alltoall_base(out, torch.full((size,), float(rank)), [], [], opts=dist.AllToAllOptions()).wait()
+    same(out, torch.arange(float(size)))
+    sent = group.send([torch.full((3,), float(rank))], dstRank=after, tag=7)
+    group.recv([got], srcRank=before, tag=7).wait()
+    sent.wait()
+    same(got, torch.full((3,), float(before)))
     splits = [r + 1 for r in range(size)]
     out = torch.empty((rank + 1) * size)
     dist.all_to_all_single(out, torch.full((sum(splits),), float(rank)), [rank + 1] * size, splits)

@@ -217,29 +217,31 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     # wants that lock when it releases the tensors of the operation before, under a lock of its own that the start waits
     # for: a deadlock. The methods of a Backend hold no lock.
 
-    def all_to_all_single(self, output: Tensor, whole: Tensor, *rest: Any) -> Any:
+    def all_to_all_single(self, output: Tensor, whole: Tensor, *rest: Any, **options: Any) -> Any:
         """Every rank sends a part of its tensor to every rank."""
-        return self._inner(whole).alltoall_base(output, whole, *rest)
+        return self._inner(whole).alltoall_base(output, whole, *rest, **options)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], *rest: Any) -> Any:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], *rest: Any, **options: Any) -> Any:
         """Every rank sends a tensor to every rank."""
-        return self._inner(inputs[0]).alltoall(outputs, inputs, *rest)
+        return self._inner(inputs[0]).alltoall(outputs, inputs, *rest, **options)
 
-    def gather(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
+    def gather(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
         """One rank gets every rank's tensor."""
-        return self._inner(inputs if isinstance(inputs, Tensor) else inputs[0]).gather(outputs, inputs, *rest)
+        tensor = inputs if isinstance(inputs, Tensor) else inputs[0]
+        return self._inner(tensor).gather(outputs, inputs, *rest, **options)
 
-    def scatter(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
+    def scatter(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
         """Every rank gets one of the tensors of one rank."""
-        return self._inner(outputs if isinstance(outputs, Tensor) else outputs[0]).scatter(outputs, inputs, *rest)
+        tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
+        return self._inner(tensor).scatter(outputs, inputs, *rest, **options)
 
-    def send(self, tensors: list[Tensor], destination: int, tag: int) -> Any:
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Any:  # noqa: N803  torch's name
         """Sends a tensor to one rank."""
-        return self._inner(tensors[0]).send(tensors, destination, tag)
+        return self._inner(tensors[0]).send(tensors, dstRank, tag)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Any:
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Any:  # noqa: N803  torch's name
         """Receives a tensor from one rank."""
-        return self._inner(tensors[0]).recv(tensors, source, tag)
+        return self._inner(tensors[0]).recv(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
         """Receives a tensor from any rank."""
