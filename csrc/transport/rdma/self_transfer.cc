@@ -102,7 +102,7 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
   const ConnectRequest request{.address = address, .hello = {.node = 1}, .deadline = deadline, .whom = "this process"};
   auto control_made = caller.transport->connect_control(request);
   auto data_made = caller.transport->connect_data(request);
-  // Not structured bindings: C++20 lets lambdas capture them, but clang does so from version 16 on.
+  // A pair has no structured bindings here, because clang lets lambdas capture those only from version 16 on.
   const auto ends = caller.reactor.call([&] {
     return std::pair(caller.transport->attach(std::move(control_made), caller),
                      caller.transport->attach(std::move(data_made), caller));
