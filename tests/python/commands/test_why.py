@@ -33,6 +33,7 @@ LONG = bool(os.environ.get("BPS_TEST_ALL"))
 MOST_S = 4.0 * harness.PATIENCE  # measured with --all only; 2 s on a machine with nothing else to do
 SETTLES_S = 2.0
 OTHERS = (0, 2)
+ROUND_1 = "push_pull of 'w', round 1"
 
 
 def state_of(job: harness.Job) -> JobState | None:
@@ -46,7 +47,7 @@ def state_of(job: harness.Job) -> JobState | None:
 
 def answer(
     job: harness.Job,
-    hangs: Callable[[JobState], bool],
+    hangs: Callable[[JobState | None], bool],
     inside: Sequence[str] = (),
     env: dict[str, str] | None = None,
     settles: float = SETTLES_S,
@@ -56,7 +57,7 @@ def answer(
     On a quiet machine it says so within two seconds, with the stacks, from the start of its process to its end.
     """
     if not inside:  # from outside nothing is reached
-        job.eventually(lambda: state_of(job), 30, "the hang", until=lambda state: state is not None and hangs(state))
+        job.eventually(lambda: state_of(job), 30, "the hang", until=hangs)
     time.sleep(settles)
     program = [*inside, *COMMAND, "why", "--json", "--job", job.name]
     began = time.monotonic()
@@ -68,30 +69,25 @@ def answer(
     return found
 
 
-def ranks_that_wait(*ranks: int) -> Callable[[JobState], bool]:
-    return lambda state: {wait.rank for wait in waits_of(state)} == set(ranks)
+def ranks_that_wait(*ranks: int, for_what: str = "") -> Callable[[JobState | None], bool]:
+    return lambda state: (
+        state is not None and {wait.rank for wait in waits_of(state) if for_what in wait.what} == set(ranks)
+    )
 
 
 def ranks_of(found: dict[str, Any]) -> list[int]:
     return [one["rank"] for one in found["culprits"]]
 
 
-def why(job: harness.Job, is_it: Callable[[Diagnosis], bool]) -> Diagnosis:
-    """The first diagnosis that is right, for tests of something else: the hang may not have begun at the first one."""
-    return job.eventually(lambda: explained(state_of(job)), 30, "the diagnosis", until=is_it)
-
-
 def explained(state: JobState | None) -> Diagnosis:
     return explain(state) if state is not None else Diagnosis("none", "no such job")
 
 
-def names(found: Diagnosis) -> list[int]:
-    return [member.rank for member in found.culprits]
-
-
-def is_hung(found: Diagnosis) -> bool:
-    """The job has come to where in_python() and holds_the_gil() hang."""
-    return found.kind == "rank" and len(found.waits) == WORKERS - 1 and names(found) == [CULPRIT]
+def await_hang(job: harness.Job) -> None:
+    """Until the job has come to where in_python() hangs. In round 0, too, the others may wait for the culprit."""
+    job.await_marks("hangs", [CULPRIT])
+    others = set(range(job.workers)) - {CULPRIT}
+    job.eventually(lambda: state_of(job), 30, "the hang", until=ranks_that_wait(*others, for_what=ROUND_1))
 
 
 def add(bps: Any, name: str) -> float:
@@ -107,6 +103,7 @@ def end_all(job: harness.Job) -> list[Any]:
 
 
 def this_is_where_it_hangs() -> None:
+    mark("hangs")
     await_mark("go on")
 
 
@@ -120,9 +117,10 @@ def in_python(bps: Any) -> float:
 @pytest.mark.parametrize("servers", [None, 1])
 def test_a_rank_that_is_in_its_own_code(servers: int | None, transport: str) -> None:
     with harness.start(in_python, workers=WORKERS, servers=servers, env=harness.over(transport)) as job:
+        await_hang(job)
         found = answer(job, ranks_that_wait(*OTHERS))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
-        assert found["operation"] == "push_pull of 'w', round 1"
+        assert found["operation"] == ROUND_1
         assert "this_is_where_it_hangs" in found["stacks"]["rank 1"]
         assert end_all(job) == [WORKERS] * WORKERS
         pids = [job.pid(f"rank {rank}") for rank in range(WORKERS)]
@@ -132,6 +130,7 @@ def test_a_rank_that_is_in_its_own_code(servers: int | None, transport: str) -> 
 def test_a_deadline_that_is_far_away() -> None:
     """Nothing fails for an hour; it is named all the same, and with it when it would have failed."""
     with harness.start(in_python, workers=2, env={"BPS_TIMEOUT": "3600"}) as job:
+        await_hang(job)
         found = answer(job, ranks_that_wait(0))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
         assert re.search(r"its deadline is in 35\d\d s", found["text"])
@@ -150,6 +149,7 @@ def holds_the_gil(bps: Any) -> float:
 
 def test_a_rank_whose_python_stands_still() -> None:
     with harness.start(holds_the_gil, workers=WORKERS) as job:
+        job.await_marks("hangs", [CULPRIT])
         found = answer(job, ranks_that_wait(*OTHERS))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])
         assert "holds_the_gil" in found["stacks"]["rank 1"]
@@ -243,7 +243,7 @@ def stopped(member: str, workers: int, servers: int | None) -> dict[str, Any]:
         job.await_marks("ready")
         job.kill(member, signal.SIGSTOP)
         job.set_mark("stopped")
-        found = answer(job, lambda state: bool(waits_of(state)))
+        found = answer(job, lambda state: state is not None and bool(waits_of(state)))
         pid = job.pid(member)
         job.kill(member, signal.SIGCONT)
         assert job.results() == ["done"] * workers
@@ -331,7 +331,7 @@ def has_lost_it(member: Member) -> bool:
 def test_the_scheduler_is_gone() -> None:
     env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": "20"}
     with harness.start(in_python, workers=2, servers=1, env=env) as job:
-        why(job, lambda found: names(found) == [CULPRIT])
+        await_hang(job)
         job.kill("scheduler")
         state = job.eventually(
             lambda: state_of(job), 30, "the loss of the scheduler",
@@ -339,6 +339,7 @@ def test_the_scheduler_is_gone() -> None:
         )  # fmt: skip
         assert state is not None
         assert state.scheduler is None
+        await_hang(job)
         found = answer(job, ranks_that_wait(0))
         assert (found["kind"], ranks_of(found)) == ("rank", [CULPRIT])  # the sums do not need a scheduler
         assert "this_is_where_it_hangs" in found["stacks"]["rank 1"]
@@ -379,7 +380,7 @@ def command(*words: str, env: dict[str, str] | None = None) -> str:
 @pytest.mark.long
 def test_the_scheduler_of_a_job_elsewhere_is_asked_by_its_address(tmp_path: Path) -> None:
     with harness.start(in_python, workers=WORKERS, servers=1) as job:
-        why(job, is_hung)
+        await_hang(job)
         address = f"127.0.0.1:{job.port}"
         env = {"BPS_JOB_ID": job.name, "BPS_SECRET": job.name}
         (explained,) = json.loads(command("why", address, "--json", env=env))
@@ -405,7 +406,7 @@ def test_the_scheduler_of_a_job_elsewhere_is_asked_by_its_address(tmp_path: Path
 
 def test_without_the_secret_nobody_is_told() -> None:
     with harness.start(in_python, workers=2, servers=1) as job:
-        why(job, lambda found: names(found) == [CULPRIT])
+        await_hang(job)
         program = [*COMMAND, "why", f"127.0.0.1:{job.port}"]
         env = {**os.environ, "BPS_JOB_ID": job.name, "BPS_SECRET": "another one"}
         done = harness.run_command(program, env=env)
@@ -419,7 +420,7 @@ def test_only_this_user_may_ask() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     with harness.start(in_python, workers=2, servers=1) as job:
-        why(job, lambda found: names(found) == [CULPRIT])
+        await_hang(job)
         (process,) = (one for one in local.find() if one.pid == job.pid("rank 0"))
         ask = (
             "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
