@@ -94,8 +94,9 @@ def push_pull_inplace(
     Args:
         array: any shape; float32, float64, float16, bfloat16, int8, uint8, int32, int64, or bool (where the sum is
             "any" and there is no mean). Contiguous, writable, on the CPU.
-        average: divide by the group's size, in the server's last pass. Integers are floor-divided. Half types are
-            summed and divided in float32 and rounded once.
+        average: divide by the group's size, in the server's last pass. The mean of integers is
+            rounded down; sums of integers wrap around, as numpy's do. Half types are summed and divided in float32 and
+            rounded once.
         name: identifies this tensor on all ranks. None: calls are matched by their order per dtype and size.
         version: accepted for compatibility with BytePS and ignored; the library counts rounds itself.
         priority: operations with a higher priority are sent first.

@@ -73,7 +73,7 @@ def push_pull(
 
     Args:
         tensor: any shape, contiguous, on the CPU or a CUDA device; dtypes as for bps_rdma.push_pull_inplace().
-        average: divide by the size of the group. Integers are floor-divided, and stay integers.
+        average: divide by the size of the group. The mean of integers is rounded down, and is an integer.
         name: the same on all ranks. None: made from the calling function, the dtype and the size.
         version: accepted for compatibility with BytePS and ignored.
         priority: operations with a higher priority are sent first.

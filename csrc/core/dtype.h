@@ -55,6 +55,10 @@ constexpr bool is_floating(Dtype dtype) {
   return dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
 }
 
+constexpr bool is_integer(Dtype dtype) {
+  return !is_floating(dtype) && dtype != Dtype::kBool;
+}
+
 constexpr std::string_view to_string(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat64: return "float64";

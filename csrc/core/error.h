@@ -53,6 +53,7 @@ enum class [[nodiscard]] Status : std::uint8_t {
   kPeerLost,  // the peer is gone, or its memory is
   kProtocol,  // the peer sent what it may not send
   kNoMemory,  // of this process
+  kOverflow,  // a sum does not fit its type
 };
 
 inline const char* to_string(Status status) {
@@ -62,6 +63,7 @@ inline const char* to_string(Status status) {
     case Status::kPeerLost: return "connection lost";
     case Status::kProtocol: return "protocol violated";
     case Status::kNoMemory: return "no memory";
+    case Status::kOverflow: return "overflow";
   }
   return "?";
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "server/integer_mean.h"
 #include "server/reduce_isa.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -111,6 +112,9 @@ void reduce(const Reduction& what, std::span<const std::byte* const> sources, st
   const std::size_t bytes = count * size_of(what.dtype);
   const ReduceOp op = what.op == ReduceOp::kAverage && what.divisor == 1 ? ReduceOp::kSum : what.op;
   if (sources.size() == 1 && op != ReduceOp::kAverage) return copy(sources[0], destinations, bytes);
+  if (op == ReduceOp::kAverage && is_integer(what.dtype)) {
+    return average_integers(what.dtype, sources, destinations, count, what.divisor);
+  }
   const isa::Kernel kernel = chosen().load(std::memory_order_relaxed)->kernel(what.dtype, op);
   if (kernel == nullptr) return;
   kernel({sources.data(), sources.size(), destinations.data(), destinations.size(), bytes,

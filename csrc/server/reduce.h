@@ -4,8 +4,9 @@
 // reduce() reads every source once and writes every destination once, whatever the number of workers: N sources and M
 // destinations cost N + M memory touches. Half types are widened, accumulated in float32 in the order of the sources,
 // scaled, and rounded to nearest even once at the end; float32 accumulates in float32, float64 in float64, integers in
-// their own width with wrap-around. kAverage divides by `divisor` in that same pass (integers: floor division, as
-// BytePS); other ops ignore `divisor`. bool: sum and max are OR, product and min are AND; average is refused earlier.
+// their own width with wrap-around. kAverage divides by `divisor` in that same pass; the sums of integers are wider
+// then (integer_mean.h), and the mean is rounded down, as in BytePS. Other ops ignore `divisor`. bool: sum and max are
+// OR, product and min are AND; average is refused earlier.
 //
 // The best instruction set that this machine has is chosen once, at first use. Destinations may be exactly equal to
 // sources (in place); other overlap is not allowed. Nothing here allocates or throws. Thread-safe.

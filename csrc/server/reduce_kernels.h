@@ -100,10 +100,26 @@ struct Rest {
   std::size_t bytes;
 };
 
+template <typename Element>
+concept HasMean = requires { typename Element::Divisor; };
+
+// Where nothing is divided.
+struct NoDivisor {
+  explicit NoDivisor(std::uint32_t /*by*/) {}
+};
+template <typename Element>
+struct DivisorOf {
+  using Type = NoDivisor;
+};
+template <HasMean Element>
+struct DivisorOf<Element> {
+  using Type = typename Element::Divisor;
+};
+
 // Reduces a run of kUnits units at `offset`. All is read before anything is written, so in place is safe.
 template <typename Element, ReduceOp kOp, std::size_t kUnits, typename Memory>
 [[gnu::always_inline]] inline void step(const isa::Job& job, std::size_t offset,
-                                        const typename Element::Divisor& divisor, Memory memory) {
+                                        const typename DivisorOf<Element>::Type& divisor, Memory memory) {
   constexpr std::size_t kParts = Element::kParts;
   typename Element::WorkerLoops sum[kUnits * kParts];
   const std::byte* source = job.sources[0] + offset;
@@ -135,7 +151,7 @@ template <typename Element, ReduceOp kOp>
 void run(const isa::Job& job) {
   constexpr std::size_t kUnit = Element::kUnitBytes;
   constexpr std::size_t kUnits = 4 / Element::kParts;  // four accumulators hide the latency of an addition
-  const typename Element::Divisor divisor(job.divisor);
+  const typename DivisorOf<Element>::Type divisor(job.divisor);
   std::size_t offset = 0;
   for (; offset + kUnits * kUnit <= job.bytes; offset += kUnits * kUnit) {
     step<Element, kOp, kUnits>(job, offset, divisor, Whole<Element>{});
@@ -148,7 +164,9 @@ template <typename Element>
 isa::Kernel choose(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum: return run<Element, ReduceOp::kSum>;
-    case ReduceOp::kAverage: return run<Element, ReduceOp::kAverage>;
+    case ReduceOp::kAverage:
+      if constexpr (HasMean<Element>) return run<Element, ReduceOp::kAverage>;
+      break;
     case ReduceOp::kMin: return run<Element, ReduceOp::kMin>;
     case ReduceOp::kMax: return run<Element, ReduceOp::kMax>;
     case ReduceOp::kProduct: return run<Element, ReduceOp::kProduct>;

@@ -86,61 +86,27 @@ struct UnsignedOf<std::int64_t> {
   using Type = std::uint64_t;
 };
 
-// Rounds towards minus infinity. 32 bits and fewer go through double, which vectorises: the quotient is off an integer
-// by 1/by or more, and double's rounding error is below 2^-21 / by, so truncation never sees the wrong integer.
-template <typename T>
-T floor_divide(T value, std::uint32_t by) {
-  const double quotient = static_cast<double>(value) / static_cast<double>(by);
-  const auto whole = static_cast<std::int32_t>(quotient);
-  return static_cast<T>(whole - (static_cast<double>(whole) > quotient ? 1 : 0));
-}
-template <>
-std::int64_t floor_divide(std::int64_t value, std::uint32_t by) {
-  const auto divisor = static_cast<std::int64_t>(by);
-  return value / divisor - (value % divisor < 0 ? 1 : 0);
-}
-
-// WorkerLoops are unsigned: wrap-around is then defined.
+// WorkerLoops are unsigned: wrap-around is then defined. Means are made by integer_mean.h.
 template <typename T>
 struct IntegerMath {
   using WorkerLoop = typename UnsignedOf<T>::Type;
   using WorkerLoops = Vector<WorkerLoop>;
   using Signed = Vector<T>;  // as the type itself orders them
 
-  struct Divisor {
-    explicit Divisor(std::uint32_t by)
-        : value(by), shift(__builtin_ctz(by)), is_shift((by & (by - 1)) == 0 && shift < 8 * int{sizeof(T)}) {}
-    std::uint32_t value;
-    int shift;
-    bool is_shift;
-  };
-
   static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a + b; }
   static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a * b; }
   static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return (Signed)a < (Signed)b ? a : b; }
   static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return (Signed)a > (Signed)b ? a : b; }
-  static WorkerLoops divide(WorkerLoops a, const Divisor& by) {
-    if (by.is_shift) return (WorkerLoops)((Signed)a >> static_cast<T>(by.shift));
-    T worker_loops[sizeof(WorkerLoops) / sizeof(T)];
-    __builtin_memcpy(worker_loops, &a, sizeof a);
-    for (T& worker_loop : worker_loops) worker_loop = floor_divide(worker_loop, by.value);
-    __builtin_memcpy(&a, worker_loops, sizeof a);
-    return a;
-  }
 };
 
-// Bytes of 0 and 1. Nobody averages them: the operation is refused before it gets here.
+// Bytes of 0 and 1. They have no mean: the operation is refused before it gets here.
 struct BoolMath {
   using WorkerLoop = std::uint8_t;
   using WorkerLoops = Vector<std::uint8_t>;
-  struct Divisor {
-    explicit Divisor(std::uint32_t /*by*/) {}
-  };
   static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a | b; }
   static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a & b; }
   static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return a & b; }
   static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return a | b; }
-  static WorkerLoops divide(WorkerLoops a, const Divisor& /*by*/) { return a; }
 };
 
 }  // namespace

@@ -199,6 +199,8 @@ class RoundEngine final : public tensor::ContributionSource {
   bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
   void disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session);
+  bool fits(Round& round);
+  static RoundFailure no_memory();
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
   void note_failure(const Round& round);
   void tell_network(const Round& round, const RoundFailure& why);

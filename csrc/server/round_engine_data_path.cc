@@ -262,12 +262,13 @@ void RoundEngine::sum(Round& round) {
   answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
 }
 
+RoundFailure RoundEngine::no_memory() {
+  return {ErrorCode::kInternal, "the server has no memory for this sum", "use more servers, or give them more memory"};
+}
+
 // A pass has not come to its end: the fault of a worker, or of nobody.
 void RoundEngine::end_pass(Round& round, Status status, WorkerSession* broken) {
-  if (status == Status::kNoMemory) {
-    return fail(round, {ErrorCode::kInternal, "the server has no memory for this sum",
-                        "use more servers, or give them more memory"});
-  }
+  if (status == Status::kNoMemory) return fail(round, no_memory());
   broken->lose(status == Status::kProtocol ? "it sent a payload that no worker can have made"
                                            : "its memory cannot be reached");
 }

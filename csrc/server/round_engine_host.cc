@@ -8,8 +8,32 @@
 
 namespace bps::server {
 
+// What the host contributes to a mean of integers travels in their type. False: it cannot, and the round has failed.
+bool RoundEngine::fits(Round& round) {
+  if (round.first.op != ReduceOp::kAverage || !is_integer(round.first.dtype)) return true;
+  plan_.read_from(round);
+  WorkerSession* broken = nullptr;
+  const Status status = summer_.check_fit(round.first.dtype, round.first.length, plan_, broken);
+  if (status == Status::kOk) return true;
+  if (broken != nullptr) {
+    end_pass(round, status, broken);
+    return false;
+  }
+  const std::string type(to_string(round.first.dtype));
+  RoundFailure failure = no_memory();
+  if (status == Status::kOverflow) {
+    failure = {ErrorCode::kInvalidArgument,
+               "a mean of " + type + " over several hosts needs the sum of each host, and one does not fit " + type,
+               "use a wider type, or BPS_HOST_SUM=0 on all ranks"};
+  }
+  tell_network(round, failure);
+  fail(round, std::move(failure));
+  return false;
+}
+
 // All ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
 void RoundEngine::contribute(Round& round) {
+  if (!fits(round)) return;
   bool has_payload = false;
   bool wants_data = false;
   for (const Arrival& arrival : round.arrivals) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 
+#include "server/integer_mean.h"
 #include "server/reduce.h"
 
 namespace bps::server {
@@ -56,10 +57,49 @@ Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const 
   return Status::kOk;
 }
 
+// Makes in_ point to one block of each source, `used` of which are copies.
+Status Summer::read(const Reduction& what, const SumPlan& plan, std::uint64_t at, std::uint64_t size, std::size_t& used,
+                    WorkerSession*& broken) {
+  in_.resize(plan.sources.size());
+  for (std::size_t i = 0; i < plan.sources.size(); ++i) {
+    const SumMemory& source = plan.sources[i];
+    if (source.unrounded) continue;
+    if (source.bytes != nullptr && !source.divide) {
+      in_[i] = source.bytes + at;
+      continue;
+    }
+    std::byte* block = scratch(used++);
+    in_[i] = block;
+    if (source.bytes != nullptr) {
+      std::memcpy(block, source.bytes + at, size);
+    } else if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
+               status != Status::kOk) {
+      broken = source.session;
+      return status;
+    }
+    if (source.divide) {
+      reduce({what.dtype, ReduceOp::kAverage, what.divisor}, {&in_[i], 1}, {&block, 1}, size / size_of(what.dtype));
+    }
+  }
+  return Status::kOk;
+}
+
+Status Summer::check_fit(Dtype dtype, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken) try {
+  for (std::uint64_t at = 0; at < length; at += kBlock) {
+    const std::uint64_t size = std::min(kBlock, length - at);
+    std::size_t used = 0;
+    const Status status = read({dtype, ReduceOp::kSum, 1}, plan, at, size, used, broken);
+    if (status != Status::kOk) return status;
+    if (!fits_integers(dtype, in_, size / size_of(dtype))) return Status::kOverflow;
+  }
+  return Status::kOk;
+} catch (const std::bad_alloc&) {
+  return Status::kNoMemory;
+}
+
 // Memory is taken for the first block, before it is written, or for no block.
 Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
                    tensor::UnroundedWriter* unrounded) try {
-  const std::vector<SumMemory>& sources = plan.sources;
   const std::vector<SumMemory>& targets = plan.targets;
   const std::size_t element = size_of(what.dtype);
   const bool exact = is_exact(what.op);
@@ -68,31 +108,11 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
     if (status != Status::kOk) return status;
   }
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumMemory& t) { return !t.bytes; });
-  in_.resize(sources.size());
   const std::uint64_t block_size = plan.log == nullptr || must_put ? kBlock : kLoggedBlock;
   for (std::uint64_t at = 0; at < length; at += block_size) {
     const std::uint64_t size = std::min(block_size, length - at);
     std::size_t used = 0;
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      const SumMemory& source = sources[i];
-      if (source.unrounded) continue;
-      if (source.bytes != nullptr && !source.divide) {
-        in_[i] = source.bytes + at;
-        continue;
-      }
-      std::byte* block = scratch(used++);
-      in_[i] = block;
-      if (source.bytes != nullptr) {
-        std::memcpy(block, source.bytes + at, size);
-      } else if (const Status status = source.direct->get({source.span.key, source.span.address + at, size}, block);
-                 status != Status::kOk) {
-        broken = source.session;
-        return status;
-      }
-      if (source.divide) {
-        reduce({what.dtype, ReduceOp::kAverage, what.divisor}, {&in_[i], 1}, {&block, 1}, size / element);
-      }
-    }
+    if (const Status status = read(what, plan, at, size, used, broken); status != Status::kOk) return status;
     out_.clear();
     for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) out_.push_back(target.bytes + at);

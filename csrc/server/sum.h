@@ -21,10 +21,14 @@ class Summer {
   // `broken`. With `unrounded` an exact sum goes there, and to no target. kNoMemory: nothing has been written.
   Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
              tensor::UnroundedWriter* unrounded = nullptr);
+  // kOverflow: the sum of these integers does not fit their type. Writes nothing; otherwise as sum().
+  Status check_fit(Dtype dtype, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken);
 
  private:
   Status begin_exact(const Reduction& what, std::uint64_t elements, const SumPlan& plan, WorkerSession*& broken,
                      tensor::UnroundedWriter* unrounded);
+  Status read(const Reduction& what, const SumPlan& plan, std::uint64_t at, std::uint64_t size, std::size_t& used,
+              WorkerSession*& broken);
   std::byte* scratch(std::size_t index);
 
   std::vector<std::vector<std::byte>> scratch_;  // one block each; made at first use, then kept

@@ -71,6 +71,17 @@ A apply_float(ReduceOp op, A a, A b) {
   return a;
 }
 
+// The largest number whose product with the divisor is no larger than the sum.
+template <typename T>
+T floor_of_mean(std::uint32_t divisor, const std::vector<T>& values) {
+  __extension__ using Wide = __int128;
+  Wide sum = 0;
+  for (const T value : values) sum += value;
+  Wide mean = sum / divisor;
+  while (mean * divisor > sum) --mean;
+  return static_cast<T>(mean);
+}
+
 // One element of every source, in order.
 template <typename T>
 T reduce_one(ReduceOp op, std::uint32_t divisor, const std::vector<T>& values) {
@@ -87,6 +98,7 @@ T reduce_one(ReduceOp op, std::uint32_t divisor, const std::vector<T>& values) {
     for (std::size_t i = 1; i < values.size(); ++i) sum = apply_float(op, sum, values[i]);
     return op == ReduceOp::kAverage ? sum / static_cast<T>(divisor) : sum;
   } else if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::kAverage && divisor > 1) return floor_of_mean(divisor, values);
     std::uint64_t sum = static_cast<std::uint64_t>(values[0]);
     for (std::size_t i = 1; i < values.size(); ++i) {
       const auto next = static_cast<std::uint64_t>(values[i]);
@@ -96,9 +108,7 @@ T reduce_one(ReduceOp op, std::uint32_t divisor, const std::vector<T>& values) {
       if (op == ReduceOp::kProduct) sum *= next;
       if (op == ReduceOp::kSum || op == ReduceOp::kAverage) sum += next;
     }
-    const auto total = static_cast<T>(sum);
-    if (op != ReduceOp::kAverage) return total;
-    return static_cast<T>(std::floor(static_cast<long double>(total) / static_cast<long double>(divisor)));
+    return static_cast<T>(sum);
   } else {
     std::vector<float> wide;
     for (const T& value : values) wide.push_back(value.value());

@@ -102,6 +102,26 @@ def test_without_host_sums_ranks_are_added_in_order(servers):
     assert run(sums_of_random_bits, layout="abab", servers=servers, env={"BPS_HOST_SUM": "0"}) == [(False, True)] * 4
 
 
+def means_of_integers(bps: Any, values: list[int]) -> int | str:
+    try:
+        return int(bps.push_pull(np.full(5000, values[bps.rank()], np.int8), name="mean")[-1])
+    except bps.InvalidArgumentError as error:
+        bps.barrier()  # the job goes on
+        return str(error)
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_means_of_integers_are_right_or_refused(servers):
+    assert run(means_of_integers, [100, 27, 120, -90], layout="aabb", servers=servers) == [39] * 4
+    # The sum of the host of ranks 0 and 1 does not fit int8, the mean of all does.
+    values = [100, 100, 20, 20]
+    for error in run(means_of_integers, values, layout="aabb", servers=servers):
+        assert "'mean'" in str(error)
+        assert "does not fit int8" in str(error)
+    one_by_one = run(means_of_integers, values, layout="aabb", servers=servers, env={"BPS_HOST_SUM": "0"})
+    assert one_by_one == [60] * 4
+
+
 def averages_of_large_halves(bps: Any) -> list[float]:
     """The sum of a host is beyond what float16 holds, the average of all is not."""
     half = np.full(5000, 60_000 - 1000 * bps.rank(), np.float16)

@@ -77,6 +77,34 @@ def test_integers_are_floor_divided():
     assert harness.run(floor_of_negatives, workers=2) == [[-4, -1, 0, 4] * 3] * 2
 
 
+def means_of_extremes(bps: Any) -> list[str]:
+    """What is wrong: sums of these do not fit their type, means do."""
+    wrong = []
+    for dtype in ("uint8", "int8", "int32", "int64"):
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        columns = ([most, least, most, least + 1], [most, least, least, least], [most, least, most - 1, least])
+        values = np.array(columns, dtype)
+        expected = [sum(int(row[i]) for row in values[: bps.size()]) // bps.size() for i in range(4)]
+        mine = np.tile(values[bps.rank()], 600)
+        for name, mean in {
+            "push_pull": bps.push_pull(mine, average=True, name=dtype),
+            "reduce_scatter": bps.all_gather(
+                bps.reduce_scatter(mine, average=True, name=f"{dtype}.part"), name=f"{dtype}.all"
+            ),
+        }.items():
+            if mean.tolist() != expected * 600:
+                wrong.append(f"{name} of {dtype}: {mean[:4].tolist()}, not {expected}")
+    return wrong
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_means_of_integers_do_not_wrap_around(workers, servers, transport):
+    assert (
+        harness.run(means_of_extremes, workers=workers, servers=servers, env=harness.over(transport)) == [[]] * workers
+    )
+
+
 def float16_in_float32(bps: Any) -> list[float]:
     # 2048 + 1 is 2048 in float16, so pairwise sums lose both ones; 60000 + 60000 is infinite there.
     mine = np.array(([2048, 60000], [1, 60000], [1, 60000])[bps.rank()], np.float16)

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Means of integers. The mean of int8, uint8, int32 or int64 fits its type, but the sum before the division may not, so
+// sums are made in a type of twice the width.
+//
+// Where the ranks of a host are summed before hosts are, the sum of a host travels in the type of the elements.
+// fits_integers() says whether it can. Nothing here allocates or throws. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/dtype.h"
+
+namespace bps::server {
+
+// The sum of all sources divided by `divisor`, at least 1, rounded down. Sources and destinations are as those of
+// reduce(), and at least one of each. The divisor is not less than the number of summands behind the sources.
+void average_integers(Dtype dtype, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
+                      std::size_t count, std::uint32_t divisor);
+
+// Whether the sum of all sources fits the type, for each of `count` elements.
+bool fits_integers(Dtype dtype, std::span<const std::byte* const> sources, std::size_t count);
+
+}  // namespace bps::server
