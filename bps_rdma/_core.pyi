@@ -634,6 +634,11 @@ class Process:
         """
     def wait_for_end(self) -> bool: ...
     @property
+    def address(self) -> str:
+        """
+        By which the other members reach this host.
+        """
+    @property
     def can_go_on(self) -> bool:
         """
         Of a process that has been renewed: nothing was done that does not survive.

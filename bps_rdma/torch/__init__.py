@@ -45,9 +45,11 @@ from bps_rdma.torch.sampler import ElasticSampler
 from bps_rdma.torch.sharded import ShardedOptimizer
 from bps_rdma.torch.start import init, resume, suspend
 from bps_rdma.torch.training_state import TrainingState
+from bps_rdma.torch.untraced import leave_untraced as _leave_untraced
 
 byteps_push_pull = push_pull_async_inplace  # BytePS's alias
 _backend.register()  # init_process_group("bps")
+_leave_untraced("bps_rdma")  # by torch.compile
 
 __all__ = [
     "Compression",

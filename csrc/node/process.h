@@ -93,6 +93,8 @@ class Process {
   // Whether the job goes on without this object: renew().
   bool view_ended();
 
+  // By which the other members reach this host: of the first of its interfaces that the job uses. Numeric, or a name.
+  std::string address() const { return tcp_rails().front().address; }
   // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on() names.
   bool two_phase() const { return options_.may_fail_over(); }
   // Once it has been renewed: whether nothing was done in its view that does not survive.

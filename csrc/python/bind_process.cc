@@ -258,6 +258,8 @@ void bind_process(py::module_& module) {
                        const std::string& why) { p.worker().refuse(tensor, *late, round, why); }),
            py::arg("tensor"), py::arg("late"), py::arg("round"), py::arg("why"), MayWait(),
            "Fails this round of a tensor of this view on all ranks that come to it.")
+      .def_property_readonly("address", as_call(+[](Process& p) { return p.address(); }),
+                             "By which the other members reach this host.")
       .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
       .def_property_readonly("is_late", as_call(+[](Process& p) {
                                const auto has_state = [](const van::Node& node) { return node.has_state; };

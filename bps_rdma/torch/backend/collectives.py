@@ -33,6 +33,7 @@ class Pending(NamedTuple):
 
     handles: Sequence[AnyHandle] = ()
     finishes: Sequence[Finish] = ()
+    whole: torch.Tensor | None = None  # all_gather_parts(): all parts in one tensor, if they are equally large
 
 
 _NOTHING = Pending()
@@ -87,21 +88,23 @@ class Collectives:
     ) -> Pending:
         """This rank's part of the reduction, from one tensor per rank."""
         self._check(parts, output, "output")
+        dense.check_target(output)
         if self._in_order and _equal(parts):
             return self.reduce_scatter(output, dense.joined(parts), op, call)
         whole = torch.cat([part.detach().reshape(-1) for part in parts])
         begin = sum(part.numel() for part in parts[: self._rank])
-        handles, finishes = self.reduce(whole, op, call)
+        handles, finishes, _ = self.reduce(whole, op, call)
         return Pending(handles, [*finishes, lambda: dense.copy(output, whole[begin : begin + output.numel()])])
 
     def broadcast(self, tensor: torch.Tensor, root: int, call: Call) -> Pending:
         """Replaces the tensor by that of rank `root` of the group."""
-        data, finish = dense.written(tensor)
+        sends = root == self._rank
+        data, finish = (tensor.detach().contiguous(), ()) if sends else dense.written(tensor)
         if data.numel() == 0:
             return _NOTHING
         data = dense.as_bytes(data)
         handle = transfer.broadcast(data, self._ranks[root], self.options("broadcast", data, ReduceOp.sum, call))
-        return Pending((handle,), finish if root != self._rank else ())
+        return Pending((handle,), finish)
 
     def all_gather(self, whole: torch.Tensor, tensor: torch.Tensor, call: Call) -> Pending:
         """Every rank's tensor, one after the other; `tensor` may be this rank's part of `whole`."""
@@ -109,8 +112,8 @@ class Collectives:
             raise _not_a_multiple(whole, tensor, len(self._ranks))
         target, finish = dense.filled(whole)
         if not self._in_order:
-            handles, finishes = self.all_gather_parts(list(target.view(len(self._ranks), -1)), tensor, call)
-            return Pending(handles, [*finishes, *finish])
+            pending = self.all_gather_parts(list(target.view(len(self._ranks), -1)), tensor, call)
+            return Pending(pending.handles, [*pending.finishes, *finish])
         if target.numel() == 0:
             return _NOTHING
         data = dense.as_bytes(target)
@@ -122,8 +125,10 @@ class Collectives:
         self._check(parts, tensor, "input")
         if self._in_order and _equal(parts):
             whole, finish = dense.gathered(parts)
-            handles, _ = self.all_gather(whole, tensor, call)
-            return Pending(handles, finish)
+            handles = self.all_gather(whole, tensor, call).handles
+            return Pending(handles, finish, whole.view(len(parts), *parts[0].shape))
+        for part in parts:
+            dense.check_target(part)
         dense.copy(parts[self._rank], tensor)
         return together(self.broadcast(part, root, call) for root, part in enumerate(parts))
 

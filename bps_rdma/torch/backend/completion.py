@@ -20,14 +20,25 @@ class Pending(Protocol):
 
 
 class Completer:
-    """Completes futures once the operations they wait for are over; callbacks of futures run in its thread."""
+    """Completes futures once the operations they wait for are over; callbacks of futures run in its threads.
+
+    One thread waits for operations at any time, and lets another one do so while it runs callbacks: they may wait for
+    futures themselves, as quantising communication hooks do. There are as many threads as callbacks that wait, and one.
+    """
 
     def __init__(self) -> None:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._fresh: deque[tuple[Any, Pending]] = deque()  # any thread appends, the completer's takes
+        self._waiting = select.poll()
+        self._waiting.register(self._wake, select.POLLIN)
+        self._pending: dict[int, tuple[Any, Pending]] = {}  # by file descriptor
+        self._ready: deque[Any] = deque()  # futures that can be completed
+        self._fresh: deque[tuple[Any, Pending]] = deque()  # any thread appends, the one that waits takes
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="bps_rdma futures", daemon=True)
-        self._thread.start()
+        self._turn = threading.Lock()  # for what is above
+        self._counting = threading.Lock()  # for what is below
+        self._threads: set[threading.Thread] = set()
+        self._busy = 0  # threads that run callbacks
+        self._add_thread()
 
     def add(self, future: Any, work: Pending) -> None:
         """Sets the future once the work is over."""
@@ -35,38 +46,66 @@ class Completer:
         self._notify()
 
     def close(self) -> None:
-        """Ends the thread, once all works are over: every operation has a deadline."""
+        """Ends the threads, once all works are over: every operation has a deadline."""
         self._stopping = True
         self._notify()
-        if self._thread is not threading.current_thread():  # a callback may leave the job
-            self._thread.join()
+        while others := self._threads - {threading.current_thread()}:  # a callback may leave the job
+            others.pop().join()
 
     def _notify(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it will be read
             os.write(self._waker, b"+")
 
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="bps_rdma futures", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
     def _run(self) -> None:
-        waiting = select.poll()
-        waiting.register(self._wake, select.POLLIN)
-        pending: dict[int, tuple[Any, Pending]] = {}
-        while pending or self._fresh or not self._stopping:
-            for fd, _ in waiting.poll():
+        while True:
+            with self._turn:
+                future = self._next()
+            if future is None:
+                return self._leave()
+            with self._counting:
+                self._busy += 1
+                if self._busy == len(self._threads):
+                    self._add_thread()
+            _complete(future)
+            with self._counting:
+                self._busy -= 1
+
+    def _leave(self) -> None:
+        with self._counting:
+            self._threads.remove(threading.current_thread())
+            if not self._threads:
+                os.close(self._wake)
+                os.close(self._waker)
+
+    def _next(self) -> Any:
+        """Waits for a future that can be completed; None: there will be no more."""
+        while not self._ready:
+            if self._stopping and not (self._pending or self._fresh):
+                return None
+            for fd, _ in self._waiting.poll():
                 if fd == self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake, 4096)
+                    self._read()
                     entries = [self._fresh.popleft() for _ in range(len(self._fresh))]
                 else:
-                    waiting.unregister(fd)
-                    entries = [pending.pop(fd)]
+                    self._waiting.unregister(fd)
+                    entries = [self._pending.pop(fd)]
                 for future, work in entries:
                     following = work.next_fd()
                     if following == -1:
-                        _complete(future)
+                        self._ready.append(future)
                     else:
-                        waiting.register(following, select.POLLIN)
-                        pending[following] = (future, work)
-        os.close(self._wake)
-        os.close(self._waker)
+                        self._waiting.register(following, select.POLLIN)
+                        self._pending[following] = (future, work)
+        return self._ready.popleft()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
 
 
 def _complete(future: Any) -> None:

@@ -30,7 +30,7 @@ class _DefaultGroups:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of new_group(backend="bps", pg_options=Options(...)).
+    """Options of init_process_group("bps", pg_options=Options(...)), and of new_group().
 
     Attributes:
         stage_gpu: whether reductions, gathers and broadcasts of CUDA tensors use bps_rdma, through pinned memory,
@@ -52,6 +52,7 @@ def create(options: Any, more: object = None) -> BpsProcessGroup:
         NotInitializedError: the default group has another backend, and no job is running.
         DeadlineError, ...: as bps_rdma.init() and bps_rdma.new_group().
     """
+    stages = isinstance(more, Options) and more.stage_gpu
     if options.global_ranks_in_group:
         if not bps_rdma.is_initialized():
             raise NotInitializedError(
@@ -62,14 +63,13 @@ def create(options: Any, more: object = None) -> BpsProcessGroup:
         prefix = current().part(_DefaultGroups).prefix
         group = bps_rdma.new_group(ranks, name=f"{prefix}.{options.group_id}")
         collectives = Collectives(options.group_rank, ranks, group, prefix)
-        stages = isinstance(more, Options) and more.stage_gpu
         return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
     if getattr(options, "enable_reconfigure", False):  # torch 2.14 and later
         return ReconfigurableGroup(options)
-    return _create_default(options)
+    return _create_default(options, stages)
 
 
-def _create_default(options: Any) -> BpsProcessGroup:
+def _create_default(options: Any, stages: bool) -> BpsProcessGroup:
     starts = not bps_rdma.is_initialized()
     if starts:
         _join(options)
@@ -82,7 +82,8 @@ def _create_default(options: Any) -> BpsProcessGroup:
     counted = current().part(_DefaultGroups)
     counted.made += 1
     try:
-        made = BpsProcessGroup(options, Collectives(rank, range(size), None, counted.prefix), leaves=starts)
+        collectives = Collectives(rank, range(size), None, counted.prefix)
+        made = BpsProcessGroup(options, collectives, leaves=starts, stages=stages)
     except BaseException:
         if starts:
             bps_rdma.shutdown()

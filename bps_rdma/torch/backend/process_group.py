@@ -7,6 +7,7 @@ and monitored_barrier go there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -16,12 +17,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import bps_rdma
+from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Call, Collectives, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
-from bps_rdma.torch.backend.work import BpsWork, done, profiling, settle
+from bps_rdma.torch.backend.work import BpsWork, done, kept, profiling, settle
 
 Tensor = torch.Tensor
 c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say nothing of subclasses
@@ -54,7 +56,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def _add_inner(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
-        gloo = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo/", options.store), rank, size, timeout=options.timeout)
+        gloo = c10d.ProcessGroupGloo(self._store_of(options, "gloo"), rank, size, _gloo_options(options.timeout))
         if not hasattr(dist, "_reconfigure"):  # torch 2.14 counts by itself, and warns of this call
             gloo._set_sequence_number_for_group()
         self._register_backend(_CPU, _BackendType.GLOO, gloo)
@@ -62,8 +64,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if torch.cuda.is_available() and c10d.is_nccl_available():
             nccl_options = c10d.ProcessGroupNCCL.Options()
             nccl_options._timeout = options.timeout
-            nccl = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl/", options.store), rank, size, nccl_options)
+            nccl = c10d.ProcessGroupNCCL(self._store_of(options, "nccl"), rank, size, nccl_options)
             self._register_backend(torch.device("cuda"), _BackendType.NCCL, nccl)
+
+    @staticmethod
+    def _store_of(options: Any, library: str) -> Any:
+        """A part of the store where nothing is found that an earlier attempt to start the job has left."""
+        first = job.current().identities[options.global_ranks_in_group[0] if options.global_ranks_in_group else 0]
+        return c10d.PrefixStore(f"bps {first:x}/{library}/", options.store)
 
     def getBackendName(self) -> str:  # noqa: N802
         """The name of this backend."""
@@ -168,7 +176,10 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not all(map(self._takes, [tensor, *parts])):
             return self._inner(tensor).allgather([parts], [tensor], _options(c10d.AllgatherOptions(), opts))
         call = self._call(opts)
-        return _work("all_gather", self._collectives.all_gather_parts(parts, tensor, call), outputs, [tensor], call)
+        pending = self._collectives.all_gather_parts(parts, tensor, call)
+        # As NCCL's futures: communication hooks index this by ranks, and then further.
+        result = parts if pending.whole is None else pending.whole
+        return _work("all_gather", pending, [result], [tensor], call)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """allgather() of several tensors; `outputs` has a list of them for each rank."""
@@ -277,11 +288,34 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             ) from error
 
 
+def _gloo_options(timeout: timedelta) -> Any:
+    """Ranks connect when they first send something to each other, by the interface that bps_rdma uses.
+
+    Gloo's own choice is the address of the host's name, which is 127.0.1.1 on many machines.
+    """
+    options = c10d.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if interfaces:
+        options._devices = [_gloo_device(interface=name) for name in interfaces.split(",")]
+    else:
+        options._devices = [_gloo_device(hostname=job.current().process.address)]
+    options._threads = 2 * len(options._devices)
+    return options
+
+
+def _gloo_device(**where: str) -> Any:
+    try:
+        return c10d.ProcessGroupGloo.create_device(**where, lazy_init=True)
+    except TypeError:  # torch before 2.6
+        return c10d.ProcessGroupGloo.create_device(**where)
+
+
 def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
     if call.awaited and not profiling():
         settle(pending.handles, pending.finishes)  # the caller does nothing but wait for the returned work
         return done()
-    return BpsWork(kind, pending.handles, pending.finishes, tensors, inputs)
+    return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs))
 
 
 def _each(start: Callable[[Any, Any], Pending], outputs: list[Any], inputs: list[Any]) -> Pending:

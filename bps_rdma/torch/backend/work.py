@@ -7,6 +7,7 @@ import contextlib
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from select import POLLIN, poll
@@ -102,6 +103,7 @@ class BpsWork(dist.Work):
                 self._error = error
             self._over = True
             self._finishes = ()
+        _open.end(self)
 
     def _finish(self) -> None:
         if self._device is None:
@@ -138,7 +140,7 @@ class BpsWork(dist.Work):
         return -1
 
     def get_future(self) -> Any:
-        """A future of the list of tensors; made on the first call. Callbacks may wait for works, not for futures."""
+        """A future of the list of tensors; made on the first call."""
         with _making_futures:  # not the work's lock, which a waiting thread holds
             if self._future is not None:
                 return self._future
@@ -177,6 +179,10 @@ class BpsWork(dist.Work):
         """Whether wait() would return, or raise, at once."""
         return self.next_fd() == -1
 
+    def is_small(self) -> bool:
+        """Whether its results take next to no memory."""
+        return all(isinstance(one, torch.Tensor) and one.nbytes <= 1024 for one in self._tensors)
+
     def is_success(self) -> bool:
         """Whether it is over, without an error."""
         return self.exception() is None and self._over
@@ -211,6 +217,40 @@ def settle(handles: Sequence[AnyHandle], finishes: Sequence[Finish]) -> None:
         raise failed
     for finish in finishes:
         finish()
+
+
+class _Open:
+    """References to works to which perhaps only torch's C++ code has one, as to the work of DDP's join().
+
+    Python would free the half of such a work that is written in Python, and waiting for the other half would never end.
+    References are kept until works are over; then to the last ones, if small, because join() asks for the result later.
+    """
+
+    def __init__(self) -> None:
+        self._works: set[BpsWork] = set()
+        self._over: deque[BpsWork] = deque(maxlen=16)
+        self._many = 64  # works for which nobody waits are looked for when there are so many
+
+    def add(self, work: BpsWork) -> None:
+        if len(self._works) >= self._many:
+            self._works.difference_update([one for one in list(self._works) if one.is_completed()])
+            self._many = max(64, 2 * len(self._works))
+        self._works.add(work)
+
+    def end(self, work: BpsWork) -> None:
+        if work in self._works:
+            self._works.discard(work)
+            if work.is_small():
+                self._over.append(work)
+
+
+_open = _Open()
+
+
+def kept(work: BpsWork) -> BpsWork:
+    """The work, of which this module keeps a reference until it is over."""
+    _open.add(work)
+    return work
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bps_rdma import arrays
+from bps_rdma.errors import InvalidTensorError
 
 Finish = Callable[[], None]  # what remains to be done when the data have arrived
 
@@ -25,6 +26,7 @@ def written(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
     """Contiguous memory with the tensor's values, and how a result written there is brought back into the tensor."""
     if tensor.is_contiguous():
         return tensor, ()
+    check_target(tensor)
     dense = tensor.detach().contiguous()
     return dense, [lambda: copy(tensor, dense)]
 
@@ -33,6 +35,7 @@ def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
     """As written(), for a tensor that is only overwritten."""
     if tensor.is_contiguous():
         return tensor, ()
+    check_target(tensor)
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return fresh, [lambda: copy(tensor, fresh)]
 
@@ -42,6 +45,8 @@ def gathered(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[Fini
     whole = consecutive(parts)
     if whole is not None:
         return whole, ()
+    for part in parts:
+        check_target(part)
     count = parts[0].numel()
     whole = torch.empty(count * len(parts), dtype=parts[0].dtype, device=parts[0].device)
 
@@ -68,6 +73,16 @@ def consecutive(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
         end += part.numel() * part.element_size()
         count += part.numel()
     return first.detach().as_strided((count,), (1,), first.storage_offset())
+
+
+def check_target(tensor: torch.Tensor) -> None:
+    """Raises InvalidTensorError for a tensor whose elements share memory, as those of expand() do."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise InvalidTensorError(
+            f"elements of the tensor share memory: its shape is {tuple(tensor.shape)}, and its strides are "
+            f"{tensor.stride()}",
+            "pass a copy of it: tensor.clone(memory_format=torch.contiguous_format)",
+        )
 
 
 def copy(to: torch.Tensor, values: torch.Tensor) -> None:

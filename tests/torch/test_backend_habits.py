@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts that were written for gloo and NCCL do with torch's backend, beside calling collectives."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from bodies.rails import enter
+from harness import network
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.timeout(300)
+
+DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def joined(backend: str = "bps", **options: Any) -> tuple[int, int]:
+    import bps_rdma.torch  # noqa: F401  registers the backend
+
+    dist.init_process_group(backend, timeout=timedelta(seconds=100), **options)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def gradients_of(net: nn.Module) -> list[list[float]]:
+    return [parameter.grad.flatten().tolist() for parameter in net.parameters() if parameter.grad is not None]
+
+
+# ---- DistributedDataParallel
+
+
+def uneven_inputs(_: Any, divides: bool) -> list[list[float]]:
+    rank, _ = joined()
+    net = DistributedDataParallel(nn.Linear(4, 3))
+    with net.join(divide_by_initial_world_size=divides):
+        for _step in range(2 + 2 * rank):
+            net.zero_grad()
+            net(torch.full((2, 4), rank + 1.0)).sum().backward()
+    found = gradients_of(net)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize("env", [{}, DETAIL], ids=["", "detail"])
+def test_join_takes_ranks_with_uneven_inputs(divides, env):
+    """Rank 1 makes two steps alone; the mean is then that of one rank, or of both, of which one has zeros."""
+    together, alone = [[3.0] * 12, [2.0] * 3], [[2.0] * 12, [1.0] * 3] if divides else [[4.0] * 12, [2.0] * 3]
+    assert harness.run(uneven_inputs, divides, workers=2, init=False, env=env) == [together, alone]
+
+
+def quantised(_: Any, hook: str) -> float:
+    """How far the mean is from the exact one, as a part of the range of gradients."""
+    from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
+
+    rank, size = joined()
+    torch.manual_seed(1)
+    alone = nn.Linear(64, 64)
+    net = DistributedDataParallel(copy.deepcopy(alone))
+    net.register_comm_hook(None, getattr(quantization_hooks, hook))
+    inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(rank))
+    for one in (net, alone):
+        one(inputs).pow(2).mean().backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in alone.parameters()])
+    spread = expected.max() - expected.min()
+    dist.all_reduce(expected)
+    found = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
+    dist.destroy_process_group()
+    return float((found - expected / size).abs().max() / spread)
+
+
+@pytest.mark.parametrize("hook", ["quantization_pertensor_hook", "quantization_perchannel_hook"])
+def test_hooks_that_quantise(hook):
+    """They wait for a future within the callback of another one. A quantum is 1/255 of a tensor's range."""
+    assert max(harness.run(quantised, hook, workers=2, init=False)) < 2 / 255
+
+
+# ---- Futures and works
+
+
+def nested_futures(_: Any, depth: int) -> list[float]:
+    """Each callback starts a collective, and waits for its future."""
+    rank, _ = joined()
+
+    def reduced(level: int) -> torch.futures.Future[Any]:
+        return dist.all_reduce(torch.full((2,), float(rank + level)), async_op=True).get_future()
+
+    def below(level: int) -> Callable[[Any], list[float]]:
+        def callback(future: Any) -> list[float]:
+            mine = float(future.value()[0][0])
+            return [mine] if level == depth else [mine, *reduced(level).then(below(level + 1)).wait()]
+
+        return callback
+
+    found: list[float] = reduced(0).then(below(1)).wait()
+    dist.destroy_process_group()
+    return found
+
+
+def test_callbacks_wait_for_futures():
+    assert harness.run(nested_futures, 4, workers=2, init=False) == [[1.0, 3.0, 5.0, 7.0]] * 2
+
+
+def forgotten(_: Any) -> float:
+    """Works that nobody waits for, and more of them than are looked at each time."""
+    _, size = joined()
+    tensors = [torch.ones(4) for _ in range(300)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    last = torch.ones(1)
+    dist.all_reduce(last)
+    assert all(float(tensor[0]) == size for tensor in tensors)
+    dist.destroy_process_group()
+    return float(last)
+
+
+def test_works_that_nobody_waits_for():
+    assert harness.run(forgotten, workers=2, init=False) == [2.0, 2.0]
+
+
+# ---- torch.compile
+
+
+def compiled(_: Any) -> list[float]:
+    rank, _ = joined()
+
+    def collectives(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        dist.broadcast(x, 0)
+        dist.reduce(x, 0)
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        dist.all_reduce(x)
+        return x + 1
+
+    # Of 1 and 2: 2 and 2 after broadcast(), 4 and 2 after reduce(), 6 and 6, 12 and 12.
+    found = torch.compile(collectives, backend="eager")(torch.full((4,), rank + 1.0))
+    dist.destroy_process_group()
+    return found.tolist()
+
+
+def test_compiled_collectives():
+    assert harness.run(compiled, workers=2, init=False) == [[13.0] * 4] * 2
+
+
+def compiled_training(bps: Any, ours: bool) -> list[list[float]]:
+    import bps_rdma.torch
+
+    rank, _ = joined()
+    wrapper: Any = bps_rdma.torch.DistributedDataParallel if ours else DistributedDataParallel
+    torch.manual_seed(1)
+    net = wrapper(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(rank))
+    net(inputs).pow(2).mean().backward()
+    expected = gradients_of(net)
+    compiled = torch.compile(net, backend="eager")
+    for _step in range(2):
+        net.zero_grad()
+        compiled(inputs).pow(2).mean().backward()
+        assert gradients_of(net) == expected
+    dist.destroy_process_group()
+    return expected
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["torch's DDP", "ours"])
+def test_compiled_training(ours):
+    found = harness.run(compiled_training, ours, workers=2, init=False)
+    assert found[0] == found[1]
+
+
+# ---- Tensors whose elements share memory
+
+
+def expanded(bps: Any) -> None:
+    rank, size = joined()
+    one = torch.ones(1)
+    wrong: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(one.expand(4)),
+        lambda: dist.all_gather_into_tensor(one.expand(4 * size), torch.ones(4)),
+        lambda: dist.all_gather([one.expand(4)] * size, torch.ones(4)),
+        lambda: dist.all_gather([one.expand(4 + r) for r in range(size)], torch.ones(4 + rank)),
+        lambda: dist.reduce_scatter_tensor(one.expand(4), torch.ones(4 * size)),
+        lambda: dist.reduce_scatter(one.expand(4 + rank), [torch.ones(4 + r) for r in range(size)]),
+    ]
+    for call in wrong:
+        with pytest.raises(bps.InvalidTensorError, match=r"share memory.*\(0,\)"):
+            call()
+    # As an input it is as good as any.
+    whole = torch.zeros(4 * size)
+    dist.all_gather_into_tensor(whole, one.expand(4))
+    assert whole.tolist() == [1.0] * (4 * size)
+    sent = one.expand(4) if rank == 0 else torch.zeros(4)
+    dist.broadcast(sent, 0)
+    assert sent.tolist() == [1.0] * 4
+    dist.destroy_process_group()
+
+
+def test_tensors_whose_elements_share_memory():
+    harness.run(expanded, workers=2, init=False)
+
+
+# ---- What gloo does
+
+
+def some_talk(_: Any) -> list[float]:
+    """Ranks that send nothing need not do anything for those that do."""
+    rank, _ = joined()
+    tensor = torch.full((3,), float(rank))
+    if rank == 0:
+        dist.send(torch.full((3,), 7.0), 1)
+    if rank == 1:
+        dist.recv(tensor, 0)
+    dist.destroy_process_group()
+    return tensor.tolist()
+
+
+def test_two_ranks_of_three_talk():
+    assert harness.run(some_talk, workers=3, init=False) == [[0.0] * 3, [7.0] * 3, [2.0] * 3]
+
+
+def with_options(_: Any) -> bool:
+    from bps_rdma.torch.backend import Options
+
+    joined(pg_options=Options(stage_gpu=True))
+    staged = bool(dist.group.WORLD._stages)  # type: ignore[union-attr]
+    dist.destroy_process_group()
+    return staged
+
+
+def test_the_default_group_takes_options():
+    assert harness.run(with_options, workers=2, init=False) == [True, True]
+
+
+def across(_: Any, namespaces: list[str]) -> list[float]:
+    enter(namespaces[int(os.environ["RANK"])])
+    rank, _ = joined()
+    tensor = torch.full((3,), float(rank))
+    if rank == 0:
+        dist.send(torch.full((3,), 7.0), 1)
+    else:
+        dist.recv(tensor, 0)
+    mine = torch.tensor([10.0 * rank, 10.0 * rank + 1])
+    theirs = torch.empty(2)
+    dist.all_to_all_single(theirs, mine)
+    dist.destroy_process_group()
+    return [*tensor.tolist(), *theirs.tolist()]
+
+
+def test_hosts_whose_own_name_is_a_loopback_address():
+    """As that of every machine with Debian or Ubuntu: gloo alone would tell the other host to connect to itself."""
+    if missing := network.why_not():
+        pytest.skip(missing)
+    with network.Network(network.PAIR) as networks:
+        namespaces = [networks.namespace(member) for member in network.PAIR]
+        env = {"MASTER_ADDR": networks.address("rank 0", "control"), "LOCAL_WORLD_SIZE": "1"}
+        found = harness.run(across, namespaces, workers=2, env=env, init=False)
+    assert found == [[0.0, 0.0, 0.0, 0.0, 10.0], [7.0, 7.0, 7.0, 1.0, 11.0]]
