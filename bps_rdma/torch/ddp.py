@@ -6,26 +6,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from bps_rdma import job
-from bps_rdma.errors import BpsError
+from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.spans import spans
 from bps_rdma.torch import start
+from bps_rdma.torch.backward import EndOfBackward, adds_to
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.checks import check_module
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
-from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.rebase import remove_hooks
 from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.trained import Named, TrainedParameters
 from bps_rdma.torch.units import Place
 
 
@@ -43,7 +42,8 @@ class DistributedDataParallel(torch.nn.Module):
     gradient, as in a single process.
 
     Args:
-        module: parameters that are added to it later are not synchronised.
+        module: parameters that train later (unfrozen, added, replaced, of another dtype) are synchronised from the next
+            backward on, which raises MismatchError if they or their values are not the same on all ranks.
         device_ids: accepted for compatibility with BytePS; must be None or name one device.
         broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
         compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
@@ -77,36 +77,52 @@ class DistributedDataParallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         if device_ids is not None and len(device_ids) > 1:
-            raise BpsError("several devices per process are not supported", "start one process per device")
+            raise InvalidArgumentError("several devices per process are not supported", "start one process per device")
         check_module(module)
         start.init()
         self.module = module
         self.require_backward_grad_sync = True
-        ours = start.group_of(group if group is not None else process_group)
-        prefix = unique("ddp")  # ranks make their modules in the same order
-        root = ours.ranks[0] if ours else 0
+        self._arguments: dict[str, Any] = {
+            "strategy": strategy,
+            "bucket_mb": bucket_mb,
+            "compression": compressor_of(compression, exact),
+            "group": start.group_of(group if group is not None else process_group),
+            "find_unused": find_unused_parameters,
+            "accumulates": None,
+        }
+        self._spreads_buffers = broadcast_buffers
+        self._set_up()
+        prefix = self._trained.prefix
         if not job.current().is_late:  # the others are beyond this; see TrainingState
+            ours = self._arguments["group"]
             state = itertools.chain(module.named_parameters(), module.named_buffers())
-            broadcast_parameters(state, root, prefix=f"{prefix}.initial.", group=ours)
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.synchronizer = GradientSynchronizer(
-            named, prefix, strategy, bucket_mb, compressor_of(compression, exact), ours, find_unused_parameters, None
-        )
-        self._buffers_of_root = BufferBroadcast(module, prefix, ours) if broadcast_buffers else None
+            broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
+        self._trained.begin(module.named_parameters())
+
+    def _set_up(self) -> None:
+        self._trained = TrainedParameters(self, "ddp", _maker(self._arguments), self._arrived, self._arguments["group"])
+        self._end = EndOfBackward(self._end_of_backward)
+        self._buffers_of_root: BufferBroadcast | None = None
         self._sync = True  # of the last forward; see no_sync()
         self._pending = False  # a forward has run, and its gradients have not been synchronised
-        self._queued = False  # this backward will call _end_of_backward()
         self._backward_began = 0  # time.monotonic_ns()
         self._order: list[Place] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
-        self._epoch = job.current().epoch  # of the view in which that is so
-        hooks = [
-            place.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), place))  # type: ignore[no-untyped-call]
-            for place in self.synchronizer.places
-        ]
-        # The module may outlive its wrapper, and get another one.
-        weakref.finalize(self, remove_hooks, hooks)
-        weakref.finalize(self, remove_hooks, self.synchronizer.hooks)
+
+    @property
+    def synchronizer(self) -> GradientSynchronizer:
+        """What averages the gradients."""
+        return self._trained.synchronizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module and the arguments: a copy is synchronised by itself, under names of its own."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """All ranks that train a copy take the first steps of their copies in the same order."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._set_up()
+        self._trained.watch(self.module.parameters())
 
     # ---- Forward and backward
 
@@ -120,12 +136,10 @@ class DistributedDataParallel(torch.nn.Module):
             return self.module(*inputs, **named_inputs)
         self._begin()
         noted = spans()
-        noted.step = self.synchronizer.passes
+        noted.step = self._trained.passes
         with noted.around("forward"):
             outputs = self.module(*inputs, **named_inputs)
         if self._sync:
-            # The callback for the end of backward is registered at its beginning: the hooks of parameters may run in a
-            # nested backward, when parts of the module are checkpointed.
             for tensor in tree_leaves(outputs):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(self._at_start_of_backward)  # type: ignore[no-untyped-call]
@@ -133,38 +147,52 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _begin(self) -> None:
         self._sync = self.require_backward_grad_sync
-        self._queued = False  # a backward that failed may have left it
+        if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
+            self._end.forget()
         if not self._sync:
             return
-        if not self.synchronizer.begin_again():
+        if self._trained.is_made and not self.synchronizer.begin_again():
             raise BpsError(
                 "the last backward pass was not finished, so some gradients are still being synchronised",
                 "call finish_gradient_synchronization() on all ranks, or restart the job",
             )
-        if self._epoch != job.current().epoch:  # a rank that has entered knows of no order of gradients
-            self._epoch = job.current().epoch
-            self._order, self._rebuilt = None, False
-            self.synchronizer.start_over()
         self._pending = True
-        if self._buffers_of_root is not None and self.training:
-            self._buffers_of_root.run()
+        if self._spreads_buffers and self.training:
+            self._spread_buffers()
+
+    def _spread_buffers(self) -> None:
+        if self._buffers_of_root is None:
+            self._buffers_of_root = BufferBroadcast(self.module, self._trained.prefix, self._arguments["group"])
+        self._buffers_of_root.run()
 
     def _at_start_of_backward(self, _: torch.Tensor) -> None:
-        if self._sync:
-            self._finish_after_backward()
+        # What only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
+        if self._sync and not self._end.is_due and adds_to(self.module.parameters()):
+            self._begin_pass()
 
-    def _finish_after_backward(self) -> None:
-        if not self._queued:
-            self._rebuild_once()
-            self._queued = True
+    def _begin_pass(self) -> None:
+        if not self._end.is_due:
+            self._settle()
             self._backward_began = time.monotonic_ns()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+            self._end.ask()
 
-    def _rebuild_once(self) -> None:
-        # At the start of the second pass, not in a forward: a rank may run forward alone.
-        if self._order is not None and not self._rebuilt:
+    def _settle(self) -> None:
+        """Before a pass, and not in a forward, which a rank may run alone: what the pass works on."""
+        if self._trained.is_open:
+            return
+        if self._trained.follow(list(self.module.parameters()), self.module.named_parameters):
+            self._order, self._rebuilt = None, False
+        if self._order is not None and not self._rebuilt:  # at the beginning of the second pass
             self._rebuilt = True
             self.synchronizer.rebuild(self._order)
+
+    def _arrived(self, parameter: torch.nn.Parameter) -> None:
+        place = self._trained.place_of(parameter)
+        if place is not None:
+            self.synchronizer.accumulated(place, not self._sync)
+        if self._sync:
+            self._begin_pass()
+            self._trained.ready(parameter)
 
     def _end_of_backward(self) -> None:
         self._pending = True
@@ -178,16 +206,16 @@ class DistributedDataParallel(torch.nn.Module):
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
+            MismatchError: ranks train different parameters; names the first one.
         """
-        self._queued = False
-        if not (self._pending or self.synchronizer.open):
+        self._end.forget()
+        if not (self._pending or self._trained.is_open):
             return
         self._pending = False
-        self._rebuild_once()
+        self._settle()
         if self._order is None:
             self._order = self.synchronizer.arrived
-        self.synchronizer.begin()
-        self.synchronizer.finish()
+        self._trained.finish()
 
     synchronize = finish_gradient_synchronization  # BytePS's name
 
@@ -205,8 +233,8 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             InvalidArgumentError: it is the state of another module, or of another compression.
         """
-        if self._buffers_of_root is not None:  # declares its names, as the first forward would: their order counts
-            self._buffers_of_root.run()
+        if self._spreads_buffers:  # declares its names, as the first forward would: their order counts
+            self._spread_buffers()
         if self.synchronizer.load_compression_state(state):
             self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
 
@@ -224,14 +252,9 @@ class DistributedDataParallel(torch.nn.Module):
             self.require_backward_grad_sync = before
 
 
-def _hook(wrapper: weakref.ref[DistributedDataParallel], place: Place) -> Any:
-    def arrived(_: torch.Tensor) -> None:
-        ddp = wrapper()
-        if ddp is None:
-            return
-        ddp.synchronizer.accumulated(place, not ddp._sync)
-        if ddp._sync:
-            ddp._finish_after_backward()
-            ddp.synchronizer.ready(place)
+# Of this wrapper, and not of its copies.
+_OWN = frozenset({"_trained", "_end", "_buffers_of_root", "_pending", "_order", "_rebuilt", "_sync", "_backward_began"})
 
-    return arrived
+
+def _maker(arguments: dict[str, Any]) -> Callable[[Named, str], GradientSynchronizer]:
+    return lambda named, prefix: GradientSynchronizer(named, prefix, **arguments)

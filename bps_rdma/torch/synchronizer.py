@@ -22,7 +22,8 @@ import torch
 import bps_rdma
 from bps_rdma import Group, Handle, arrays, job
 from bps_rdma.arrays import Dtype
-from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError
+from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.operations.compressed import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import compression_state, transfer
@@ -67,7 +68,7 @@ class GradientSynchronizer:
         check_number("bucket_mb", bucket_mb, 0)
         self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for place in self.places:
-            _check(place)
+            check_parameter(place.name, place.parameter)
         self.open = False  # between the first gradient of a pass and its end
         self._epoch = 0  # of the view in which the pass began
         self._spans = spans()
@@ -79,7 +80,7 @@ class GradientSynchronizer:
         method = running.compression(Dtype.float32, 1 << 60, compression.method)
         compressed = method not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
-        self._is_exact = method == EXACT
+        self.is_exact = method == EXACT
         self._accumulations: dict[Place, Accumulation] = {}  # where sums are exact, and if anything accumulates
         self.hooks: list[Any] = []  # to be removed when this object goes
         self.accumulate(accumulates)
@@ -121,7 +122,7 @@ class GradientSynchronizer:
             self._epoch = job.current().epoch
             self._spans = spans()
             self._spans.step = self.passes
-            self._unrounded = self._accumulates if self._is_exact else False
+            self._unrounded = self._accumulates if self.is_exact else False
             if self._unrounded is None:
                 mine = np.array([any(one.pending for one in self._accumulations.values())])
                 self._asked = bps_rdma.push_pull_async_inplace(
@@ -132,7 +133,7 @@ class GradientSynchronizer:
     def accumulate(self, accumulates: bool | None) -> None:
         """Sets `accumulates` anew, between passes."""
         self._accumulates = accumulates
-        if self._is_exact and accumulates is not False and not self._accumulations:
+        if self.is_exact and accumulates is not False and not self._accumulations:
             self._accumulations = {place: Accumulation(place, self.sent) for place in self.places}
             self.hooks.extend(one.hook for one in self._accumulations.values())
 
@@ -289,7 +290,7 @@ class GradientSynchronizer:
         """
         unit: Unit | UnroundedUnit = self._unit_of[place]
         assert isinstance(unit, Single)
-        if self._is_exact and self._accumulates:
+        if self.is_exact and self._accumulates:
             unit = self._unrounded_units[unit]
         begin = time.perf_counter()
         with self._spans.around("wait for gradients"):
@@ -358,10 +359,38 @@ class GradientSynchronizer:
             self._generation += 1
             self._use(ordered)
 
-    def start_over(self) -> None:
-        """Goes back to the buckets of the beginning. Every rank of the group calls it, between passes."""
-        self._generation = 0
-        self._use(list(reversed(self.places)))
+    def meet(self) -> None:
+        """Meets the other ranks at the beginning of a pass, which does not take place; the same call on all of them.
+
+        Raises:
+            MismatchError: another rank has begun the pass, which fails there, too.
+        """
+        error: MismatchError | None = None
+        if self.is_exact and self._accumulates is None:
+            bps_rdma.push_pull(
+                np.zeros(1, bool), name=f"{self.sent.prefix}.accumulated", group=self.sent.group, op="min"
+            )
+        likes = {name: like for name, like, _ in (unit.declaration() for unit in self.units)}
+        flags = f"{self.sent.prefix}.used"
+        if self._flags is not None:
+            likes = {flags: torch.zeros(len(self.places), dtype=torch.bool, device="cpu"), **likes}
+        for name, like in likes.items():
+            options = Options(ReduceOp.max, name, group=self.sent.group, awaited=True)
+            try:
+                transfer.all_reduce(torch.zeros_like(like), options).wait()
+            except MismatchError as caught:
+                error = error or caught
+                if self._strategy.one_by_one and name != flags:
+                    break  # there the others end with their first one
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Gives back what was made for the parameters; other units take their place."""
+        for unit in self.units:
+            unit.close()
+        for hook in self.hooks:
+            hook.remove()
 
     @property
     def arrived(self) -> list[Place]:
@@ -369,15 +398,16 @@ class GradientSynchronizer:
         return self._arrived
 
 
-def _check(place: Place) -> None:
+def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    """Raises InvalidTensorError for a parameter whose gradient cannot be synchronised; names it."""
     try:
-        transfer.device_of(place.parameter)
+        transfer.device_of(parameter)
     except InvalidTensorError as error:
         raise InvalidTensorError(
-            f"parameter {place.name!r} is on {place.parameter.device}", "move the model to the CPU, or to a CUDA device"
+            f"parameter {name!r} is on {parameter.device}", "move the model to the CPU, or to a CUDA device"
         ) from error
-    if str(place.parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
+    if str(parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
         raise InvalidTensorError(
-            f"parameter {place.name!r} has dtype {place.parameter.dtype}, which is not supported",
+            f"parameter {name!r} has dtype {parameter.dtype}, which is not supported",
             f"use one of {', '.join(arrays.NUMPY_DTYPES)}",
         )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hook can learn of the backward that it runs in: whether it adds to .grad of parameters, and when it ends.
+
+A backward may run inside another one, when activations are checkpointed with use_reentrant=True. Its end is no end for
+us: the outer one may still compute gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class EndOfBackward:
+    """Calls a method once at the end of the outermost backward, however often it is asked to while that runs."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = weakref.WeakMethod(call)  # of what has this object
+        self._asked: weakref.ref[_Ending] | None = None  # only the backward holds it: one that fails drops it
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the backward that is running will make the call."""
+        return self._asked is not None and self._asked() is not None
+
+    def ask(self) -> None:
+        """To be called by a hook: this backward makes the call at its end, if it does not fail."""
+        if not self.is_due:
+            ending = _Ending(self._end)
+            self._asked = weakref.ref(ending)
+            ending.queue()
+
+    def forget(self) -> None:
+        """No backward is running: what a failed one has left does not count."""
+        self._asked = None
+
+    def _end(self) -> None:
+        self._asked = None
+        call = self._call()
+        if call is not None:
+            call()
+
+
+class _Ending:
+    """Waits for the end of one backward after the other, from the innermost outwards."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._hook: Any = None
+
+    def queue(self) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+
+    def _at_end(self) -> None:
+        node: Any = torch._C._current_autograd_node()  # of the outer backward, which computes this one
+        if node is None:
+            self._end()
+            return
+        # A backward that contains others is a whole one, so what follows this node is computed in any case.
+        following = next(each for each, _ in node.next_functions if each is not None)
+        self._hook = following.register_prehook(self._in_outer)
+
+    def _in_outer(self, _: Any) -> None:
+        self._hook.remove()
+        self._hook = None
+        self.queue()
+
+
+def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Whether the backward that is running adds to .grad of a parameter, or is a whole one that could have.
+
+    A gradient that is only returned, as by torch.autograd.grad(), is added nowhere. A whole backward is one without
+    `inputs`: it may reach the parameters by a backward inside of it, or pass them by, where another rank's reaches
+    them. To be called by a hook of a tensor that was computed from the parameters.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        if _is_computed(torch.autograd.graph.get_gradient_edge(parameter).node):
+            return True
+    return bool(trained) and _is_whole(torch._C._current_autograd_node())
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether everything that `node` was computed from gets a gradient in this backward."""
+    seen, left = {node}, [node]
+    while left:
+        following = {each for each, _ in left.pop().next_functions if each is not None} - seen
+        if not all(_is_computed(each) for each in following):
+            return False
+        seen |= following
+        left.extend(following)
+    return True
+
+
+def _is_computed(node: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf whose gradient is returned
+        return False

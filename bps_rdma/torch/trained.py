@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parameters are trained: hooks on them, and what averages their gradients, made anew when they become others.
+
+Parameters may train later than the wrapper was made: unfrozen, added, replaced, or of another dtype. At the beginning
+of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have found the
+same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from bps_rdma import Group, job
+from bps_rdma.errors import InvalidTensorError, MismatchError
+from bps_rdma.torch import start
+from bps_rdma.torch.all_gather_bytes import check_alike, tensor_line
+from bps_rdma.torch.names import unique
+from bps_rdma.torch.rebase import remove_hooks
+from bps_rdma.torch.synchronizer import GradientSynchronizer, check_parameter
+from bps_rdma.torch.units import Place
+
+Named = Iterable[tuple[str, torch.nn.Parameter]]
+
+
+class TrainedParameters:
+    """The parameters that an owner trains, as they are now.
+
+    Args:
+        owner: its end removes all hooks.
+        kind: of the owner: the first word of all names.
+        make: gives what averages the gradients of (name, parameter) pairs, under names with a prefix.
+        arrived: a method of the owner: the gradient of this parameter has been accumulated.
+        group: who takes part; None: all workers.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        kind: str,
+        make: Callable[[Named, str], GradientSynchronizer],
+        arrived: Callable[[torch.nn.Parameter], None],
+        group: Group | None,
+    ) -> None:
+        self._kind, self._make, self._group = kind, make, group
+        self._arrived = weakref.WeakMethod(arrived)
+        self._hooked: set[int] = set()
+        self._hooks: list[Any] = []
+        self._made: GradientSynchronizer | None = None
+        self._places: dict[int, tuple[Place, torch.dtype, torch.device]] = {}  # by id of the parameter
+        self._seen: list[Any] = []  # the last look at all parameters
+        self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
+        self._prefix: str | None = None
+        self._changes = 0  # in this view
+        self._epoch = 0  # of the view in which that is so
+        self._compares = True  # values of new parameters; not in a process that has just entered
+        weakref.finalize(owner, self.close)
+
+    def begin(self, named: Named) -> None:
+        """Makes what averages the gradients of those that require them: all ranks do, or this one has entered late."""
+        pairs = list(named)
+        self._kept = [parameter for _, parameter in pairs]
+        self.watch(self._kept)
+        _ = self.prefix  # ranks make their wrappers in the same order
+        if job.current().is_late:  # the first pass agrees on what the others train by now
+            self._compares = False
+        else:
+            self._seen = _look(self._kept)
+            self._replace([pair for pair in pairs if pair[1].requires_grad])
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Hooks parameters, also those that do not require gradients yet."""
+        for parameter in parameters:
+            if id(parameter) in self._hooked or not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            frozen = not parameter.requires_grad
+            parameter.requires_grad_(True)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook()))  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(not frozen)
+            self._hooked.add(id(parameter))
+
+    def _hook(self) -> Callable[[torch.nn.Parameter], None]:
+        arrived = self._arrived
+
+        def tell(parameter: torch.nn.Parameter) -> None:
+            call = arrived()
+            if call is not None:
+                call(parameter)
+
+        return tell
+
+    def close(self) -> None:
+        """Removes all hooks: the parameters may outlive the owner, and get another one."""
+        remove_hooks(self._hooks)
+        if self._made is not None:
+            remove_hooks(self._made.hooks)
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of the owner; a copy gets it at its first use."""
+        if self._prefix is None:
+            start.init()
+            self._prefix = unique(self._kind)
+        return self._prefix
+
+    @property
+    def synchronizer(self) -> GradientSynchronizer:
+        """What averages the gradients."""
+        assert self._made is not None, "before the first pass"
+        return self._made
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is one: a copy, and a process that has entered a running job, have none before a pass."""
+        return self._made is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether gradients are being averaged."""
+        return self._made is not None and self._made.open
+
+    @property
+    def passes(self) -> int:
+        """How many there have been."""
+        return 0 if self._made is None else self._made.passes
+
+    def place_of(self, parameter: torch.nn.Parameter) -> Place | None:
+        """The place of a parameter; None: its gradient is not averaged."""
+        found = self._places.get(id(parameter))
+        return None if found is None else found[0]
+
+    # ---- At the beginning of a pass
+
+    def follow(self, parameters: Sequence[torch.nn.Parameter], named: Callable[[], Named]) -> bool:
+        """Looks for what has changed since the last pass. All ranks of the group are at the beginning of a pass.
+
+        Args:
+            parameters: all of the owner, trained or not.
+            named: gives these with their names; called only if something has changed.
+
+        Returns:
+            Whether what averages gradients was made anew: all places are others.
+
+        Raises:
+            MismatchError: ranks train other parameters, or new ones have other values; names the first.
+            InvalidTensorError: a parameter cannot be synchronised; names it.
+        """
+        seen = _look(parameters)
+        epoch = job.current().epoch if self._made is not None else -1
+        if seen == self._seen and epoch == self._epoch:
+            return False
+        self.watch(parameters)
+        pairs = list(named())
+        wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._places]
+        new = [(name, each) for name, each in wanted if not self._has(each)]
+        anew = epoch != self._epoch  # in this view nothing has been agreed on
+        if new or anew:
+            self._changes = 0 if anew else self._changes + 1
+            self._agree(wanted, new if self._compares else [], asks=not anew)
+            self._replace(wanted)
+        self._seen, self._kept = seen, parameters
+        return bool(new or anew)
+
+    def _has(self, parameter: torch.nn.Parameter) -> bool:
+        _, dtype, device = self._places.get(id(parameter), (None, None, None))
+        return (dtype, device) == (parameter.dtype, parameter.device)
+
+    def _agree(self, wanted: Named, new: Named, *, asks: bool) -> None:
+        names = {name for name, _ in new}
+        failure, lines = None, []
+        try:
+            for name, parameter in wanted:
+                check_parameter(name, parameter)
+                lines.append(tensor_line(name, parameter) + (f", {_digest(parameter)}" if name in names else ""))
+        except InvalidTensorError as error:
+            failure = error
+        try:
+            if asks:
+                self.synchronizer.meet()
+        except MismatchError as error:
+            self.explain(error, lines)
+        check_alike(lines, f"{self._prefix} parameters {self._changes}", self._group, failure)
+
+    # ---- A pass
+
+    def ready(self, parameter: torch.nn.Parameter) -> None:
+        """The gradient of a parameter is complete; see GradientSynchronizer.ready()."""
+        place = self.place_of(parameter)
+        if place is not None:
+            try:
+                self.synchronizer.ready(place)
+            except MismatchError as error:
+                self.explain(error)
+
+    def finish(self) -> None:
+        """Begins a pass if none is open, and ends it: all gradients are means then.
+
+        Raises:
+            MismatchError: ranks train different parameters; names the first. Others: see GradientSynchronizer.finish().
+        """
+        self.synchronizer.begin()
+        try:
+            self.synchronizer.finish()
+        except MismatchError as error:
+            self.explain(error)
+
+    def explain(self, error: MismatchError, lines: Sequence[str] | None = None) -> NoReturn:
+        """A pass has failed on all ranks: raises what names a parameter, if they train different ones, or the same."""
+        if lines is None:
+            lines = [tensor_line(place.name, place.parameter) for place, _, _ in self._places.values()]
+        try:
+            check_alike(lines, f"{self._prefix} parameters that differ", self._group)
+        except MismatchError as found:
+            raise MismatchError(
+                f"parameters are trained since this pass, but not on all ranks: {found.message}",
+                "unfreeze, add and replace the same parameters on all ranks before the same step",
+            ) from error
+        raise error
+
+    def _replace(self, named: Named) -> None:
+        prefix = self.prefix if self._changes == 0 else f"{self.prefix} ({self._changes})"
+        made, before = self._make(named, prefix), self._made
+        if before is not None:
+            made.passes, made.exposed_s = before.passes, before.exposed_s
+            before.close()
+        self._made, self._compares, self._epoch = made, True, job.current().epoch
+        self._places = {
+            id(place.parameter): (place, place.parameter.dtype, place.parameter.device) for place in made.places
+        }
+
+
+def _look(parameters: Iterable[torch.nn.Parameter]) -> list[Any]:
+    return [(id(each), each.requires_grad, each.dtype, each.device) for each in parameters]
+
+
+def _digest(parameter: torch.nn.Parameter) -> str:
+    values: Any = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return f"values {hashlib.sha256(values).hexdigest()[:16]}"
