@@ -15,6 +15,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
 from bps_rdma.operations import Options, ReduceOp, accumulate_async, start, store, unstore
 from bps_rdma.operations.compressed import NONE
 from bps_rdma.torch.names import unique
+from bps_rdma.torch.scaled import scaled_step
 from bps_rdma.torch.transfer import zeros_beside
 
 
@@ -61,6 +62,7 @@ class _Weights:
 class AsynchronousOptimizer(torch.optim.Optimizer):
     """What DistributedOptimizer() returns with BPS_ASYNC=1; see docs/async.md."""
 
+    _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
     _bps_weights: list[_Weights]
     _bps_handles: list[Handle]  # of what is under way
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
@@ -140,7 +142,9 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             )
         if self._bps_unfinished and running.staleness != 0:
             self._bps_add(running.staleness)
-        result = super().step(closure, **options)
+        inner = super().step
+        parameters = (each for group in self.param_groups for each in group["params"])
+        result = scaled_step(self, lambda: inner(closure, **options), parameters)
         for weights in self._bps_weights:
             weights.read(weights.delta)
             weights.delta.sub_(weights.known)

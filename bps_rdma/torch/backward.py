@@ -76,11 +76,13 @@ def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
     `inputs`: it may reach the parameters by a backward inside of it, or pass them by, where another rank's reaches
     them. To be called by a hook of a tensor that was computed from the parameters.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in trained:
-        if _is_computed(torch.autograd.graph.get_gradient_edge(parameter).node):
-            return True
-    return bool(trained) and _is_whole(torch._C._current_autograd_node())
+    trains = False
+    for parameter in parameters:
+        if parameter.requires_grad:
+            trains = True
+            if _is_computed(torch.autograd.graph.get_gradient_edge(parameter).node):
+                return True
+    return trains and _is_whole(torch._C._current_autograd_node())
 
 
 def _is_whole(node: Any) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 import bps_rdma
 from bps_rdma import Group
@@ -48,4 +49,7 @@ class BufferBroadcast:
             if not sends:
                 parts = typed.split([buffer.numel() for buffer in buffers])  # type: ignore[no-untyped-call]
                 for buffer, part in zip(buffers, parts, strict=True):
-                    buffer.copy_(part.view(buffer.shape))
+                    # Two forwards may come before one backward, as of a GAN's critic: autograd, which has kept the
+                    # buffer of the first one, must not take this for a change that the module has made.
+                    with _unsafe_preserve_version_counter(buffer):
+                        buffer.copy_(part.view(buffer.shape))

@@ -10,7 +10,7 @@ The module also has the names that BytePS's scripts use from byteps.torch.cross_
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,13 +21,12 @@ from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_module, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
-from bps_rdma.torch.names import unique
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
-from bps_rdma.torch.optimizer import DistributedOptimizer, names_of
-from bps_rdma.torch.rebase import rebase, remove_hooks
+from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer, names_of
+from bps_rdma.torch.pending import PendingGradient, error_of
+from bps_rdma.torch.rebase import rebase
 from bps_rdma.torch.start import AnyGroup, init, resume, suspend
-from bps_rdma.torch.synchronizer import GradientSynchronizer
-from bps_rdma.torch.units import Place
+from bps_rdma.torch.wrapped import WrappedOptimizer
 
 __all__ = [
     "Compression",
@@ -67,8 +66,9 @@ def CrossBarrier(  # noqa: N802
 
     The weights are those that DistributedOptimizer gives. Between step() and the next forward, parameters are not
     up to date yet: call synchronize() before reading them, saving them or using them outside of their modules.
-    Gradients cannot be read or clipped. In a job that goes on without lost workers (BPS_MIN_WORKERS) step() waits for
-    all means and makes all updates, as DistributedOptimizer does: either all ranks use a step or none does.
+    Gradients cannot be read or clipped: from backward() to zero_grad(), .grad is a tensor that raises an error when it
+    is used. In a job that goes on without lost workers (BPS_MIN_WORKERS) the result is what DistributedOptimizer gives:
+    either all ranks use a step or none does.
 
     Args:
         model: uses each parameter in the forward of the module that owns it; on the CPU or on CUDA devices.
@@ -91,80 +91,115 @@ def CrossBarrier(  # noqa: N802
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
     start.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
-    how = compressor_of(compression, exact)
-    synchronizer = GradientSynchronizer(
-        named,
-        unique("CrossBarrier"),
-        "overlap",
-        compression=how,
-        group=start.group_of(group),
-        accumulates=backward_passes_per_step > 1,
-    )
-    result = rebase(optimizer, _CrossBarrier)
-    result._begin(model, synchronizer, backward_passes_per_step, num_steps)
+    arguments = {
+        "strategy": "overlap", "compression": compressor_of(compression, exact), "group": start.group_of(group),
+    }  # fmt: skip
+    if job.current().may_lose_members:
+        at_once = rebase(optimizer, SynchronousOptimizer)
+        at_once._bps_begin(named, backward_passes_per_step, arguments)
+        return at_once
+    result = rebase(optimizer, LateOptimizer)
+    result._bps_model = model
+    result._bps_steps_left = num_steps
+    result._bps_begin(named, backward_passes_per_step, arguments)
     return result
 
 
-class _CrossBarrier(torch.optim.Optimizer):
+class LateOptimizer(WrappedOptimizer):
     """See CrossBarrier()."""
 
-    def _begin(self, model: torch.nn.Module, synchronizer: GradientSynchronizer, passes: int, num_steps: int) -> None:
-        self._bps_synchronizer = synchronizer
-        self._bps_passes = passes
-        self._bps_left = dict.fromkeys(synchronizer.places, passes)
-        self._bps_steps_left = num_steps
-        self._bps_place_of = {id(place.parameter): place for place in synchronizer.places}
-        self._bps_due: dict[Place, dict[str, Any]] = {}  # updates to make, with the options of their step
-        me = weakref.ref(self)
-        hooks = [
-            place.parameter.register_post_accumulate_grad_hook(_gradient_hook(me, place))  # type: ignore[no-untyped-call]
-            for place in synchronizer.places
-        ]
-        for module in model.modules():
-            own = [self._bps_place_of.get(id(p)) for p in module.parameters(recurse=False)]
-            places = [place for place in own if place is not None]
-            if places:
-                hooks.append(module.register_forward_pre_hook(_forward_hook(me, places)))
-        weakref.finalize(self, remove_hooks, hooks)
-        weakref.finalize(self, remove_hooks, synchronizer.hooks)
+    _bps_kind = "CrossBarrier"
+    _bps_model: torch.nn.Module
+    _bps_steps_left: int
+    _bps_due: dict[torch.nn.Parameter, dict[str, Any]]  # updates to make, with the options of their step
+    _bps_pending: dict[torch.nn.Parameter, PendingGradient]  # what stands in .grad of those that were sent
+    _bps_sent: set[torch.nn.Parameter]  # in this pass
+    _bps_hooked: weakref.WeakSet[torch.nn.Module]
 
-    def _arrived(self, place: Place) -> None:
-        if place in self._bps_due:
+    def _bps_set_up(self) -> None:
+        super()._bps_set_up()
+        self._bps_due, self._bps_pending, self._bps_sent = {}, {}, set()
+        self._bps_hooked = weakref.WeakSet()
+        self._bps_hook_modules()
+
+    def _bps_hook_modules(self) -> None:
+        for module in self._bps_model.modules():
+            if module not in self._bps_hooked:
+                self._bps_hooked.add(module)
+                hook = module.register_forward_pre_hook(_Update(self))
+                weakref.finalize(self, hook.remove)
+
+    def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
+        trained = self._bps_trained
+        place = trained.place_of(parameter)
+        name = trained.name_of(parameter)
+        if parameter in self._bps_due:
             raise BpsError(
-                f"{place.name!r} was used in a forward before its last update, outside of the module that owns it",
+                f"{name!r} was used in a forward before its last update, outside of the module that owns it",
                 "call synchronize() after step(), or use DistributedOptimizer",
             )
-        self._bps_left[place] -= 1
-        self._bps_synchronizer.accumulated(place, self._bps_left[place] > 0)
-        if self._bps_left[place] == 0:
-            self._bps_synchronizer.ready(place)
+        left = self._bps_left[parameter] = self._bps_left.get(parameter, self._bps_passes) - 1
+        if place is not None:
+            trained.synchronizer.accumulated(place, left > 0)
+        if left == 0:
+            self._bps_settle()
+            trained.ready(parameter)
+            self._bps_hide(parameter)
+
+    def _bps_computed(self, parameter: torch.nn.Parameter) -> None:
+        """Autograd is about to add to .grad."""
+        if type(parameter.grad) is PendingGradient:
+            name = self._bps_trained.name_of(parameter)
+            if self._bps_left.get(parameter) != 0:
+                raise error_of(name)
+            raise BpsError(
+                f"{name!r} got a gradient again before step(), after {self._bps_passes} backward passes",
+                "set backward_passes_per_step to the number of backward passes between steps",
+            )
+
+    def _bps_hide(self, parameter: torch.nn.Parameter) -> None:
+        """Until the next forward uses its mean nobody may use the gradient, which is being averaged in place."""
+        place = self._bps_trained.place_of(parameter)
+        if place is None:
+            return
+        pending = self._bps_pending.get(parameter)
+        if pending is None or pending._bps_like != (parameter.dtype, parameter.device, parameter.shape):
+            pending = self._bps_pending[parameter] = PendingGradient.of(parameter, place.name)
+        parameter.grad = pending
+        self._bps_sent.add(parameter)
+
+    def _bps_named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        self.synchronize()  # the means of the last pass, before what averages them is made anew
+        self._bps_hook_modules()
+        return super()._bps_named()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Records updates of the parameters with the options that are set now; returns the closure's loss."""
+        """Records updates of the parameters with the options that are set now; returns the closure's loss.
+
+        Raises:
+            BpsError: a gradient was changed after backward(); names its parameter.
+        """
         loss = closure() if closure is not None else None
-        if job.current().may_lose_members:
-            return self._step_at_once(loss)
         self.synchronize()  # updates of parameters that the model did not use since the last step
-        self._bps_synchronizer.finish_later()
+        self._bps_settle()
+        synchronizer = self._bps_trained.synchronizer
+        changed = [each for each in self._bps_sent if each.grad is not self._bps_pending[each]]
+        synchronizer.finish_later()
+        self._bps_left.clear()
+        self._bps_sent.clear()
         for options in self.param_groups:
             kept = {name: value for name, value in options.items() if name != "params"}
             for parameter in options["params"]:
-                place = self._bps_place_of.get(id(parameter))
-                if place is not None:
-                    self._bps_due[place] = kept
-        self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+                if self._bps_trained.place_of(parameter) is not None:
+                    self._bps_due[parameter] = kept
+        if changed:
+            raise error_of(self._bps_trained.name_of(changed[0]))
         self._bps_steps_left -= 1
         if self._bps_steps_left == 0:
             self.synchronize()
         return loss
 
-    def _step_at_once(self, loss: Any) -> Any:
-        """All ranks use a step or none does: nothing may be updated before all means are on all ranks."""
-        self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
-        self._bps_synchronizer.begin()
-        self._bps_synchronizer.finish()
-        super().step()
-        return loss
+    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
 
     def synchronize(self) -> None:
         """Makes all updates that have been recorded.
@@ -172,16 +207,15 @@ class _CrossBarrier(torch.optim.Optimizer):
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
         """
-        self._update(list(self._bps_due))
+        self._bps_update(list(self._bps_due))
 
-    def _update(self, places: list[Place]) -> None:
-        for place in places:
-            options = self._bps_due.pop(place, None)
-            if options is None:
-                continue
-            gradient = self._bps_synchronizer.take_mean(place)
-            if gradient is not None:
-                self._step_on(place.parameter, gradient, options)
+    def _bps_update(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
+        for parameter in parameters:
+            options = self._bps_due.pop(parameter, None) if parameter is not None else None
+            if parameter is not None and options is not None:
+                gradient = self._bps_trained.take_mean(parameter)
+                if gradient is not None:
+                    self._step_on(parameter, gradient, options)
 
     def _step_on(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, options: dict[str, Any]) -> None:
         groups, later = self.param_groups, parameter.grad
@@ -192,9 +226,17 @@ class _CrossBarrier(torch.optim.Optimizer):
             self.param_groups, parameter.grad = groups, later
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients; those of recorded updates are kept until the updates are made."""
-        if self._bps_synchronizer.open and self._bps_synchronizer.begin_again():  # the end of a view interrupted it
-            self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+        """Drops the gradients; those of recorded updates are kept until the updates are made.
+
+        Raises:
+            BpsError: between backward() and step(), when gradients are on their way already.
+        """
+        if self._bps_trained.is_open:
+            raise BpsError(
+                "zero_grad() was called between backward() and step(), while gradients are being averaged",
+                "call step() first, or use DistributedOptimizer",
+            )
+        self._bps_left.clear()
         super().zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,20 +244,22 @@ class _CrossBarrier(torch.optim.Optimizer):
         self.synchronize()
         return super().state_dict()
 
-
-def _gradient_hook(optimizer: weakref.ref[_CrossBarrier], place: Place) -> Callable[[torch.Tensor], None]:
-    def arrived(_: torch.Tensor) -> None:
-        alive = optimizer()
-        if alive is not None:
-            alive._arrived(place)
-
-    return arrived
+    def __getstate__(self) -> dict[str, Any]:
+        """As usual, after all recorded updates; with the model, whose copy the copy updates."""
+        self.synchronize()
+        return {**super().__getstate__(), "_bps_model": self._bps_model, "_bps_steps_left": self._bps_steps_left}
 
 
-def _forward_hook(optimizer: weakref.ref[_CrossBarrier], places: list[Place]) -> Any:
-    def before_forward(*_: Any) -> None:
-        alive = optimizer()
-        if alive is not None:
-            alive._update(places)
+class _Update:
+    """A hook of a module: before it computes, its own parameters are updated. Copies of the module do not have it."""
 
-    return before_forward
+    def __init__(self, optimizer: LateOptimizer | None) -> None:
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None and optimizer._bps_due:
+            optimizer._bps_update(module._parameters.values())
+
+    def __reduce__(self) -> Any:
+        return _Update, (None,)

@@ -24,7 +24,7 @@ from bps_rdma.torch.compression import AnyCompression, Compression, compressor_o
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.synchronizer import GradientSynchronizer
-from bps_rdma.torch.trained import Named, TrainedParameters
+from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
 from bps_rdma.torch.units import Place
 
 
@@ -101,6 +101,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _set_up(self) -> None:
         self._trained = TrainedParameters(self, "ddp", _maker(self._arguments), self._arrived, self._arguments["group"])
+        self._parameters_now = ParametersOf(self.module)
         self._end = EndOfBackward(self._end_of_backward)
         self._buffers_of_root: BufferBroadcast | None = None
         self._sync = True  # of the last forward; see no_sync()
@@ -180,7 +181,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Before a pass, and not in a forward, which a rank may run alone: what the pass works on."""
         if self._trained.is_open:
             return
-        if self._trained.follow(list(self.module.parameters()), self.module.named_parameters):
+        if self._trained.follow(self._parameters_now.now(), self.module.named_parameters):
             self._order, self._rebuilt = None, False
         if self._order is not None and not self._rebuilt:  # at the beginning of the second pass
             self._rebuilt = True
@@ -253,7 +254,19 @@ class DistributedDataParallel(torch.nn.Module):
 
 
 # Of this wrapper, and not of its copies.
-_OWN = frozenset({"_trained", "_end", "_buffers_of_root", "_pending", "_order", "_rebuilt", "_sync", "_backward_began"})
+_OWN = frozenset(
+    {
+        "_trained",
+        "_parameters_now",
+        "_end",
+        "_buffers_of_root",
+        "_pending",
+        "_order",
+        "_rebuilt",
+        "_sync",
+        "_backward_began",
+    }
+)
 
 
 def _maker(arguments: dict[str, Any]) -> Callable[[Named, str], GradientSynchronizer]:

@@ -25,7 +25,8 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
-from bps_rdma.torch.optimizer import names_of
+from bps_rdma.torch.optimizer import trained_of
+from bps_rdma.torch.scaled import scaled_step
 from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import AnyHandle
 
@@ -113,7 +114,7 @@ class DiLoCo:
         group: AnyGroup = None,
     ) -> None:
         start.init()
-        named = names_of(optimizer, named_parameters)
+        named = trained_of(optimizer, named_parameters)
         check_count("every", every, 1)
         check_count("delay", delay, 0)
         check_count("fragments", fragments, 1)
@@ -145,6 +146,8 @@ class DiLoCo:
         moved = transfer.zeros_beside(parameters[0], anchor.numel(), torch.float32)
         return _Fragment(parameters, options, anchor, torch.zeros_like(anchor), moved)
 
+    _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Of the inner optimizer."""
@@ -165,7 +168,9 @@ class DiLoCo:
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
                 agreement starts from the last anchor.
         """
-        result = self.inner.step(closure)
+        result = scaled_step(
+            self, lambda: self.inner.step(closure), (one for part in self._fragments for one in part.parameters)
+        )
         self.steps += 1
         for number, fragment in enumerate(self._fragments):
             shift = number * self._every // len(self._fragments)

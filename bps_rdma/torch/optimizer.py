@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,12 +18,10 @@ from bps_rdma.torch import start, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.checks import check_count, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
-from bps_rdma.torch.names import unique
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.rebase import rebase, remove_hooks
+from bps_rdma.torch.rebase import rebase
 from bps_rdma.torch.start import AnyGroup
-from bps_rdma.torch.synchronizer import GradientSynchronizer
-from bps_rdma.torch.units import Place
+from bps_rdma.torch.wrapped import WrappedOptimizer
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -36,18 +33,17 @@ def DistributedOptimizer(  # noqa: N802
     bucket_mb: float = 25.0,
     group: AnyGroup = None,
     exact: bool | None = None,
-) -> _DistributedOptimizer | AsynchronousOptimizer:
-    """The optimizer, whose step() waits until all gradients are means over all ranks.
+) -> SynchronousOptimizer | AsynchronousOptimizer:
+    """The optimizer, for whose parameters backward() gives gradients that are means over all ranks.
 
     With BPS_ASYNC=1 servers keep the weights, and no rank waits for another; see docs/async.md. Otherwise gradients are
-    sent during backward, as soon as they are complete. Use broadcast_parameters() and
+    sent during backward, as soon as they are complete, and are means when it returns. Use broadcast_parameters() and
     broadcast_optimizer_state() to start from the same values.
 
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        optimizer.zero_grad(); loss.backward(); clip(...); optimizer.step()
 
-    or, to look at the means before they are used:
-
-        optimizer.zero_grad(); loss.backward(); optimizer.synchronize(); clip(...); optimizer.step()
+    Parameters that train later (unfrozen, or added by add_param_group()) are averaged from the next backward on, which
+    raises MismatchError if they or their values are not the same on all ranks.
 
     Args:
         optimizer: any torch.optim.Optimizer, of parameters on the CPU or on CUDA devices; it shares its state with the
@@ -56,8 +52,8 @@ def DistributedOptimizer(  # noqa: N802
             `model.named_parameters()`; None: they are named by their place in the optimizer.
         compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
             BPS_MIN_COMPRESS_BYTES travel between hosts, e.g. "int8:feedback=1"; see docs/compression.md.
-        backward_passes_per_step: backward passes whose gradients are added up before they are sent, not averaged; with
-            exact means without rounding, and then the same number on all ranks.
+        backward_passes_per_step: backward passes, the same number on all ranks, whose gradients are added up before
+            they are sent, not averaged; with exact means without rounding.
         strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
         bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
@@ -80,15 +76,13 @@ def DistributedOptimizer(  # noqa: N802
         if how.method is None:
             _refuse_settings()
         kept = rebase(optimizer, AsynchronousOptimizer)
-        kept._begin(named, ours)
+        kept._begin(trained_of(optimizer, named), ours)
         return kept
-    result = rebase(optimizer, _DistributedOptimizer)
-    how = compressor_of(compression, exact)
-    several = backward_passes_per_step > 1
-    result._begin(
-        GradientSynchronizer(named, unique("Gradient"), strategy, bucket_mb, how, ours, accumulates=several),
-        backward_passes_per_step,
-    )
+    result = rebase(optimizer, SynchronousOptimizer)
+    arguments = {
+        "strategy": strategy, "bucket_mb": bucket_mb, "compression": compressor_of(compression, exact), "group": ours,
+    }  # fmt: skip
+    result._bps_begin(named, backward_passes_per_step, arguments)
     return result
 
 
@@ -107,7 +101,7 @@ def _refuse_settings() -> None:
 def names_of(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> list[tuple[str, torch.nn.Parameter]]:
-    """(name, parameter) for every parameter of the optimizer that is trained, in the order of `named`.
+    """(name, parameter) for every parameter of the optimizer, frozen ones too: `named`, if there is one.
 
     Raises:
         InvalidArgumentError: a name twice, a parameter without a name, or no optimizer.
@@ -118,7 +112,7 @@ def names_of(
         )
     parameters = [p for options in optimizer.param_groups for p in options["params"]]
     if named is None:
-        return [(f"parameter {number}", p) for number, p in enumerate(parameters) if p.requires_grad]
+        return [(f"parameter {number}", p) for number, p in enumerate(parameters)]
     pairs = list(named)
     names = {name for name, _ in pairs}
     if len(names) < len(pairs):
@@ -130,60 +124,84 @@ def names_of(
         raise InvalidArgumentError(
             f"{len(unnamed)} parameters of the optimizer have no name", "pass named_parameters=model.named_parameters()"
         )
-    return [(name, p) for name, p in pairs if id(p) in wanted and p.requires_grad]
+    return pairs
 
 
-class _DistributedOptimizer(torch.optim.Optimizer):
+def trained_of(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """Those of names_of() that the optimizer has, and that require gradients."""
+    pairs = names_of(optimizer, named)
+    own = {p for options in optimizer.param_groups for p in options["params"]}
+    return [(name, p) for name, p in pairs if p in own and p.requires_grad]
+
+
+class SynchronousOptimizer(WrappedOptimizer):
     """See DistributedOptimizer()."""
 
-    _bps_synchronizer: GradientSynchronizer
-    _bps_passes: int  # backward passes per step
-    _bps_left: dict[Place, int]  # how many of them are still to come
-    _bps_done: bool  # synchronize() has been called, and no gradient has become ready since
+    _bps_kind = "Gradient"
+    _bps_backwards: int  # since gradients were means
+    _bps_done: bool  # gradients are means, and step() has not used them
     _bps_skip: bool
 
-    def _begin(self, synchronizer: GradientSynchronizer, passes: int) -> None:
-        self._bps_synchronizer = synchronizer
-        self._bps_passes = passes
-        self._bps_left = dict.fromkeys(synchronizer.places, passes)
+    def _bps_set_up(self) -> None:
+        super()._bps_set_up()
+        self._bps_backwards = 0
         self._bps_done = self._bps_skip = False
-        hooks = [
-            place.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), place))  # type: ignore[no-untyped-call]
-            for place in synchronizer.places
-        ]
-        # The parameters may outlive this optimizer, and get another one.
-        weakref.finalize(self, remove_hooks, hooks)
-        weakref.finalize(self, remove_hooks, synchronizer.hooks)
 
-    def _arrived(self, place: Place) -> None:
-        if self._bps_left[place] == 0:
+    def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
+        trained = self._bps_trained
+        place = trained.place_of(parameter)
+        if self._bps_done and trained.synchronizer.is_exact:
             raise BpsError(
-                f"{place.name!r} got a gradient again before step(), after {self._bps_passes} backward passes",
+                f"{trained.name_of(parameter)!r} got a gradient again before step(), after "
+                f"{self._bps_passes} backward passes, and would be rounded in between",
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
         self._bps_done = False
-        self._bps_left[place] -= 1
-        self._bps_synchronizer.accumulated(place, self._bps_left[place] > 0)
-        if self._bps_left[place] == 0:
-            self._bps_synchronizer.ready(place)
+        self._bps_end.ask()
+        left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
+        if place is not None:
+            trained.synchronizer.accumulated(place, left > 0)
+        if left == 0:
+            self._bps_settle()
+            trained.ready(parameter)
+
+    def _bps_backward_ended(self) -> None:
+        # Gradients are means when backward() returns: whatever looks at them then, as a clipper or a loss scaler does,
+        # sees the same on all ranks.
+        self._bps_backwards += 1
+        if self._bps_backwards >= self._bps_passes:
+            self.synchronize()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes make a step; between two steps."""
         self._bps_passes = passes
-        self._bps_left = dict.fromkeys(self._bps_left, passes)
-        self._bps_synchronizer.accumulate(passes > 1)
+        self._bps_backwards = 0
+        self._bps_left.clear()
+        self._bps_arguments["accumulates"] = passes > 1
+        if self._bps_trained.is_made:
+            self._bps_trained.synchronizer.accumulate(passes > 1)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are means over the ranks. Every rank calls it, or step().
+        """Makes all gradients means over the ranks, if backward() has not yet. Every rank calls it, or step().
+
+        backward() does it at its end, after as many passes as make a step. Only what backward() did not reach on this
+        rank, although it did on others, is left for this call.
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
+            MismatchError: ranks train different parameters; names the first one.
         """
-        self._bps_synchronizer.begin()
+        if self._bps_done and not self._bps_trained.is_open:
+            return
+        self._bps_end.forget()
+        self._bps_settle()
         try:
-            self._bps_synchronizer.finish()
+            self._bps_trained.finish()
         finally:
-            self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
+            self._bps_left.clear()
+            self._bps_backwards = 0
         self._bps_done = True
 
     @contextlib.contextmanager
@@ -209,14 +227,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         return super().step(synchronized, **options)
 
+    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
+
     def _synchronize_once(self) -> None:
-        if not self._bps_skip and not self._bps_done:
+        if not self._bps_skip:
             self.synchronize()
         self._bps_done = False
 
     def _mean(self, loss: Any) -> Any:
         """The mean loss: an optimizer that compares losses must get the same on all ranks, or they take other paths."""
-        sent = self._bps_synchronizer.sent
+        sent = self._bps_trained.synchronizer.sent
         if isinstance(loss, float):
             return self._mean(torch.tensor(loss, dtype=torch.float64, device="cpu")).item()
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -225,40 +245,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         options = Options(ReduceOp.average, name, 0, sent.group, None, True)
         return transfer.all_reduce(loss.detach().clone(memory_format=torch.contiguous_format), options).wait()
 
-    def compression_state_dict(self) -> dict[str, Any]:
-        """What compression remembers between steps on this rank: save it beside state_dict(), each rank its own.
-
-        A collective call between steps: every rank must make it, which is why it is not a part of state_dict(). See
-        bps_rdma.feedback_state().
-        """
-        return self._bps_synchronizer.compression_state()
-
-    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first step.
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As usual; gradients that were not used for a step are forgotten, on all ranks.
 
         Raises:
-            InvalidArgumentError: it is the state of other parameters, or of another compression.
+            BpsError: backward() has failed while gradients were being averaged.
         """
-        self._bps_synchronizer.load_compression_state(state)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As usual, but refused between backward() and step(), while gradients are being synchronised."""
-        was_open = self._bps_synchronizer.open
-        if self._bps_synchronizer.begin_again():
-            if was_open:
-                self._bps_left = dict.fromkeys(self._bps_left, self._bps_passes)
-        else:
+        trained = self._bps_trained
+        if trained.is_open and not trained.synchronizer.begin_again():
             raise BpsError(
-                "zero_grad() was called between backward() and step(), while gradients are being synchronised",
-                "call step() or synchronize() first",
+                "zero_grad() was called while gradients are being averaged, because backward() has not come to its end",
+                "call synchronize() on all ranks first",
             )
+        self._bps_end.forget()
+        self._bps_left.clear()
+        self._bps_backwards = 0
+        self._bps_done = False
         super().zero_grad(set_to_none)
-
-
-def _hook(optimizer: weakref.ref[_DistributedOptimizer], place: Place) -> Callable[[torch.Tensor], None]:
-    def arrived(_: torch.Tensor) -> None:
-        alive = optimizer()
-        if alive is not None:
-            alive._arrived(place)
-
-    return arrived

@@ -25,12 +25,18 @@ def rebase(optimizer: torch.optim.Optimizer, methods: type[T]) -> T:
     own = type(optimizer)
     if issubclass(own, methods):
         raise InvalidArgumentError(f"this {own.__name__} is distributed already", "wrap an optimizer once")
-    kind: Any = type(own.__name__, (methods, own), {"__doc__": methods.__doc__, "__module__": own.__module__})
-    rebased = kind.__new__(kind)
+    rebased: Any = new_instance(methods, own)
     # Schedulers wrap the step() of the instance; that of the new class must be found instead.
     optimizer.__dict__.pop("step", None)
     rebased.__dict__ = optimizer.__dict__
     return rebased  # type: ignore[no-any-return]
+
+
+def new_instance(methods: type, own: type) -> Any:
+    """An empty optimizer of the class that rebase() makes of these two."""
+    about = {"__doc__": methods.__doc__, "__module__": own.__module__, "_bps_made_of": (methods, own)}
+    kind: Any = type(own.__name__, (methods, own), about)
+    return kind.__new__(kind)
 
 
 def remove_hooks(hooks: Iterable[Any]) -> None:

@@ -36,6 +36,7 @@ class TrainedParameters:
         make: gives what averages the gradients of (name, parameter) pairs, under names with a prefix.
         arrived: a method of the owner: the gradient of this parameter has been accumulated.
         group: who takes part; None: all workers.
+        computed: a method of the owner: a gradient of this parameter has been computed; None: it need not know.
     """
 
     def __init__(
@@ -45,14 +46,16 @@ class TrainedParameters:
         make: Callable[[Named, str], GradientSynchronizer],
         arrived: Callable[[torch.nn.Parameter], None],
         group: Group | None,
+        computed: Callable[[torch.nn.Parameter], None] | None = None,
     ) -> None:
         self._kind, self._make, self._group = kind, make, group
         self._arrived = weakref.WeakMethod(arrived)
-        self._hooked: set[int] = set()
+        self._computed = None if computed is None else weakref.WeakMethod(computed)
+        self._hooked: dict[int, weakref.ref[torch.nn.Parameter]] = {}
         self._hooks: list[Any] = []
         self._made: GradientSynchronizer | None = None
         self._places: dict[int, tuple[Place, torch.dtype, torch.device]] = {}  # by id of the parameter
-        self._seen: list[Any] = []  # the last look at all parameters
+        self._seen: list[Any] = []  # the last look at all parameters; the first pass looks closely
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
         self._prefix: str | None = None
         self._changes = 0  # in this view
@@ -69,29 +72,23 @@ class TrainedParameters:
         if job.current().is_late:  # the first pass agrees on what the others train by now
             self._compares = False
         else:
-            self._seen = _look(self._kept)
             self._replace([pair for pair in pairs if pair[1].requires_grad])
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
         for parameter in parameters:
-            if id(parameter) in self._hooked or not (parameter.is_floating_point() or parameter.is_complex()):
+            known = self._hooked.get(id(parameter))
+            if known is not None and known() is parameter:
                 continue
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue  # is never trained
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook()))  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(_tell(self._arrived)))  # type: ignore[no-untyped-call]
+            if self._computed is not None:
+                self._hooks.append(parameter.register_hook(_tell_of(self._computed, weakref.ref(parameter))))  # type: ignore[no-untyped-call]
             parameter.requires_grad_(not frozen)
-            self._hooked.add(id(parameter))
-
-    def _hook(self) -> Callable[[torch.nn.Parameter], None]:
-        arrived = self._arrived
-
-        def tell(parameter: torch.nn.Parameter) -> None:
-            call = arrived()
-            if call is not None:
-                call(parameter)
-
-        return tell
+            self._hooked[id(parameter)] = weakref.ref(parameter)
 
     def close(self) -> None:
         """Removes all hooks: the parameters may outlive the owner, and get another one."""
@@ -185,6 +182,11 @@ class TrainedParameters:
             self.explain(error, lines)
         check_alike(lines, f"{self._prefix} parameters {self._changes}", self._group, failure)
 
+    def name_of(self, parameter: torch.nn.Parameter) -> str:
+        """For messages."""
+        place = self.place_of(parameter)
+        return "a parameter" if place is None else place.name
+
     # ---- A pass
 
     def ready(self, parameter: torch.nn.Parameter) -> None:
@@ -195,6 +197,16 @@ class TrainedParameters:
                 self.synchronizer.ready(place)
             except MismatchError as error:
                 self.explain(error)
+
+    def take_mean(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """The mean of one gradient of the last pass; see GradientSynchronizer.take_mean()."""
+        place = self.place_of(parameter)
+        if place is None:
+            return None
+        try:
+            return self.synchronizer.take_mean(place)
+        except MismatchError as error:
+            self.explain(error)
 
     def finish(self) -> None:
         """Begins a pass if none is open, and ends it: all gradients are means then.
@@ -231,6 +243,44 @@ class TrainedParameters:
         self._places = {
             id(place.parameter): (place, place.parameter.dtype, place.parameter.device) for place in made.places
         }
+
+
+Method = weakref.WeakMethod[Callable[[torch.nn.Parameter], None]]
+
+
+def _tell(method: Method) -> Callable[[torch.nn.Parameter], None]:
+    def tell(parameter: torch.nn.Parameter) -> None:
+        call = method()
+        if call is not None:
+            call(parameter)
+
+    return tell
+
+
+def _tell_of(method: Method, parameter: weakref.ref[torch.nn.Parameter]) -> Callable[[torch.Tensor], None]:
+    def tell(_: torch.Tensor) -> None:
+        call, own = method(), parameter()
+        if call is not None and own is not None:
+            call(own)
+
+    return tell
+
+
+class ParametersOf:
+    """The parameters of a module as they are now, faster than module.parameters() finds them: each step looks."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._inner: list[torch.nn.Module] = []
+        self._dicts: list[Any] = []  # of the module and those in it: their own modules, and their own parameters
+
+    def now(self) -> list[torch.nn.Parameter]:
+        """All of them, each as often as it occurs."""
+        inner = [each for modules, _ in self._dicts for each in modules.values()]
+        if not self._dicts or list(map(id, inner)) != list(map(id, self._inner)):
+            self._dicts = [(each._modules, each._parameters) for each in self._module.modules()]
+            self._inner = [each for modules, _ in self._dicts for each in modules.values()]
+        return [each for _, own in self._dicts for each in own.values() if each is not None]
 
 
 def _look(parameters: Iterable[torch.nn.Parameter]) -> list[Any]:

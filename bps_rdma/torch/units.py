@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bps_rdma import Group
+from bps_rdma.errors import BpsError
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compressor
@@ -62,6 +63,36 @@ class Place:
     parameter: torch.nn.Parameter
 
 
+class _Sent:
+    """The gradient of a parameter as it was sent: what anyone changes afterwards would be lost, or on one rank only."""
+
+    def __init__(self, place: Place, gradient: torch.Tensor) -> None:
+        self._place = place
+        self._gradient = gradient
+        # Views share a counter with their base, and with gradients that are still computed; on a device results are
+        # copied into the gradient, which counts as well.
+        counts = not gradient._is_view() and transfer.device_of(gradient) is None
+        self._version = gradient._version if counts else None
+
+    def check_values(self) -> None:
+        """Raises BpsError if the values have been changed."""
+        if self._version is not None and self._gradient._version != self._version:
+            raise _changed(self._place)
+
+    def check(self) -> None:
+        """Raises BpsError if another tensor is in its place."""
+        if self._place.parameter.grad is not self._gradient:
+            raise _changed(self._place)
+
+
+def _changed(*places: Place) -> BpsError:
+    names = ", ".join(repr(place.name) for place in places)
+    return BpsError(
+        f"{'the gradient' if len(places) == 1 else 'a gradient'} of {names} was changed while it was being averaged",
+        "change gradients when backward() has returned, not in a hook",
+    )
+
+
 class Single:
     """One parameter's gradient, synchronised in place: nothing is copied, unless it is compressed."""
 
@@ -76,6 +107,7 @@ class Single:
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
+        self._sent: _Sent | None = None
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
@@ -93,6 +125,7 @@ class Single:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
         wire = gradient.to(self._compressor.wire_dtype(gradient.dtype)).contiguous()
         self._gradient, self._wire = gradient, wire
+        self._sent = None if parameter.grad is None else _Sent(self.places[0], parameter.grad)
         self._handle = transfer.all_reduce(wire, self._options)
 
     def wait(self) -> None:
@@ -102,19 +135,23 @@ class Single:
         handle.wait()
         assert self._gradient is not None
         assert self._wire is not None
+        if self._sent is not None:
+            self._sent.check_values()
         if self._wire is not self._gradient:
             self._gradient.copy_(self._wire)
         self._wire = None
 
     def deliver(self) -> None:
         """Makes the mean the parameter's .grad."""
+        if self._sent is not None:
+            self._sent.check()
         gradient = self.release()
         if self.places[0].parameter.grad is None:
             self.places[0].parameter.grad = gradient
 
     def release(self) -> torch.Tensor | None:
         """The mean, which this object then no longer holds."""
-        gradient, self._gradient = self._gradient, None
+        gradient, self._gradient, self._sent = self._gradient, None, None
         return gradient
 
     def unused_everywhere(self) -> list[Place]:
@@ -150,6 +187,8 @@ class Bucket:
             place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
         }
         self._missing: list[Place] = []
+        self._sent: list[_Sent] = []
+        self._version = 0  # of the memory as it was sent
         self._handle: AnyHandle | None = None
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
@@ -180,6 +219,8 @@ class Bucket:
             self._views[place].zero_()
             if len(self._flags) > 0:
                 self._flags[self.places.index(place)] = 0
+        self._sent = [_Sent(place, place.parameter.grad) for place in self.places if place.parameter.grad is not None]
+        self._version = self._memory._version
         self._handle = transfer.all_reduce(self._memory, self._options)
 
     def wait(self) -> None:
@@ -187,9 +228,16 @@ class Bucket:
         handle, self._handle = self._handle, None
         assert handle is not None
         handle.wait()
+        if self._device is None and self._memory._version != self._version:
+            raise _changed(*self.places)
+        for sent in self._sent:
+            sent.check_values()
 
     def deliver(self) -> None:
         """Makes the means the .grad of the parameters."""
+        for sent in self._sent:
+            sent.check()
+        self._sent = []
         for place, view in self._views.items():
             parameter = place.parameter
             if self._points_into:

@@ -65,6 +65,46 @@ def test_buffers_of_every_kind():
     assert harness.run(equal_buffers, workers=3) == [[1.0, 1.0, 1.0]] * 3
 
 
+def twice_forward(bps: Any) -> None:
+    """A critic sees two batches, and Siamese views of one, before one backward; statistics are those of rank 0."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x) * self.scale
+
+    alone, model = training.seeded(Views), training.seeded(Views)
+    ddp = DistributedDataParallel(model)
+    for step in range(3):
+        per_rank = [training.batch(10 * step + rank) for rank in range(bps.size())]
+        alone.zero_grad()
+        start = {name: value.clone() for name, value in alone.named_buffers()}
+        for rank in reversed(range(bps.size())):  # rank 0 last: its statistics stay
+            alone.load_state_dict(start, strict=False)
+            one = alone(per_rank[rank])
+            ((one - alone(per_rank[rank] + 1).detach()).square().mean() / bps.size()).backward()
+        ddp.zero_grad()
+        x = per_rank[bps.rank()]
+        (ddp(x) - ddp(x + 1).detach()).square().mean().backward()
+        assert all(
+            torch.allclose(mine.grad, theirs.grad, atol=1e-5)
+            for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True)
+        )
+        ddp.zero_grad()
+        (ddp(x) + ddp(x + 1)).square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        ddp.load_state_dict({f"module.{name}": value for name, value in alone.named_buffers()}, strict=False)
+
+
+def test_two_forwards_before_one_backward():
+    harness.run(twice_forward, workers=2)
+
+
 def rewrapped(bps: Any) -> None:
     """A module that gets another wrapper is not synchronised twice."""
     from bps_rdma.torch import DistributedDataParallel

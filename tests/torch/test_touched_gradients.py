@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that are read or changed between backward() and step(): they are means, or an error names the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+import torch
+import training
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+STRATEGIES = ["overlap", "bucketed", "naive", "flat"]
+
+
+def wraps(bps: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]]]:
+    """By name: what makes (the module to call, its optimizer) of a model."""
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
+
+    def optimizer(strategy: str) -> Callable[[nn.Module], tuple[nn.Module, Any]]:
+        def wrap(model: nn.Module) -> tuple[nn.Module, Any]:
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            return model, DistributedOptimizer(sgd, model.named_parameters(), strategy=strategy, bucket_mb=0.001)
+
+        return wrap
+
+    def ddp(model: nn.Module) -> tuple[nn.Module, Any]:
+        wrapped = DistributedDataParallel(model, bucket_mb=0.001)
+        return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+
+    def sharded(model: nn.Module) -> tuple[nn.Module, Any]:
+        wrapped = DistributedDataParallel(model, strategy="overlap")
+        return wrapped, ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    return {**{name: optimizer(name) for name in STRATEGIES}, "ddp": ddp, "sharded": sharded}
+
+
+def plain(model: nn.Module) -> tuple[nn.Module, Any]:
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+# ---- The recipes of torch.amp
+
+
+def scaled(model: nn.Module, optimizer: Any, shares: Callable[[int], list[torch.Tensor]], clips: bool) -> list[float]:
+    """Trains as torch's recipe has it; the scale after each step. Step 3 has an infinity in the last share."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scales = []
+    for step in range(8):
+        for x in shares(step):
+            loss = training.loss_of(model(x))
+        optimizer.zero_grad() if step % 2 else model.zero_grad()
+        scaler.scale(loss).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def samples(step: int, begin: int = 0, end: int = training.SAMPLES) -> torch.Tensor:
+    whole = training.batch(step)
+    if step in (3, 4):
+        whole[-1] = torch.inf
+    return whole[begin:end]
+
+
+def mixed_precision(bps: Any) -> None:
+    begin, end = training.share(bps.rank(), bps.size())
+    for clips in (True, False):
+        alone, reference = plain(training.seeded(training.Plain))
+        expected = scaled(alone, reference, lambda step: [samples(step)], clips)
+        assert len(set(expected)) > 2
+        for name, wrap in wraps(bps).items():
+            model = training.seeded(training.Plain)
+            wrapped, optimizer = wrap(model)
+            found = scaled(wrapped, optimizer, lambda step: [samples(step, begin, end)], clips)
+            assert found == expected, name
+            assert training.distance(alone, model) < 1e-5, name
+            assert training.same_everywhere(bps, model), name
+
+
+def test_mixed_precision_as_torch_has_it():
+    harness.run(mixed_precision, workers=2)
+
+
+def test_mixed_precision_in_a_job_that_may_lose_ranks():
+    harness.run(mixed_precision, workers=2, env={"BPS_MIN_WORKERS": "1"})
+
+
+def compressed(bps: Any) -> None:
+    """An infinity on one rank reaches all of them, as such or as NaN, whatever the code: they skip the same step."""
+    from bps_rdma.torch import Compression, DistributedDataParallel, DistributedOptimizer
+
+    begin, end = training.share(bps.rank(), bps.size())
+    for method in ("int8:feedback=1", "int4", "onebit:scaling=1", "topk:k=0.1", Compression.fp16, Compression.bf16):
+        for through_optimizer in (True, False):
+            model = training.seeded(training.Plain)
+            wrapped: nn.Module = model
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+            if through_optimizer:
+                optimizer = DistributedOptimizer(optimizer, model.named_parameters(), compression=method)
+            else:
+                wrapped = DistributedDataParallel(model, compression=method)
+            scales = scaled(wrapped, optimizer, lambda step: [samples(step, begin, end)], True)
+            assert scales[3] < scales[2], method
+            assert all(bool(p.isfinite().all()) for p in model.parameters())
+            assert training.same_everywhere(bps, model), method
+
+
+def test_mixed_precision_with_compressed_gradients():
+    env = {"BPS_MIN_COMPRESS_BYTES": "64", "BPS_TRANSPORT": "tcp"}
+    each = [{"BPS_HOST_ID": f"host {rank}"} for rank in range(2)]
+    harness.run(compressed, workers=2, env=env, rank_env=each)
+
+
+def diloco(bps: Any) -> None:
+    """A rank that skips a step has made it as far as the others are concerned."""
+    from bps_rdma.torch import DiLoCo
+
+    begin, end = training.share(bps.rank(), bps.size())
+    model = training.seeded(training.Plain)
+    optimizer = DiLoCo(torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+    scales = scaled(model, optimizer, lambda step: [samples(step, begin, end)], True)
+    assert (scales[3] < scales[2]) == (bps.rank() == 1)
+    assert optimizer.steps == 8
+    assert training.same_everywhere(bps, model)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_mixed_precision_with_diloco():
+    harness.run(diloco, workers=2)
+
+
+# ---- Changes by hand
+
+
+def by_norm(model: nn.Module) -> Any:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def by_value(model: nn.Module) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+def divided(model: nn.Module) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.div_(3)
+
+
+def replaced(model: nn.Module) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad = p.grad * 0.5
+
+
+def norm(model: nn.Module) -> Any:
+    return torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+
+
+TOUCHES = [by_norm, by_value, divided, replaced, norm]
+
+
+def touched(bps: Any) -> None:
+    begin, end = training.share(bps.rank(), bps.size())
+    for name, wrap in wraps(bps).items():
+        for touch in TOUCHES:
+            alone, reference = plain(training.seeded(training.Plain))
+            model = training.seeded(training.Plain)
+            wrapped, optimizer = wrap(model)
+            for step in range(4):
+                reference.zero_grad()
+                training.loss_of(alone(training.batch(step))).backward()
+                expected = touch(alone)
+                reference.step()
+                optimizer.zero_grad()
+                training.loss_of(wrapped(training.batch(step, begin, end))).backward()
+                found = touch(model)
+                optimizer.step()
+                if expected is not None:
+                    assert torch.allclose(found, expected, atol=1e-5), (name, touch.__name__)
+            assert training.distance(alone, model) < 1e-5, (name, touch.__name__)
+
+
+def test_gradients_are_means_when_backward_returns():
+    harness.run(touched, workers=2)
+
+
+def within_checkpoints(bps: Any) -> None:
+    """Every parameter gets its gradient in a backward inside of another one, which is over later."""
+    from bps_rdma.torch import DistributedOptimizer
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            def both(y: torch.Tensor) -> torch.Tensor:
+                return torch.tanh(self.outer(checkpoint(self.inner, y, use_reentrant=True)))
+
+            return checkpoint(both, torch.tanh(checkpoint(both, x, use_reentrant=True)), use_reentrant=True)
+
+    begin, end = training.share(bps.rank(), bps.size())
+    alone, model = training.seeded(Nested), training.seeded(Nested)
+    mine = torch.optim.SGD(model.parameters(), lr=0.1)
+    mine = DistributedOptimizer(mine, model.named_parameters(), strategy="flat")  # gradients come in two parts
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(4):
+        norms = []
+        for m, o, x in ((alone, reference, training.batch(step)), (model, mine, training.batch(step, begin, end))):
+            o.zero_grad()
+            training.loss_of(m(x.requires_grad_())).backward()
+            norms.append(nn.utils.clip_grad_norm_(m.parameters(), 0.1))
+            o.step()
+        assert torch.allclose(*norms, atol=1e-6)
+    assert training.distance(alone, model) < 1e-6
+
+
+def test_a_model_in_checkpoints():
+    harness.run(within_checkpoints, workers=2)
+
+
+def accumulated(bps: Any) -> None:
+    """Several backward passes without a word about it, losses one after the other, and a GAN's two optimizers."""
+    from bps_rdma.torch import DistributedOptimizer
+
+    begin, end = training.share(bps.rank(), bps.size())
+    for strategy in STRATEGIES:
+        ones = [training.seeded(training.Plain) for _ in range(2)]
+        alone, (mine, reference) = ones[0], [torch.optim.SGD(m.parameters(), lr=0.1) for m in reversed(ones)]
+        mine = DistributedOptimizer(mine, ones[1].named_parameters(), strategy=strategy, bucket_mb=0.001)
+        for step in range(0, 9, 3):
+            norms = []
+            for m, o, cut in ((alone, reference, (0, training.SAMPLES)), (ones[1], mine, (begin, end))):
+                o.zero_grad()
+                for micro in range(2):
+                    training.loss_of(m(training.batch(step + micro, *cut))).backward()
+                out = m(training.batch(step + 2, *cut))
+                training.loss_of(out).backward(retain_graph=True)
+                out.square().mean().backward()
+                norms.append(nn.utils.clip_grad_norm_(m.parameters(), 0.5))
+                o.step()
+            assert torch.allclose(*norms, atol=1e-5)
+        assert training.distance(alone, ones[1]) < 1e-5
+
+
+def test_backward_passes_that_nobody_announced():
+    harness.run(accumulated, workers=2)
+
+
+def adversaries(bps: Any) -> None:
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    begin, end = training.share(bps.rank(), bps.size())
+
+    def train(generator: Any, critic: Any, optimizers: Any, cut: tuple[int, int]) -> None:
+        first, second = optimizers
+        for step in range(4):
+            x = training.batch(step, *cut)
+            second.zero_grad()
+            (training.loss_of(critic(x)) + training.loss_of(critic(generator(x).detach()))).backward()
+            second.step()
+            first.zero_grad()
+            training.loss_of(critic(generator(x))).backward()
+            first.step()
+
+    def models() -> list[nn.Module]:
+        return [
+            training.seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh())),
+            training.seeded(lambda: nn.Sequential(nn.BatchNorm1d(8, momentum=0.5), nn.Linear(8, 1), nn.Tanh())),
+        ]
+
+    def descent(both: Any) -> list[Any]:
+        return [torch.optim.SGD(m.parameters(), lr=0.1) for m in both]
+
+    for kind in ("optimizer", "ddp"):
+        mine, alone = models(), models()
+        for m in (mine[1], alone[1]):
+            m[0].eval() if kind == "optimizer" else None  # statistics of a batch are others on each rank
+        if kind == "optimizer":
+            optimizers = [
+                DistributedOptimizer(o, m.named_parameters()) for o, m in zip(descent(mine), mine, strict=True)
+            ]
+            train(*mine, optimizers, (begin, end))
+            train(*alone, descent(alone), (0, training.SAMPLES))
+            for a, b in zip(mine, alone, strict=True):
+                assert training.distance(a, b) < 1e-6
+        else:
+            wrapped = [DistributedDataParallel(m) for m in mine]
+            train(*wrapped, descent(wrapped), (begin, end))
+        for m in mine:
+            assert training.same_everywhere(bps, m)
+
+
+def test_two_models_against_each_other():
+    harness.run(adversaries, workers=2)
+
+
+# ---- What cannot be shown
+
+
+def hidden(bps: Any) -> None:
+    import bps_rdma
+    from bps_rdma.torch import CrossBarrier
+
+    model = training.seeded(training.Plain)
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu")
+
+    def unscaled(_: nn.Module) -> None:
+        scaler.unscale_(optimizer)
+
+    def stepped(_: nn.Module) -> None:
+        scaler.step(optimizer)
+
+    for touch in (*TOUCHES, unscaled, stepped):
+        optimizer.zero_grad()
+        scaler.scale(training.loss_of(model(training.batch(0)))).backward()
+        with pytest.raises(bps_rdma.BpsError, match=r"gradient of '\w+\.(weight|bias)' .*DistributedOptimizer"):
+            touch(model)
+        with pytest.raises(bps_rdma.BpsError, match=r"zero_grad.* between backward\(\) and step"):
+            optimizer.zero_grad()
+        with pytest.raises(bps_rdma.BpsError, match=r"'last.bias' got a gradient again before step"):
+            training.loss_of(model(training.batch(0))).backward()
+        optimizer.step()
+    out = training.loss_of(model(training.batch(0)))
+    with pytest.raises(bps_rdma.BpsError, match=r"gradient of 'last.bias' .*zero_grad\(\) between step"):
+        out.backward()
+    optimizer.zero_grad()
+    training.loss_of(model(training.batch(0))).backward()
+    model.zero_grad()
+    with pytest.raises(bps_rdma.BpsError, match="gradient of"):
+        optimizer.step()
+
+
+def test_cross_barrier_refuses_to_show_gradients():
+    harness.run(hidden, workers=2)
+
+
+def in_backward(bps: Any) -> None:
+    """A hook of a user that changes a gradient after it was sent: the mean would be wrong, and on this rank only."""
+    import bps_rdma
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    def half(p: torch.Tensor) -> None:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+    def other(p: torch.Tensor) -> None:
+        assert p.grad is not None
+        p.grad = p.grad.clone()
+
+    for change in (half, other):
+        for strategy in ("overlap", "bucketed"):
+            for kind in (DistributedDataParallel, DistributedOptimizer):
+                model = nn.Linear(8, 4, bias=False)
+                if kind is DistributedDataParallel:
+                    wrapped = kind(model, strategy=strategy)
+                else:
+                    kept = kind(torch.optim.SGD(model.parameters()), model.named_parameters(), strategy=strategy)
+                    assert kept is not None
+                    wrapped = model
+                model.weight.register_post_accumulate_grad_hook(change)
+                with pytest.raises(bps_rdma.BpsError, match=r"'weight'.* was changed"):
+                    wrapped(torch.ones(1, 8)).sum().backward()
+
+
+def test_a_hook_that_changes_what_was_sent():
+    harness.run(in_backward, workers=2)
