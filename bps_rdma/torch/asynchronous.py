@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
 from bps_rdma.operations import Options, ReduceOp, accumulate_async, start, store, unstore
 from bps_rdma.operations.compressed import NONE
 from bps_rdma.torch.names import unique
+from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.scaled import scaled_step
 from bps_rdma.torch.transfer import zeros_beside
 
@@ -68,9 +69,10 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
     _bps_steps: int  # that all ranks have completed, with BPS_STALENESS=0
 
-    def _begin(self, named: Iterable[tuple[str, torch.nn.Parameter]], group: Group | None) -> None:
+    def _begin(self, fixed: FixedParameters, group: Group | None) -> None:
+        self._bps_fixed = fixed
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-        for _, parameter in named:
+        for _, parameter in fixed.named:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
         self._bps_prefix = unique("Weights")
         self._bps_weights = [
@@ -127,11 +129,13 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             PeerLostError: a server is lost, and with it the weights.
             RoundAbortedError: the job goes on with other ranks. This rank's weights are as its optimizer has left
                 them; the next step first makes those of the lowest rank everyone's.
-            InvalidArgumentError: the parameters are not what the last step has left: call store_weights() on all ranks.
+            InvalidArgumentError: the parameters are not what the last step has left: call store_weights() on all ranks;
+                or others are trained than at the beginning.
             MismatchError: with BPS_STALENESS=0, a step has failed on this rank and not on others, or the other way
                 round: call store_weights() on all ranks.
         """
         running = job.current()
+        self._bps_fixed.check(self)
         if running.epoch != self._bps_epoch:
             self.store_weights()
         self._bps_settle()

@@ -22,7 +22,8 @@ from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state
 from bps_rdma.torch.checks import check_count, check_module, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
-from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer, names_of
+from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
+from bps_rdma.torch.parameters import names_of
 from bps_rdma.torch.pending import PendingGradient, error_of
 from bps_rdma.torch.rebase import rebase
 from bps_rdma.torch.start import AnyGroup, init, resume, suspend

@@ -181,11 +181,12 @@ class DistributedDataParallel(torch.nn.Module):
         """Before a pass, and not in a forward, which a rank may run alone: what the pass works on."""
         if self._trained.is_open:
             return
-        if self._trained.follow(self._parameters_now.now(), self.module.named_parameters):
+        order = None if self._rebuilt else self._order  # in the second pass, buckets are filled in that of the first
+        if self._trained.follow(self._parameters_now.now(), self.module.named_parameters, order is not None):
             self._order, self._rebuilt = None, False
-        if self._order is not None and not self._rebuilt:  # at the beginning of the second pass
+        elif order is not None:
             self._rebuilt = True
-            self.synchronizer.rebuild(self._order)
+            self._trained.rebuild(order)
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
         place = self._trained.place_of(parameter)

@@ -25,7 +25,7 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
-from bps_rdma.torch.optimizer import trained_of
+from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.scaled import scaled_step
 from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import AnyHandle
@@ -114,7 +114,8 @@ class DiLoCo:
         group: AnyGroup = None,
     ) -> None:
         start.init()
-        named = trained_of(optimizer, named_parameters)
+        self._fixed = FixedParameters(optimizer, named_parameters)
+        named = self._fixed.named
         check_count("every", every, 1)
         check_count("delay", delay, 0)
         check_count("fragments", fragments, 1)
@@ -164,10 +165,12 @@ class DiLoCo:
             What the inner optimizer's step() returns.
 
         Raises:
+            InvalidArgumentError: a parameter is trained that was not when this was made; names it.
             PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
                 agreement starts from the last anchor.
         """
+        self._fixed.check(self.inner)
         result = scaled_step(
             self, lambda: self.inner.step(closure), (one for part in self._fragments for one in part.parameters)
         )

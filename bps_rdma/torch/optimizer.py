@@ -18,6 +18,7 @@ from bps_rdma.torch import start, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.checks import check_count, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
+from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.rebase import rebase
 from bps_rdma.torch.start import AnyGroup
@@ -76,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802
         if how.method is None:
             _refuse_settings()
         kept = rebase(optimizer, AsynchronousOptimizer)
-        kept._begin(trained_of(optimizer, named), ours)
+        kept._begin(FixedParameters(optimizer, named), ours)
         return kept
     result = rebase(optimizer, SynchronousOptimizer)
     arguments = {
@@ -96,44 +97,6 @@ def _refuse_settings() -> None:
                 f"changes of weights travel as they are, and there is {name}={value}",
                 f"do without {name}, or without BPS_ASYNC; or pass exact=False if {name} is for other tensors",
             )
-
-
-def names_of(
-    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> list[tuple[str, torch.nn.Parameter]]:
-    """(name, parameter) for every parameter of the optimizer, frozen ones too: `named`, if there is one.
-
-    Raises:
-        InvalidArgumentError: a name twice, a parameter without a name, or no optimizer.
-    """
-    if not hasattr(optimizer, "param_groups"):
-        raise InvalidArgumentError(
-            f"{type(optimizer).__name__} is not an optimizer", "pass one, such as torch.optim.SGD(...)"
-        )
-    parameters = [p for options in optimizer.param_groups for p in options["params"]]
-    if named is None:
-        return [(f"parameter {number}", p) for number, p in enumerate(parameters)]
-    pairs = list(named)
-    names = {name for name, _ in pairs}
-    if len(names) < len(pairs):
-        twice = sorted(name for name in names if [n for n, _ in pairs].count(name) > 1)
-        raise InvalidArgumentError(f"parameters have the same name: {', '.join(twice)}", "give each its own name")
-    wanted = {id(p) for p in parameters}
-    unnamed = wanted - {id(p) for _, p in pairs}
-    if unnamed:
-        raise InvalidArgumentError(
-            f"{len(unnamed)} parameters of the optimizer have no name", "pass named_parameters=model.named_parameters()"
-        )
-    return pairs
-
-
-def trained_of(
-    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> list[tuple[str, torch.nn.Parameter]]:
-    """Those of names_of() that the optimizer has, and that require gradients."""
-    pairs = names_of(optimizer, named)
-    own = {p for options in optimizer.param_groups for p in options["params"]}
-    return [(name, p) for name, p in pairs if p in own and p.requires_grad]
 
 
 class SynchronousOptimizer(WrappedOptimizer):

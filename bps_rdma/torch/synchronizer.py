@@ -99,6 +99,7 @@ class GradientSynchronizer:
                 bps_rdma.declare(f"{prefix}.used", self._flags, group=group)
         self._flags_handle: Handle | None = None
         self._unused_places: list[Place] = []
+        self._declared: list[tuple[str, torch.Size, torch.dtype, torch.device]] = []
         self._use(list(reversed(self.places)))
 
     def _use(self, order: list[Place]) -> None:
@@ -109,8 +110,10 @@ class GradientSynchronizer:
         self._left = {unit: len(unit.places) for unit in self.units}
         self._unrounded_units: dict[Unit, UnroundedUnit] = {}  # made when they are needed
         declared: dict[str | None, dict[str, torch.Tensor]] = {}  # by compression
+        self._declared = []  # parameters may have another dtype one day; see meet()
         for name, tensor, compression in (unit.declaration() for unit in self.units):
             declared.setdefault(compression, {})[name] = tensor
+            self._declared.append((name, tensor.shape, tensor.dtype, tensor.device))
         for compression, tensors in declared.items():
             transfer.declare_many(tensors, self.sent.group, compression)
 
@@ -353,31 +356,41 @@ class GradientSynchronizer:
         missing = np.setdiff1d(np.arange(len(self.places)), order)
         order = np.concatenate([order, missing])
         root = self.sent.group.ranks[0] if self.sent.group else 0
-        bps_rdma.broadcast(order, root, f"{self.sent.prefix}.order {self._generation}", group=self.sent.group)
+        bps_rdma.broadcast(order, root, self._order_name, group=self.sent.group)
         ordered = [self.places[index] for index in order]
         if ordered != [place for unit in self.units for place in unit.places]:
             self._generation += 1
             self._use(ordered)
 
-    def meet(self) -> None:
+    @property
+    def _order_name(self) -> str:
+        return f"{self.sent.prefix}.order {self._generation}"
+
+    def meet(self, rebuilds: bool) -> None:
         """Meets the other ranks at the beginning of a pass, which does not take place; the same call on all of them.
+
+        Args:
+            rebuilds: the pass would begin with rebuild().
 
         Raises:
             MismatchError: another rank has begun the pass, which fails there, too.
         """
+        if rebuilds and self._strategy.buckets and self._strategy.eager:  # others come no further
+            bps_rdma.push_pull(np.zeros(len(self.places), np.int64), name=self._order_name, group=self.sent.group)
+            return
         error: MismatchError | None = None
         if self.is_exact and self._accumulates is None:
             bps_rdma.push_pull(
                 np.zeros(1, bool), name=f"{self.sent.prefix}.accumulated", group=self.sent.group, op="min"
             )
-        likes = {name: like for name, like, _ in (unit.declaration() for unit in self.units)}
         flags = f"{self.sent.prefix}.used"
+        declared = list(self._declared)
         if self._flags is not None:
-            likes = {flags: torch.zeros(len(self.places), dtype=torch.bool, device="cpu"), **likes}
-        for name, like in likes.items():
+            declared.insert(0, (flags, torch.Size([len(self.places)]), torch.bool, torch.device("cpu")))
+        for name, shape, dtype, device in declared:
             options = Options(ReduceOp.max, name, group=self.sent.group, awaited=True)
             try:
-                transfer.all_reduce(torch.zeros_like(like), options).wait()
+                transfer.all_reduce(torch.zeros(shape, dtype=dtype, device=device), options).wait()
             except MismatchError as caught:
                 error = error or caught
                 if self._strategy.one_by_one and name != flags:

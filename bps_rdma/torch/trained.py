@@ -132,12 +132,15 @@ class TrainedParameters:
 
     # ---- At the beginning of a pass
 
-    def follow(self, parameters: Sequence[torch.nn.Parameter], named: Callable[[], Named]) -> bool:
+    def follow(
+        self, parameters: Sequence[torch.nn.Parameter], named: Callable[[], Named], rebuilds: bool = False
+    ) -> bool:
         """Looks for what has changed since the last pass. All ranks of the group are at the beginning of a pass.
 
         Args:
             parameters: all of the owner, trained or not.
             named: gives these with their names; called only if something has changed.
+            rebuilds: without a change, rebuild() is what follows.
 
         Returns:
             Whether what averages gradients was made anew: all places are others.
@@ -157,7 +160,9 @@ class TrainedParameters:
         anew = epoch != self._epoch  # in this view nothing has been agreed on
         if new or anew:
             self._changes = 0 if anew else self._changes + 1
-            self._agree(wanted, new if self._compares else [], asks=not anew)
+            if not anew:
+                self._meet(wanted, rebuilds)
+            self._agree(wanted, new if self._compares else [])
             self._replace(wanted)
         self._seen, self._kept = seen, parameters
         return bool(new or anew)
@@ -166,7 +171,13 @@ class TrainedParameters:
         _, dtype, device = self._places.get(id(parameter), (None, None, None))
         return (dtype, device) == (parameter.dtype, parameter.device)
 
-    def _agree(self, wanted: Named, new: Named, *, asks: bool) -> None:
+    def _meet(self, wanted: Named, rebuilds: bool) -> None:
+        try:
+            self.synchronizer.meet(rebuilds)
+        except MismatchError as error:
+            self.explain(error, [tensor_line(name, parameter) for name, parameter in wanted])
+
+    def _agree(self, wanted: Named, new: Named) -> None:
         names = {name for name, _ in new}
         failure, lines = None, []
         try:
@@ -175,11 +186,6 @@ class TrainedParameters:
                 lines.append(tensor_line(name, parameter) + (f", {_digest(parameter)}" if name in names else ""))
         except InvalidTensorError as error:
             failure = error
-        try:
-            if asks:
-                self.synchronizer.meet()
-        except MismatchError as error:
-            self.explain(error, lines)
         check_alike(lines, f"{self._prefix} parameters {self._changes}", self._group, failure)
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
@@ -188,6 +194,13 @@ class TrainedParameters:
         return "a parameter" if place is None else place.name
 
     # ---- A pass
+
+    def rebuild(self, order: list[Place]) -> None:
+        """Fills the buckets anew; see GradientSynchronizer.rebuild()."""
+        try:
+            self.synchronizer.rebuild(order)
+        except MismatchError as error:
+            self.explain(error)
 
     def ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete; see GradientSynchronizer.ready()."""

@@ -37,8 +37,9 @@ class Accumulation:
         self._version = 0  # ... and in this version
         self._aside: torch.Tensor | None = None
         # This node adds to .grad. It lives as long as it is referenced, and a parameter does not hold it.
-        self._node = place.parameter.expand_as(place.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-        assert self._node is not None
+        trains = place.parameter.requires_grad
+        self._node = torch.autograd.graph.get_gradient_edge(place.parameter.requires_grad_(True)).node
+        place.parameter.requires_grad_(trains)
         self.hook = self._node.register_prehook(self._before)
 
     def _before(self, _: Any) -> None:
