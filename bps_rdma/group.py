@@ -26,6 +26,14 @@ class Group:
         """Number of ranks."""
         return len(self.ranks)
 
+    def __hash__(self) -> int:
+        """The same for all groups: a group changes, and must be found again where it was put before."""
+        return hash(Group)
+
+    def __deepcopy__(self, _: object) -> Group:
+        """The group itself, which goes with the job."""
+        return self
+
     def _become(self, other: Group) -> None:
         """Takes the values of the group that stands in its place in the next view."""
         object.__setattr__(self, "id", other.id)

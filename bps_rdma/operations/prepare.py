@@ -56,8 +56,9 @@ def prepare(
     Raises:
         InvalidArgumentError: `kind` is none of these. Otherwise as the function of that name, before anything is sent.
     """
-    used = SUM if kind in ("all_gather", "broadcast") else reduction(average, op)
-    options = Options(used, name, priority, group, timeout, False, text_of(compression, exact))
+    options = Options(SUM, name, priority, group, timeout)
+    if kind not in ("all_gather", "broadcast"):  # which move numbers as they are, under names that say nothing of it
+        options = options._replace(op=reduction(average, op), compression=text_of(compression, exact))
     return _prepare(_described(kind, array, out, root, options), options)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from bps_rdma.operations import Options, ReduceOp, accumulate_async, start, stor
 from bps_rdma.operations.compressed import NONE
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.parameters import FixedParameters
+from bps_rdma.torch.rebase import new_instance
 from bps_rdma.torch.scaled import scaled_step
 from bps_rdma.torch.transfer import zeros_beside
 
@@ -64,13 +65,49 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
     """What DistributedOptimizer() returns with BPS_ASYNC=1; see docs/async.md."""
 
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
+    _bps_is_copy: bool  # of which nothing is known to the other ranks yet
     _bps_weights: list[_Weights]
     _bps_handles: list[Handle]  # of what is under way
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
     _bps_steps: int  # that all ranks have completed, with BPS_STALENESS=0
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        """A copy is of a class that is made in the same way."""
+        return new_instance, type(self)._bps_made_of, self.__getstate__()  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As usual; a copy's weights get names of their own, at the first step, which all ranks make with copies."""
+        return {**super().__getstate__(), "_bps_copied": (self._bps_fixed, self._bps_group)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also called by load_state_dict(), with a state that has nothing of this wrapper."""
+        copied = state.pop("_bps_copied", None)
+        super().__setstate__(state)
+        if copied is not None:
+            self._bps_fixed, self._bps_group = copied
+            self._bps_is_copy = True
+
+    def _bps_begin_copy(self) -> None:
+        if self._bps_is_copy:
+            self._begin(self._bps_fixed, self._bps_group)
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """Nothing: changes of weights travel as they are."""
+        return {}
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what compression_state_dict() gave.
+
+        Raises:
+            InvalidArgumentError: it is the state of something else.
+        """
+        if state:
+            raise InvalidArgumentError("changes of weights travel as they are, and compression remembers nothing",
+                                       "load it without BPS_ASYNC, where it was saved")  # fmt: skip
+
     def _begin(self, fixed: FixedParameters, group: Group | None) -> None:
         self._bps_fixed = fixed
+        self._bps_is_copy = False
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for _, parameter in fixed.named:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
@@ -89,6 +126,9 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         A collective call: every rank of the group must make it. Call it after the parameters have been replaced, as by
         load_state_dict(). A change of this rank that the servers have not got, because step() has failed, is lost.
         """
+        if self._bps_is_copy:
+            self._bps_begin_copy()
+            return
         self._bps_settle()
         running = job.current()
         root = (self._bps_group or running.world).ranks[0]
@@ -109,6 +149,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         A collective call: every rank of the group must make it. With BPS_STALENESS=0 servers keep nothing, and it does
         nothing. store_weights() begins again.
         """
+        self._bps_begin_copy()
         self._bps_settle()
         if job.current().staleness == 0:
             return
@@ -134,6 +175,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             MismatchError: with BPS_STALENESS=0, a step has failed on this rank and not on others, or the other way
                 round: call store_weights() on all ranks.
         """
+        self._bps_begin_copy()
         running = job.current()
         self._bps_fixed.check(self)
         if running.epoch != self._bps_epoch:
@@ -156,6 +198,8 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         self._bps_unfinished = True
         self._bps_meet() if running.staleness == 0 else self._bps_add(running.staleness)
         return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
 
     def _bps_add(self, staleness: int | None) -> None:
         """Adds the deltas where that has not been done, and takes over what the servers keep."""

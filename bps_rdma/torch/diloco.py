@@ -10,6 +10,7 @@ delay, training goes on while the means travel ("Streaming DiLoCo", 2025).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma import job
+from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.torch import compression_state, start, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
+from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.names import unique
@@ -72,7 +75,8 @@ class _Fragment:
 class DiLoCo:
     """Steps an optimizer on each rank alone, and brings the ranks together after every so many steps.
 
-    Every rank must make the same number of steps. The constructor broadcasts the parameters of rank 0.
+    Every rank must make the same number of steps. The constructor broadcasts the parameters of the group's first rank.
+    A copy, as by copy.deepcopy(), agrees with the copies of the other ranks.
 
         optimizer = DiLoCo(torch.optim.AdamW(model.parameters()), every=100, compression="int8:feedback=1")
         optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -129,23 +133,65 @@ class DiLoCo:
             raise InvalidArgumentError(f"{wrong[0]!r} is not of a floating-point type", "leave it out of the optimizer")
         self.inner = optimizer
         self.steps = 0
+        self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # anchors and velocities
         self._every, self._delay, self._mix = every, delay, mix
         self._outer = outer_lr, outer_momentum
         self._group: Group | None = start.group_of(group)
         self._method = compressor_of(compression).method
-        broadcast_parameters(named, prefix=unique("DiLoCo.begin"), group=group)
+        begin = unique("DiLoCo.begin")
+        self._lacks_state = job.current().is_late  # the others are beyond this; see take_over()
+        if not self._lacks_state:
+            broadcast_parameters(named, self._group.ranks[0] if self._group else 0, f"{begin}.", self._group)
+        self._parts = _cut([one for _, one in named], fragments)
+        self._fragments: list[_Fragment] = []
+        self._begin([torch.cat([one.detach().flatten().float() for one in part]) for part in self._parts], [])
+
+    def _begin(self, anchors: list[torch.Tensor], velocities: list[torch.Tensor]) -> None:
+        """Declares names of its own."""
         prefix = unique("DiLoCo")
-        self._fragments = [
-            self._fragment(f"{prefix}.{number}", parameters)
-            for number, parameters in enumerate(_cut([one for _, one in named], fragments))
-        ]
+        for number, (part, anchor) in enumerate(zip(self._parts, anchors, strict=True)):
+            options = Options(ReduceOp.average, f"{prefix}.{number}", group=self._group, compression=self._method)
+            moved = transfer.zeros_beside(part[0], anchor.numel(), torch.float32)
+            velocity = velocities[number] if velocities else torch.zeros_like(anchor)
+            self._fragments.append(_Fragment(part, options, anchor, velocity, moved))
         transfer.declare_many({one.name: one.moved for one in self._fragments}, self._group, self._method)
 
-    def _fragment(self, name: str, parameters: list[torch.nn.Parameter]) -> _Fragment:
-        options = Options(ReduceOp.average, name, group=self._group, compression=self._method)
-        anchor = torch.cat([one.detach().flatten().float() for one in parameters])
-        moved = transfer.zeros_beside(parameters[0], anchor.numel(), torch.float32)
-        return _Fragment(parameters, options, anchor, torch.zeros_like(anchor), moved)
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is on its way: a copy agrees with the copies of other ranks, under names of its own."""
+        self.synchronize()
+        copied = [one.anchor for one in self._fragments], [one.velocity for one in self._fragments]
+        return {**self.__dict__, "_fragments": [], "_copied": copied if self._fragments else self._copied}
+
+    def _settle(self) -> None:
+        """Before anything between ranks: a copy begins."""
+        if not self._fragments and self._copied is not None:
+            start.init()
+            copied, self._copied = self._copied, None
+            self._begin(*copied)
+
+    def take_over(self) -> None:
+        """All ranks go on from what the group's first rank has: its inner optimizer, steps, anchor and velocity.
+
+        Collective; for a job whose members have changed: see TrainingState, which also sends the parameters. What was
+        on its way is given up, and the next agreement starts from the last anchor.
+        """
+        for one in self._fragments:
+            handle, one.handle = one.handle, None
+            if handle is not None:
+                with contextlib.suppress(BpsError):
+                    handle.wait()
+        self._settle()
+        state, root = None, self._group.ranks[0] if self._group else 0
+        if bps_rdma.rank() == root:
+            state = [self.inner.state_dict(), self.steps, [(one.anchor, one.velocity) for one in self._fragments]]
+        found = broadcast_objects(state, [root], "DiLoCo.state", self._group)[root]
+        if bps_rdma.rank() != root:
+            inner, self.steps, fragments = found
+            self.inner.load_state_dict(inner)
+            for one, (anchor, velocity) in zip(self._fragments, fragments, strict=True):
+                one.anchor.copy_(anchor)
+                one.velocity.copy_(velocity)
+        self._lacks_state = False
 
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
 
@@ -166,10 +212,17 @@ class DiLoCo:
 
         Raises:
             InvalidArgumentError: a parameter is trained that was not when this was made; names it.
+            BpsError: this process entered a running job, and take_over() has not been called.
             PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
                 agreement starts from the last anchor.
         """
+        if self._lacks_state:
+            raise BpsError(
+                "this process has entered a job that was running, and knows nothing of what the others agreed on last",
+                "pass the optimizer to TrainingState, and call sync() before each step",
+            )
+        self._settle()
         self._fixed.check(self.inner)
         result = scaled_step(
             self, lambda: self.inner.step(closure), (one for part in self._fragments for one in part.parameters)
@@ -212,6 +265,7 @@ class DiLoCo:
 
         Waits for what is under way first, so that every rank must call it at the same step.
         """
+        self._settle()
         self.synchronize()
         return {
             "inner": self.inner.state_dict(),
@@ -232,6 +286,7 @@ class DiLoCo:
         Raises:
             InvalidArgumentError: it has other parameters, another number of fragments, or another compression.
         """
+        self._settle()
         sizes = [one["anchor"].numel() for one in state["fragments"]]
         if sizes != [one.anchor.numel() for one in self._fragments]:
             raise InvalidArgumentError("the checkpoint is of other parameters", "use the same model and `fragments`")

@@ -11,6 +11,7 @@ import torch
 from bps_rdma import job
 from bps_rdma.torch import start
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from bps_rdma.torch.diloco import DiLoCo
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.sharded import ShardedOptimizer
 
@@ -36,14 +37,16 @@ class TrainingState:
 
     Args:
         model: a module, wrapped by DistributedDataParallel or not.
-        optimizer: any optimizer of its parameters, distributed or not. Of a ShardedOptimizer no rank has the whole
-            state: its parameters and what is left of its state are divided anew, by reshard().
+        optimizer: any optimizer of its parameters, distributed or not, or a DiLoCo. Of a ShardedOptimizer no rank has
+            the whole state: its parameters and what is left of its state are divided anew, by reshard().
         values: what else the ranks agree on, under the names of their attributes; what broadcast_object() can send. Of
             one that has a state_dict(), such as an ElasticSampler or a learning-rate scheduler, the state is sent and
             loaded into each rank's own; of a torch.Generator it is sent and set.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **values: Any) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | DiLoCo | None = None, **values: Any
+    ) -> None:
         start.init()
         self.model = model
         self.optimizer = optimizer
@@ -75,7 +78,9 @@ class TrainingState:
         tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
         others = ((name, tensor) for name, tensor in tensors if tensor not in sharded)
         broadcast_parameters(others, 0, prefix=f"{self._prefix}.model.")
-        if self.optimizer is not None and not sharded:
+        if isinstance(self.optimizer, DiLoCo):
+            self.optimizer.take_over()
+        elif self.optimizer is not None and not sharded:
             broadcast_optimizer_state(self.optimizer, 0, prefix=f"{self._prefix}.optimizer.")
         values = {name: _packed(getattr(self, name)) for name in self._names}
         for name, value in broadcast_object(values, 0, name=f"{self._prefix}.values").items():

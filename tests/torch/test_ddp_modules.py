@@ -207,6 +207,8 @@ def wrong(bps: Any) -> None:
         DistributedDataParallel(nn.Linear(2, 2), strategy="best")
     with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' has dtype torch.complex64"):
         DistributedDataParallel(nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(bps_rdma.InvalidArgumentError, match="several devices"):
+        DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
     with pytest.raises(bps_rdma.InvalidTensorError, match="meta"):
         DistributedDataParallel(nn.Linear(2, 2, device="meta"))
     for strategy in STRATEGIES:

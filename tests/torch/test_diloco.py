@@ -11,6 +11,7 @@ import harness
 import pytest
 import torch
 from harness import await_mark, mark
+from restarted import ends_of
 from torch import nn
 
 STEPS, EVERY = 24, 4
@@ -208,3 +209,70 @@ def test_a_lost_rank() -> None:
         assert outcome.value[0] == 2
     for one, other in zip(outcomes[0].value[1], outcomes[1].value[1], strict=True):
         assert torch.equal(one, other)
+
+
+def in_group(bps: Any) -> list[torch.Tensor]:
+    """Ranks 1 and 2 of 3 train; rank 1's parameters are those of both."""
+    from bps_rdma.torch import DiLoCo, LocalSGD
+
+    if bps.rank() == 0:
+        return []
+    group = bps.new_group([1, 2])
+    net = model(seed=bps.rank())
+    LocalSGD(torch.optim.SGD(net.parameters(), 0.1), every=1, group=group)
+    for mine, first in zip(net.parameters(), model(seed=1).parameters(), strict=True):
+        assert torch.equal(mine, first)
+    optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=EVERY, outer_lr=0.7, group=group)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(net, step, bps.rank() - 1).backward()
+        optimizer.step()
+    return [one.detach() for one in net.parameters()]
+
+
+def test_a_group_without_rank_0():
+    _, first, second = harness.run(in_group, workers=3)
+    for mine, theirs, reference in zip(first, second, expected(2, 0.7, 0.9), strict=True):
+        assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5)
+
+
+PROGRAM = """
+import os, pathlib, signal, sys
+import torch
+import bps_rdma.torch as bps
+bps.init()
+torch.manual_seed(1 + bps.rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+optimizer = bps.DiLoCo(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), every=3)
+state = bps.TrainingState(model, optimizer, step=0, seen=[])
+died = pathlib.Path(sys.argv[1])
+begun_at = None
+while state.step < 21 or state.seen[-1] < 3:
+    try:
+        state.sync()
+        begun_at = state.step if begun_at is None else begun_at
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
+        model(torch.randn(16, 8, generator=generator)).square().mean().backward()
+        if bps.rank() == 1 and state.step == 5 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        state.seen = [*state.seen, bps.size()]
+        state.step += 1
+    except bps.RoundAbortedError as error:
+        sys.stdout.write(f"told: {error}\\n")
+while optimizer.steps % 3:
+    optimizer.step()
+total = sum(p.double().sum().item() for p in model.parameters())
+sys.stdout.write(f"end: {begun_at} {optimizer.steps} {sorted(set(state.seen))} {total.hex()}\\n")
+bps.shutdown()
+"""
+
+
+def test_a_rank_that_is_started_again_agrees_with_the_others(tmp_path):
+    ends = ends_of(PROGRAM, tmp_path)
+    assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
+    assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
+    assert len({tuple(end[2:]) for end in ends}) == 1, "all have made the same steps, and have the same parameters"

@@ -49,6 +49,17 @@ def test_the_same_ranks_and_name_are_the_same_group():
     assert 0 not in ids[0]
 
 
+def test_a_group_that_changes_is_found_again():
+    """As it does in a new view: what a program keeps under it must not be lost."""
+    import bps_rdma
+
+    group = bps_rdma.Group(1, (0, 1, 2))
+    kept = {group: "x"}
+    group._become(bps_rdma.Group(2, (0, 1)))
+    assert kept[group] == kept[bps_rdma.Group(2, (0, 1))] == "x"
+    assert bps_rdma.Group(1, (0, 1, 2)) not in kept
+
+
 def not_a_member(bps: Any) -> list[str]:
     hints = []
 

@@ -355,3 +355,18 @@ def runs_often(bps: Any) -> int:
 @pytest.mark.parametrize("loops", [1, 2])
 def test_many_rounds(loops):
     assert harness.run(runs_often, workers=2, env={"BPS_PUSH_THREAD": str(loops)}) == [3000, 3000]
+
+
+def meets(bps: Any) -> None:
+    """A prepared call and an ordinary one without names meet, whatever the prepared one says of compression."""
+    rank = bps.rank()
+    array = np.full(3, rank, np.float32)
+    for kind in ("all_gather", "broadcast"):
+        for compression in ("int8", None):
+            prepared = bps.prepare(kind, array.copy(), compression=compression)
+            found = prepared() if rank == 0 else getattr(bps, kind)(array.copy())
+            assert np.array_equal(found, np.repeat([0, 1], 3) if kind == "all_gather" else np.zeros(3))
+
+
+def test_what_only_moves_numbers_meets_without_compression():
+    harness.run(meets, workers=2, env={"BPS_TIMEOUT": "20"})
