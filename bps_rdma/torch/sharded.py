@@ -237,6 +237,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     # ---- Saving and loading
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: as usual, and this rank's part."""
+        own = ("_group", "_inner", "_shards", "_version", "_epoch", "_held", "_lost")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
         """The whole state as the optimizer that is not sharded has it, whatever the number of ranks.
 

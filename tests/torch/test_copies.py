@@ -25,15 +25,19 @@ def saved(value: Any) -> Any:
 
 
 def makes(bps: Any) -> dict[str, Callable[[nn.Module], Made]]:
-    from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer
+    from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
 
     def adam(model: nn.Module) -> Any:
         return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def sharded(model: nn.Module) -> Made:
+        return DistributedDataParallel(model), ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
 
     return {
         "ddp": lambda model: (DistributedDataParallel(model), adam(model)),
         "ddp overlap": lambda model: (DistributedDataParallel(model, strategy="overlap", group=bps.new_group([0, 1])),
                                       adam(model)),
+        "sharded": sharded,
         "optimizer": lambda model: (model, DistributedOptimizer(adam(model), model.named_parameters())),
         "passes": lambda model: (model, DistributedOptimizer(adam(model), None, backward_passes_per_step=2)),
         "cross barrier": lambda model: (model, CrossBarrier(model, adam(model))),
