@@ -352,8 +352,16 @@ def local_size() -> int:
 
 
 def _settings() -> _core.Config:
-    job = _job or _ended
-    return job.config if job is not None else _core.Config()
+    if (job := _job or _ended) is not None:
+        return job.config
+    config = _core.Config()
+    if (place := cluster.place_of(os.environ)) is not None:
+        ranks = {"RANK": place.rank, "WORLD_SIZE": place.size}
+        on_host = {"LOCAL_RANK": place.local_rank, "LOCAL_SIZE": place.local_size}
+        for name, value in [*ranks.items(), *on_host.items()]:
+            if value is not None and config.source(f"BPS_{name}") == "default":
+                config.set(f"BPS_{name}", str(value), place.launcher)
+    return config
 
 
 def config() -> list[SettingValue]:

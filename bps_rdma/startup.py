@@ -64,15 +64,51 @@ def _rank_and_world(config: Any) -> tuple[int, int]:
     local_rank = _integer(config, "BPS_LOCAL_RANK", default=0)
     if config.text("BPS_ROLE") and config.text("BPS_NUM_WORKERS"):
         # BytePS counts machines, and every local process of a machine is a worker.
-        world = _integer(config, "BPS_NUM_WORKERS", default=1) * local_size
-        by_machine = _integer(config, "BPS_WORKER_ID", default=0) * local_size + local_rank
-        named = config.source("BPS_RANK") in ("argument", "BPS_RANK", "BYTEPS_GLOBAL_RANK")
-        return (_integer(config, "BPS_RANK", default=by_machine) if named else by_machine), world
+        machines = _integer(config, "BPS_NUM_WORKERS", default=1)
+        if config.source("BPS_RANK") in ("argument", "BPS_RANK", "BYTEPS_GLOBAL_RANK"):
+            return _integer(config, "BPS_RANK", default=0), machines * local_size
+        if machines > 1:
+            _require(config, "BPS_WORKER_ID", "DMLC_WORKER_ID", "BPS_NUM_WORKERS")
+        if local_size > 1:
+            _require(config, "BPS_LOCAL_RANK", "BYTEPS_LOCAL_RANK", "BPS_LOCAL_SIZE")
+        return _integer(config, "BPS_WORKER_ID", default=0) * local_size + local_rank, machines * local_size
     if config.text("BPS_WORLD_SIZE"):
-        if not config.text("BPS_RANK"):
-            raise InvalidArgumentError("WORLD_SIZE is set but RANK is not", "start with torchrun or `bps run`")
+        _require(config, "BPS_RANK", "RANK", "BPS_WORLD_SIZE")
         return _integer(config, "BPS_RANK", default=0), _integer(config, "BPS_WORLD_SIZE", default=1)
+    # None of them makes sense for a job of one process: with each process as a job of its own, nothing would be summed.
+    for name, missing in _HALVES:
+        if config.text(name) and not (name == "BPS_LOCAL_SIZE" and local_size == 1):
+            raise InvalidArgumentError(
+                f"{_told(config, name)}, but {missing} is not set: nothing says which of how many ranks this is",
+                "start with torchrun, `bps run`, mpirun, srun or bpslaunch, or set all of the variables that they set; "
+                "for a job of one rank unset it",
+            )
     return 0, 1
+
+
+_HALVES = (
+    ("BPS_RANK", "WORLD_SIZE"),
+    ("BPS_LOCAL_RANK", "WORLD_SIZE"),
+    ("BPS_LOCAL_SIZE", "WORLD_SIZE"),
+    ("BPS_NUM_WORKERS", "DMLC_ROLE"),
+    ("BPS_WORKER_ID", "DMLC_ROLE"),
+    ("BPS_ROLE", "DMLC_NUM_WORKER"),
+)
+
+
+def _require(config: Any, name: str, usual: str, because: str) -> None:
+    if not config.text(name):
+        raise InvalidArgumentError(
+            f"{_told(config, because)}, but {usual} is not set",
+            f"set it to a number of its own in each process ({name} says the same), or start with torchrun, `bps run`, "
+            "mpirun, srun or bpslaunch",
+        )
+
+
+def _told(config: Any, name: str) -> str:
+    """As the user has said it: RANK=1, or rank=1 for an argument of init()."""
+    source = config.source(name)
+    return f"{name[4:].lower() if source == 'argument' else source}={config.text(name)}"
 
 
 def _separate(config: Any, startup: Any) -> None:

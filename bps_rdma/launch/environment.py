@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bps_rdma.errors import BpsError
-from bps_rdma.launch.cluster import is_rank_of_slurm
+from bps_rdma.launch.cluster import is_rank
 
 LOCALHOST = "127.0.0.1"
 
@@ -32,9 +32,9 @@ IDENTITY = (
 
 
 def inside_a_job() -> bool:
-    """Whether this process was started as one rank of a job, by torchrun, `bps run`, srun or BytePS's variables."""
+    """Whether this process was started as one rank of a job, by torchrun, `bps run`, srun, mpirun or BytePS."""
     named = any(os.environ.get(name) for name in ("RANK", "BPS_RANK", "DMLC_ROLE", "BPS_ROLE"))
-    return named or is_rank_of_slurm(os.environ)
+    return named or is_rank(os.environ)
 
 
 def outer_environment() -> dict[str, str]:

@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.launch import cluster, slurm
+from bps_rdma.launch import cluster
 from bps_rdma.launch.environment import LocalJob, outer_environment
+from bps_rdma.launch.mpi import Place
 
 DEFAULT_PORT = 29500  # torchrun's
 
@@ -51,21 +52,21 @@ class Part(LocalJob):
 
 @dataclass(frozen=True)
 class Task(LocalJob):
-    """`workers` ranks for each task of a Slurm step, of which this process is one."""
+    """`workers` ranks for each process that a launcher (srun, mpirun, ...) has started, of which this one is one."""
 
     def label(self, index: int) -> str:
         """The rank among all, which is what its messages call it."""
-        return f"rank {self._step.task * self.workers + index}"
+        return f"rank {self._place.rank * self.workers + index}"
 
     def worker(self, rank: int) -> dict[str, str]:
         """The complete environment of the rank number `rank` of this task."""
-        return _inherited(self.transport) | cluster.variables(self._step, os.environ, self.workers, rank)
+        return _inherited(self.transport) | cluster.variables(self._place, os.environ, self.workers, rank)
 
     @property
-    def _step(self) -> slurm.Step:
-        step = slurm.step_of(os.environ)
-        assert step is not None
-        return step
+    def _place(self) -> Place:
+        place = cluster.place_of(os.environ)
+        assert place is not None
+        return place
 
 
 def _inherited(transport: str | None) -> dict[str, str]:
@@ -84,12 +85,12 @@ def job_on(
     port: int | None,
     least: int | None = None,
 ) -> LocalJob:
-    """The job that the options of `bps run` describe: of this machine, of a Slurm step, or of several hosts.
+    """The job that the options of `bps run` describe: of this machine, of a launcher's processes, or of several hosts.
 
     Raises:
-        InvalidArgumentError: an option is missing, or contradicts others or Slurm.
+        InvalidArgumentError: an option is missing, or contradicts others or the launcher.
     """
-    if least is not None and (hosts is not None or cluster.is_rank_of_slurm(os.environ)):
+    if least is not None and (hosts is not None or cluster.is_rank(os.environ)):
         what = "--min-np is for the ranks of one machine"
         raise InvalidArgumentError(what, "start bps-scheduler by itself, and set BPS_MIN_WORKERS for it")
     if least is not None and processes is not None and least > processes:
@@ -98,7 +99,7 @@ def job_on(
         if not (host is None and address is None and port is None):
             what = "--node-rank, --master-addr and --master-port are for jobs on several hosts"
             raise InvalidArgumentError(what, "add --nnodes, or leave them out")
-        if not cluster.is_rank_of_slurm(os.environ):
+        if not cluster.is_rank(os.environ):
             if processes is None:
                 raise InvalidArgumentError("--nproc is missing", "say how many ranks to start: bps run -np 2 train.py")
             if _completion_index() is not None and not os.environ.get("RANK"):

@@ -21,7 +21,6 @@ _NEEDED = (
     "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NODELIST",
     "SLURM_STEP_TASKS_PER_NODE",
 )  # fmt: skip
-_MPI = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,11 @@ def _check(step: Step, env: Mapping[str, str]) -> None:
             "ranks must be tasks of one component: give each component of a heterogeneous job an srun of its own "
             "(--het-group=0)",
         )
-    for rank, size in _MPI:
-        told = env.get(rank, ""), env.get(size, "")
-        if all(told) and told != (str(step.task), str(step.tasks)):
-            raise InvalidArgumentError(
-                f"{rank}={told[0]} of {told[1]}, but this is task {step.task} of {step.tasks} of a Slurm step: mpirun "
-                "started this process inside of it",
-                "start ranks with srun alone, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
-                "MASTER_PORT",
-            )
+    told = env.get("PMI_RANK", ""), env.get("PMI_SIZE", "")
+    if all(told) and told != (str(step.task), str(step.tasks)):
+        raise InvalidArgumentError(
+            f"PMI_RANK={told[0]} of {told[1]}, but this is task {step.task} of {step.tasks} of a Slurm step: another "
+            "launcher started this process inside of it",
+            "start ranks with srun alone, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT",
+        )

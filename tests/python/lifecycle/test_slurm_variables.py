@@ -141,7 +141,7 @@ def test_a_batch_script_is_one_rank_and_is_warned(step, home):
 )
 def test_what_is_no_rank_of_slurm(env, home, monkeypatch):
     assert adopted(**env) == {}
-    assert not cluster.is_rank_of_slurm({k: v for k, v in (TASK | env).items() if v is not None})
+    assert not cluster.is_rank({k: v for k, v in (TASK | env).items() if v is not None})
 
 
 def test_commands_see_that_they_are_ranks(monkeypatch):
@@ -165,13 +165,21 @@ def test_a_missing_variable_is_named(name):
         ({"SLURM_STEP_TASKS_PER_NODE": "3,3"}, "contradict each other"),
         ({"SLURM_STEP_TASKS_PER_NODE": "3;2"}, "not a list of tasks per node"),
         ({"SLURM_DISTRIBUTION": "arbitrary"}, "set MASTER_ADDR"),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "16"}, "mpirun started this process"),
-        ({"PMI_RANK": "1", "PMI_SIZE": "5"}, "mpirun started this process"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "5"}, "another launcher started this process"),
     ],
 )
 def test_variables_that_cannot_be_used(env, message, home):
     with pytest.raises(InvalidArgumentError, match=message):
         adopted(**env)
+
+
+def test_a_rank_of_mpirun_inside_a_step(home):
+    """Open MPI starts its daemons by srun: what Slurm says is of the daemon."""
+    mpirun = {"RANK": "1", "SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8"}
+    told = {f"OMPI_COMM_WORLD_{name}": value for name, value in mpirun.items()}
+    found = adopted(**told, PMIX_NAMESPACE="123", MASTER_ADDR="gpu07")
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("1", "16", "1")
+    assert found["BPS_JOB_ID"] == "ompi-123"  # the ranks beside the batch script are in no step
 
 
 def test_ranks_of_srun_with_pmi(home):
