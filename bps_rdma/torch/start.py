@@ -9,7 +9,6 @@ secret of the job never goes through it (see SECURITY.md for where it comes from
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import socket
 import weakref
@@ -20,8 +19,9 @@ import torch.distributed as dist
 
 import bps_rdma
 from bps_rdma import Group, job
-from bps_rdma.errors import DeadlineError, InvalidArgumentError
+from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError
 from bps_rdma.settings import config_with
+from bps_rdma.torch import rendezvous
 from bps_rdma.torch.names import Names
 
 if TYPE_CHECKING:
@@ -151,26 +151,24 @@ def init_from_store(store: Any, rank: int, world: int, settings: dict[str, objec
     """
     try:
         agreed = _agree(store, rank, world)
-    except (RuntimeError, ValueError) as error:  # what stores raise when a key does not come
+    except (RuntimeError, ValueError) as error:  # DeadlineError, and what stores raise
         raise DeadlineError(
-            f"rank {rank} of {world} could not agree with the others over torch's store: {error}",
+            f"rank {rank} of {world} could not agree with the others over torch's store: "
+            f"{error.message if isinstance(error, BpsError) else error}",
             "every rank of the group must make this call (init, DistributedDataParallel, ...)",
         ) from error
     bps_rdma.init(**{"rank": rank, "world_size": world, **agreed, **settings})
 
 
 def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
-    # A store may serve several jobs, one after the other; all ranks have joined one before any joins the next.
-    prefix = f"bps_rdma/{(store.add('bps_rdma/arrivals', 1) - 1) // world}"
-    store.set(f"{prefix}/host/{rank}", host_identity())
-    if rank == 0:
-        hosts = [store.get(f"{prefix}/host/{other}").decode() for other in range(world)]
-        store.set(f"{prefix}/job", json.dumps({
+    def tell(hosts: list[str]) -> dict[str, Any]:
+        return {
             "job_id": secrets.token_hex(16),
             "root_uri": "127.0.0.1" if len(set(hosts)) == 1 else _address_of_rank_0(store),
             "hosts": [hosts.index(host) for host in hosts],
-        }))  # fmt: skip
-    told = json.loads(store.get(f"{prefix}/job"))
+        }
+
+    told = rendezvous.agree(store, rank, world, host_identity(), tell)
     agreed: dict[str, object] = {name: str(told[name]) for name in ("job_id", "root_uri")}  # nothing else counts
     hosts = told["hosts"]
     agreed["local_rank"] = hosts[:rank].count(hosts[rank])

@@ -75,13 +75,13 @@ def is_told_lies(bps: Any, store: str) -> list[str]:
     """What a stranger puts into the store is an address and a job, and nothing else."""
     import torch.distributed as dist
 
-    from bps_rdma.torch import start
+    from bps_rdma.torch import rendezvous, start
 
     shared = dist.FileStore(store, 1)
     lie = {"job_id": "a", "root_uri": "192.0.2.1", "insecure": True, "secret": "known", "hosts": [0, 0]}
-    shared.set("bps_rdma/0/job", json.dumps(lie))
-    shared.add("bps_rdma/arrivals", 0)
-    shared.set("bps_rdma/0/host/0", "x")
+    rendezvous.secrets.token_hex = lambda _: "seen by the stranger"
+    shared.set("bps_rdma/call", "x")
+    shared.set("bps_rdma/x/job", json.dumps(lie | {"numbers": ["", "seen by the stranger"]}))
     return sorted(start._agree(shared, 1, 2))
 
 
