@@ -40,6 +40,7 @@ __all__: list[str] = [
     "locked_memory_limit",
     "make_key",
     "naive",
+    "name_for_others",
     "prepare_operation",
     "rdma_report",
     "rdma_self_transfer",
@@ -480,8 +481,16 @@ class Startup:
     job: str
     joint: bool
     resumes: bool
+    scheduler_hint: str
     scheduler_host: str
     def __init__(self) -> None: ...
+    @property
+    def command(self) -> str:
+        """
+        By which ranks of two jobs are told apart; see csrc/van/origin.h.
+        """
+    @command.setter
+    def command(self, arg1: str) -> None: ...
     @property
     def processes_on_host(self) -> int: ...
     @processes_on_host.setter
@@ -795,6 +804,11 @@ def make_key(
     tensor: typing.SupportsInt | typing.SupportsIndex, partition: typing.SupportsInt | typing.SupportsIndex
 ) -> int: ...
 def naive(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def name_for_others(host: str) -> str:
+    """
+    This name or address, if it leads others to this host, else an address of this host that does.
+    """
+
 def prepare_operation(
     process: typing.Any,
     tensor: Tensor,

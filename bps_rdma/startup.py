@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
 _PORT_CANDIDATES = 16
+_LONGEST_COMMAND = 800  # characters; with the marks of each piece it is longer, see kMostOriginBytes
 
 
 def from_config(config: Any) -> Any:
@@ -120,6 +124,11 @@ def _separate(config: Any, startup: Any) -> None:
         )
     startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
     startup.job = config.text("BPS_JOB_ID")
+    host = config.source("BPS_ROOT_URI")
+    startup.scheduler_hint = (
+        f"start the scheduler, or check {'BPS_ROOT_URI' if host == 'default' else host} and "
+        f"{config.source('BPS_ROOT_PORT')}, and that no firewall is between"
+    )
 
 
 def _servers_inside(startup: Any) -> None:
@@ -142,27 +151,50 @@ def _embedded(config: Any, startup: Any) -> None:
         startup.scheduler_host = "127.0.0.1"
         startup.scheduler_ports = [0]
         return
-    # All ranks have the same variables, so all derive the same job and ports. The secret comes from elsewhere
-    # (csrc/node/job_secret.h): what is derived from variables, others can derive as well.
-    parts = [config.text("BPS_JOB_ID")]
-    if config.source("BPS_JOB_ID") != "argument":  # an argument identifies the job by itself; see torch/start.py
-        parts += [
-            config.text("BPS_ROOT_URI"),
-            os.environ.get("MASTER_PORT", ""),
-            os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-        ]
-    startup.job = "|".join(parts)
+    # The same on all ranks: how they spell the address of rank 0, which user they are, and how often a launcher has
+    # started them again may differ. The secret comes from elsewhere (csrc/node/job_secret.h): what is derived from
+    # variables, others can derive as well.
+    port = os.environ.get("MASTER_PORT", "")
+    startup.job = config.text("BPS_JOB_ID")
+    if not startup.job:
+        launch = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        startup.job = f"{launch and f'TORCHELASTIC_RUN_ID={launch} '}MASTER_PORT={port}"
+        if not launch:  # the agent of torchrun has the port for itself
+            startup.command = command_line([startup.worker_rank, *_numbers_on_host(config)])
     if config.source("BPS_ROOT_URI") in ("default", "MASTER_ADDR") and _all_on_this_host(config, startup.workers):
         startup.scheduler_host = "127.0.0.1"  # closed to the network
     if config.text("BPS_ROOT_PORT"):
         startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
+        startup.scheduler_hint = _hint(config, config.source("BPS_ROOT_PORT"))
         return
     # Below the range of the system's ephemeral ports (32768 and up). Rank 0 takes the first free one; the other ranks
-    # find it because only the scheduler of this job accepts them.
-    pool = hashlib.sha256(f"bps_rdma|{startup.job}|{os.getuid()}".encode()).digest()
+    # find it because only the scheduler of this job accepts them. Of two jobs with one MASTER_PORT and different names
+    # each finds the other's, and can say so.
+    pool = hashlib.sha256(f"bps_rdma|{port or startup.job}".encode()).digest()
     startup.scheduler_ports = [
         12000 + int.from_bytes(pool[2 * i : 2 * i + 2], "big") % 20000 for i in range(_PORT_CANDIDATES)
     ]
+    startup.scheduler_hint = _hint(config, "MASTER_PORT" if port else "BPS_JOB_ID")
+
+
+def _hint(config: Any, port: str) -> str:
+    """What to check when rank 0 is not found, in terms of the variables that say where it is."""
+    host = config.source("BPS_ROOT_URI")
+    host = "MASTER_ADDR" if host == "default" else host
+    return f"start rank 0, with the same {host} and {port} as this rank; {host} must lead to its host, past no firewall"
+
+
+def _numbers_on_host(config: Any) -> list[int]:
+    """Of this process: its local rank and its machine, where they are known."""
+    return [int(config.integer(name)) for name in ("BPS_LOCAL_RANK", "BPS_WORKER_ID") if config.text(name)]
+
+
+def command_line(own: Sequence[int]) -> str:
+    """How this process was started, for csrc/van/origin.h; `own`: the numbers that it shares with no other rank."""
+    words = [os.path.basename(sys.argv[0]), *sys.argv[1:]] if sys.argv else []  # noqa: PTH119  # may be no path
+    pieces = re.findall(r"[0-9]+|[^0-9]+", " ".join(words).replace("\x1f", " ")[:_LONGEST_COMMAND])
+    marked = ("#" if piece.isdecimal() and int(piece) in own else "=" for piece in pieces)
+    return "\x1f".join(mark + piece for mark, piece in zip(marked, pieces, strict=True))
 
 
 def _all_on_this_host(config: Any, workers: int) -> bool:

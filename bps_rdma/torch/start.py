@@ -9,6 +9,7 @@ secret of the job never goes through it (see SECURITY.md for where it comes from
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import weakref
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 import bps_rdma
-from bps_rdma import Group, job
+from bps_rdma import Group, _core, job
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError
 from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
@@ -184,21 +185,16 @@ def host_identity() -> str:
 
 def _address_of_rank_0(store: Any) -> str:
     config = config_with({})
-    if config.source("BPS_ROOT_URI") != "default":
+    if config.source("BPS_ROOT_URI") not in ("default", "MASTER_ADDR"):
         return str(config.text("BPS_ROOT_URI"))
-    tcp = _tcp_store(store)
-    return str(tcp.host) if tcp else socket.getfqdn()  # all ranks have reached the store there
+    return own_address(store)
 
 
 def own_address(store: Any) -> str:
     """An address at which this host can be reached by those that share a torch store with it."""
     tcp = _tcp_store(store)
-    if tcp is None:
-        return socket.getfqdn()
-    kind, _, _, _, address = socket.getaddrinfo(tcp.host, tcp.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as towards:
-        towards.connect(address)  # sends nothing: the system chooses the interface
-        return str(towards.getsockname()[0])
+    host = tcp.host if tcp else os.environ.get("MASTER_ADDR", "")
+    return str(_core.name_for_others(host or socket.getfqdn()))
 
 
 def _tcp_store(store: Any) -> Any:

@@ -58,7 +58,7 @@ void usage() {
       "  BPS_JOB_ID         name of the job, if the others have one\n"
       "  BPS_MIN_WORKERS    go on while that many workers are left\n"
       "  BPS_SCHEDULER_STATE  file by which it knows the job when it is started again\n"
-      "  BPS_JOIN_TIMEOUT   seconds to wait for the members\n"
+      "  BPS_JOIN_TIMEOUT   seconds to wait for the members; inf: no limit\n"
       "  BPS_RESUME_TIMEOUT seconds to wait for workers after suspend()\n"
       "  BPS_LOG_LEVEL      DEBUG, INFO, WARNING or ERROR\n"
       "  docs/settings.md and `bps config` list all of them.\n"
@@ -144,6 +144,7 @@ int run(SettingValues values, const std::string& address) {
   options.servers = startup.servers;
   options.heartbeat_timeout_s = settings.deadlines.heartbeat;
   options.join_timeout_s = settings.deadlines.join;
+  options.ends_alone = true;
   options.resume_timeout_s = settings.deadlines.resume;
   options.balanced = parsed.key_hash == tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;

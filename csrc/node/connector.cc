@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <exception>
 
+#include "core/error.h"
 #include "core/log.h"
+#include "node/local_address.h"
 #include "transport/local/self_transport.h"
 #include "transport/tcp/tcp_rails.h"
 #include "van/select.h"
@@ -104,7 +106,22 @@ std::size_t Connector::data_connections(Kind kind) const {
   return 1;
 }
 
+// Another host's loopback address would lead to whatever listens here.
+void Connector::require_reachable(const van::Node& server) const {
+  if (van::share_loopback(self_, server)) return;
+  const auto addresses = transport::tcp::parse_addresses(as_text(*van::address_of(server, Kind::kTcp)));
+  if (!addresses) return;
+  for (const transport::tcp::TcpAddress& one : *addresses) {
+    if (is_loopback(one.host)) {
+      throw Error(ErrorCode::kUnreachable,
+                  server.describe() + " is on another host, and has told only " + one.host + " of itself",
+                  "set BPS_INTERFACE there, or BPS_NODE_HOST to an address that all hosts reach");
+    }
+  }
+}
+
 void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const Deadline& deadline) {
+  if (kind == Kind::kTcp) require_reachable(target.server);
   transport::Transport* transport = loop.transport(kind);
   const transport::ConnectRequest request = request_for(kind, target, deadline);
   // Connecting blocks, so it happens here and not on the loop, which must go on accepting connections.

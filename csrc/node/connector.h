@@ -43,6 +43,7 @@ class Connector {
   transport::Kind connect_to(Loop& loop, const Target& target, const Deadline& deadline);
   void connect_self(Loop& loop, const Target& target, const Deadline& deadline);
   static worker::ServerConnection& add_server(Loop& loop, const Target& target, transport::Transport& transport);
+  void require_reachable(const van::Node& server) const;
   void connect_by(transport::Kind kind, Loop& loop, const Target& target, const Deadline& deadline);
   struct MadePath {
     std::uint16_t id = 0;

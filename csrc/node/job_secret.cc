@@ -66,8 +66,7 @@ JobSecret job_secret(const JobSettings& settings, const Startup& startup) {
 }
 
 std::string scheduler_listens_at(const Startup& startup, const JobSecret& secret) {
-  const std::string& host = startup.scheduler_host;
-  return secret.one_host || is_loopback(host) ? host : "";
+  return secret.one_host || is_loopback(startup.scheduler_host) ? "127.0.0.1" : "";
 }
 
 }  // namespace bps::node

@@ -27,7 +27,7 @@ struct JobSecret {
 // Throws kInvalidArgument where the job needs a secret and has none, or where a file with one is not safe.
 JobSecret job_secret(const JobSettings& settings, const Startup& startup);
 
-// The address at which the scheduler of this job listens; "": on all interfaces.
+// The address at which a scheduler that rank 0 hosts listens; "": on all interfaces.
 std::string scheduler_listens_at(const Startup& startup, const JobSecret& secret);
 
 }  // namespace bps::node

@@ -7,6 +7,7 @@
 
 #include "core/hmac.h"
 #include "core/log.h"
+#include "transport/shm/shared_memory.h"
 
 namespace bps::node {
 namespace {
@@ -49,7 +50,7 @@ Listeners::Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std:
     : credentials_(no_credentials()), enter_(std::move(enter)) {
   open([&] {
     listen_on_network(tcp, rdma);
-    listen_on_host();
+    if (transport::shm::SharedMemory::why_unavailable() == 0) listen_on_host();
   });
 }
 

@@ -133,8 +133,32 @@ std::string local_address(const std::string& wanted, const std::string& interfac
   const std::vector<std::string> names = interface_names(interfaces);
   if (!names.empty()) return address_of_interface(names.front());
   std::string address = address_of_route(scheduler_host);
+  // A name of this host may lead to its loopback address here, and to another one elsewhere.
+  if (is_loopback(address) && !is_loopback(scheduler_host)) address = address_for_others("");
   if (excludes(interfaces, interface_with(address))) return address_of_another(interfaces);
   return address;
+}
+
+std::string address_for_others(const std::string& host) {
+  // The last two are set aside for documentation: no host has them, and the route to them is that to everywhere.
+  for (const std::string& towards : {numeric_address(host), std::string("192.0.2.1"), std::string("2001:db8::1")}) {
+    if (towards.empty()) continue;
+    const std::string address = address_of_route(towards);
+    if (!is_loopback(address)) return address;
+  }
+  for (const char* excluded : {"^docker,br-,veth,virbr,cni,flannel,lxc", "^"}) {  // there is no such route
+    try {
+      return address_of_another(excluded);
+    } catch (const Error&) {  // none is left
+    }
+  }
+  return "127.0.0.1";
+}
+
+std::string name_for_others(const std::string& host) {
+  const std::string address = numeric_address(host);
+  const bool is_ours = !address.empty() && !is_loopback(address) && address_of_route(address) == address;
+  return is_ours ? host : address_for_others(host);
 }
 
 std::string numeric_address(const std::string& host) {
@@ -154,6 +178,7 @@ bool is_loopback(const std::string& host) {
 
 bool is_of_this_host(const std::string& host) {
   const std::string address = numeric_address(host);
+  if (address == "0.0.0.0" || address == "::") return true;  // where programs listen at all addresses
   // The kernel routes to an address of this host from that address.
   return is_loopback(address) || (!address.empty() && address_of_route(address) == address);
 }

@@ -23,6 +23,12 @@ bool excludes(const std::string& list, const std::string& interface);
 // The interface that has this numeric address, or "".
 std::string interface_with(const std::string& address);
 
+// An address of this host that others can use: that of the route to `host`, and if this leads nowhere, or is a loopback
+// address, that of the route to everywhere, or of an interface. A loopback address if this host has no other.
+std::string address_for_others(const std::string& host);
+// The same of a name or address that is to lead others here: itself, unless it is another host's or a loopback address.
+std::string name_for_others(const std::string& host);
+
 // A name or an address as a numeric address; "" when it cannot be resolved.
 std::string numeric_address(const std::string& host);
 

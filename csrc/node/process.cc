@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -16,6 +17,8 @@
 #include "node/loops.h"
 #include "node/tcp_rails.h"
 #include "node/trace.h"
+#include "transport/shm/shared_memory.h"
+#include "van/find_scheduler.h"
 #include "van/scheduler.h"
 #include "van/select.h"
 #include "van/van.h"
@@ -110,6 +113,10 @@ void Process::bring_up(const Process* before) {
   if (options_.settings.job.local_rank.value_or(0) == 0) {
     log_unknown_settings();
     if (!secret_.warning.empty()) log_warning(secret_.warning);
+    if (const int error = transport::shm::SharedMemory::why_unavailable(); error != 0) {
+      log_warning(std::string("no process of this host shares memory with this one (memfd_create: ") +
+                  std::strerror(error) + "): TCP is used in its place");
+    }
   }
   if (options_.startup.hosts_scheduler && !scheduler_) make_scheduler();
   make_van();
@@ -173,14 +180,34 @@ void Process::make_scheduler() {
   options.cut = options_.cut;
   options.min_workers = options_.settings.job.min_workers;
   options.address = scheduler_listens_at(startup, secret_);
-  scheduler_ = std::make_unique<van::Scheduler>(options, secret_.credentials);
+  options.origin = startup.origin;
+  std::vector<std::uint16_t> others = startup.scheduler_ports;
+  try {
+    scheduler_ = std::make_unique<van::Scheduler>(options, secret_.credentials);
+    std::erase(others, scheduler_->port());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kPortTaken || van::find_rival(others, secret_.credentials).empty()) throw;
+  }
+  // Ranks that look for one of two schedulers of this name would find either.
+  if (const std::string where = van::find_rival(others, secret_.credentials); !where.empty()) {
+    scheduler_.reset();
+    throw Error(
+        ErrorCode::kMismatch,
+        "another process with rank 0 of the job '" + startup.job + "' runs on this host, its scheduler at " + where,
+        "give each job a MASTER_PORT or BPS_JOB_ID of its own, and each process a rank; end processes that are "
+        "left over");
+  }
 }
 
 void Process::make_van() {
   van::VanOptions options;
   options.scheduler_host = options_.startup.scheduler_host;
-  // A scheduler that listens on all interfaces is reached without the network.
-  if (scheduler_ && scheduler_listens_at(options_.startup, secret_).empty()) options.scheduler_host = "127.0.0.1";
+  // Without the network, whichever of this host's names its ranks were told.
+  if (is_hosted_by_rank_0() && (secret_.one_host || is_of_this_host(options.scheduler_host))) {
+    options.scheduler_host = "127.0.0.1";
+  }
+  options.scheduler_hint = options_.startup.scheduler_hint;
+  options.origin = options_.startup.origin;
   options.scheduler_ports = options_.startup.scheduler_ports;
   if (scheduler_) options.scheduler_ports = {scheduler_->port()};
   // The members of a view that has ended come when they call the next operation.

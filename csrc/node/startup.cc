@@ -2,10 +2,12 @@
 #include "node/startup.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "core/error.h"
 #include "node/local_address.h"
+#include "transport/shm/shared_memory.h"
 #include "van/select.h"
 
 namespace bps::node {
@@ -33,6 +35,17 @@ transport::Spin choose_spin(std::optional<std::uint32_t> wanted_us, std::size_t 
           .caller_us = processes <= cores() ? kCallerSpin_us : 0};
 }
 
+// Without those that this system does not have.
+std::vector<transport::Kind> usable_transports(const std::string& setting) {
+  std::vector<transport::Kind> allowed = van::allowed_transports(setting);
+  const int error = transport::shm::SharedMemory::why_unavailable();
+  if (error != 0) std::erase(allowed, transport::Kind::kShm);
+  if (!allowed.empty()) return allowed;
+  throw Error(ErrorCode::kTransport,
+              std::string("this system lets no process share memory: memfd_create: ") + std::strerror(error),
+              "allow memfd_create in the container's seccomp profile, or set BPS_TRANSPORT=auto, which uses TCP then");
+}
+
 }  // namespace
 
 Startup startup_from(const JobSettings& settings) {
@@ -49,7 +62,7 @@ Startup startup_from(const JobSettings& settings) {
 ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
     : settings(all),
       startup(who),
-      allowed(van::allowed_transports(all.transport.allowed)),
+      allowed(usable_transports(all.transport.allowed)),
       rdma(transport::rdma::RdmaOptions::from(all.rdma)),
       faults(transport::fault::FaultPlan::parse(all.transport.fault)),
       key_hash(tensor::parse_key_hash(all.worker.key_hash)),

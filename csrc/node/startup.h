@@ -15,6 +15,7 @@
 #include "transport/rdma/rail.h"
 #include "transport/reactor.h"
 #include "van/membership.h"
+#include "van/origin.h"
 
 namespace bps::node {
 
@@ -31,6 +32,8 @@ struct Startup {
   std::vector<std::uint16_t> scheduler_ports;
   std::uint32_t processes_on_host = 1;  // of this job, as far as known: tells whether spinning would hurt
   std::string job;
+  van::Origin origin;          // where the job has no name but that of its port
+  std::string scheduler_hint;  // what to check if the scheduler is not found; empty: the classic variables
 
   bool is_worker() const { return worker_rank != van::kNoRank; }
   bool is_server() const { return server_rank != van::kNoRank; }

@@ -55,6 +55,8 @@ Found find(const Settings& settings) {
 }  // namespace
 
 void bind_doctor(py::module_& module) {
+  module.def("name_for_others", &node::name_for_others, py::arg("host"), py::call_guard<Interruptible>(),
+             "This name or address, if it leads others to this host, else an address of this host that does.");
   module.def(
       "rdma_report",
       [](const SettingValues& config) {

@@ -223,7 +223,12 @@ void bind_process(py::module_& module) {
       .def_readwrite("scheduler_host", &node::Startup::scheduler_host)
       .def_readwrite("scheduler_ports", &node::Startup::scheduler_ports)
       .def_readwrite("processes_on_host", &node::Startup::processes_on_host)
-      .def_readwrite("job", &node::Startup::job);
+      .def_readwrite("job", &node::Startup::job)
+      .def_readwrite("scheduler_hint", &node::Startup::scheduler_hint)
+      .def_property(
+          "command", [](const node::Startup& startup) { return startup.origin.command; },
+          [](node::Startup& startup, const std::string& command) { startup.origin.command = command; },
+          "By which ranks of two jobs are told apart; see csrc/van/origin.h.");
 
   py::class_<Stop>(module, "Stop", "Ends a start of a process before it is complete.")
       .def(py::init<>())

@@ -9,6 +9,7 @@
 
 #include "core/interrupt.h"
 #include "transport/handshake_messages.h"
+#include "transport/job_name.h"
 
 namespace bps::transport {
 namespace {
@@ -77,15 +78,35 @@ void receive_bytes(int fd, std::span<std::byte> bytes, const Deadline& deadline,
   }
 }
 
-// Reads a preamble of this kind into the first bytes of `message`.
+constexpr const char* kOtherJobHint =
+    "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own";
+
+// The server belongs to another job, and tells its name next.
+[[noreturn]] void fail_job(int fd, const Credentials& credentials, std::span<const std::byte> hello,
+                           const Deadline& deadline, const std::string& whom) {
+  std::array<std::byte, codec::kSize<SealedName>> bytes{};
+  receive_bytes(fd, bytes, deadline, whom);
+  const auto theirs = open_name(credentials, hello, *codec::decode<SealedName>(bytes));
+  if (!theirs || *theirs == credentials.name) throw_refused(Refusal::kJob, kProtocolVersion, whom);
+  const auto shown = [](const std::string& name) { return name.empty() ? "without a name" : "'" + name + "'"; };
+  throw HandshakeError(
+      Refusal::kJob, ErrorCode::kAuthentication,
+      whom + " belongs to another job, " + shown(*theirs) + ", and this process to the job " + shown(credentials.name),
+      kOtherJobHint);
+}
+
+// Reads a preamble of this kind into the first bytes of `message`. `on_other_job` may throw what is known of that.
 void receive_preamble(int fd, std::span<std::byte> message, HandshakeKind kind, const Deadline& deadline,
-                      const std::string& whom) {
+                      const std::string& whom, const std::function<void()>& on_other_job = nullptr) {
   const auto bytes = message.first(codec::kSize<Preamble>);
   receive_bytes(fd, bytes, deadline, whom);
   const Preamble preamble = *codec::decode<Preamble>(bytes);
   if (preamble.magic != kSocketMagic) {
-    fail(whom + " does not speak the protocol of bps_rdma", "another program listens there: choose another port");
+    throw HandshakeError(Refusal::kSilent, ErrorCode::kUnreachable, whom + " does not speak the protocol of bps_rdma",
+                         "another program listens there: choose another port", true);
   }
+  const bool is_of_other_job = preamble.is(HandshakeKind::kRefusal) && Refusal{preamble.detail} == Refusal::kJob;
+  if (is_of_other_job && preamble.version == kProtocolVersion && on_other_job) on_other_job();
   if (preamble.is(HandshakeKind::kRefusal)) throw_refused(Refusal{preamble.detail}, preamble.version, whom);
   if (preamble.version != kProtocolVersion) fail_version(whom, preamble.version);
   if (!preamble.is(kind)) fail(whom + " sent an unexpected message", "install the same bps_rdma version everywhere");
@@ -103,8 +124,7 @@ void throw_refused(Refusal refusal, std::uint16_t version, const std::string& wh
     case Refusal::kVersion: fail_version(whom, version);
     case Refusal::kSecret: throw_secret(whom);
     case Refusal::kJob:
-      throw HandshakeError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job",
-                           "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own");
+      throw HandshakeError(Refusal::kJob, ErrorCode::kAuthentication, whom + " belongs to another job", kOtherJobHint);
     case Refusal::kSilent: break;
   }
   fail(whom + " refused the connection", "see its log");
@@ -112,7 +132,9 @@ void throw_refused(Refusal refusal, std::uint16_t version, const std::string& wh
 
 Credentials Credentials::from(std::string_view job_name, std::string_view secret) {
   return {.job = first_half(sha256(as_bytes(job_name))),
-          .key = hmac_sha256(as_bytes(secret), {as_bytes("job"), as_bytes(job_name)})};
+          .key = hmac_sha256(as_bytes(secret), {as_bytes("job"), as_bytes(job_name)}),
+          .name = std::string(job_name),
+          .names = hmac_sha256(as_bytes(secret), {as_bytes("names of jobs")})};
 }
 
 Credentials Credentials::of(const View& which) const {
@@ -127,7 +149,8 @@ Session client_handshake(int fd, const Hello& hello, const Credentials& credenti
   send_bytes(fd, sent, deadline, whom);
 
   std::array<std::byte, codec::kSize<Challenge>> received{};
-  receive_preamble(fd, received, HandshakeKind::kChallenge, deadline, whom);
+  receive_preamble(fd, received, HandshakeKind::kChallenge, deadline, whom,
+                   [&] { fail_job(fd, credentials, sent, deadline, whom); });
   receive_bytes(fd, std::span(received).subspan(codec::kSize<Preamble>), deadline, whom);
   const auto challenge = codec::decode<Challenge>(received);
   const auto signed_as = [&](std::string_view label) {
@@ -222,8 +245,9 @@ AuthenticatedSocket ServerHandshake::take() {
 }
 
 ServerHandshake::State ServerHandshake::refuse(Refusal reason) {
-  if (!send_all(codec::encode(Preamble(HandshakeKind::kRefusal, reason))) || ::shutdown(fd_.get(), SHUT_WR) != 0)
-    return State::kRefused;
+  bool sent = send_all(codec::encode(Preamble(HandshakeKind::kRefusal, reason)));
+  if (sent && reason == Refusal::kJob) sent = send_all(codec::encode(seal_name(credentials_, hello_bytes_)));
+  if (!sent || ::shutdown(fd_.get(), SHUT_WR) != 0) return State::kRefused;
   step_ = Step::kDrain;
   return drain();
 }

@@ -2,8 +2,10 @@
 // The hello that opens every connection: versioned, bound to one job, and authenticated by a shared secret.
 //
 //   client -> Hello      magic, version, plane, node and loops, job, 16 random bytes
-//   server -> Challenge  16 random bytes, view, HMAC(key, "server" | hello | random | view)  or  Refusal with the
-//   reason client -> Proof      HMAC(key, "client" | hello | random | view) server -> Welcome or  Refusal
+//   server -> Challenge  16 random bytes, view, HMAC(key, "server" | hello | random | view)
+//             or Refusal with the reason, and with the name of its job where the client is of another one (job_name.h)
+//   client -> Proof      HMAC(key, "client" | hello | random | view)
+//   server -> Welcome, or Refusal
 //
 // Both sides prove that they know the key, which never travels, and both derive a key of this connection from it:
 // HMAC(key, "session" | hello | random | view). The messages are in handshake_messages.h; all have fixed sizes.
@@ -27,7 +29,7 @@
 namespace bps::transport {
 
 // Of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 12;
+inline constexpr std::uint16_t kProtocolVersion = 13;
 
 using JobId = std::array<std::byte, 16>;
 
@@ -44,6 +46,9 @@ struct Credentials {
   JobId job{};
   Digest key{};
   View view{};  // told to clients; the scheduler's alone is not empty
+  // For people who look for the wrong scheduler: what the job is called, and the key with which that is told.
+  std::string name{};
+  Digest names{};
 
   // The job is the first half of SHA-256(name), the key HMAC(secret, name): jobs of one secret have different keys.
   static Credentials from(std::string_view job_name, std::string_view secret);
@@ -79,12 +84,15 @@ enum class Refusal : std::uint8_t {
 
 class HandshakeError : public Error {
  public:
-  HandshakeError(Refusal refusal, ErrorCode code, const std::string& what, std::string hint)
-      : Error(code, what, std::move(hint)), refusal_(refusal) {}
+  HandshakeError(Refusal refusal, ErrorCode code, const std::string& what, std::string hint, bool is_foreign = false)
+      : Error(code, what, std::move(hint)), refusal_(refusal), is_foreign_(is_foreign) {}
   Refusal refusal() const { return refusal_; }
+  // Another program listens there.
+  bool is_foreign() const { return is_foreign_; }
 
  private:
   Refusal refusal_;
+  bool is_foreign_;
 };
 
 // Throws the HandshakeError of a client that a server of protocol `version` has refused.

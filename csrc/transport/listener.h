@@ -19,6 +19,7 @@
 #include <string>
 #include <thread>
 
+#include "core/error.h"
 #include "core/event_loop.h"
 #include "core/fd.h"
 #include "transport/handshake.h"
@@ -94,6 +95,12 @@ class ListenerLoop {
   EventLoop loop_;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
+};
+
+// A name that leads nowhere, as far as is known at this moment.
+class UnresolvedError : public Error {
+ public:
+  using Error::Error;
 };
 
 // Connects a blocking TCP socket (TCP_NODELAY) within the deadline; name or IPv4/IPv6 address. One attempt per address

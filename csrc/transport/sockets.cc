@@ -43,8 +43,8 @@ std::vector<Address> resolve(const std::string& host, std::uint16_t port, int fl
   addrinfo* found = nullptr;
   const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (failed != 0) {
-    throw Error(code, "cannot resolve '" + host + "': " + ::gai_strerror(failed),
-                "check the name, or give an IPv4 or IPv6 address");
+    throw UnresolvedError(code, "cannot resolve '" + host + "': " + ::gai_strerror(failed),
+                          "check the name, or give an IPv4 or IPv6 address");
   }
   std::vector<Address> addresses;
   for (const int family : {AF_INET, AF_INET6}) {

@@ -22,9 +22,17 @@ struct FoundScheduler {
   std::string where;           // "host:port"
 };
 
-// Throws the most informative error of all tries: kVersion and kAuthentication (wrong secret) at once if there is one
-// port only; these, kAuthentication (only other jobs there) or kUnreachable when the deadline has passed.
+// What listens at the only port, and will not be this job's scheduler, is an error at once (another version, another
+// secret), or when it has been there for some seconds (another job, another program). Otherwise throws the most
+// informative error of all tries when the deadline has passed: these, or kUnreachable. Warns of what may well be the
+// reason as soon as that is seen.
+//
+// `hint`: what to check when there is none, in terms of the variables that say where it is.
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
-                              const transport::Credentials& credentials, const Deadline& deadline);
+                              const transport::Credentials& credentials, const Deadline& deadline,
+                              const std::string& hint = "");
+
+// Where another scheduler of this job listens on this host, or "".
+std::string find_rival(const std::vector<std::uint16_t>& ports, const transport::Credentials& credentials);
 
 }  // namespace bps::van

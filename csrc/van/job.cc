@@ -26,7 +26,7 @@ constexpr int kMostBreaks = 2;
 Job::Job(Options options, Events events)
     : options_(std::move(options)),
       events_(std::move(events)),
-      rendezvous_(options_.registry.workers, options_.registry.servers),
+      rendezvous_(options_.registry.workers, options_.registry.servers, options_.origin),
       reunion_(options_.run),
       inquiries_(events_.send) {}
 
@@ -287,6 +287,7 @@ void Job::closed(Peer peer, const std::string& why) {
   }
   std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
   if (patience_.erase(peer) != 0) {
+    alone_since_ = Clock::now();
     const bool was_last_worker = is_suspended_ && rendezvous_.has_workers();
     rendezvous_.remove(peer);
     if (was_last_worker && !rendezvous_.has_workers()) resume_deadline_ = Clock::now() + options_.resume_timeout;

@@ -43,8 +43,10 @@ class Job {
     Registry::Options registry;       // with the numbers of workers and servers
     std::uint32_t silence_ms = 1500;  // told to the members
     std::chrono::milliseconds join_timeout{60000};
+    bool ends_alone = false;                      // also when it has waited that long without any member
     std::chrono::milliseconds resume_timeout{0};  // for workers to resume a suspended job; 0: none can be suspended
     std::uint32_t min_workers = 0;                // the job goes on while there are so many; 0: only as it has begun
+    Origin origin{};                              // of the rank that hosts the scheduler
     std::uint64_t run = 0;                        // of the job; members of another one cannot rejoin
     std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one
   };
@@ -124,6 +126,7 @@ class Job {
   Rendezvous rendezvous_;
   Reunion reunion_;
   std::optional<Clock::time_point> reunion_deadline_;
+  Clock::time_point alone_since_ = Clock::now();          // the last member has gone, before all have come
   std::unordered_map<Peer, Clock::time_point> patience_;  // of members that wait for the others
   std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;

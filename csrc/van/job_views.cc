@@ -178,6 +178,8 @@ void Job::begin_when_all_are_back() {
 std::optional<Clock::time_point> Job::join_deadline() const {
   std::optional<Clock::time_point> first = reunion_deadline_;
   if (is_suspended_ && !rendezvous_.has_workers()) first = resume_deadline_;
+  const bool is_alone = phase_ == Phase::kGathering && !is_suspended_ && patience_.empty();
+  if (options_.ends_alone && is_alone) first = alone_since_ + options_.join_timeout;
   for (const auto& [peer, until] : patience_) {
     if (until != Clock::time_point::max()) first = std::min(first.value_or(until), until);
   }
@@ -204,6 +206,7 @@ void Job::give_up() {
     return begin_when_all_are_back();
   }
   finish();
+  if (patience_.empty()) events_.on_lost("no member has come within BPS_JOIN_TIMEOUT");
   const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + rendezvous_.missing(),
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
   for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);

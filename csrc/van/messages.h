@@ -17,6 +17,7 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "van/membership.h"
+#include "van/origin.h"
 
 namespace bps::van {
 
@@ -33,8 +34,9 @@ struct Join {  // node -> scheduler: the ranks are requests
   std::uint32_t patience_ms = 0;  // how long the node is going to wait
   std::uint32_t renews = 0;       // its id in the view that has ended; 0: it is new
   std::uint32_t epoch = 1;        // of the view that the handshake has told: the node's listeners expect it
+  Origin origin{};
   static constexpr void fields(auto& io, auto& m) {
-    io(m.node, m.workers, m.servers, m.patience_ms, m.renews, m.epoch);
+    io(m.node, m.workers, m.servers, m.patience_ms, m.renews, m.epoch, m.origin);
   }
   bool operator==(const Join&) const = default;
 };

@@ -44,6 +44,13 @@ std::optional<Refused> Rendezvous::check_numbers(const Join& join) const {
 
 std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
   if (auto refused = check_numbers(join)) return refused;
+  if (!may_belong_together(origin_, join.origin)) {
+    return Refused{ErrorCode::kMismatch,
+                   "this process was started as `" + command_of(join.origin) + "`, but the process with rank 0 as `" +
+                       command_of(origin_) + "`: two jobs have the same MASTER_ADDR and MASTER_PORT",
+                   "give each job a MASTER_PORT of its own; if both are of one job, set BPS_JOB_ID to the same name on "
+                   "all ranks"};
+  }
   if (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank) {
     return Refused{ErrorCode::kInvalidArgument, "this process is neither worker nor server",
                    "set DMLC_ROLE to worker or server"};

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "van/messages.h"
@@ -24,7 +25,9 @@ using Peer = std::uint64_t;
 
 class Rendezvous {
  public:
-  Rendezvous(std::uint32_t workers, std::uint32_t servers) : workers_(workers), servers_(servers) {}
+  // `origin`: of the rank that hosts the scheduler; the others have to fit it.
+  Rendezvous(std::uint32_t workers, std::uint32_t servers, Origin origin = {})
+      : workers_(workers), servers_(servers), origin_(std::move(origin)) {}
   static Rendezvous of_suspended_job();
 
   // Why this process cannot join, or nothing.
@@ -67,6 +70,7 @@ class Rendezvous {
 
   std::uint32_t workers_;
   std::uint32_t servers_;
+  Origin origin_{};
   bool is_resumed_ = false;     // the job was suspended
   bool has_numbers_ = true;     // of workers and servers
   std::vector<Joined> joined_;  // in the order of arrival

@@ -61,6 +61,8 @@ Job::Options job_options(const SchedulerOptions& options) {
   job.registry.cut = options.cut;
   job.min_workers = options.min_workers;
   job.run = options.run;
+  job.ends_alone = options.ends_alone;
+  job.origin = options.origin;
   job.reunion_patience = std::chrono::duration_cast<std::chrono::milliseconds>(
       to_duration(options.heartbeat_timeout_s + kReunionGraceSeconds));
   job.resume_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(to_duration(options.resume_timeout_s));

@@ -12,6 +12,7 @@
 
 #include "tensor/partition.h"
 #include "transport/handshake.h"
+#include "van/origin.h"
 
 namespace bps::van {
 
@@ -22,6 +23,8 @@ struct SchedulerOptions {
   std::uint32_t servers = 1;
   double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
   double join_timeout_s = 60;        // from the first member that joins
+  bool ends_alone = false;           // also when it has waited that long without any member
+  Origin origin{};                   // of the rank that hosts it
   double resume_timeout_s = 0;       // for workers to resume a suspended job; 0: none can be suspended
   std::uint32_t min_workers = 0;     // see Job::Options
   bool is_outlived = false;          // members go on without a scheduler that is silent: it then ends

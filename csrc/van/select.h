@@ -25,6 +25,9 @@ transport::Kind select_transport(std::span<const transport::Kind> allowed, const
 // nullptr when the node does not listen by this transport.
 const Bytes* address_of(const Node& node, transport::Kind kind);
 
+// Whether both are in one network namespace of one machine, by which loopback addresses lead from one to the other.
+bool share_loopback(const Node& a, const Node& b);
+
 // Equal on processes that can share memory and abstract sockets: the boot and the network namespace, and what the user
 // tells them apart by (BPS_HOST_ID).
 std::string host_key(const std::string& host_id);

@@ -42,10 +42,7 @@ class Van::Impl {
                                      .heartbeat_timeout_s = options_.heartbeat_timeout_s,
                                      .outlives_scheduler = options_.outlives_scheduler,
                                      .scheduler_patience_s = options_.scheduler_patience_s,
-                                     .find = [this](const Deadline& deadline) {
-                                       return find_scheduler(options_.scheduler_host, options_.scheduler_ports,
-                                                             credentials_, deadline);
-                                     }}) {}
+                                     .find = [this](const Deadline& deadline) { return find(deadline); }}) {}
 
   void join(Node self, std::uint32_t workers, std::uint32_t servers) {
     if (session_.joined()) {
@@ -155,13 +152,18 @@ class Van::Impl {
   }
 
   // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
+  FoundScheduler find(const Deadline& deadline) const {
+    return find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline,
+                          options_.scheduler_hint);
+  }
+
   bool try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline) {
-    FoundScheduler found = find_scheduler(options_.scheduler_host, options_.scheduler_ports, credentials_, deadline);
+    FoundScheduler found = find(deadline);
     const std::string where = found.where;
     session_.calls().reset();
     PendingCalls::Call call(session_.calls(), "joining the job", kJoinCall);
-    session_.open(std::move(found),
-                  {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms()), options_.renews});
+    session_.open(std::move(found), {self, workers, servers, static_cast<std::uint32_t>(deadline.left_ms()),
+                                     options_.renews, 1, options_.origin});
     try {
       if (call.wait(Deadline::after(deadline.left_ms() / 1e3 + kGraceSeconds))) return true;
       throw Error(ErrorCode::kTimeout, "the scheduler at " + where + " did not let this process join in time",

@@ -26,6 +26,8 @@ namespace bps::van {
 
 struct VanOptions {
   std::string scheduler_host = "127.0.0.1";
+  std::string scheduler_hint{};  // what to check if it is not found, see find_scheduler()
+  Origin origin{};
   std::vector<std::uint16_t> scheduler_ports;  // tried in turn, over and over: the one that answers for our job wins
   double join_timeout_s = 60;
   double heartbeat_interval_s = 0.5;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <map>
 #include <mutex>
 
@@ -54,8 +55,21 @@ std::span<std::byte> map_file(int fd, std::size_t size) {
 
 }  // namespace
 
+int SharedMemory::why_unavailable() {
+  static const int error = [] {
+    const Fd file(::memfd_create("bps", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    return !file && (errno == ENOSYS || errno == EPERM || errno == EACCES || errno == EINVAL) ? errno : 0;
+  }();
+  return error;
+}
+
 std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t size) {
   check_memory(size, "cannot create shared memory");
+  if (why_unavailable() != 0) {
+    void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw_errno("cannot map " + std::to_string(size) + " bytes of memory");
+    return std::shared_ptr<SharedMemory>(new SharedMemory(Fd(), {static_cast<std::byte*>(memory), size}));
+  }
   Fd file(::memfd_create("bps", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw_errno("cannot create shared memory");
   if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) {

@@ -23,7 +23,10 @@ namespace bps::transport::shm {
 
 class SharedMemory {
  public:
-  // Zeroed pages, readable and writable. Throws kTransport when memory, files or address space are short.
+  // 0, or the errno of memfd_create on a system without it: then no process shares memory with this one.
+  static int why_unavailable();
+  // Zeroed pages, readable and writable; ordinary memory where none can be shared. Throws kTransport when memory, files
+  // or address space are short.
   static std::shared_ptr<SharedMemory> create(std::size_t size);
   // Maps a file that a peer sent, and closes it. `size` is what the peer claims; a file that is smaller, or could
   // become so, is refused (throws).

@@ -36,5 +36,18 @@ TEST(Interfaces, AnExcludedRouteIsNotTaken) {
                std::exception);
 }
 
+TEST(Addresses, LoopbackIsNotForOthers) {
+  const std::string ours = address_for_others("127.0.0.1");
+  if (ours == "127.0.0.1") GTEST_SKIP() << "this host has no other address";
+  EXPECT_FALSE(is_loopback(ours));
+  EXPECT_EQ(name_for_others("127.0.1.1"), ours);
+  EXPECT_EQ(name_for_others("localhost"), ours);
+  EXPECT_EQ(name_for_others("no-such-host.invalid"), ours);
+  EXPECT_EQ(name_for_others(ours), ours);
+  EXPECT_TRUE(is_of_this_host(ours));
+  EXPECT_TRUE(is_of_this_host("0.0.0.0"));
+  EXPECT_EQ(local_address("", "", "127.0.0.1"), "127.0.0.1") << "a job of this host alone";
+}
+
 }  // namespace
 }  // namespace bps::node

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/handshake.h"
+#include "transport/job_name.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -113,16 +114,16 @@ TEST(Handshake, GoldenBytes) {
   fill(hello.job, 0x20);
   fill(hello.nonce, 0x40);
   const Bytes expected =
-      concatenate({as_bytes({"BPSR\x0c\0\x01\x02\4\3\2\1\6\5\10\7\x0a\x09\x0c\x0b", 20}), hello.job, hello.nonce});
+      concatenate({as_bytes({"BPSR\x0d\0\x01\x02\4\3\2\1\6\5\10\7\x0a\x09\x0c\x0b", 20}), hello.job, hello.nonce});
   EXPECT_TRUE(std::ranges::equal(codec::encode(hello), expected));
   EXPECT_TRUE(std::ranges::equal(codec::encode(Preamble(HandshakeKind::kRefusal, Refusal::kSecret)),
-                                 as_bytes({"BPSR\x0c\0\x04\x03", 8})));
+                                 as_bytes({"BPSR\x0d\0\x04\x03", 8})));
   Challenge challenge{.preamble = Preamble(HandshakeKind::kChallenge)};
   fill(challenge.nonce, 0x60);
   challenge.view = {.incarnation = 0x05060708'090a0b0c, .epoch = 0x01020304};
   fill(challenge.mac, 0x80);
   EXPECT_TRUE(std::ranges::equal(codec::encode(challenge),
-                                 concatenate({as_bytes({"BPSR\x0c\0\x02\0", 8}), challenge.nonce,
+                                 concatenate({as_bytes({"BPSR\x0d\0\x02\0", 8}), challenge.nonce,
                                               as_bytes({"\x0c\x0b\x0a\x09\x08\7\6\5\4\3\2\1", 12}), challenge.mac})));
 }
 
@@ -145,6 +146,29 @@ TEST(Handshake, AnotherJobIsToldSo) {
   EXPECT_EQ(outcome.refusal, Refusal::kJob);
 }
 
+TEST(Handshake, WhoHasTheSecretIsToldTheNameOfTheOtherJob) {
+  EXPECT_EQ(meet(Credentials::from("other", "secret"), Credentials::from("job", "secret")).text,
+            "server 1 belongs to another job, 'job', and this process to the job 'other'");
+  EXPECT_EQ(meet(Credentials::from("other", "secret"), Credentials::from("", "secret")).text,
+            "server 1 belongs to another job, without a name, and this process to the job 'other'");
+  EXPECT_EQ(meet(Credentials::from("other", "guessed"), Credentials::from("job", "secret")).text,
+            "server 1 belongs to another job");
+  const std::string longest(64, 'a');
+  EXPECT_NE(meet(Credentials::from("b", "s"), Credentials::from(longest + "c", "s")).text.find("'" + longest + "'"),
+            std::string::npos);
+}
+
+TEST(Handshake, NamesAreEncrypted) {
+  const Bytes hello = hello_bytes(kOurs);
+  const SealedName sealed = seal_name(Credentials::from("a name", "secret"), hello);
+  EXPECT_EQ(std::string(as_text(sealed.text)).find("a name"), std::string::npos);
+  EXPECT_EQ(open_name(Credentials::from("another", "secret"), hello, sealed), "a name");
+  EXPECT_EQ(open_name(Credentials::from("another", "wrong"), hello, sealed), std::nullopt);
+  SealedName changed = sealed;
+  changed.text[0] ^= std::byte{1};
+  EXPECT_EQ(open_name(Credentials::from("a name", "secret"), hello, changed), std::nullopt);
+}
+
 TEST(Handshake, AnotherVersionIsToldSo) {
   Bytes hello = hello_bytes(kOurs);
   hello[4] = std::byte{99};
@@ -164,9 +188,9 @@ TEST(Handshake, AnotherVersionIsToldSo) {
 }
 
 TEST(Handshake, TheCallerSeesANewerCallee) {
-  const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x0d\0\x02\0", 8}));
+  const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x0e\0\x02\0", 8}));
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
-  EXPECT_EQ(outcome.text, "server 1 speaks version 13 of the protocol, this process version 12");
+  EXPECT_EQ(outcome.text, "server 1 speaks version 14 of the protocol, this process version 13");
 }
 
 TEST(Handshake, PeersOfOtherProtocolsAreRefusedByTheClient) {
