@@ -129,7 +129,7 @@ def explain(state: JobState, until: float = math.inf) -> Diagnosis:
     found = diagnose(state)
     if not found.wants_stacks:
         return found
-    processes = {process.pid: process for process in local.find()}
+    processes = local.pids_of(local.find())
     elsewhere: dict[int, Report] | None = None  # asked for once
     for member in found.culprits:
         if member.report is None or "stacks" in member.report or not member.asked:

@@ -93,32 +93,35 @@ def gather(address: str = "", stacks: bool = False) -> list[JobState]:
     if address:
         return [_gather_from(address, stacks)]
     found = local.find()
-    processes = {process.pid: process for process in found}
     words = " stacks" if stacks else ""
     reports: dict[str, list[Report]] = defaultdict(list)
     relays: dict[str, Future[Report | None]] = {}  # by job: what its scheduler has gathered
     with ThreadPoolExecutor(max(min(len(found), _MOST_AT_ONCE), 1)) as threads:
-        asked = [threads.submit(local.ask, process, "report" + words, _timeout_of(process)) for process in found]
+        asked = {threads.submit(local.ask, one, "report" + words, _timeout_of(one)): one for one in found}
+        silent = []
         for reply in as_completed(asked):
             report = reply.result()
             if report is None:
+                silent.append(asked[reply])
                 continue
             job = report["job"]["incarnation"]
             reports[job].append(report)
             if job not in relays:  # at once: others may not reply before the time is over
-                relays[job] = threads.submit(local.ask, processes[report["pid"]], "job" + words, _JOB_TIMEOUT_S)
-    states = [_combine(reports[job], relays[job].result(), set(processes)) for job in reports]
-    silent = sorted(set(processes) - {report["pid"] for one in reports.values() for report in one})
+                relays[job] = threads.submit(local.ask, asked[reply], "job" + words, _JOB_TIMEOUT_S)
+    pids = set(local.pids_of(found))
+    states = [_combine(reports[job], relays[job].result(), pids) for job in reports]
     if not states and silent:  # all of them hang: not even whose they are can be told
-        states = [JobState(name=f"of the processes {', '.join(map(str, silent))}")]
-        for pid in silent:
-            member = Member(-pid, -1, -1, socket.gethostname(), pid, process_state=local.state_of(pid))
-            states[0].members[-pid] = member
+        silent.sort(key=lambda one: one.pid)
+        states = [JobState(name=f"of the processes {', '.join(str(one.pid) for one in silent)}")]
+        for number, one in enumerate(silent, start=1):
+            state = local.state_of(one.pid) if one.is_ours else ""
+            states[0].members[-number] = Member(-number, -1, -1, socket.gethostname(), one.pid, process_state=state)
     return states
 
 
 def _timeout_of(process: local.LocalProcess) -> float:
-    return _STOPPED_TIMEOUT_S if local.state_of(process.pid) in ("T", "t") else _LOCAL_TIMEOUT_S
+    is_stopped = process.is_ours and local.state_of(process.pid) in ("T", "t")
+    return _STOPPED_TIMEOUT_S if is_stopped else _LOCAL_TIMEOUT_S
 
 
 def from_folder(folder: Path) -> list[JobState]:
@@ -193,13 +196,12 @@ def _combine(reports: list[Report], reply: Report | None, local_pids: set[int], 
         member = state.members.get(report.get("node", 0))
         if member is not None and member.pid == report["pid"]:
             member.report = member.report or report
-        elif all(known["pid"] != report["pid"] for known in state.unplaced):
+        elif all((known["pid"], known["host"]) != (report["pid"], report["host"]) for known in state.unplaced):
             state.unplaced.append(report)
     here = {report["host"] for report in reports if report["pid"] in local_pids}
     for member in state.members.values():
         if member.host in here and member.pid in local_pids:
             member.process_state = local.state_of(member.pid)
-    # Where ranks have found each other by torchrun's variables, the address is part of the job's id.
-    state.name = next((report["job"]["id"].partition("|")[0] for report in reports), "")
+    state.name = next((report["job"]["id"] for report in reports), "")
     state.key = next((report["job"]["incarnation"] for report in reports), "")
     return state

@@ -13,6 +13,7 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +24,31 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 @dataclass(frozen=True)
 class LocalProcess:
-    """A process of a job on this machine; `address` is that of its socket."""
+    """A process of a job on this machine.
+
+    Attributes:
+        pid: in its namespace of process ids; other containers have others.
+        address: of its socket.
+        is_ours: whether its namespace is ours, where `pid` means that process.
+    """
 
     pid: int
     address: bytes
+    is_ours: bool
 
 
 def find() -> list[LocalProcess]:
     """Those of this user."""
-    name = re.compile(rf"@bps_rdma-{os.geteuid()}-(\d+)-\d+$")
+    name = re.compile(rf"@bps_rdma-{os.geteuid()}-(\d+)-(\d+)-\d+$")
+    ours = Path("/proc/self/ns/pid").stat().st_ino
     found = {}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
         match = name.match(fields[-1])
         if match and int(fields[3], 16) & _LISTENS:
             # One that changes to another view has two for a moment; the newer one comes later in the list.
-            found[int(match[1])] = LocalProcess(int(match[1]), b"\0" + fields[-1][1:].encode())
+            address = b"\0" + fields[-1][1:].encode()
+            found[match[1], match[2]] = LocalProcess(int(match[1]), address, int(match[2]) == ours)
     return list(found.values())
 
 
@@ -64,6 +74,11 @@ def ask(process: LocalProcess, request: str, timeout: float) -> dict[str, Any] |
     except (OSError, ValueError):
         return None
     return reply if isinstance(reply, dict) else None
+
+
+def pids_of(processes: Iterable[LocalProcess]) -> dict[int, LocalProcess]:
+    """Those whose number is a process of this namespace, by it."""
+    return {process.pid: process for process in processes if process.is_ours}
 
 
 def state_of(pid: int) -> str:

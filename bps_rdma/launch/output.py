@@ -7,6 +7,7 @@ import os
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI cyan, yellow, green, magenta, blue, red
 _CHUNK = 65536
+_LONGEST_LINE = 1 << 20
 
 
 def line_prefix(label: str, index: int, *, coloured: bool) -> bytes:
@@ -18,7 +19,8 @@ def line_prefix(label: str, index: int, *, coloured: bool) -> bytes:
 class LineCopier:
     """Copies one pipe to one descriptor in whole lines, so that lines of different children never mix.
 
-    Owns `source`, makes it non-blocking, and closes it at its end. Only writes to `target`.
+    Owns `source`, makes it non-blocking, and closes it at its end. Only writes to `target`. Without a prefix it changes
+    nothing, and what a carriage return ends counts as a line, too: a bar of progress is seen while it grows.
     """
 
     def __init__(self, source: int, target: int, prefix: bytes) -> None:
@@ -32,8 +34,7 @@ class LineCopier:
         """Copy what is available; returns False at the end of the pipe."""
         try:
             while chunk := os.read(self.source, _CHUNK):
-                *lines, self._rest = (self._rest + chunk).split(b"\n")
-                self._write(lines)
+                self._take(self._rest + chunk)
         except BlockingIOError:
             return True
         self.close()
@@ -42,13 +43,24 @@ class LineCopier:
     def close(self) -> None:
         """Write an unfinished last line, and close the pipe."""
         if self._rest:
-            self._write([self._rest])
+            self._write(self._prefix + self._rest + (b"\n" if self._prefix else b""))
             self._rest = b""
         if self.source >= 0:
             os.close(self.source)
             self.source = -1
 
-    def _write(self, lines: list[bytes]) -> None:
-        block = memoryview(b"".join(self._prefix + line + b"\n" for line in lines))
+    def _take(self, data: bytes) -> None:
+        if self._prefix:
+            *lines, self._rest = data.split(b"\n")
+            self._write(b"".join(self._prefix + line + b"\n" for line in lines))
+            return
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end == 0 and len(data) > _LONGEST_LINE:
+            end = len(data)
+        self._rest = data[end:]
+        self._write(data[:end])
+
+    def _write(self, data: bytes) -> None:
+        block = memoryview(data)
         while block:
             block = block[os.write(self._target, block) :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that never outlive their launcher; the launcher waits for them without polling.
+"""Child processes that never outlive their launcher; the launcher waits for them without polling, if the system can.
 
 Each child leads a process group of its own, so that its own children end with it. It ends by `stop()`, at the end of
 the `with` block, or when the launcher dies (by the kernel's parent-death signal for the child, and guard.py for its
@@ -30,16 +30,20 @@ from bps_rdma.errors import BpsError
 from bps_rdma.launch.output import LineCopier, line_prefix
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_LOOK_S = 0.05  # between two looks at children of which the system does not tell
 _libc = ctypes.CDLL(None)
 
 
 @dataclass
 class Child:
-    """One child: `label` names it in messages, `status` is None while it runs, then Popen's returncode."""
+    """One child: `label` names it in messages, `status` is None while it runs, then Popen's returncode.
+
+    `pidfd` is None where the system has no such descriptors.
+    """
 
     label: str
     pid: int
-    pidfd: int
+    pidfd: int | None
     popen: subprocess.Popen[bytes]
     status: int | None = None
 
@@ -59,7 +63,10 @@ class Children:
     """The children of one launcher; use as `with Children() as children:`."""
 
     def __init__(self, *, prefixed: bool = False) -> None:
-        """`prefixed`: each line of output starts with `[label]`; otherwise children inherit our descriptors."""
+        """`prefixed`: each line of output starts with `[label]`.
+
+        Lines go out whole, whichever child writes them. Without prefixes, children that write to a terminal inherit it.
+        """
         self._prefixed = prefixed
         self._all: list[Child] = []
         self._selector = selectors.DefaultSelector()
@@ -99,22 +106,23 @@ class Children:
             if os.getppid() != launcher:  # the launcher died before the signal was set
                 os._exit(1)
 
-        output = subprocess.PIPE if self._prefixed else None
+        output, errors = self._outputs()
         try:
             popen = subprocess.Popen(
-                command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
                 pass_fds=tuple(pass_fds), preexec_fn=between_fork_and_exec, bufsize=0,  # noqa: PLW1509  # we have no threads
             )  # fmt: skip
         except OSError as error:
             raise _not_started(command[0], error) from None
         self._tell_guard(f"+{popen.pid}\n")
-        child = Child(label, popen.pid, os.pidfd_open(popen.pid), popen)
+        child = Child(label, popen.pid, _pidfd_of(popen.pid), popen)
         self._all.append(child)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-        for pipe, target in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr)):
+        if child.pidfd is not None:
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        for pipe, target in ((popen.stdout, 1), (popen.stderr, 2)):
             if pipe is not None:
-                prefix = line_prefix(label, len(self._all) - 1, coloured=_coloured(target.fileno()))
-                copier = LineCopier(os.dup(pipe.fileno()), target.fileno(), prefix)
+                prefix = line_prefix(label, len(self._all) - 1, coloured=_coloured(target)) if self._prefixed else b""
+                copier = LineCopier(os.dup(pipe.fileno()), target, prefix)
                 pipe.close()
                 self._selector.register(copier.source, selectors.EVENT_READ, copier)
         return child
@@ -127,11 +135,15 @@ class Children:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left < 0:
                 break
+            unseen = [child for child in self.running if child.pidfd is None]
+            if unseen:
+                left = _LOOK_S if left is None else min(left, _LOOK_S)
             for key, _ in self._selector.select(left):
                 if isinstance(key.data, LineCopier):
                     self._copy(key.data)
                 else:
                     ended.append(self._note_end(key.data))
+            ended += [self._note_end(child) for child in unseen if _has_ended(child)]
         return ended
 
     def end(self, child: Child) -> None:
@@ -158,9 +170,17 @@ class Children:
         assert result is not None
         exited = result.si_code == os.CLD_EXITED
         child.status = result.si_status if exited else -result.si_status
-        self._selector.unregister(child.pidfd)
+        if child.pidfd is not None:
+            self._selector.unregister(child.pidfd)
         _signal_group(child, signal.SIGTERM)  # processes that it left behind
         return child
+
+    def _outputs(self) -> tuple[int | None, int | None]:
+        """For standard output and standard error of a child, as Popen takes them."""
+        ours = [subprocess.PIPE if self._prefixed or _takes_lines(target) else None for target in (1, 2)]
+        if not self._prefixed and None not in ours and os.path.sameopenfile(1, 2):
+            return subprocess.PIPE, subprocess.STDOUT  # in the order in which the child writes to them
+        return ours[0], ours[1]
 
     def _copy(self, copier: LineCopier) -> None:
         source = copier.source
@@ -185,13 +205,30 @@ class Children:
                 key.data.close()
         for child in self._all:
             child.popen.wait()
-            os.close(child.pidfd)
+            if child.pidfd is not None:
+                os.close(child.pidfd)
             self._tell_guard(f"-{child.pid}\n")
         self._all.clear()
         self._selector.close()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait()
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """None before Linux 5.3, and where a container's profile does not know the system call."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, PermissionError):  # Python may have been built with older headers
+        return None
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return None
+
+
+def _has_ended(child: Child) -> bool:
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def _not_started(command: str, error: OSError) -> BpsError:
@@ -217,6 +254,15 @@ def _signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # real-time signals have no names
         return f"signal {signum}"
+
+
+def _takes_lines(descriptor: int) -> bool:
+    """Whether it is open, and no terminal, by which programs tell how they should write."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return not os.isatty(descriptor)
 
 
 def _coloured(descriptor: int) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from bps_rdma.errors import BpsError
 from bps_rdma.launch.environment import LocalJob, find_binary
 from bps_rdma.launch.process import Child, Children, exit_status
 from bps_rdma.terminal import print_error
@@ -52,8 +53,7 @@ class PassOn:
         """The signal handler."""
         for child in self.to:
             if child.status is None:
-                with contextlib.suppress(ProcessLookupError):  # a zombie; it is reported soon
-                    signal.pidfd_send_signal(child.pidfd, signum)
+                os.kill(child.pid, signum)  # it may have ended, and is a zombie then: the number stays its own
 
 
 @contextmanager
@@ -144,11 +144,11 @@ def run_job(
     with (
         signals_raise(),
         signals_pass_on() as pass_on,
-        tempfile.TemporaryDirectory(prefix="bps-run-") as folder,
+        _folder_for_state(job) as state,
         Children(prefixed=prefixed) as children,
     ):
         try:
-            scheduler = spawn_helpers(children, job, Path(folder, "scheduler") if job.least else None)
+            scheduler = spawn_helpers(children, job, state)
             servers = [child for child in children.running if scheduler is not None and child is not scheduler.child]
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
@@ -177,6 +177,21 @@ def run_job(
         return 0
     print_error(failed.describe_end(), "it failed first; see its output above")
     return exit_status(failed.status or 0)
+
+
+@contextmanager
+def _folder_for_state(job: LocalJob) -> Iterator[Path | None]:
+    """The file of a scheduler that may be started again; None for a job that ends with its scheduler."""
+    if job.least is None:
+        yield None
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="bps-run-")
+    except OSError as error:
+        what = f"no folder can be made for the state of the scheduler: {error}"
+        raise BpsError(what, "set TMPDIR to a folder that can be written to") from None
+    with folder:
+        yield Path(folder.name, "scheduler")
 
 
 def _first_failure(

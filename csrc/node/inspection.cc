@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -66,6 +67,13 @@ void install() {
   (void)::sigaction(SIGUSR1, &ours, nullptr);
 }
 
+// Process ids are unique within it only, and several may share the names of local sockets: those of containers that
+// share a network.
+unsigned long long pid_namespace() {
+  struct stat found{};
+  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
 // Whether the other side is a process of this user, or of root.
 bool is_same_user(int socket) {
   ucred peer{};
@@ -119,8 +127,8 @@ void Inspection::listen() {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   // The first byte stays 0: a name without a file, which is gone with the socket.
-  const int length = std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "bps_rdma-%u-%d-%u", ::geteuid(),
-                                   ::getpid(), number.fetch_add(1));
+  const int length = std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "bps_rdma-%u-%d-%llu-%u",
+                                   ::geteuid(), ::getpid(), pid_namespace(), number.fetch_add(1));
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length));
   if (!listener_ || ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       ::listen(listener_.get(), kBacklog) != 0) {

@@ -113,10 +113,10 @@ void Process::bring_up(const Process* before) {
   if (options_.settings.job.local_rank.value_or(0) == 0) {
     log_unknown_settings();
     if (!secret_.warning.empty()) log_warning(secret_.warning);
-    if (const int error = transport::shm::SharedMemory::why_unavailable(); error != 0) {
-      log_warning(std::string("no process of this host shares memory with this one (memfd_create: ") +
-                  std::strerror(error) + "): TCP is used in its place");
-    }
+  }
+  if (const int error = transport::shm::SharedMemory::why_unavailable(); error != 0) {
+    log_warning(std::string("no process of this host shares memory with this one (memfd_create: ") +
+                std::strerror(error) + "): TCP is used in its place");
   }
   if (options_.startup.hosts_scheduler && !scheduler_) make_scheduler();
   make_van();
