@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import numpy as np
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 import bps_rdma
 from bps_rdma import Group
+from bps_rdma.errors import MismatchError
 from bps_rdma.operations import Options
 from bps_rdma.torch import transfer
 
@@ -28,11 +32,17 @@ class BufferBroadcast:
         self._blocks: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
 
     def run(self) -> None:
-        """Overwrites all buffers by those of the root. Every rank of the group calls it."""
+        """Overwrites all buffers by those of the root. Every rank of the group calls it.
+
+        Raises:
+            MismatchError: the buffers of ranks differ in number, dtype or size.
+        """
         root = self._group.ranks[0] if self._group else 0  # of the view of now
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in self._module.buffers():
             alike.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        if alike:
+            self._check([buffer for buffers in alike.values() for buffer in buffers])
         for number, ((dtype, device), buffers) in enumerate(alike.items()):
             count = sum(buffer.numel() for buffer in buffers)
             block = self._blocks.get((dtype, device, count))
@@ -53,3 +63,18 @@ class BufferBroadcast:
                     # buffer of the first one, must not take this for a change that the module has made.
                     with _unsafe_preserve_version_counter(buffer):
                         buffer.copy_(part.view(buffer.shape))
+
+    def _check(self, buffers: list[torch.Tensor]) -> None:
+        """With other buffers a rank would wait under other names: a layer may enlarge its own on one rank alone."""
+        layout = [(str(buffer.dtype), buffer.numel()) for buffer in buffers]
+        digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "little")
+        own = np.array([digest, len(layout), sum(count for _, count in layout)], np.int64)
+        found = bps_rdma.all_gather(own, name=f"{self._prefix}.buffers", group=self._group).reshape(-1, own.size)
+        for place, (theirs, number, elements) in enumerate(found):
+            if theirs != found[0, 0]:
+                ranks = self._group.ranks if self._group else range(len(found))
+                raise MismatchError(
+                    f"the buffers of the module differ: worker {ranks[0]} has {found[0, 1]} of {found[0, 2]} elements "
+                    f"together, worker {ranks[place]} has {number} of {elements}",
+                    "give them the same dtypes and sizes on all ranks, or pass broadcast_buffers=False",
+                )

@@ -74,8 +74,8 @@ int EventLoop::wait_for_events(std::span<epoll_event> events, Duration wait) {
   const auto size = static_cast<int>(events.size());
   const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
   const int count = bps::epoll_pwait2(epoll_.get(), events.data(), size, &timeout);
-  if (count >= 0 || errno != ENOSYS) return count;
-  // Kernels before 5.11: milliseconds, rounded up so that a timer is never spun for.
+  if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return count;
+  // Kernels before 5.11, and containers with old profiles: milliseconds, rounded up so that a timer is never spun for.
   return ::epoll_wait(epoll_.get(), events.data(), size, static_cast<int>((wait.count() + 999'999) / 1'000'000));
 }
 

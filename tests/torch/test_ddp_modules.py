@@ -219,3 +219,40 @@ def wrong(bps: Any) -> None:
 
 def test_wrong_arguments():
     harness.run(wrong, workers=1)
+
+
+class Cache(torch.nn.Module):
+    """Keeps a table that grows with what it has seen, as layers of attention do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("table", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > len(self.table):
+            self.table = torch.ones(len(x))
+        return self.scale * x * self.table[: len(x)]
+
+
+def buffers_that_grow(bps: Any) -> list[str]:
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = DistributedDataParallel(Cache())
+    for length in (3, 8):
+        model(torch.ones(length)).sum().backward()
+    model(torch.ones(8 + bps.rank())).sum().backward()
+    found = []
+    try:
+        model(torch.ones(3))
+    except bps.MismatchError as error:
+        found = [error.message, error.hint]
+    bps.shutdown(timeout=0)
+    return found
+
+
+def test_buffers_that_grow_on_one_rank_alone_are_a_mismatch():
+    """All have grown together before."""
+    for message, hint in harness.run(buffers_that_grow, workers=2, init=False):
+        assert message.endswith("worker 0 has 1 of 8 elements together, worker 1 has 1 of 9")
+        assert "broadcast_buffers=False" in hint

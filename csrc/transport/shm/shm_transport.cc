@@ -153,8 +153,9 @@ bool ShmData::probe_succeeds(const ShmRecord& record) const {
   std::array<std::byte, 16> found{};
   iovec here{found.data(), found.size()};
   iovec there{reinterpret_cast<void*>(record.base), found.size()};
-  return ::process_vm_readv(pid_, &here, 1, &there, 1, 0) == static_cast<ssize_t>(found.size()) &&
-         found == record.probe;
+  const auto size = static_cast<ssize_t>(found.size());
+  if (::process_vm_readv(pid_, &here, 1, &there, 1, 0) != size || found != record.probe) return false;
+  return ::process_vm_writev(pid_, &here, 1, &there, 1, 0) == size;  // what is there; one may be denied, not the other
 }
 
 void ShmData::connect(const Deadline& deadline, const std::string& whom) {
