@@ -27,6 +27,7 @@ from bps_rdma.torch.parameters import names_of
 from bps_rdma.torch.pending import PendingGradient, error_of
 from bps_rdma.torch.rebase import rebase
 from bps_rdma.torch.start import AnyGroup, init, resume, suspend
+from bps_rdma.torch.units import Place
 from bps_rdma.torch.wrapped import WrappedOptimizer
 
 __all__ = [
@@ -125,7 +126,7 @@ class LateOptimizer(WrappedOptimizer):
 
     def _bps_hook_modules(self) -> None:
         for module in self._bps_model.modules():
-            if module not in self._bps_hooked:
+            if module._parameters and module not in self._bps_hooked:
                 self._bps_hooked.add(module)
                 hook = module.register_forward_pre_hook(_Update(self))
                 weakref.finalize(self, hook.remove)
@@ -133,8 +134,8 @@ class LateOptimizer(WrappedOptimizer):
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
         place = trained.place_of(parameter)
-        name = trained.name_of(parameter)
         if parameter in self._bps_due:
+            name = trained.name_of(parameter)
             raise BpsError(
                 f"{name!r} was used in a forward before its last update, outside of the module that owns it",
                 "call synchronize() after step(), or use DistributedOptimizer",
@@ -143,9 +144,12 @@ class LateOptimizer(WrappedOptimizer):
         if place is not None:
             trained.synchronizer.accumulated(place, left > 0)
         if left == 0:
-            self._bps_settle()
-            trained.ready(parameter)
-            self._bps_hide(parameter)
+            if not trained.is_open:
+                self._bps_settle()
+                place = trained.place_of(parameter)
+            if place is not None:
+                trained.ready(place)
+                self._bps_hide(place)
 
     def _bps_computed(self, parameter: torch.nn.Parameter) -> None:
         """Autograd is about to add to .grad."""
@@ -158,11 +162,9 @@ class LateOptimizer(WrappedOptimizer):
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
 
-    def _bps_hide(self, parameter: torch.nn.Parameter) -> None:
+    def _bps_hide(self, place: Place) -> None:
         """Until the next forward uses its mean nobody may use the gradient, which is being averaged in place."""
-        place = self._bps_trained.place_of(parameter)
-        if place is None:
-            return
+        parameter = place.parameter
         pending = self._bps_pending.get(parameter)
         if pending is None or pending._bps_like != (parameter.dtype, parameter.device, parameter.shape):
             pending = self._bps_pending[parameter] = PendingGradient.of(parameter, place.name)

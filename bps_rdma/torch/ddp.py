@@ -172,10 +172,9 @@ class DistributedDataParallel(torch.nn.Module):
             self._begin_pass()
 
     def _begin_pass(self) -> None:
-        if not self._end.is_due:
-            self._settle()
-            self._backward_began = time.monotonic_ns()
-            self._end.ask()
+        self._settle()
+        self._backward_began = time.monotonic_ns()
+        self._end.ask()
 
     def _settle(self) -> None:
         """Before a pass, and not in a forward, which a rank may run alone: what the pass works on."""
@@ -189,12 +188,16 @@ class DistributedDataParallel(torch.nn.Module):
             self._trained.rebuild(order)
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
-        place = self._trained.place_of(parameter)
+        trained, sync = self._trained, self._sync
+        place = trained.place_of(parameter)
         if place is not None:
-            self.synchronizer.accumulated(place, not self._sync)
-        if self._sync:
-            self._begin_pass()
-            self._trained.ready(parameter)
+            trained.synchronizer.accumulated(place, not sync)
+        if sync:
+            if not self._end.is_due:
+                self._begin_pass()
+                place = trained.place_of(parameter)
+            if place is not None:
+                trained.ready(place)
 
     def _end_of_backward(self) -> None:
         self._pending = True

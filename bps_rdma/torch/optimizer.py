@@ -127,8 +127,11 @@ class SynchronousOptimizer(WrappedOptimizer):
         if place is not None:
             trained.synchronizer.accumulated(place, left > 0)
         if left == 0:
-            self._bps_settle()
-            trained.ready(parameter)
+            if not trained.is_open:
+                self._bps_settle()
+                place = trained.place_of(parameter)
+            if place is not None:
+                trained.ready(place)
 
     def _bps_backward_ended(self) -> None:
         # Gradients are means when backward() returns: whatever looks at them then, as a clipper or a loss scaler does,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +26,7 @@ from bps_rdma.torch.rebase import remove_hooks
 from bps_rdma.torch.synchronizer import GradientSynchronizer, check_parameter
 from bps_rdma.torch.units import Place
 
+Method = Callable[[torch.nn.Parameter], None]
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 
 
@@ -44,18 +47,22 @@ class TrainedParameters:
         owner: object,
         kind: str,
         make: Callable[[Named, str], GradientSynchronizer],
-        arrived: Callable[[torch.nn.Parameter], None],
+        arrived: Method,
         group: Group | None,
-        computed: Callable[[torch.nn.Parameter], None] | None = None,
+        computed: Method | None = None,
     ) -> None:
         self._kind, self._make, self._group = kind, make, group
-        self._arrived = weakref.WeakMethod(arrived)
-        self._computed = None if computed is None else weakref.WeakMethod(computed)
+        self._arrived = _tell(arrived)
+        self._computed = None if computed is None else _tell(computed)
         self._hooked: dict[int, weakref.ref[torch.nn.Parameter]] = {}
         self._hooks: list[Any] = []
         self._made: GradientSynchronizer | None = None
-        self._places: dict[int, tuple[Place, torch.dtype, torch.device]] = {}  # by id of the parameter
-        self._seen: list[Any] = []  # the last look at all parameters; the first pass looks closely
+        self._places: dict[int, Place] = {}  # by id of the parameter
+        self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}  # likewise, when the place was made
+        self._seen: tuple[list[int], list[Any]] = (
+            [],
+            [],
+        )  # in the last pass
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
         self._prefix: str | None = None
         self._changes = 0  # in this view
@@ -84,9 +91,9 @@ class TrainedParameters:
                 continue  # is never trained
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(_tell(self._arrived)))  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
             if self._computed is not None:
-                self._hooks.append(parameter.register_hook(_tell_of(self._computed, weakref.ref(parameter))))  # type: ignore[no-untyped-call]
+                self._hooks.append(parameter.register_hook(_tell_of(self._computed, parameter)))  # type: ignore[no-untyped-call]
             parameter.requires_grad_(not frozen)
             self._hooked[id(parameter)] = weakref.ref(parameter)
 
@@ -127,8 +134,7 @@ class TrainedParameters:
 
     def place_of(self, parameter: torch.nn.Parameter) -> Place | None:
         """The place of a parameter; None: its gradient is not averaged."""
-        found = self._places.get(id(parameter))
-        return None if found is None else found[0]
+        return self._places.get(id(parameter))
 
     # ---- At the beginning of a pass
 
@@ -168,8 +174,7 @@ class TrainedParameters:
         return bool(new or anew)
 
     def _has(self, parameter: torch.nn.Parameter) -> bool:
-        _, dtype, device = self._places.get(id(parameter), (None, None, None))
-        return (dtype, device) == (parameter.dtype, parameter.device)
+        return self._kinds.get(id(parameter)) == (parameter.dtype, parameter.device)
 
     def _meet(self, wanted: Named, rebuilds: bool) -> None:
         try:
@@ -202,14 +207,12 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error)
 
-    def ready(self, parameter: torch.nn.Parameter) -> None:
+    def ready(self, place: Place) -> None:
         """The gradient of a parameter is complete; see GradientSynchronizer.ready()."""
-        place = self.place_of(parameter)
-        if place is not None:
-            try:
-                self.synchronizer.ready(place)
-            except MismatchError as error:
-                self.explain(error)
+        try:
+            self.synchronizer.ready(place)
+        except MismatchError as error:
+            self.explain(error)
 
     def take_mean(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """The mean of one gradient of the last pass; see GradientSynchronizer.take_mean()."""
@@ -236,7 +239,7 @@ class TrainedParameters:
     def explain(self, error: MismatchError, lines: Sequence[str] | None = None) -> NoReturn:
         """A pass has failed on all ranks: raises what names a parameter, if they train different ones, or the same."""
         if lines is None:
-            lines = [tensor_line(place.name, place.parameter) for place, _, _ in self._places.values()]
+            lines = [tensor_line(place.name, place.parameter) for place in self._places.values()]
         try:
             check_alike(lines, f"{self._prefix} parameters that differ", self._group)
         except MismatchError as found:
@@ -253,30 +256,31 @@ class TrainedParameters:
             made.passes, made.exposed_s = before.passes, before.exposed_s
             before.close()
         self._made, self._compares, self._epoch = made, True, job.current().epoch
-        self._places = {
-            id(place.parameter): (place, place.parameter.dtype, place.parameter.device) for place in made.places
-        }
+        self._places = {id(place.parameter): place for place in made.places}
+        self._kinds = {key: (place.parameter.dtype, place.parameter.device) for key, place in self._places.items()}
 
 
-Method = weakref.WeakMethod[Callable[[torch.nn.Parameter], None]]
+def _tell(method: Method) -> Method:
+    """A hook that calls the method, if its owner is still there; faster than weakref.WeakMethod."""
+    owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
-
-def _tell(method: Method) -> Callable[[torch.nn.Parameter], None]:
     def tell(parameter: torch.nn.Parameter) -> None:
-        call = method()
-        if call is not None:
-            call(parameter)
+        alive = owner()
+        if alive is not None:
+            function(alive, parameter)
 
     return tell
 
 
-def _tell_of(method: Method, parameter: weakref.ref[torch.nn.Parameter]) -> Callable[[torch.Tensor], None]:
-    def tell(_: torch.Tensor) -> None:
-        call, own = method(), parameter()
-        if call is not None and own is not None:
-            call(own)
+def _tell_of(tell: Method, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
+    own = weakref.ref(parameter)
 
-    return tell
+    def tell_of(_: torch.Tensor) -> None:
+        alive = own()
+        if alive is not None:
+            tell(alive)
+
+    return tell_of
 
 
 class ParametersOf:
@@ -284,20 +288,29 @@ class ParametersOf:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._inner: list[torch.nn.Module] = []
-        self._dicts: list[Any] = []  # of the module and those in it: their own modules, and their own parameters
+        self._inner: list[int] = []  # ids of the modules in it
+        self._modules: list[Any] = []  # of it and each of these, by name: the modules, and the parameters
+        self._parameters: list[Any] = []
 
     def now(self) -> list[torch.nn.Parameter]:
         """All of them, each as often as it occurs."""
-        inner = [each for modules, _ in self._dicts for each in modules.values()]
-        if not self._dicts or list(map(id, inner)) != list(map(id, self._inner)):
-            self._dicts = [(each._modules, each._parameters) for each in self._module.modules()]
-            self._inner = [each for modules, _ in self._dicts for each in modules.values()]
-        return [each for _, own in self._dicts for each in own.values() if each is not None]
+        if not self._modules or self._inner != _ids(self._modules):
+            modules = list(self._module.modules())
+            self._modules = [each._modules for each in modules]
+            self._parameters = [each._parameters for each in modules]
+            self._inner = _ids(self._modules)
+        return [each for each in chain.from_iterable(map(dict.values, self._parameters)) if each is not None]
 
 
-def _look(parameters: Iterable[torch.nn.Parameter]) -> list[Any]:
-    return [(id(each), each.requires_grad, each.dtype, each.device) for each in parameters]
+def _ids(dicts: list[Any]) -> list[int]:
+    return list(map(id, chain.from_iterable(map(dict.values, dicts))))
+
+
+_what_counts = attrgetter("requires_grad", "dtype", "device")
+
+
+def _look(parameters: Sequence[torch.nn.Parameter]) -> tuple[list[int], list[Any]]:
+    return list(map(id, parameters)), list(map(_what_counts, parameters))
 
 
 def _digest(parameter: torch.nn.Parameter) -> str:

@@ -63,28 +63,6 @@ class Place:
     parameter: torch.nn.Parameter
 
 
-class _Sent:
-    """The gradient of a parameter as it was sent: what anyone changes afterwards would be lost, or on one rank only."""
-
-    def __init__(self, place: Place, gradient: torch.Tensor) -> None:
-        self._place = place
-        self._gradient = gradient
-        # Views share a counter with their base, and with gradients that are still computed; on a device results are
-        # copied into the gradient, which counts as well.
-        counts = not gradient._is_view() and transfer.device_of(gradient) is None
-        self._version = gradient._version if counts else None
-
-    def check_values(self) -> None:
-        """Raises BpsError if the values have been changed."""
-        if self._version is not None and self._gradient._version != self._version:
-            raise _changed(self._place)
-
-    def check(self) -> None:
-        """Raises BpsError if another tensor is in its place."""
-        if self._place.parameter.grad is not self._gradient:
-            raise _changed(self._place)
-
-
 def _changed(*places: Place) -> BpsError:
     names = ", ".join(repr(place.name) for place in places)
     return BpsError(
@@ -107,7 +85,9 @@ class Single:
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
-        self._sent: _Sent | None = None
+        self._sent: torch.Tensor | None = None  # what was .grad then ...
+        self._version: int | None = None  # ... in this version, where that says whether anyone has changed it since
+        self._device = transfer.device_of(parameter)
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
@@ -125,7 +105,11 @@ class Single:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
         wire = gradient.to(self._compressor.wire_dtype(gradient.dtype)).contiguous()
         self._gradient, self._wire = gradient, wire
-        self._sent = None if parameter.grad is None else _Sent(self.places[0], parameter.grad)
+        self._sent = parameter.grad
+        # Views share a version with their base, and with gradients that are still computed; on a device results are
+        # copied into the gradient.
+        counts = self._sent is not None and self._device is None and not self._sent._is_view()
+        self._version = gradient._version if counts else None
         self._handle = transfer.all_reduce(wire, self._options)
 
     def wait(self) -> None:
@@ -135,19 +119,19 @@ class Single:
         handle.wait()
         assert self._gradient is not None
         assert self._wire is not None
-        if self._sent is not None:
-            self._sent.check_values()
+        if self._version is not None and self._gradient._version != self._version:
+            raise _changed(*self.places)
         if self._wire is not self._gradient:
             self._gradient.copy_(self._wire)
         self._wire = None
 
     def deliver(self) -> None:
         """Makes the mean the parameter's .grad."""
-        if self._sent is not None:
-            self._sent.check()
-        gradient = self.release()
-        if self.places[0].parameter.grad is None:
-            self.places[0].parameter.grad = gradient
+        parameter, sent, gradient = self.places[0].parameter, self._sent, self.release()
+        if parameter.grad is not sent:
+            raise _changed(*self.places)
+        if sent is None:
+            parameter.grad = gradient
 
     def release(self) -> torch.Tensor | None:
         """The mean, which this object then no longer holds."""
@@ -187,7 +171,6 @@ class Bucket:
             place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
         }
         self._missing: list[Place] = []
-        self._sent: list[_Sent] = []
         self._version = 0  # of the memory as it was sent
         self._handle: AnyHandle | None = None
 
@@ -219,7 +202,6 @@ class Bucket:
             self._views[place].zero_()
             if len(self._flags) > 0:
                 self._flags[self.places.index(place)] = 0
-        self._sent = [_Sent(place, place.parameter.grad) for place in self.places if place.parameter.grad is not None]
         self._version = self._memory._version
         self._handle = transfer.all_reduce(self._memory, self._options)
 
@@ -230,22 +212,22 @@ class Bucket:
         handle.wait()
         if self._device is None and self._memory._version != self._version:
             raise _changed(*self.places)
-        for sent in self._sent:
-            sent.check_values()
 
     def deliver(self) -> None:
         """Makes the means the .grad of the parameters."""
-        for sent in self._sent:
-            sent.check()
-        self._sent = []
         for place, view in self._views.items():
             parameter = place.parameter
+            gradient = parameter.grad
+            if gradient is view:
+                continue
+            if gradient is not None and (self._points_into or place in self._missing):
+                raise _changed(place)
             if self._points_into:
                 parameter.grad = view
-            elif parameter.grad is None:
+            elif gradient is None:
                 parameter.grad = view.to(parameter.dtype)
             else:
-                parameter.grad.detach().copy_(view)
+                gradient.detach().copy_(view)
 
     def unused_everywhere(self) -> list[Place]:
         """Parameters for which no rank had a gradient in the last pass."""
