@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from bps_rdma import arrays
 from bps_rdma.argument_types import whole
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.torch.transfer import device_of
 
 
 def check_tensor(value: object) -> None:
@@ -50,3 +52,18 @@ def check_number(name: str, value: object, least: float, most: float = float("in
     if isinstance(value, str) or not hasattr(value, "__float__") or not least <= float(value) <= most:
         bounds = f"from {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
         raise InvalidArgumentError(f"{name}={value!r} is not a number {bounds}", f"pass a number {bounds}")
+
+
+def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    """Raises InvalidTensorError for a parameter whose gradient cannot be synchronised; names it."""
+    try:
+        device_of(parameter)
+    except InvalidTensorError as error:
+        raise InvalidTensorError(
+            f"parameter {name!r} is on {parameter.device}", "move the model to the CPU, or to a CUDA device"
+        ) from error
+    if str(parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
+        raise InvalidTensorError(
+            f"parameter {name!r} has dtype {parameter.dtype}, which is not supported",
+            f"use one of {', '.join(arrays.NUMPY_DTYPES)}",
+        )

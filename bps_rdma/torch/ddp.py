@@ -184,8 +184,8 @@ class DistributedDataParallel(torch.nn.Module):
         if self._trained.follow(self._parameters_now.now(), self.module.named_parameters, order is not None):
             self._order, self._rebuilt = None, False
         elif order is not None:
-            self._rebuilt = True
             self._trained.rebuild(order)
+            self._rebuilt = True
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
         trained, sync = self._trained, self._sync
@@ -230,6 +230,7 @@ class DistributedDataParallel(torch.nn.Module):
         A collective call between passes: every rank must make it, which is why it is not a part of state_dict(). See
         bps_rdma.feedback_state().
         """
+        self._make_first()
         return self.synchronizer.compression_state()
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,10 +239,16 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             InvalidArgumentError: it is the state of another module, or of another compression.
         """
+        self._make_first()
         if self._spreads_buffers:  # declares its names, as the first forward would: their order counts
             self._spread_buffers()
         if self.synchronizer.load_compression_state(state):
             self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
+
+    def _make_first(self) -> None:
+        """A copy, and a process that has entered a running job, know nothing of the others yet. Collective."""
+        if not self._trained.is_made:
+            self._settle()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

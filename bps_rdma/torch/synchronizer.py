@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 import bps_rdma
-from bps_rdma import Group, Handle, arrays, job
+from bps_rdma import Group, Handle, job
 from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError
 from bps_rdma.operations import Options, ReduceOp
 from bps_rdma.operations.compressed import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import compression_state, transfer
-from bps_rdma.torch.checks import check_number
+from bps_rdma.torch.checks import check_number, check_parameter
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import Place, Sent, Single, Unit
@@ -409,18 +409,3 @@ class GradientSynchronizer:
     def arrived(self) -> list[Place]:
         """The parameters whose gradients have become ready in this pass, in order."""
         return self._arrived
-
-
-def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
-    """Raises InvalidTensorError for a parameter whose gradient cannot be synchronised; names it."""
-    try:
-        transfer.device_of(parameter)
-    except InvalidTensorError as error:
-        raise InvalidTensorError(
-            f"parameter {name!r} is on {parameter.device}", "move the model to the CPU, or to a CUDA device"
-        ) from error
-    if str(parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
-        raise InvalidTensorError(
-            f"parameter {name!r} has dtype {parameter.dtype}, which is not supported",
-            f"use one of {', '.join(arrays.NUMPY_DTYPES)}",
-        )

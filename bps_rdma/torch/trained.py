@@ -21,9 +21,10 @@ from bps_rdma import Group, job
 from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch import start
 from bps_rdma.torch.all_gather_bytes import check_alike, tensor_line
+from bps_rdma.torch.checks import check_parameter
 from bps_rdma.torch.names import unique
 from bps_rdma.torch.rebase import remove_hooks
-from bps_rdma.torch.synchronizer import GradientSynchronizer, check_parameter
+from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
 
 Method = Callable[[torch.nn.Parameter], None]
@@ -165,11 +166,10 @@ class TrainedParameters:
         new = [(name, each) for name, each in wanted if not self._has(each)]
         anew = epoch != self._epoch  # in this view nothing has been agreed on
         if new or anew:
-            self._changes = 0 if anew else self._changes + 1
             if not anew:
                 self._meet(wanted, rebuilds)
             self._agree(wanted, new if self._compares else [])
-            self._replace(wanted)
+            self._replace(wanted, 0 if anew else self._changes + 1)
         self._seen, self._kept = seen, parameters
         return bool(new or anew)
 
@@ -191,7 +191,7 @@ class TrainedParameters:
                 lines.append(tensor_line(name, parameter) + (f", {_digest(parameter)}" if name in names else ""))
         except InvalidTensorError as error:
             failure = error
-        check_alike(lines, f"{self._prefix} parameters {self._changes}", self._group, failure)
+        check_alike(lines, f"{self.prefix} parameters", self._group, failure)
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
         """For messages."""
@@ -249,13 +249,13 @@ class TrainedParameters:
             ) from error
         raise error
 
-    def _replace(self, named: Named) -> None:
-        prefix = self.prefix if self._changes == 0 else f"{self.prefix} ({self._changes})"
+    def _replace(self, named: Named, changes: int = 0) -> None:
+        prefix = self.prefix if changes == 0 else f"{self.prefix} ({changes})"
         made, before = self._make(named, prefix), self._made
         if before is not None:
             made.passes, made.exposed_s = before.passes, before.exposed_s
             before.close()
-        self._made, self._compares, self._epoch = made, True, job.current().epoch
+        self._made, self._compares, self._epoch, self._changes = made, True, job.current().epoch, changes
         self._places = {id(place.parameter): place for place in made.places}
         self._kinds = {key: (place.parameter.dtype, place.parameter.device) for key, place in self._places.items()}
 

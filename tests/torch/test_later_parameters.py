@@ -150,6 +150,13 @@ def not_everywhere(bps: Any) -> None:
                     optimizer.add_param_group({"params": new})
             with pytest.raises(bps_rdma.MismatchError, match=r"not on all ranks: .*(\w+\.(weight|bias)|parameter \d) "):
                 steps(2)  # CrossBarrier waits for the means of a step in the next one
+            if name != "cross barrier":
+                if bps.rank() == 0:  # mended: it goes on
+                    new = change(model)
+                    if new:
+                        optimizer.add_param_group({"params": new})
+                steps(2)
+                assert training.same_everywhere(bps, model), (name, change.__name__)
             bps.barrier()
 
 
