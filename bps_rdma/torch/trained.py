@@ -22,13 +22,14 @@ from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch import start
 from bps_rdma.torch.all_gather_bytes import check_alike, tensor_line
 from bps_rdma.torch.checks import check_parameter
-from bps_rdma.torch.names import unique
+from bps_rdma.torch.names import Names, unique
 from bps_rdma.torch.rebase import remove_hooks
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import Place
 
 Method = Callable[[torch.nn.Parameter], None]
 Named = Iterable[tuple[str, torch.nn.Parameter]]
+_Look = tuple[list[int], list[Any]]  # ids of parameters, and of each what counts
 
 
 class TrainedParameters:
@@ -60,14 +61,11 @@ class TrainedParameters:
         self._made: GradientSynchronizer | None = None
         self._places: dict[int, Place] = {}  # by id of the parameter
         self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}  # likewise, when the place was made
-        self._seen: tuple[list[int], list[Any]] = (
-            [],
-            [],
-        )  # in the last pass
+        self._seen: _Look = [], []  # in the last pass
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
         self._prefix: str | None = None
         self._changes = 0  # in this view
-        self._epoch = 0  # of the view in which that is so
+        self._view: tuple[int, Names] | None = None  # in which that is so
         self._compares = True  # values of new parameters; not in a process that has just entered
         weakref.finalize(owner, self.close)
 
@@ -88,7 +86,7 @@ class TrainedParameters:
             known = self._hooked.get(id(parameter))
             if known is not None and known() is parameter:
                 continue
-            if not (parameter.is_floating_point() or parameter.is_complex()):
+            if not (parameter.is_floating_point() or parameter.is_complex()) or parameter.is_inference():
                 continue  # is never trained
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)
@@ -157,14 +155,13 @@ class TrainedParameters:
             InvalidTensorError: a parameter cannot be synchronised; names it.
         """
         seen = _look(parameters)
-        epoch = job.current().epoch if self._made is not None else -1
-        if seen == self._seen and epoch == self._epoch:
+        anew = self._made is None or self._view != _view()  # nothing has been agreed on
+        if seen == self._seen and not anew:
             return False
         self.watch(parameters)
         pairs = list(named())
         wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._places]
         new = [(name, each) for name, each in wanted if not self._has(each)]
-        anew = epoch != self._epoch  # in this view nothing has been agreed on
         if new or anew:
             if not anew:
                 self._meet(wanted, rebuilds)
@@ -255,7 +252,7 @@ class TrainedParameters:
         if before is not None:
             made.passes, made.exposed_s = before.passes, before.exposed_s
             before.close()
-        self._made, self._compares, self._epoch, self._changes = made, True, job.current().epoch, changes
+        self._made, self._compares, self._view, self._changes = made, True, _view(), changes
         self._places = {id(place.parameter): place for place in made.places}
         self._kinds = {key: (place.parameter.dtype, place.parameter.device) for key, place in self._places.items()}
 
@@ -309,7 +306,13 @@ def _ids(dicts: list[Any]) -> list[int]:
 _what_counts = attrgetter("requires_grad", "dtype", "device")
 
 
-def _look(parameters: Sequence[torch.nn.Parameter]) -> tuple[list[int], list[Any]]:
+def _view() -> tuple[int, Names]:
+    """Other members may have other parameters in another view, or in another job after suspend()."""
+    running = job.current()
+    return running.epoch, running.part(Names)
+
+
+def _look(parameters: Sequence[torch.nn.Parameter]) -> _Look:
     return list(map(id, parameters)), list(map(_what_counts, parameters))
 
 
