@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -86,6 +87,7 @@ def join(settings: dict[str, object], *, resumes: bool) -> None:
         cluster.adopt(os.environ, settings)
         config = config_with(settings)
         start = startup.from_config(config)
+        _warn_of_agent(config)
         start.resumes = resumes
         process = _core.Process.start(config, start, change.stop)
         _job = _settled(Job(process, config, Group(0, tuple(range(process.workers)))), change)
@@ -94,6 +96,18 @@ def join(settings: dict[str, object], *, resumes: bool) -> None:
         _tell_on_signal()
     finally:
         _end_change(change)
+
+
+def _warn_of_agent(config: _core.Config) -> None:
+    """The agent of torchrun ends all ranks when one is lost: none is left for the job to go on with."""
+    agent = os.environ.get("TORCHELASTIC_RUN_ID") and config.text("BPS_LOCAL_RANK") in ("", "0")
+    if agent and config.integer("BPS_MIN_WORKERS") > 0:
+        warnings.warn(
+            f"BPS_MIN_WORKERS={config.text('BPS_MIN_WORKERS')} does not help under torchrun: when a rank is lost, its "
+            "agent ends all others; start the job with `bps run --min-np`, or do without BPS_MIN_WORKERS",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _tell_on_signal() -> None:

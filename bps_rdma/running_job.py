@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from typing import Any, TypeVar
 
 from bps_rdma import _core, arrays, failover
@@ -12,6 +13,7 @@ from bps_rdma.group import Group
 
 T = TypeVar("T")
 
+_MANY_NAMES = 65536  # of which no model has so many, but a program with other names in each step
 _MOST_FAILED = 256  # that are remembered; another rank is not further behind than that
 
 
@@ -30,6 +32,7 @@ class Job:
         self.world = world
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
+        self._warned_of_names = False
         self.epoch = process.epoch  # of the first view from which this rank can go on with everything
         # It has entered a job that was running, or was suspended, whose state it has to get from the others.
         self.is_late = process.is_late
@@ -92,6 +95,14 @@ class Job:
                     if begun:
                         tensor.next_round = begun
                 self.tensors[key] = tensor
+        if len(self.tensors) >= _MANY_NAMES and not self._warned_of_names and self.process.rank == 0:
+            self._warned_of_names = True
+            warnings.warn(
+                f"{len(self.tensors)} names have been declared, of late {specs[-1][1]!r}: each of them takes 2 KB, on "
+                "every rank and server and with the scheduler, until the job ends; use the same names in every step",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return declared
 
     def add_group(self, key: str, number: int, group: Group) -> None:

@@ -89,9 +89,9 @@ def dump(
     It has the names of tensors and hosts, and no data.
     """
     states = jobs(where, name, stacks)
+    if not states:
+        raise NoJobError("dump", where, name)
     if for_torch is not None:
-        if not states:
-            raise NoJobError("dump", where, name)
         return _dump_for_torch(states, for_torch)
     found = [state.as_json() for state in states]
     text = json.dumps(found, indent=1)
@@ -100,7 +100,7 @@ def dump(
     else:
         output.write_text(text + "\n")
         print(f"{sum(len(one['members']) for one in found)} reports written to {output}", file=sys.stderr)
-    return 0 if found else 1
+    return 0
 
 
 def _dump_for_torch(states: list[JobState], folder: Path) -> int:

@@ -145,7 +145,11 @@ def from_folder(folder: Path) -> list[JobState]:
                 f"{file} is no report of bps_rdma: {error}", "name files of BPS_DUMP_DIR"
             ) from None
     if not jobs:
-        raise InvalidArgumentError(f"there are no reports in {folder}", "set BPS_DUMP_DIR to it, and run the job")
+        if not folder.is_dir():
+            hint = "write one while the job runs: bps dump -o FILE"
+        else:
+            hint = "set BPS_DUMP_DIR to it, and run the job: a rank writes there when an operation fails"
+        raise InvalidArgumentError(f"there are no reports in {folder}", hint)
     states = []
     for reports, scheduler in jobs.values():
         states.append(_combine(reports, {"scheduler": scheduler or {}}, set()))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,19 @@ def test_it_names_the_rank_that_everybody_waits_for(transport, tmp_path):
     rounds = {(one["tensor"], one["partition"]) for dumps in found for one in dumps[0]["rounds"]}
     assert {(one["tensor"], one["partition"]) for one in operations} == rounds
     assert len({one["server"] for one in operations}) == 2
+
+
+def test_without_a_job_nothing_is_written(tmp_path):
+    command = [sys.executable, "-c", "from bps_rdma.cli import main; main()"]
+    file = tmp_path / "job.json"
+    done = harness.run_command([*command, "dump", "--job", "no-such-job", "-o", str(file)])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        "none of your processes on this machine takes part in a job whose name begins with no-such-job" in done.stderr
+    )
+    assert not file.exists()
+    file.write_text("[]")  # as it was written once
+    done = harness.run_command([*command, "why", str(file)])
+    assert done.returncode == 2
+    assert "there are no reports in" in done.stderr
+    assert "write one while the job runs: bps dump -o FILE" in done.stderr

@@ -212,3 +212,11 @@ def test_a_scheduler_without_members_ends(tmp_path):
 def test_torchruns_name_is_not_that_of_dedicated_servers(tmp_path):
     env = {"TORCHELASTIC_RUN_ID": "none"}
     assert harness.run(joins, workers=2, servers=1, env={"BPS_JOB_ID": ""}, rank_env=[env, env]) == [2.0, 2.0]
+
+
+def test_min_workers_under_torchrun_is_warned_of():
+    env = harness.clean_env(BPS_MIN_WORKERS="1", TORCHELASTIC_RUN_ID="none", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    done = harness.run_command([sys.executable, "-c", "import bps_rdma as b; b.init(); b.shutdown()"], env=env)
+    assert done.returncode == 0, done.stderr
+    assert "BPS_MIN_WORKERS=1 does not help under torchrun" in done.stderr
+    assert "bps run --min-np" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import warnings
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -144,3 +145,14 @@ def test_arguments_are_errors_of_the_usual_kinds(alone):
         alone.empty(3, "int16")
     with pytest.raises(ValueError, match="shape"):
         alone.empty(-1)
+
+
+def test_names_that_never_end_are_warned_of_once(alone):
+    def declare(first: int) -> None:
+        alone.declare_many({f"step {number}": ((1,), "float32") for number in range(first, first + 65536)})
+
+    with pytest.warns(RuntimeWarning, match=r"65536 names .* 'step 65535'.*use the same names in every step"):
+        declare(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        declare(65536)
