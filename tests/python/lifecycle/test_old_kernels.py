@@ -128,14 +128,14 @@ def test_containers_that_share_the_network(tmp_path):
     )
     end = tmp_path / "end"
     with harness.Members() as ranks:
-        port = harness.free_port()
+        port, name = harness.free_port(), f"containers-{os.getpid()}"
         for rank in range(2):
-            env = harness.clean_env(**harness.of_rank(rank, 2, port))
+            env = harness.clean_env(**harness.of_rank(rank, 2, port), BPS_JOB_ID=name)
             ranks.command(f"rank {rank}", [*ASIDE, sys.executable, str(script), str(end)], env)
         for rank in range(2):
             member = f"rank {rank}"
             ranks.eventually(lambda member=member: "pid 1\n" in ranks.log(member), what="a sum", of=[member])  # type: ignore[misc]
-        top = harness.run_command([BPS, "top", "--once", "--json"])
+        top = harness.run_command([BPS, "top", "--once", "--json", "--job", name])
         assert top.returncode == 0, top.stderr
         jobs = [json.loads(line) for line in top.stdout.splitlines()]
         assert "Address already in use" not in ranks.log("rank 0") + ranks.log("rank 1")
