@@ -167,7 +167,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._buffers_of_root.run()
 
     def _at_start_of_backward(self, _: torch.Tensor) -> None:
-        # What only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
+        # A backward that only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
         if self._sync and not self._end.is_due and adds_to(self.module.parameters()):
             self._begin_pass()
 
@@ -264,7 +264,7 @@ class DistributedDataParallel(torch.nn.Module):
             self.require_backward_grad_sync = before
 
 
-# Of this wrapper, and not of its copies.
+# These attributes belong to this wrapper; its copies get their own.
 _OWN = frozenset(
     {
         "_trained",
