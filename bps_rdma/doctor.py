@@ -76,6 +76,8 @@ def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
     _look_at_libraries(report, needed=wanted in {"rdma", "1", "ibverbs"})
     _look_at_devices(report)
     _look_at_choice(report, needed=wanted in {"rdma", "1", "ibverbs"})
+    if report.rdma["rails"]:
+        _look_at_memory(report, config.text("BPS_RDMA_MEMORY"))
     if transfer:
         for number, rail in enumerate(report.rdma["rails"]):
             _transfer(report, config, number, rail, timeout_s)
@@ -132,6 +134,21 @@ def _look_at_choice(report: Report, *, needed: bool) -> None:
         report.add("rdma will use", "ok", f"{where}: {rail['reason']}")
     if not rdma["rails"] and rdma["libraries"]:
         report.add("rdma will use", "bad" if needed else "note", f"nothing: {rdma['why_not']}", rdma["hint"])
+
+
+def _look_at_memory(report: Report, rule: str) -> None:
+    """Which tensors a card uses directly."""
+    what, hint = _core.memory_watch_obstacle()
+    if rule == "trusted":
+        fact = "used directly (BPS_RDMA_MEMORY=trusted): a program that gives memory back gets wrong sums"
+        report.add("memory of tensors", "note", fact, "unset BPS_RDMA_MEMORY")
+    elif rule == "staged":
+        report.add("memory of tensors", "ok", "copied, unless it is that of bps_rdma.empty() (BPS_RDMA_MEMORY=staged)")
+    elif what:
+        fact = f"{what}: tensors are copied on their way to and from the card, unless they are in bps_rdma.empty()"
+        report.add("memory of tensors", "note", fact, hint)
+    else:
+        report.add("memory of tensors", "ok", "used directly; the kernel tells when it is given back")
 
 
 def _transfer(report: Report, config: _core.Config, number: int, rail: dict[str, Any], timeout_s: float) -> None:

@@ -105,8 +105,9 @@ def declared(
 def forget(array: Any) -> None:
     """Tells the core that the memory of an array was freed and allocated again, perhaps at the same address.
 
-    Needed only where that happens without the array's knowledge, as with torch's `storage.resize_()`: the transports
-    then drop their registrations of the old memory. No operation on the array may be in progress.
+    Needed only with BPS_RDMA_MEMORY=trusted, where that happens without the array's knowledge, as with torch's
+    `storage.resize_()`: the transports then drop their registrations of the old memory. Otherwise that is noticed. No
+    operation on the array may be in progress.
     """
     _, _, identity = arrays.describe(array, writable=False).block
     _core.renew_block(identity)

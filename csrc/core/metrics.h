@@ -23,7 +23,9 @@ struct Counters {
   Counter forged;  // control messages whose authentication code was wrong; each ended its connection
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
-  Counter compressed_bytes;    // of payloads and results that this process sent or took compressed
+  Counter unwatched_bytes;   // of tensors that were staged because nobody tells when their memory is given back
+  Counter given_back;        // blocks whose pages had changed since their last use: each was registered anew, or staged
+  Counter compressed_bytes;  // of payloads and results that this process sent or took compressed
   Counter uncompressed_bytes;  // what the same would have been
   // Worker
   Counter partitions;       // partitions finished
@@ -59,6 +61,8 @@ struct Counters {
             {"forged", forged.get()},
             {"copies", copies.get()},
             {"copied_bytes", copied_bytes.get()},
+            {"unwatched_bytes", unwatched_bytes.get()},
+            {"given_back", given_back.get()},
             {"compressed_bytes", compressed_bytes.get()},
             {"uncompressed_bytes", uncompressed_bytes.get()},
             {"partitions", partitions.get()},

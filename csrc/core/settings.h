@@ -61,6 +61,7 @@ struct RdmaSettings {
   unsigned timeout = 0;
   unsigned retry_count = 0;
   unsigned data_queue_pairs = 0;
+  std::string callers_memory;  // watched, staged, trusted
 };
 
 struct WorkerSettings {

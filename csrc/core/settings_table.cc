@@ -142,6 +142,10 @@ constexpr Setting kTable[] = {
      "retransmissions after such waits before the connection is lost; with both defaults a cable may be out for 2 s"},
     {"BPS_RDMA_QPS", "NCCL_IB_QPS_PER_CONNECTION", "2", whole(1, 16), rdma<&RdmaSettings::data_queue_pairs>,
      "data queue pairs per pair of loops"},
+    {"BPS_RDMA_MEMORY", "", "watched", words("watched staged trusted"), rdma<&RdmaSettings::callers_memory>,
+     "tensors in memory that bps_rdma has not allocated. watched: the device uses it directly while the kernel tells "
+     "when it is given back, else it is copied; staged: it is copied; trusted: the device uses it directly, and a "
+     "program that gives memory back gets wrong sums; see docs/rdma.md"},
     // Workers
     {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", whole(8, kGiB),
      worker<&WorkerSettings::partition_bytes>,

@@ -3,6 +3,9 @@
 #include <pybind11/stl.h>
 #include <sys/resource.h>
 
+#include <utility>
+
+#include "core/memory_watch.h"
 #include "core/settings.h"
 #include "node/local_address.h"
 #include "node/tcp_rails.h"
@@ -116,6 +119,13 @@ void bind_doctor(py::module_& module) {
       py::arg("config"), py::arg("towards"), py::call_guard<WithoutGil>(),
       "The address of this host that its peers should use; without settings, that of the route to `towards`, or, where "
       "no route leads there, of the first interface that leads to other hosts.");
+  module.def(
+      "memory_watch_obstacle",
+      [] {
+        const MemoryWatch::Obstacle obstacle = MemoryWatch::obstacle();
+        return std::pair(obstacle.what, obstacle.hint);
+      },
+      "Why the kernel does not tell this process when memory is given back, and what to do about it; empty: it does.");
   module.def(
       "locked_memory_limit",
       []() -> std::optional<std::uint64_t> {

@@ -7,7 +7,8 @@
 //
 // An array or tensor that moves its memory gets a new block at its next use (numpy's `resize` refuses to move an array
 // that has been used here). Memory that was freed and allocated again between two uses, at the same address, of the
-// same size and by the same tensor storage, is not noticed: call renew() for it.
+// same size and by the same tensor storage, is the same block here. That its pages are others is noticed where they
+// count: see transport/region_cache.h. Where the user has switched that off, renew() tells.
 //
 // Threading: the GIL, and locks for interpreters without one. No Python code runs under a lock: it could collect
 // garbage, and with it an owner.

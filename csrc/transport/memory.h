@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
+
+#include "core/memory_watch.h"
 
 namespace bps::transport {
 
@@ -32,6 +35,11 @@ class Region {
     return {rail == 0 || other_keys_.empty() ? key_ : other_keys_[rail - 1], origin_ + offset, length};
   }
   std::uint64_t key() const { return key_; }
+  // Of memory that is the caller's and that a device uses directly.
+  void watch_by(std::unique_ptr<MemoryWatch> watch) { watch_ = std::move(watch); }
+  const MemoryWatch* watch() const { return watch_.get(); }
+  // Whether the device has the pages that the process has. See core/memory_watch.h.
+  bool is_current() const { return watch_ == nullptr || watch_->is_intact(); }
   // Of the rails after the first, where each has a key of its own.
   const std::vector<std::uint64_t>& other_keys() const { return other_keys_; }
 
@@ -42,6 +50,7 @@ class Region {
 
  private:
   std::span<std::byte> bytes_;
+  std::unique_ptr<MemoryWatch> watch_;  // ends after what derives from this
 };
 
 using RegionPtr = std::shared_ptr<Region>;

@@ -3,19 +3,39 @@
 
 #include <iterator>
 
+#include "transport/shm/shared_memory.h"
+
 namespace bps::transport {
 
 RegionPtr RegionCache::find(const Allocation& block) {
+  bool is_discarded = false;
   if (const auto found = regions_.find(block.identity); found != regions_.end()) {
-    ++hits_;
-    by_use_.splice(by_use_.begin(), by_use_, found->second);
-    return found->second->region;
+    const RegionPtr& region = found->second->region;
+    if (region == nullptr || region->is_current()) {
+      ++hits_;
+      by_use_.splice(by_use_.begin(), by_use_, found->second);
+      return region;
+    }
+    ++given_back_;
+    is_discarded = region->watch()->is_discarded();
+    forget(block.identity);
   }
   ++misses_;
-  by_use_.push_front({block.identity, transport_.register_memory(block.bytes)});
+  by_use_.push_front({block.identity, is_discarded ? nullptr : make(block.bytes)});
   regions_[block.identity] = by_use_.begin();
   RegionPtr region = by_use_.front().region;  // held, so that it stays
   evict();
+  return region;
+}
+
+RegionPtr RegionCache::make(std::span<std::byte> bytes) {
+  const CallersMemory rule = transport_.callers_memory();
+  if (rule == CallersMemory::kInPlace || shm::SharedMemory::find(bytes)) return transport_.register_memory(bytes);
+  if (rule == CallersMemory::kStaged) return nullptr;
+  std::unique_ptr<MemoryWatch> watch = MemoryWatch::begin(bytes);
+  if (!watch) return nullptr;
+  RegionPtr region = transport_.register_memory(bytes);  // the pages of now: an earlier change does no harm
+  region->watch_by(std::move(watch));
   return region;
 }
 
@@ -28,7 +48,7 @@ void RegionCache::forget(std::uint64_t identity) {
 
 std::uint64_t RegionCache::bytes() const {
   std::uint64_t sum = 0;
-  for (const Entry& entry : by_use_) sum += entry.region->bytes().size();
+  for (const Entry& entry : by_use_) sum += entry.region ? entry.region->bytes().size() : 0;
   return sum;
 }
 

@@ -2,8 +2,14 @@
 // Registrations by block of memory: shared, bounded, and never taken for those of another block.
 //
 // A device that was told of a block goes on using its pages when the block has been freed and its addresses belong to
-// another one. So blocks are known by an identity that is never used twice, not by their addresses. The cache holds at
-// most `limit` regions; those not used for longest go first, but none that somebody holds. Threading: one thread.
+// another one. So blocks are known by an identity that is never used twice, not by their addresses. And it goes on
+// using them when the block's owner has given them back, and got others in their place. So a device gets memory that we
+// have allocated, and memory that is watched (core/memory_watch.h), which is registered anew when its pages have
+// changed; of all other memory the cache notes that it is to be staged. So is a block from which pages were discarded
+// once: their end may be still to come.
+//
+// The cache holds at most `limit` regions; those not used for longest go first, but none that somebody holds.
+// Threading: one thread.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +30,7 @@ class RegionCache {
  public:
   RegionCache(Transport& transport, std::size_t limit) : transport_(transport), limit_(limit) {}
 
-  // The region of the whole block. Throws what register_memory() throws.
+  // The region of the whole block; null: it has to be staged. Throws what register_memory() throws.
   RegionPtr find(const Allocation& block);
   // The block is gone.
   void forget(std::uint64_t identity);
@@ -34,12 +40,15 @@ class RegionCache {
   std::uint64_t bytes() const;
   std::uint64_t hits() const { return hits_; }
   std::uint64_t misses() const { return misses_; }
+  // Regions that were dropped because the pages of the block had changed.
+  std::uint64_t given_back() const { return given_back_; }
 
  private:
   struct Entry {
     std::uint64_t identity;
     RegionPtr region;
   };
+  RegionPtr make(std::span<std::byte> bytes);
   void evict();
 
   Transport& transport_;
@@ -48,6 +57,7 @@ class RegionCache {
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> regions_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;
+  std::uint64_t given_back_ = 0;
 };
 
 }  // namespace bps::transport

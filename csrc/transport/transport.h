@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -60,11 +61,20 @@ struct ConnectRequest {
   }
 };
 
+// What a transport may do with memory of the caller. A device keeps the pages of registered memory, also when the
+// process has given them back and has others at the same address.
+enum class CallersMemory : std::uint8_t {
+  kInPlace,  // it goes by addresses, or the user answers for it
+  kWatched,  // used directly as long as somebody tells when it is given back
+  kStaged,
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;  // "shm", "tcp", "rdma", "self"
   virtual RegionPtr register_memory(std::span<std::byte> bytes) = 0;
+  virtual CallersMemory callers_memory() const { return CallersMemory::kInPlace; }
   // How many connections it takes to use each rail of this process, and of the peer that published `address`.
   virtual std::size_t rail_pairs(std::span<const std::byte> /*address*/) const { return 1; }
 

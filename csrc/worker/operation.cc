@@ -183,6 +183,10 @@ int Operation::completion_fd() {
 }
 
 void Operation::end() {
+  if ((special_.load(std::memory_order_relaxed) & kGivenBack) != 0) {
+    (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",
+               "wait for an operation before you free, resize or unmap its array");
+  }
   if (is_incomplete()) (void)fail(ErrorCode::kInternal, "a part of it ended without a reason", "report this as a bug");
   settle(is_incomplete() ? kFailed : kDone);
   over_.store(true, std::memory_order_release);
@@ -424,6 +428,7 @@ bool Operation::Portion::suspend(std::uint32_t partition, const Landed& landed, 
 void Operation::Portion::finish(std::uint32_t count, bool answered, Counters& counters) {
   unfinished -= count;
   if (unfinished == 0) {  // here, on the loop's thread, which registered them
+    if (output && !staged && !output->is_current()) operation->mark_given_back();
     input.reset();
     output.reset();
   }

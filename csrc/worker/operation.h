@@ -128,6 +128,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool may_compress() const { return tensor->compressor && Compressor::applies(request.kind, request.op); }
   // A partition has ended without its answer. An operation whose answers all came is complete even if it was failing.
   void mark_incomplete() { special_.fetch_or(kIncomplete, std::memory_order_relaxed); }
+  // Its result went to pages that the process has given back meanwhile. So it fails when it is over, on this rank only.
+  void mark_given_back() { special_.fetch_or(kIncomplete | kGivenBack, std::memory_order_relaxed); }
   bool is_incomplete() const { return (special_.load(std::memory_order_relaxed) & kIncomplete) != 0; }
   bool is_timed() const { return (special_.load(std::memory_order_relaxed) & kTimed) != 0; }
   // Since it was started; nothing of one without a deadline.
@@ -209,6 +211,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   static constexpr std::uint8_t kIncomplete = 1;
   static constexpr std::uint8_t kTimed = 2;
   static constexpr std::uint8_t kContinuation = 4;
+  static constexpr std::uint8_t kGivenBack = 8;
   std::atomic<std::uint8_t> special_;
   std::atomic<bool> over_{false};  // the last thing that a loop writes here
   mutable std::atomic<std::uint32_t> sleepers_{0};

@@ -181,8 +181,8 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   }
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.
-  if (!request.input_allocation.bytes.empty()) portion.input = server.memory.regions.find(request.input_allocation);
-  if (!request.output_allocation.bytes.empty()) portion.output = server.memory.regions.find(request.output_allocation);
+  const bool is_usable = find_region(request.input_allocation, server, portion.input) &&
+                         find_region(request.output_allocation, server, portion.output);
   const transport::DirectAccess* direct = server.direct();
   // In two phases the input is needed again if the server is lost. An answer that lands in order takes as much of it as
   // has come, of which other members have theirs, and so does one of which the log tells that; any other goes to a
@@ -197,10 +197,12 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   portion.awaits_commit = portion.two_phase && !portion.logged;
   const bool aside = is_continuation || (portion.awaits_commit && !server.memory.transport().lands_in_order());
   const bool others_log = portion.operation->tensor->is_on_one_host && server.may_keep_log;
-  portion.is_told_in_bulk = portion.awaits_commit && !aside && direct == nullptr && !others_log &&
+  portion.is_told_in_bulk = portion.awaits_commit && !aside && is_usable && direct == nullptr && !others_log &&
                             portion.header->kind == tensor::OperationKind::kPushPull;
-  portion.staged = portion.answers_aside = aside;
-  if (aside) server.memory.reserve(portion.parts.size());
+  portion.staged = aside || !is_usable;
+  portion.answers_aside = aside && is_usable;
+  if (portion.staged) server.memory.reserve(portion.parts.size());
+  if (!is_usable) return count_unwatched(portion);
   if (direct == nullptr) return;
   const transport::Region* input = portion.input.get();
   const transport::Region* output = portion.output == portion.input ? nullptr : portion.output.get();
@@ -218,6 +220,20 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   portion.staged = portion.staged_by_choice = true;
   staged_by_choice_ += portion.parts.size();
   server.memory.reserve(staged_by_choice_);
+}
+
+// False: the transport may not use the block directly.
+bool WorkerLoop::find_region(const transport::Allocation& block, ServerConnection& server, transport::RegionPtr& into) {
+  if (block.bytes.empty()) return true;
+  transport::RegionCache& regions = server.memory.regions;
+  const std::uint64_t before = regions.given_back();
+  into = regions.find(block);
+  if (regions.given_back() != before) counters_.given_back.add();
+  return into != nullptr;
+}
+
+void WorkerLoop::count_unwatched(const Operation::Portion& portion) {
+  for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.place(part).length);
 }
 
 // Within a host compression would cost time and save nothing.

@@ -37,6 +37,7 @@ class FaultTransport final : public Transport {
 
   std::string_view name() const override { return inner_->name(); }
   RegionPtr register_memory(std::span<std::byte> bytes) override { return inner_->register_memory(bytes); }
+  CallersMemory callers_memory() const override { return inner_->callers_memory(); }
   std::size_t rail_pairs(std::span<const std::byte> address) const override { return inner_->rail_pairs(address); }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;

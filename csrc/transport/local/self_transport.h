@@ -17,7 +17,7 @@ namespace bps::transport::local {
 class SelfControl;
 class SelfData;
 
-class SelfTransport final : public Transport {
+class SelfTransport : public Transport {
  public:
   explicit SelfTransport(Counters& counters);
   ~SelfTransport() override;

@@ -3,6 +3,14 @@
 #include "transport/rdma/rail.h"
 
 namespace bps::transport::rdma {
+namespace {
+
+CallersMemory rule_for_memory(std::string_view setting) {
+  if (setting == "staged") return CallersMemory::kStaged;
+  return setting == "trusted" ? CallersMemory::kInPlace : CallersMemory::kWatched;
+}
+
+}  // namespace
 
 RdmaOptions RdmaOptions::from(const RdmaSettings& settings) {
   return {.hca = HcaFilter::parse(settings.hca),
@@ -12,7 +20,8 @@ RdmaOptions RdmaOptions::from(const RdmaSettings& settings) {
           .pkey_index = settings.pkey_index,
           .timeout = settings.timeout,
           .retry_count = settings.retry_count,
-          .data_queue_pairs = settings.data_queue_pairs};
+          .data_queue_pairs = settings.data_queue_pairs,
+          .callers_memory = rule_for_memory(settings.callers_memory)};
 }
 
 std::string describe(const Rail& rail) {

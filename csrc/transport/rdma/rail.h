@@ -9,6 +9,7 @@
 #include "core/settings.h"
 #include "transport/rdma/gid.h"
 #include "transport/rdma/hca.h"
+#include "transport/transport.h"
 
 namespace bps::transport::rdma {
 
@@ -21,6 +22,7 @@ struct RdmaOptions {
   unsigned timeout = 16;
   unsigned retry_count = 7;
   unsigned data_queue_pairs = 2;
+  CallersMemory callers_memory = CallersMemory::kWatched;
 
   // Throws kInvalidArgument.
   static RdmaOptions from(const RdmaSettings& settings);

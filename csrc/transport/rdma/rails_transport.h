@@ -19,6 +19,7 @@ class RailsTransport final : public Transport {
 
   std::string_view name() const override { return "rdma"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
+  CallersMemory callers_memory() const override { return transports_.front()->callers_memory(); }
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;

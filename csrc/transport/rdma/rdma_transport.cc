@@ -17,6 +17,7 @@ RdmaTransport::RdmaTransport(EventLoop& loop, const Credentials& credentials, Co
       credentials_(credentials),
       context_(std::make_shared<Context>(rail, options)),
       registrations_(std::make_shared<Registrations>(*context_)),
+      callers_memory_(options.callers_memory),
       state_{*context_, *registrations_, counters, rail_number},
       channel_(make_cm_channel()),
       anchor_(make_cm_id(channel_.get())) {

@@ -28,6 +28,7 @@ class RdmaTransport final : public Transport {
 
   std::string_view name() const override { return "rdma"; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
+  CallersMemory callers_memory() const override { return callers_memory_; }
   const std::shared_ptr<Registrations>& registrations() const { return registrations_; }
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }
@@ -70,6 +71,7 @@ class RdmaTransport final : public Transport {
   mutable std::mutex context_mutex_;  // callers on other threads take a share while the loop's may let go of its own
   std::shared_ptr<Context> context_;  // null once the device is gone
   std::shared_ptr<Registrations> registrations_;
+  const CallersMemory callers_memory_;
   TransportState state_;
   CmChannel channel_;
   CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device

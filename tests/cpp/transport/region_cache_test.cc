@@ -2,11 +2,13 @@
 #include "transport/region_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <memory>
 #include <vector>
 
 #include "transport/local/self_transport.h"
+#include "transport/shm/shared_memory.h"
 
 namespace bps::transport {
 namespace {
@@ -74,6 +76,77 @@ TEST_F(RegionCacheTest, ForgetsWhatIsGoneButNotUnderItsUsers) {
   EXPECT_TRUE(unused.expired());
   EXPECT_EQ(used.use_count(), 1);
   EXPECT_EQ(cache.size(), 0U);
+}
+
+// As a NIC is: it keeps the pages of what it has registered.
+class Device final : public local::SelfTransport {
+ public:
+  Device(Counters& counters, CallersMemory rule) : SelfTransport(counters), rule_(rule) {}
+  CallersMemory callers_memory() const override { return rule_; }
+
+ private:
+  const CallersMemory rule_;
+};
+
+class DeviceMemoryTest : public RegionCacheTest {
+ protected:
+  static constexpr std::size_t kSize = 1 << 16;
+  void SetUp() override {
+    if (const auto obstacle = MemoryWatch::obstacle(); !obstacle.what.empty()) GTEST_SKIP() << obstacle.what;
+    map();
+  }
+  void TearDown() override { ::munmap(address, kSize); }
+  void map() {
+    void* got = ::mmap(address, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_TRUE(got == address || address == nullptr);
+    address = got;
+    plain = {{static_cast<std::byte*>(address), kSize}, 7};
+  }
+
+  void* address = nullptr;
+  Allocation plain;
+  Device device{counters, CallersMemory::kWatched};
+  RegionCache cache{device, 8};
+};
+
+TEST_F(DeviceMemoryTest, RegistersAnewWhatWasUnmappedAndMapped) {
+  const RegionPtr first = cache.find(plain);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(cache.find(plain), first);
+  EXPECT_EQ(cache.given_back(), 0U);
+  ::munmap(address, kSize);
+  map();
+  EXPECT_FALSE(first->is_current());
+  const RegionPtr second = cache.find(plain);
+  EXPECT_NE(first, second);
+  ASSERT_TRUE(second);
+  EXPECT_TRUE(second->is_current());
+  EXPECT_EQ(cache.find(plain), second);
+  EXPECT_EQ(cache.given_back(), 1U);
+  EXPECT_EQ(cache.size(), 1U);
+}
+
+// Somebody may be about to discard the pages that are there now.
+TEST_F(DeviceMemoryTest, StagesWhatWasDiscarded) {
+  ASSERT_TRUE(cache.find(plain));
+  ::madvise(address, kSize, MADV_DONTNEED);
+  EXPECT_FALSE(cache.find(plain));
+  EXPECT_FALSE(cache.find(plain));
+  EXPECT_EQ(cache.given_back(), 1U);
+  EXPECT_EQ(cache.bytes(), 0U);
+  EXPECT_TRUE(cache.find({plain.bytes, 8})) << "another block";
+}
+
+TEST_F(DeviceMemoryTest, UsesOurMemoryDirectlyAndStagesWhatCannotBeWatched) {
+  const auto ours = shm::SharedMemory::create(kSize);
+  EXPECT_TRUE(cache.find({ours->bytes(), 1}));
+  void* shared = ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EXPECT_FALSE(cache.find({{static_cast<std::byte*>(shared), kSize}, 2}));
+  ::munmap(shared, kSize);
+  Device staging{counters, CallersMemory::kStaged};
+  RegionCache staged{staging, 8};
+  EXPECT_FALSE(staged.find(plain));
+  EXPECT_TRUE(staged.find({ours->bytes(), 1}));
 }
 
 }  // namespace

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel has mapped into this process.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace bps {
+
+// Whether all of `bytes` is memory of this process alone, without a file behind it. Reads /proc/self/maps: some 0.5 us
+// for each mapping before its end. False where that cannot be read.
+bool is_private_anonymous(std::span<const std::byte> bytes);
+
+}  // namespace bps
