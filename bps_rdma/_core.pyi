@@ -39,6 +39,7 @@ __all__: list[str] = [
     "local_address",
     "locked_memory_limit",
     "make_key",
+    "memory_watch_obstacle",
     "naive",
     "name_for_others",
     "prepare_operation",
@@ -803,6 +804,11 @@ def locked_memory_limit() -> int | None:
 def make_key(
     tensor: typing.SupportsInt | typing.SupportsIndex, partition: typing.SupportsInt | typing.SupportsIndex
 ) -> int: ...
+def memory_watch_obstacle() -> tuple[str, str]:
+    """
+    Why the kernel does not tell this process when memory is given back, and what to do about it; empty: it does.
+    """
+
 def naive(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def name_for_others(host: str) -> str:
     """

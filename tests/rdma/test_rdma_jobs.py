@@ -183,10 +183,11 @@ def memory_that_moves(bps: Any, forgets: bool) -> list[bool]:
     return right
 
 
-def test_memory_that_moves_is_registered_anew():
-    assert harness.run(memory_that_moves, True, workers=2, env=RDMA) == [[True] * 3] * 2
-    # Otherwise the device goes on with the pages that it knows, and this test could not fail.
-    assert harness.run(memory_that_moves, False, workers=2, env=RDMA) == [[True, False, False]] * 2
+@pytest.mark.parametrize("forgets", [True, False])
+def test_memory_that_moves_and_is_trusted(forgets):
+    """What the program does not tell, the device does not know."""
+    right = [True, forgets, forgets]
+    assert harness.run(memory_that_moves, forgets, workers=2, env=RDMA | {"BPS_RDMA_MEMORY": "trusted"}) == [right] * 2
 
 
 def in_place_by_torch(bps: Any) -> bool:

@@ -35,6 +35,16 @@ std::string file_of(void* library, const char* function) {
   return path.substr(path.rfind('/') + 1);
 }
 
+// Before the first registration. On kernels before 5.12 a fork would part the process from the pages that its device
+// uses; there, children do not get registered pages at all, nor what else lies in them. Others are left as they are: a
+// child that touched such a page would be killed.
+void protect_in_forks(void* verbs) {
+  constexpr int kUnneeded = 2;  // IBV_FORK_UNNEEDED; an older library cannot tell
+  auto* protect = reinterpret_cast<int (*)()>(::dlsym(verbs, "ibv_fork_init"));
+  auto* status = reinterpret_cast<int (*)()>(::dlsym(verbs, "ibv_is_fork_initialized"));
+  if (protect != nullptr && (status == nullptr || status() != kUnneeded)) protect();
+}
+
 Handles open_libraries() {
   Handles handles;
   // By the names of their ABI versions; the names without a number come with the development files only.
@@ -54,9 +64,7 @@ Handles open_libraries() {
     found.hint = "install rdma-core 32 or newer";
     return handles;
   }
-  // Before the first registration: on kernels before 5.12 a fork would otherwise part the process from the pages that
-  // its device uses. There, children do not get registered pages at all.
-  if (auto* protect = reinterpret_cast<int (*)()>(::dlsym(handles.verbs, "ibv_fork_init"))) protect();
+  protect_in_forks(handles.verbs);
   found.ready = true;
   return handles;
 }
