@@ -32,7 +32,7 @@ constexpr Row kRows[] = {
     {"unwatched_bytes", "bps_unwatched_bytes_total", "", "",
      "Bytes of tensors that were copied for an RDMA device, because nobody tells when their memory is given back."},
     {"given_back", "bps_given_back_blocks_total", "", "",
-     "Blocks of memory that were given back by the process and used again: an RDMA device had their old pages."},
+     "Blocks of memory whose registration with an RDMA device was dropped, because pages of them were given back."},
     {"compressed_bytes", "bps_compressed_bytes_total", "", "",
      "Bytes of payloads and results that this worker sent or took compressed."},
     {"uncompressed_bytes", "bps_uncompressed_bytes_total", "", "",

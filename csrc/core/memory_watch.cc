@@ -19,7 +19,7 @@
 
 #include "core/clock.h"
 #include "core/fd.h"
-#include "core/log.h"
+#include "core/limits.h"
 #include "core/mappings.h"
 
 namespace bps {
@@ -36,6 +36,19 @@ constexpr std::uint64_t kFeatures =
 constexpr auto kMoment = std::chrono::microseconds(10);  // a sleep: the monitor may have the lower priority
 constexpr int kAttempts = 16;
 constexpr double kQuiet_s = 0.25;  // the longest wait for changes that are under way; each takes some 10 us
+
+// Odd: the monitor reads events, or notes what it has read.
+constinit std::atomic<std::uint32_t> g_sequence{0};
+
+// Until what was read has been noted.
+std::uint32_t await_even() {
+  for (;;) {
+    const std::uint32_t sequence = g_sequence.load(std::memory_order_acquire);
+    if ((sequence & 1) == 0) [[likely]]
+      return sequence;
+    std::this_thread::sleep_for(kMoment);
+  }
+}
 
 Fd open_userfaultfd() {
   constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
@@ -57,6 +70,7 @@ MemoryWatch::Obstacle obstacle_behind(int error) {
             "allow the system call userfaultfd, as in `docker run --security-opt seccomp=PROFILE`, or give the "
             "container the device: `--device /dev/userfaultfd` (Linux 6.1)"};
   }
+  if (const auto limit = limit_behind(error)) return {what + ": " + limit->what, limit->hint};
   return {what, "Linux 5.7 has it on x86-64, 6.10 on arm64"};
 }
 
@@ -94,10 +108,6 @@ class AddressMonitor {
 
   bool watch(MemoryWatch& watch);
   void unwatch(MemoryWatch& watch);
-  // Until what was read has been noted.
-  void await_even() const {
-    while ((sequence_.load(std::memory_order_acquire) & 1) != 0) std::this_thread::sleep_for(kMoment);
-  }
 
  private:
   struct Instance {
@@ -113,6 +123,7 @@ class AddressMonitor {
       after_fork_in_child([] {  // the monitor is the parent's
         instance().tried = false;
         instance().monitor = nullptr;
+        g_sequence = 0;
       });
       return made;
     }();
@@ -128,8 +139,7 @@ class AddressMonitor {
   void release(std::uintptr_t first, std::uintptr_t last) const;
 
   const Fd events_;
-  std::atomic<std::uint32_t> sequence_{0};  // odd: the monitor reads events, or notes what it has read
-  std::mutex mutex_;                        // guards the list; see the header for what may be done under it
+  std::mutex mutex_;  // guards the list; see the header for what may be done under it
   MemoryWatch* watches_ = nullptr;
 };
 
@@ -157,10 +167,10 @@ void AddressMonitor::run() {
   for (;;) {
     pollfd waits{.fd = events_.get(), .events = POLLIN, .revents = 0};
     ::poll(&waits, 1, -1);
-    sequence_.fetch_add(1);
+    g_sequence.fetch_add(1);
     const ssize_t bytes = ::read(events_.get(), events.data(), sizeof events);
     if (bytes > 0) note(std::span(events).first(static_cast<std::size_t>(bytes) / sizeof(uffd_msg)));
-    sequence_.fetch_add(1);
+    g_sequence.fetch_add(1);
   }
 }
 
@@ -204,7 +214,7 @@ bool AddressMonitor::await_quiet() const {
     if (deadline.passed()) return false;
     std::this_thread::sleep_for(kMoment);
   }
-  await_even();
+  (void)await_even();
   return true;
 }
 
@@ -273,12 +283,16 @@ MemoryWatch::~MemoryWatch() {
 }
 
 bool MemoryWatch::is_intact() const {
-  monitor_.await_even();
+  (void)await_even();
   return state_.load(std::memory_order_acquire) == State::kIntact;
 }
 
 bool MemoryWatch::is_discarded() const {
   return state_.load(std::memory_order_acquire) == State::kDiscarded;
+}
+
+std::uint32_t MemoryWatch::changes() {
+  return await_even();
 }
 
 MemoryWatch::Obstacle MemoryWatch::obstacle() {

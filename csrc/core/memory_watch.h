@@ -59,6 +59,9 @@ class MemoryWatch {
   // Pages were discarded by madvise(): perhaps they are about to go.
   bool is_discarded() const;
 
+  // Changes whenever some watch may have noted something.
+  static std::uint32_t changes();
+
   // Why no memory is watched here, and what to do about it; empty: it is.
   struct Obstacle {
     std::string what;

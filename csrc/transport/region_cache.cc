@@ -2,30 +2,42 @@
 #include "transport/region_cache.h"
 
 #include <iterator>
+#include <utility>
 
 #include "transport/shm/shared_memory.h"
 
 namespace bps::transport {
 
 RegionPtr RegionCache::find(const Allocation& block) {
-  bool is_discarded = false;
+  if (watches_) drop_changed();
   if (const auto found = regions_.find(block.identity); found != regions_.end()) {
-    const RegionPtr& region = found->second->region;
-    if (region == nullptr || region->is_current()) {
-      ++hits_;
-      by_use_.splice(by_use_.begin(), by_use_, found->second);
-      return region;
-    }
-    ++given_back_;
-    is_discarded = region->watch()->is_discarded();
-    forget(block.identity);
+    ++hits_;
+    by_use_.splice(by_use_.begin(), by_use_, found->second);
+    return found->second->region;
   }
   ++misses_;
-  by_use_.push_front({block.identity, is_discarded ? nullptr : make(block.bytes)});
+  by_use_.push_front({block.identity, make(block.bytes)});
   regions_[block.identity] = by_use_.begin();
   RegionPtr region = by_use_.front().region;  // held, so that it stays
   evict();
   return region;
+}
+
+// Of all blocks, whether they are used again or not: as long as a device knows the pages, nobody else gets them.
+void RegionCache::drop_changed() {
+  const std::uint32_t changes = MemoryWatch::changes();
+  if (std::exchange(changes_, changes) == changes) [[likely]]
+    return;
+  for (auto it = by_use_.begin(); it != by_use_.end();) {
+    Entry& entry = *it++;
+    if (entry.region == nullptr || entry.region->is_current()) continue;
+    ++given_back_;
+    if (entry.region->watch()->is_discarded()) {
+      entry.region = nullptr;  // staged from now on
+    } else {
+      forget(entry.identity);
+    }
+  }
 }
 
 RegionPtr RegionCache::make(std::span<std::byte> bytes) {

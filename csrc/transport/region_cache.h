@@ -28,7 +28,8 @@ struct Allocation {
 
 class RegionCache {
  public:
-  RegionCache(Transport& transport, std::size_t limit) : transport_(transport), limit_(limit) {}
+  RegionCache(Transport& transport, std::size_t limit)
+      : transport_(transport), limit_(limit), watches_(transport.callers_memory() == CallersMemory::kWatched) {}
 
   // The region of the whole block; null: it has to be staged. Throws what register_memory() throws.
   RegionPtr find(const Allocation& block);
@@ -40,7 +41,7 @@ class RegionCache {
   std::uint64_t bytes() const;
   std::uint64_t hits() const { return hits_; }
   std::uint64_t misses() const { return misses_; }
-  // Regions that were dropped because the pages of the block had changed.
+  // Regions that were dropped because pages of the block had been given back.
   std::uint64_t given_back() const { return given_back_; }
 
  private:
@@ -48,12 +49,15 @@ class RegionCache {
     std::uint64_t identity;
     RegionPtr region;
   };
+  void drop_changed();
   RegionPtr make(std::span<std::byte> bytes);
   void evict();
 
   Transport& transport_;
   const std::size_t limit_;
-  std::list<Entry> by_use_;  // the last used first
+  const bool watches_;
+  std::uint32_t changes_ = 0;  // MemoryWatch::changes(), of which all is known
+  std::list<Entry> by_use_;    // the last used first
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> regions_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;

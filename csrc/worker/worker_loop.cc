@@ -228,7 +228,7 @@ bool WorkerLoop::find_region(const transport::Allocation& block, ServerConnectio
   transport::RegionCache& regions = server.memory.regions;
   const std::uint64_t before = regions.given_back();
   into = regions.find(block);
-  if (regions.given_back() != before) counters_.given_back.add();
+  counters_.given_back.add(regions.given_back() - before);
   return into != nullptr;
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import fabric
 import harness
 import pytest
-from bodies.doctor import two_doctors_sum_together
+from bodies.doctor import doctor, two_doctors_sum_together
 from levels import cases
 
 HERE = Path(__file__).parent
@@ -119,6 +119,17 @@ def test_two_devices_talk_over_a_cable_that_may_lose_packets(cable, netem):
     assert all(after - b >= STREAMED // 4096 for after, b in zip(cable.packets(), before, strict=True))
     while netem and cable.dropped() == 0:
         stream_over(cable)  # until one of its packets is lost
+
+
+@pytest.mark.parametrize(
+    ("rule", "state", "fact"),
+    [("watched", "ok", "used directly"), ("staged", "ok", "copied"), ("trusted", "note", "wrong sums")],
+)
+def test_the_doctor_says_whose_memory_it_uses(rule, state, fact):
+    _, checks = doctor(env={"BPS_RDMA_HCA": f"={fabric.HCA}", "BPS_RDMA_MEMORY": rule})
+    found = checks["memory of tensors"]
+    assert found["state"] == state
+    assert fact in found["fact"]
 
 
 @pytest.mark.long

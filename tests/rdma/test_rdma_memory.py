@@ -13,7 +13,10 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
+from bodies.sums import interleaved_rounds
 from harness import await_mark, mark
+from levels import cases
 
 RDMA = harness.over("rdma")
 SIZE = 1 << 20
@@ -66,6 +69,7 @@ CHANGES: dict[str, Callable[[int], Any]] = {
 def gives_back(bps: Any) -> dict[str, list[bool]]:
     """For each change, whether the sums before and after it are right."""
     right: dict[str, list[bool]] = {}
+    other = bps.empty(1, np.float32)
     for name, change in CHANGES.items():
         address = mapped()
         array = array_at(address)
@@ -74,6 +78,7 @@ def gives_back(bps: Any) -> dict[str, list[bool]]:
             bps.push_pull_inplace(array, False, name)
             right.setdefault(name, []).append(bool((array == 1 + 2 * step).all()))
             change(address)
+        bps.push_pull_inplace(other, False, "other")  # by then all is known of the last change
         del array
     return right
 
@@ -91,8 +96,8 @@ def gives_back_and_counts(bps: Any) -> tuple[dict[str, list[bool]], tuple[int, i
 def test_memory_that_is_given_back_is_registered_anew_or_staged():
     for right, (given_back, staged) in harness.run(gives_back_and_counts, workers=2, servers=1, env=RDMA):
         assert right == {name: [True] * 4 for name in CHANGES}
-        # Three uses after a change of each; what was discarded is staged from then on.
-        assert given_back == 3 * 4 + 3
+        # Four changes of each; what was discarded is staged from then on.
+        assert given_back == 4 * 4 + 3
         assert staged == 3 * 3 * SIZE
 
 
@@ -109,6 +114,17 @@ def test_the_setting(rule):
             assert staged == 0
             assert all(found[0] for found in right.values())
             assert right["unmapped"] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("body", "args"),
+    cases(
+        [(mixed_kinds, ()), (pushes_and_pulls, ())],
+        [(interleaved_rounds, ("plain", 60)), (scatter_and_gather, ("plain",)), (broadcasts, ())],
+    ),
+)
+def test_operations_of_all_kinds_are_staged(body, args):
+    harness.run(body, *args, workers=3, servers=2, env=RDMA | harness.cut_at(8192) | {"BPS_RDMA_MEMORY": "staged"})
 
 
 def files_change(bps: Any, folder: str) -> tuple[list[bool], tuple[int, int]]:

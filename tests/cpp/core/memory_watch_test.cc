@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -190,6 +191,19 @@ TEST_F(MemoryWatchTest, AForkedChildHasItsOwn) {
   ::munmap(memory + 3 * kPage, kPage);
   EXPECT_FALSE(made->is_intact());
   ::munmap(memory, 4 * kPage);
+}
+
+// As where the system call is forbidden.
+TEST_F(MemoryWatchTest, WithoutTheKernelNothingIsWatched) {
+  ChildProcess child([] {
+    const rlimit none{.rlim_cur = 0, .rlim_max = 0};  // files that may be opened
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    std::byte* memory = map(4);
+    const MemoryWatch::Obstacle obstacle = MemoryWatch::obstacle();
+    return watch(memory, 4) == nullptr && obstacle.what.find("given back") != std::string::npos &&
+           !obstacle.hint.empty();
+  });
+  EXPECT_TRUE(child.ends_well());
 }
 
 // ---- Many changes, by many threads

@@ -126,6 +126,19 @@ TEST_F(DeviceMemoryTest, RegistersAnewWhatWasUnmappedAndMapped) {
   EXPECT_EQ(cache.size(), 1U);
 }
 
+// As long as a device has them, nobody else gets these pages.
+TEST_F(DeviceMemoryTest, DropsWhatWasUnmappedAtTheUseOfAnotherBlock) {
+  const std::weak_ptr<Region> first = cache.find(plain);
+  const auto ours = shm::SharedMemory::create(kSize);
+  cache.find({ours->bytes(), 8});
+  EXPECT_FALSE(first.expired());
+  ::munmap(address, kSize);
+  cache.find({ours->bytes(), 8});
+  EXPECT_TRUE(first.expired());
+  EXPECT_EQ(cache.given_back(), 1U);
+  map();
+}
+
 // Somebody may be about to discard the pages that are there now.
 TEST_F(DeviceMemoryTest, StagesWhatWasDiscarded) {
   ASSERT_TRUE(cache.find(plain));

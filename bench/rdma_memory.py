@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each value of BPS_RDMA_MEMORY costs: tensors that are used again, and tensors that are new in each call.
+
+    ci/vm/run .venv/bin/python bench/rdma_memory.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
+
+One worker and one server for each of the three, in turn: median times, and the quartiles of their ratios to trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from bps_rdma.launch.environment import LocalJob, find_binary
+
+HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
+RULES = ("trusted", "watched", "staged")
+SIZES = (64 << 10, 1 << 20, 16 << 20)
+ROUNDS = 15
+
+
+def worker() -> None:
+    """Answers each line, bytes and "again" or "new", with the seconds of one push_pull of each."""
+    import bps_rdma as bps
+
+    bps.init()
+    print("0", flush=True)
+    kept: dict[int, np.ndarray] = {}
+    for line in sys.stdin:
+        nbytes, which = json.loads(line)
+        name = f"{nbytes} {which}"
+        found = []
+        for _ in range(max(3, (8 << 20) // nbytes)):
+            array = (
+                kept.setdefault(nbytes, np.ones(nbytes, np.uint8)) if which == "again" else np.ones(nbytes, np.uint8)
+            )
+            begin = time.perf_counter()
+            bps.push_pull_inplace(array, average=False, name=name)
+            found.append(time.perf_counter() - begin)
+            assert array[0] == array[-1] == 1, "wrong result"
+        print(json.dumps(statistics.median(found)), flush=True)
+    bps.shutdown()
+
+
+class Job:
+    """One worker and one server."""
+
+    def __init__(self, rule: str) -> None:
+        job = LocalJob(workers=1, servers=1, transport="rdma")
+        more = {"BPS_RDMA_HCA": f"={HCA}", "BPS_TIMEOUT": "60", "BPS_RDMA_MEMORY": rule}
+        self.others = [
+            subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
+            for role in ("scheduler", "server")
+        ]
+        self.worker = subprocess.Popen(
+            [sys.executable, __file__, "worker"],
+            env=job.worker(0) | more,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.answer()
+
+    def answer(self) -> float:
+        assert self.worker.stdout
+        return float(self.worker.stdout.readline())
+
+    def push_pull(self, nbytes: int, which: str) -> float:
+        assert self.worker.stdin
+        print(json.dumps([nbytes, which]), file=self.worker.stdin, flush=True)
+        return self.answer()
+
+    def end(self) -> None:
+        assert self.worker.stdin
+        self.worker.stdin.close()
+        for process in (self.worker, *self.others):
+            process.wait(30)
+
+
+def main() -> None:
+    jobs = {rule: Job(rule) for rule in RULES}
+    for nbytes in SIZES:
+        for which in ("again", "new"):
+            found: dict[str, list[float]] = {rule: [] for rule in RULES}
+            for _ in range(ROUNDS):
+                for rule, job in jobs.items():
+                    found[rule].append(job.push_pull(nbytes, which))
+            for rule in RULES:
+                ratios = [one / base for one, base in zip(found[rule], found["trusted"], strict=True)]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                print(
+                    f"{nbytes >> 10} KiB, {which}, {rule}: {statistics.median(found[rule]) * 1e6:.0f} us; "
+                    f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                    flush=True,
+                )
+    for job in jobs.values():
+        job.end()
+
+
+if __name__ == "__main__":
+    worker() if sys.argv[1:] == ["worker"] else main()
