@@ -9,7 +9,6 @@
 namespace bps::transport {
 
 RegionPtr RegionCache::find(const Allocation& block) {
-  if (watches_) drop_changed();
   if (const auto found = regions_.find(block.identity); found != regions_.end()) {
     ++hits_;
     by_use_.splice(by_use_.begin(), by_use_, found->second);
@@ -23,21 +22,22 @@ RegionPtr RegionCache::find(const Allocation& block) {
   return region;
 }
 
-// Of all blocks, whether they are used again or not: as long as a device knows the pages, nobody else gets them.
-void RegionCache::drop_changed() {
+std::size_t RegionCache::drop_changed() {
   const std::uint32_t changes = MemoryWatch::changes();
   if (std::exchange(changes_, changes) == changes) [[likely]]
-    return;
+    return 0;
+  std::size_t dropped = 0;
   for (auto it = by_use_.begin(); it != by_use_.end();) {
     Entry& entry = *it++;
     if (entry.region == nullptr || entry.region->is_current()) continue;
-    ++given_back_;
+    ++dropped;
     if (entry.region->watch()->is_discarded()) {
       entry.region = nullptr;  // staged from now on
     } else {
       forget(entry.identity);
     }
   }
+  return dropped;
 }
 
 RegionPtr RegionCache::make(std::span<std::byte> bytes) {

@@ -31,8 +31,13 @@ class RegionCache {
   RegionCache(Transport& transport, std::size_t limit)
       : transport_(transport), limit_(limit), watches_(transport.callers_memory() == CallersMemory::kWatched) {}
 
-  // The region of the whole block; null: it has to be staged. Throws what register_memory() throws.
+  // The region of the whole block; null: it has to be staged. Where the cache watches(), drop_changed() comes first.
+  // Throws what register_memory() throws.
   RegionPtr find(const Allocation& block);
+  bool watches() const { return watches_; }
+  // Lets go of all blocks of which pages have been given back, whether they are used again or not: as long as a device
+  // knows these pages, nobody else gets them. Returns how many these are.
+  std::size_t drop_changed();
   // The block is gone.
   void forget(std::uint64_t identity);
 
@@ -41,15 +46,12 @@ class RegionCache {
   std::uint64_t bytes() const;
   std::uint64_t hits() const { return hits_; }
   std::uint64_t misses() const { return misses_; }
-  // Regions that were dropped because pages of the block had been given back.
-  std::uint64_t given_back() const { return given_back_; }
 
  private:
   struct Entry {
     std::uint64_t identity;
     RegionPtr region;
   };
-  void drop_changed();
   RegionPtr make(std::span<std::byte> bytes);
   void evict();
 
@@ -61,7 +63,6 @@ class RegionCache {
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> regions_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;
-  std::uint64_t given_back_ = 0;
 };
 
 }  // namespace bps::transport

@@ -183,11 +183,13 @@ int Operation::completion_fd() {
 }
 
 void Operation::end() {
-  if ((special_.load(std::memory_order_relaxed) & kGivenBack) != 0) {
-    (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",
-               "wait for an operation before you free, resize or unmap its array");
+  if (is_incomplete()) {
+    if ((special_.load(std::memory_order_relaxed) & kGivenBack) != 0) {
+      (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",
+                 "wait for an operation before you free, resize or unmap its array");
+    }
+    (void)fail(ErrorCode::kInternal, "a part of it ended without a reason", "report this as a bug");
   }
-  if (is_incomplete()) (void)fail(ErrorCode::kInternal, "a part of it ended without a reason", "report this as a bug");
   settle(is_incomplete() ? kFailed : kDone);
   over_.store(true, std::memory_order_release);
 }

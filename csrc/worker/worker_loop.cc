@@ -181,8 +181,18 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   }
   // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
   // uses has no bytes.
-  const bool is_usable = find_region(request.input_allocation, server, portion.input) &&
-                         find_region(request.output_allocation, server, portion.output);
+  transport::RegionCache& regions = server.memory.regions;
+  if (regions.watches()) counters_.given_back.add(regions.drop_changed());
+  bool is_usable = true;  // by the transport, directly
+  if (!request.input_allocation.bytes.empty()) {
+    portion.input = regions.find(request.input_allocation);
+    is_usable = portion.input != nullptr;
+  }
+  if (!request.output_allocation.bytes.empty()) {
+    const bool is_same = portion.input && request.output_allocation.identity == request.input_allocation.identity;
+    portion.output = is_same ? portion.input : regions.find(request.output_allocation);
+    is_usable &= portion.output != nullptr;
+  }
   const transport::DirectAccess* direct = server.direct();
   // In two phases the input is needed again if the server is lost. An answer that lands in order takes as much of it as
   // has come, of which other members have theirs, and so does one of which the log tells that; any other goes to a
@@ -220,16 +230,6 @@ void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   portion.staged = portion.staged_by_choice = true;
   staged_by_choice_ += portion.parts.size();
   server.memory.reserve(staged_by_choice_);
-}
-
-// False: the transport may not use the block directly.
-bool WorkerLoop::find_region(const transport::Allocation& block, ServerConnection& server, transport::RegionPtr& into) {
-  if (block.bytes.empty()) return true;
-  transport::RegionCache& regions = server.memory.regions;
-  const std::uint64_t before = regions.given_back();
-  into = regions.find(block);
-  counters_.given_back.add(regions.given_back() - before);
-  return into != nullptr;
 }
 
 void WorkerLoop::count_unwatched(const Operation::Portion& portion) {

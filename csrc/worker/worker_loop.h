@@ -145,7 +145,6 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool take_submissions();
   void admit(Operation::Portion& portion, ServerConnection& server);
   void register_memory(Operation::Portion& portion, ServerConnection& server);
-  bool find_region(const transport::Allocation& block, ServerConnection& server, transport::RegionPtr& into);
   void count_unwatched(const Operation::Portion& portion);
   static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);

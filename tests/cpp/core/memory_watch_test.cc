@@ -24,6 +24,7 @@
 #include "child_process.h"
 #include "core/fd.h"
 #include "core/mappings.h"
+#include "watched_memory.h"
 
 namespace bps {
 namespace {
@@ -44,8 +45,7 @@ std::unique_ptr<MemoryWatch> watch(const std::byte* first, std::size_t pages) {
 class MemoryWatchTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const MemoryWatch::Obstacle obstacle = MemoryWatch::obstacle();
-    if (!obstacle.what.empty()) GTEST_SKIP() << obstacle.what << ": " << obstacle.hint;
+    if (const std::string why = why_memory_is_not_watched(); !why.empty()) GTEST_SKIP() << why;
   }
 };
 
@@ -105,14 +105,16 @@ TEST_F(MemoryWatchTest, NotesWhatGivesPagesBackAndNothingElse) {
 }
 
 TEST_F(MemoryWatchTest, NotesThatTheHeapShrinks) {
-  ::mallopt(M_ARENA_TEST, 1);
-  std::vector<std::unique_ptr<void, void (*)(void*)>> all;
-  // Below the size from which malloc maps memory for a single piece.
-  for (int i = 0; i < 256; ++i) all.emplace_back(std::malloc(64 << 10), std::free);
-  const auto made = MemoryWatch::begin({static_cast<std::byte*>(all.back().get()), 64 << 10});
+  constexpr std::intptr_t kPages = 64;
+  const auto size = kPages * static_cast<std::intptr_t>(kPage);
+  auto* memory = static_cast<std::byte*>(::sbrk(size + static_cast<std::intptr_t>(kPage)));
+  memory += kPage - reinterpret_cast<std::uintptr_t>(memory) % kPage;
+  const auto made = watch(memory, kPages);
   ASSERT_TRUE(made);
-  all.clear();
-  ::malloc_trim(0);
+  ASSERT_GE(static_cast<std::byte*>(::sbrk(0)), memory + size);
+  ASSERT_LT(static_cast<std::byte*>(::sbrk(0)), memory + size + kPage) << "the allocator has taken more meanwhile";
+  EXPECT_TRUE(made->is_intact());
+  ::sbrk(-size / 2);
   EXPECT_FALSE(made->is_intact());
 }
 

@@ -114,8 +114,8 @@ def torchs_zero(bps: Any) -> list[Trained]:
     return [found]
 
 
-def fsdp2(bps: Any, width: int) -> list[Trained]:
-    """fully_shard() of each layer and of the whole, on the backend bps; the largest layer has width x width."""
+def fsdp2(bps: Any) -> list[Trained]:
+    """fully_shard() of each layer and of the whole, on the backend bps."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -124,7 +124,7 @@ def fsdp2(bps: Any, width: int) -> list[Trained]:
     import bps_rdma.torch  # noqa: F401
 
     dist.init_process_group("bps")
-    net = network(width)
+    net = network()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in net:
         if list(layer.parameters()):
