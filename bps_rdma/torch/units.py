@@ -87,7 +87,6 @@ class Single:
         self._wire: torch.Tensor | None = None
         self._sent: torch.Tensor | None = None  # what was .grad then ...
         self._version: int | None = None  # ... in this version, where that says whether anyone has changed it since
-        self._device = transfer.device_of(parameter)
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
@@ -106,11 +105,10 @@ class Single:
         wire = gradient.to(self._compressor.wire_dtype(gradient.dtype)).contiguous()
         self._gradient, self._wire = gradient, wire
         self._sent = parameter.grad
-        # Views share a version with their base, and with gradients that are still computed; on a device results are
-        # copied into the gradient.
-        counts = self._sent is not None and self._device is None and not self._sent._is_view()
+        # Views share a version with their base, and with gradients that are still computed.
+        counts = self._sent is not None and not self._sent._is_view()
         self._version = gradient._version if counts else None
-        self._handle = transfer.all_reduce(wire, self._options)
+        self._handle = transfer.all_reduce(wire.data, self._options)  # the mean is no change that counts
 
     def wait(self) -> None:
         """Waits for the mean."""
@@ -203,14 +201,14 @@ class Bucket:
             if len(self._flags) > 0:
                 self._flags[self.places.index(place)] = 0
         self._version = self._memory._version
-        self._handle = transfer.all_reduce(self._memory, self._options)
+        self._handle = transfer.all_reduce(self._memory.data, self._options)  # the means are no change that counts
 
     def wait(self) -> None:
         """Waits for the means."""
         handle, self._handle = self._handle, None
         assert handle is not None
         handle.wait()
-        if self._device is None and self._memory._version != self._version:
+        if self._memory._version != self._version:
             raise _changed(*self.places)
 
     def deliver(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import harness
 import pytest
+import simulated
 import torch
 import training
 from torch import nn
@@ -47,7 +48,7 @@ def plain(model: nn.Module) -> tuple[nn.Module, Any]:
 
 def scaled(model: nn.Module, optimizer: Any, shares: Callable[[int], list[torch.Tensor]], clips: bool) -> list[float]:
     """Trains as torch's recipe has it; the scale after each step. Step 3 has an infinity in the last share."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scaler = torch.amp.GradScaler(training.DEVICE, init_scale=1024.0, growth_interval=2)
     scales = []
     for step in range(8):
         for x in shares(step):
@@ -312,7 +313,7 @@ def hidden(bps: Any) -> None:
 
     model = training.seeded(training.Plain)
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = torch.amp.GradScaler(training.DEVICE)
 
     def unscaled(_: nn.Module) -> None:
         scaler.unscale_(optimizer)
@@ -373,5 +374,11 @@ def in_backward(bps: Any) -> None:
                     wrapped(torch.ones(1, 8)).sum().backward()
 
 
-def test_a_hook_that_changes_what_was_sent():
-    harness.run(in_backward, workers=2)
+def on_a_device(bps: Any) -> None:
+    simulated.install(immediate=True)
+    in_backward(bps)
+
+
+@pytest.mark.parametrize("body", [in_backward, on_a_device])
+def test_a_hook_that_changes_what_was_sent(body):
+    harness.run(body, workers=2)

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+DEVICE = os.environ.get("BPS_TEST_DEVICE", "cpu")  # of the tests that name none: see ci/steps/gpu
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 SAMPLES = 12  # of a batch: divides by 1, 2, 3 and 4 ranks
 
 
