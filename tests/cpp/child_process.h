@@ -47,6 +47,11 @@ class ChildProcess {
     signal(SIGKILL);
     ::waitpid(std::exchange(pid_, 0), nullptr, 0);
   }
+  // Returns when none of its threads runs any more.
+  void stop() const {
+    signal(SIGSTOP);
+    wait_until_stopped();
+  }
   void wait_until_stopped() const {
     int status = 0;
     ASSERT_EQ(::waitpid(pid_, &status, WUNTRACED), pid_);

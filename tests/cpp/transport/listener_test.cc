@@ -181,7 +181,7 @@ TEST(Listener, ACallerHasNotBeenSilentWhileTheListenerWasStopped) {
     return static_cast<bool>(socket);
   }));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has been accepted
-  child.signal(SIGSTOP);
+  child.stop();
   std::thread caller([&] { EXPECT_NO_THROW(call(socket.get(), 7)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   child.signal(SIGCONT);

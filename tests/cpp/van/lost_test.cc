@@ -227,7 +227,7 @@ TEST(Lost, AShortStopIsForgiven) {
   const auto scheduler = make_scheduler(2, 0, [port](auto& options) { options.ports = {port}; });
   TestNode node({port});
   node.join(0, kNoRank, 2, 0);
-  child.signal(SIGSTOP);
+  child.stop();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   child.signal(SIGCONT);
   node->barrier(node.all(), 20);
@@ -299,7 +299,7 @@ TEST(Lost, ALongStopIsNot) {
   });
   TestNode node({port});
   node.join(0, kNoRank, 2, 0);
-  child.signal(SIGSTOP);
+  child.stop();
   const Thrown thrown = thrown_by([&] { node->barrier(node.all(), 20); });
   EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
   EXPECT_NE(thrown.what.find("was lost: silent for 1."), std::string::npos) << thrown.what;
@@ -324,8 +324,8 @@ TEST(Lost, ASchedulerThatHearsNobodySaysSo) {
     };
   });
   ASSERT_TRUE(soon([&] { return scheduler->counters().barriers > 0; }));
-  zero.signal(SIGSTOP);
-  one.signal(SIGSTOP);
+  zero.stop();
+  one.stop();
   const std::string text = first.get_future().get();
   EXPECT_NE(text.find(", and so are all others: the scheduler's own network may be cut"), std::string::npos) << text;
 }
@@ -373,7 +373,7 @@ TEST(Lost, ASilentSchedulerIsReported) {
   });
   TestNode node({port});
   node.join(0, 0, 1, 1);
-  child.signal(SIGSTOP);
+  child.stop();
   EXPECT_FALSE(node->wait_for_end());
   EXPECT_NE(node.lost().at(0).find("was lost: silent for 1."), std::string::npos) << node.lost().at(0);
 }

@@ -55,7 +55,7 @@ TEST(ShmFence, APeerThatWeHaveGivenUpIsFencedWhenItHasSeenThat) {
   DataEndpoint* data = caller.connect_data(callee.address);
   const auto is_fenced = [&] { return caller.call([&] { return data->direct()->is_fenced(); }); };
   EXPECT_FALSE(is_fenced());
-  callee.process.signal(SIGSTOP);
+  callee.process.stop();
   caller.call([&] { data->abandon(); });
   EXPECT_FALSE(is_fenced()) << "it is stopped, and may be in the middle of a copy";
   callee.process.signal(SIGCONT);
@@ -69,7 +69,7 @@ TEST(ShmFence, APeerThatHasEndedIsFenced) {
   Callee callee(credentials);
   Side caller(kShm, credentials);
   DataEndpoint* data = caller.connect_data(callee.address);
-  callee.process.signal(SIGSTOP);
+  callee.process.stop();
   caller.call([&] {
     data->abandon();
     data->direct()->fence();
