@@ -38,6 +38,7 @@ STEPS = (
     Step("examples", "all", needs=("package",)),
     Step("torch-suite", "all", needs=("package",)),
     Step("megatron-newest", "all", needs=("package",)),
+    Step("gpu", "all", needs=("package",)),
     Step("lab", "all", needs=("package",)),
     Step("slurm", "all", needs=("package",)),
     Step("kubernetes", "all", needs=("package",)),

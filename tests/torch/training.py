@@ -121,6 +121,6 @@ def distance(one: nn.Module, other: nn.Module) -> float:
 
 def same_everywhere(bps: Any, model: nn.Module) -> bool:
     """Whether all ranks have the same bits in all parameters."""
-    flat = torch.cat([p.detach().reshape(-1).float() for p in model.parameters()]).view(torch.int32)
+    flat = torch.cat([p.detach().cpu().reshape(-1).float() for p in model.parameters()]).view(torch.int32)
     lowest, highest = bps.push_pull(flat, op="min"), bps.push_pull(flat, op="max")
     return bool(torch.equal(lowest, highest))
