@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from bps_rdma.job import current
+from bps_rdma.job import asked, current
 
 
 def metrics() -> dict[str, Any]:
@@ -16,8 +16,7 @@ def metrics() -> dict[str, Any]:
     Data-plane and control-plane traffic, copies, stalls and rounds; csrc/core/metrics.h explains each one. "slot_bytes"
     and "open_rounds" are of this moment, and lack the loops that do not reply within two seconds ("silent_loops").
     """
-    process = current().process
-    return {"total": dict(process.metrics()), "transports": list(process.routes)}
+    return asked(lambda process: {"total": dict(process.metrics()), "transports": list(process.routes)})
 
 
 def dump() -> dict[str, Any]:
@@ -34,7 +33,7 @@ def dump() -> dict[str, Any]:
         "done" or "failed"), "age_ms" since it began, and "duration_us", which is -1 while it is open. "counters" are
         those of metrics(). Any thread may ask.
     """
-    found: dict[str, Any] = json.loads(current().process.dump())
+    found: dict[str, Any] = json.loads(asked(lambda process: process.dump()))
     return found
 
 
@@ -42,7 +41,7 @@ def get_pushpull_speed() -> tuple[int, float]:
     """(milliseconds since the epoch, MB/s of tensors finished since the last call or since init())."""
     job = current()
     now = time.monotonic()
-    done = dict(job.process.metrics())["operation_bytes"]
+    done = asked(lambda process: dict(process.metrics()))["operation_bytes"]
     elapsed = max(now - job.window_start, 1e-9)
     speed = (done - job.window_bytes) / elapsed / 1e6
     job.window_start, job.window_bytes = now, done

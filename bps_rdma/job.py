@@ -250,6 +250,15 @@ def resume() -> bool:
     return current().goes_on
 
 
+def asked(call: Callable[[_core.Process], T]) -> T:
+    """What this process tells of itself, in the view that it is in by then."""
+    while True:
+        try:
+            return call(current().process)
+        except RoundAbortedError:  # another thread goes into the next view
+            note_view_end()
+
+
 def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
     """What a prepared operation works on now that its view has ended; None: its job has ended, or other workers."""
     note_view_end()
@@ -347,7 +356,7 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """Rank of this worker, from 0."""
-    return current().process.rank
+    return asked(lambda process: process.rank)
 
 
 def size() -> int:

@@ -40,7 +40,7 @@ class Collector(registry.Collector):
     def collect(self) -> Iterable[Metric]:
         """The families of this moment."""
         try:
-            families = job.current().process.metric_families()
+            families = job.asked(lambda process: process.metric_families())
         except NotInitializedError:
             return
         for name, kind, text, samples in families:

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/fork.h"
+#include "van/van.h"
 
 namespace bps::node {
 namespace {
@@ -20,8 +21,9 @@ CallGate::Call::Call(CallGate& gate) : gate_(gate), outer_(t_innermost) {
     throw Error(ErrorCode::kNotInitialized, "this process was forked from a member of the job and is no member itself",
                 "call init() here to join a job of its own");
   }
-  if ((gate_.state_.fetch_add(1) & kClosed) != 0) {
+  if (const std::uint32_t state = gate_.state_.fetch_add(1); (state & kClosed) != 0) {
     gate_.leave();
+    if ((state & kGoesOn) != 0) throw Error(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
     throw Error(ErrorCode::kNotInitialized, "this process has left the job",
                 "end the threads that use bps_rdma before shutdown(), or call init() again");
   }
@@ -39,13 +41,18 @@ void CallGate::leave() {
   {
     const std::lock_guard lock(mutex_);
     changed_.notify_all();
-    if (state_.load() == kClosed) task = std::exchange(task_, nullptr);
+    if ((state_.load() & kCalls) == 0) task = std::exchange(task_, nullptr);
   }
   if (task) task();
 }
 
-bool CallGate::close() {
-  return (state_.fetch_or(kClosed) & kClosed) == 0;
+bool CallGate::close(After after) {
+  const std::uint32_t closed = after == After::kNextView ? kClosed | kGoesOn : kClosed;
+  std::uint32_t state = state_.load();
+  while ((state & kClosed) == 0) {
+    if (state_.compare_exchange_weak(state, state | closed)) return true;
+  }
+  return false;
 }
 
 std::uint32_t CallGate::own_calls() const {
@@ -55,11 +62,11 @@ std::uint32_t CallGate::own_calls() const {
 }
 
 void CallGate::run_when_empty(std::function<void()> task, const Deadline& deadline) {
-  const std::uint32_t own = kClosed | own_calls();
+  const std::uint32_t own = own_calls();
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.at(), [&] { return state_.load() <= own; });
-    if (state_.load() != kClosed) {
+    changed_.wait_until(lock, deadline.at(), [&] { return (state_.load() & kCalls) <= own; });
+    if ((state_.load() & kCalls) != 0) {
       task_ = std::move(task);
       return;
     }

@@ -21,7 +21,9 @@ class CallGate {
   // One call in progress; lives on the caller's stack.
   class Call {
    public:
-    explicit Call(CallGate& gate);  // throws kNotInitialized when the gate is closed, or is that of the parent process
+    // Throws kNotInitialized when the gate is closed, or is that of the parent process; kRoundAborted when the calls go
+    // on elsewhere.
+    explicit Call(CallGate& gate);
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -32,20 +34,24 @@ class CallGate {
     Call* const outer_;  // the call of this thread within which this one was made, on whatever gate
   };
 
+  enum class After : std::uint8_t { kNothing, kNextView };  // where calls go on that come after the end
+
   CallGate();
   // False when it was closed before.
-  bool close();
+  bool close(After after);
   // On a closed gate, once: waits for the calls of other threads, up to the deadline, then runs `task`. Calls that are
   // still in progress then, which may be the calling thread's own, leave it to the last of them. `task` must not throw.
   void run_when_empty(std::function<void()> task, const Deadline& deadline);
 
  private:
   static constexpr std::uint32_t kClosed = 1U << 31;
+  static constexpr std::uint32_t kGoesOn = 1U << 30;  // only with kClosed
+  static constexpr std::uint32_t kCalls = kGoesOn - 1;
   void leave();
   std::uint32_t own_calls() const;
 
   const std::uint32_t forks_;
-  std::atomic<std::uint32_t> state_{0};  // calls in progress, and kClosed
+  std::atomic<std::uint32_t> state_{0};  // calls in progress, and how it was closed
   std::mutex mutex_;                     // of a closed gate: guards the rest
   std::condition_variable changed_;
   std::function<void()> task_;

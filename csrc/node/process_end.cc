@@ -43,7 +43,7 @@ void Process::abort(const std::string& exception) {
 }
 
 bool Process::shutdown(double timeout_s, bool suspends) {
-  if (!calls_.close()) return false;
+  if (!calls_.close(CallGate::After::kNothing)) return false;
   end_operations();
   leaving_ = true;
   bool well = false;
@@ -66,7 +66,7 @@ bool Process::shutdown(double timeout_s, bool suspends) {
 
 // The van goes on: to the scheduler this process is still there.
 void Process::retire() {
-  if (!calls_.close()) {
+  if (!calls_.close(CallGate::After::kNextView)) {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
   const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);

@@ -52,16 +52,17 @@ void Prepared::begin() {
 
 // Without the GIL.
 void Prepared::launch(bool awaited) {
+  std::optional<node::Process::Call> call;
   try {
-    const node::Process::Call call(*process_);
-    if (description_.copy_to != nullptr) {
-      std::memmove(description_.copy_to, description_.source.address, description_.source.nbytes);
-    }
-    process_->worker().start(prepared_, awaited);
+    call.emplace(*process_);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotInitialized) throw;
-    throw Error(error.code(), error.what(), "a prepared operation ends with its job: prepare it again after init()");
+    throw Error(ErrorCode::kNotInitialized, error.what(),
+                "a prepared operation ends with its job, or its view: prepare it again");
   }
+  if (description_.copy_to != nullptr) {
+    std::memmove(description_.copy_to, description_.source.address, description_.source.nbytes);
+  }
+  process_->worker().start(prepared_, awaited);
 }
 
 // With the GIL: after the loss of a server it goes on in the next view. False where it does not.

@@ -14,6 +14,8 @@
 namespace bps::node {
 namespace {
 
+using After = CallGate::After;
+
 const auto kSoon = [] { return Deadline::after(20); };
 
 bool is_refused(CallGate& gate) {
@@ -29,13 +31,28 @@ bool is_refused(CallGate& gate) {
 TEST(CallGate, RefusesOnceClosed) {
   CallGate gate;
   EXPECT_FALSE(is_refused(gate));
-  EXPECT_TRUE(gate.close());
-  EXPECT_FALSE(gate.close()) << "somebody else closes it";
+  EXPECT_TRUE(gate.close(After::kNothing));
+  EXPECT_FALSE(gate.close(After::kNothing)) << "somebody else closes it";
   EXPECT_TRUE(is_refused(gate));
   int ran = 0;
   gate.run_when_empty([&] { ++ran; }, kSoon());
   EXPECT_TRUE(is_refused(gate));
   EXPECT_EQ(ran, 1);
+}
+
+TEST(CallGate, SaysWhereCallsGoOn) {
+  CallGate gate;
+  EXPECT_TRUE(gate.close(After::kNextView));
+  EXPECT_FALSE(gate.close(After::kNothing));
+  int ran = 0;
+  gate.run_when_empty([&] { ++ran; }, kSoon());
+  EXPECT_EQ(ran, 1);
+  try {
+    const CallGate::Call call(gate);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRoundAborted);
+  }
 }
 
 TEST(CallGate, TheTaskWaitsForTheCallsOfOtherThreads) {
@@ -57,7 +74,7 @@ TEST(CallGate, TheTaskWaitsForTheCallsOfOtherThreads) {
       });
     }
     std::this_thread::yield();
-    gate.close();
+    gate.close(After::kNothing);
     gate.run_when_empty([&] { torn_down = true; }, kSoon());
     for (auto& thread : threads) thread.join();
     EXPECT_TRUE(torn_down);
@@ -73,7 +90,7 @@ TEST(CallGate, ACallOfTheSameThreadRunsTheTaskAtItsEnd) {
     const CallGate::Call elsewhere(other);
     {
       const CallGate::Call inner(gate);
-      gate.close();
+      gate.close(After::kNothing);
       gate.run_when_empty([&] { ++ran; }, kSoon());  // as in a signal handler; must not wait for itself
     }
     EXPECT_EQ(ran, 0);
@@ -92,7 +109,7 @@ TEST(CallGate, AfterTheDeadlineTheLastCallRunsTheTask) {
   });
   while (!inside) std::this_thread::yield();
   const auto id = stuck.get_id();
-  gate.close();
+  gate.close(After::kNothing);
   gate.run_when_empty([&] { ran_on = std::this_thread::get_id(); }, Deadline::after(0.01));
   EXPECT_EQ(ran_on, std::thread::id());
   go = true;

@@ -186,6 +186,39 @@ def test_several_threads_meet_the_same_loss(transport: str) -> None:
         assert job.values() == [2] * job.workers
 
 
+def use_the_view_of_before(bps: Any, steps: int) -> list[int]:
+    """What a thread meets that has begun a call when another one went into the next view."""
+    from bps_rdma import _core, job
+
+    before = job.current().process
+    array = np.ones(COUNT, np.float32)
+    for step in range(steps):
+        bps.push_pull_inplace(array, name="first", average=False)
+        if step == 0:
+            mark("summed")
+            await_mark("killed")
+    assert job.current().process is not before
+    with pytest.raises(bps.RoundAbortedError):
+        before.barrier(0, 1)
+    asked: list[_core.Process] = []
+
+    def rank_of(process: _core.Process) -> int:
+        asked.append(process)
+        return (before if len(asked) == 1 else process).rank
+
+    assert job.asked(rank_of) == bps.rank()
+    return [len(asked)]
+
+
+@SHM_FIRST
+def test_a_call_on_a_view_that_has_ended_goes_on_in_the_next(transport: str) -> None:
+    with harness.start(use_the_view_of_before, 3, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("summed")
+        job.kill("server 1")
+        job.set_mark("killed")
+        assert job.values() == [[2]] * job.workers
+
+
 def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
     """How many exceptions the loss of a server costs a rank that has done this once."""
     array = np.empty(COUNT, np.float32)
