@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Warnings are errors in our own code; symbols are hidden so that two native libraries in one process never meet.
+# Symbols are hidden so that two native libraries in one process never meet.
 # No -march=native and no -Ofast: one build serves every machine of its architecture, and IEEE rules hold.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
@@ -8,7 +8,10 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 add_library(bps_flags INTERFACE)
 target_compile_features(bps_flags INTERFACE cxx_std_20)
-target_compile_options(bps_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror)
+target_compile_options(bps_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+if(BPS_STRICT)
+  target_compile_options(bps_flags INTERFACE -Werror)
+endif()
 # Encoded bytes are the same on every machine: a product and a sum are never fused where the processor could. Nobody reads
 # the processor's exception flags, and loops with selections vectorise when gcc knows that.
 target_compile_options(bps_flags INTERFACE -ffp-contract=off -fno-trapping-math)

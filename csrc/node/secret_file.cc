@@ -126,7 +126,7 @@ void make_secret(const Fd& folder) {
   Fd file(::openat(folder.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file) return;
   if (::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
-    (void)::linkat(folder.get(), part.c_str(), folder.get(), kName, 0);  // fails where the file is there by now
+    (void)!::linkat(folder.get(), part.c_str(), folder.get(), kName, 0);  // fails where the file is there by now
   }
   ::unlinkat(folder.get(), part.c_str(), 0);
 }
