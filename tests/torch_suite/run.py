@@ -5,7 +5,7 @@
     .venv/bin/python tests/torch_suite/run.py --write-gloo    # measures gloo, and writes what came of it to gloo.txt
 
 Two runs: as bps, and as gloo with 4 ranks. With BPS_TEST_ALL set (`ci/test --all`) as gloo with 2 and 3 ranks as well,
-and gloo itself, which must still be what gloo.txt says.
+and gloo itself, which must still be what gloo.txt says. Then autograd.py, as gloo.
 
 Fails if a test fails, if a test is skipped that gloo passes and expected.txt does not name, or if nothing ran.
 """
@@ -26,6 +26,7 @@ RUNS = [("bps", 2), ("bps-as-gloo", 4)]
 if ALL:
     RUNS = [("gloo", 2), *RUNS, ("bps-as-gloo", 2), ("bps-as-gloo", 3)]
 GLOO = HERE / "gloo.txt"
+AUTOGRAD_TESTS = 8
 PASSED = ""
 FAILED = "failed"
 RUN_ITSELF = "the run itself"
@@ -35,8 +36,8 @@ FOR_GOOD = ("CUDA", "cuda", "Nccl", "NCCL", "github.com/pytorch", "torchvision",
 Outcomes = dict[str, str]  # test -> PASSED, FAILED or why it was skipped
 
 
-def run(mode: str, world: int, leave: list[str]) -> Outcomes:
-    """One run of the suite, without the tests `leave`."""
+def run(mode: str, world: int, leave: list[str], file: str = "suite.py") -> Outcomes:
+    """One run of a suite, without the tests `leave`."""
     with tempfile.TemporaryDirectory(prefix="bps-suite-") as folder:
         report = Path(folder) / "report.xml"
         env = os.environ | {
@@ -50,14 +51,14 @@ def run(mode: str, world: int, leave: list[str]) -> Outcomes:
         command = [
             str(Path(sys.executable).parent / "pytest"), "-q", "--tb=short", "--timeout=200", "-p", "no:cacheprovider",
             "-c", os.devnull, "--rootdir", str(HERE), f"--junitxml={report}", "-W", "ignore", "-rf",
-            str(HERE / "suite.py"),
+            str(HERE / file),
         ]  # fmt: skip
         begin = time.monotonic()
         ran = subprocess.run(
             command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
         print(
-            f"{mode}, {world} ranks, {time.monotonic() - begin:.0f} s: {ran.stdout.decode().splitlines()[-1]}",
+            f"{file}: {mode}, {world} ranks, {time.monotonic() - begin:.0f} s: {ran.stdout.decode().splitlines()[-1]}",
             flush=True,
         )
         outcomes = read(report) if report.exists() else {}
@@ -131,12 +132,17 @@ def main() -> int:
         wanted = passes.get((mode, world), passes["gloo", world])
         if len(passed) < wanted:
             complaints.append(f"{where}: {len(passed)} tests passed, not {wanted}")
+    autograd = run("bps-as-gloo", 6, [], "autograd.py")
+    complaints += [f"autograd.py: {name}: {why or 'passed'}" for name, why in autograd.items() if why != PASSED]
+    if len(autograd) != AUTOGRAD_TESTS:
+        complaints.append(f"autograd.py: {len(autograd)} tests ran, not {AUTOGRAD_TESTS}")
     for complaint in complaints:
         print(f"error: {complaint}")
     presented = [f"{counts[mode, world]} with {world} ranks" for mode, world in RUNS if mode == "bps-as-gloo"]
     line = (
         f"torch's suite: {counts['bps', 2]} passed under the name bps; presented as gloo {', '.join(presented)} "
-        f"(gloo: {passes['gloo', 2]}/{passes['gloo', 3]}/{passes['gloo', 4]} with 2/3/4)"
+        f"(gloo: {passes['gloo', 2]}/{passes['gloo', 3]}/{passes['gloo', 4]} with 2/3/4); "
+        f"{len(autograd)} under distributed autograd"
     )
     print(line)
     if not complaints and len(sys.argv) > 1:
