@@ -99,9 +99,12 @@ void RoundEngine::reject(WorkerSession& session) {
   session.lose("it has begun more rounds than a worker can wait for");
 }
 
-void RoundEngine::refuse_round(const Push& push, RoundTable::Found found) {
+void RoundEngine::refuse_round(const Push& push, const RoundGroup& group, RoundTable::Found found) {
+  const std::string* why = why_incomplete(group);
   if (found == RoundTable::Found::kTooMany) {
     reject(push.session);
+  } else if (found == RoundTable::Found::kOver && why != nullptr) {  // see end_for_absent()
+    refuse(push.session, push.header.immediate, failure_of(*why));
   } else if (found == RoundTable::Found::kOver && (push.header.flags & tensor::kIsPush) == 0) {
     refuse(push.session, push.header.immediate,
            {ErrorCode::kInvalidArgument, "a pull is for a round that is over, because its push was cancelled or failed",
@@ -181,6 +184,7 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
   }
   tell_relays(round);
   note_failure(round);
+  end_for_absent(round);
   close_if_over(round);
 }
 
@@ -364,6 +368,22 @@ const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host,
   return nullptr;
 }
 
+// The member of the group that is gone, if one is: the group has completed its last round, or the last but those whose
+// contributions are here.
+const std::string* RoundEngine::why_incomplete(const RoundGroup& group) const {
+  const auto gone = std::ranges::find_if(
+      gone_ranks_, [&](const auto& one) { return group.group.index_of(one.first) != van::kNoRank; });
+  return gone == gone_ranks_.end() ? nullptr : &gone->second.why;
+}
+
+// A failed round stays for members that are still to come to it, and in such a group perhaps none ever comes. One that
+// does is refused without a round.
+void RoundEngine::end_for_absent(Round& round) {
+  if (!round.failure || why_incomplete(*round.group) == nullptr) return;
+  for (Arrival& arrival : round.arrivals) arrival.done = true;
+  round.done = static_cast<std::uint32_t>(round.arrivals.size());
+}
+
 // Whether nobody is left to be told. A relay that leaves as it should has waited for those it speaks for.
 bool RoundEngine::is_gone(const Round& round, std::uint32_t index) const {
   const auto gone = gone_ranks_.find(speaker_of(round, index));
@@ -391,6 +411,7 @@ void RoundEngine::fail_lost() {
       const RoundFailure failure = failure_of(*why);
       network_->cancel(static_cast<std::uint32_t>(round.number_in_table), {failure.code, failure.what, failure.hint});
     } else if ((round.summed && !round.is_two_phase()) || round.failure || why == nullptr) {
+      end_for_absent(round);
       close_if_over(round);
     } else {
       fail(round, failure_of(*why));

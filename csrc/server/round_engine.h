@@ -180,6 +180,8 @@ class RoundEngine final : public tensor::ContributionSource {
   const std::string* why_gone(const RoundGroup& group, bool for_host, const Round* round) const;
   bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
                          const Round* round) const;
+  const std::string* why_incomplete(const RoundGroup& group) const;
+  void end_for_absent(Round& round);
   bool is_gone(const Round& round, std::uint32_t contributor) const;
   std::uint32_t contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const;
   std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const;
@@ -195,7 +197,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void proceed(Round& round);
   void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
   void reject(WorkerSession& session);
-  void refuse_round(const Push& push, RoundTable::Found found);
+  void refuse_round(const Push& push, const RoundGroup& group, RoundTable::Found found);
   bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
   void disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session);

@@ -127,7 +127,7 @@ Round* RoundEngine::admit(Push& push) {
   const RoundKey key{header.group, header.tensor, header.partition, (header.flags & tensor::kForHost) != 0};
   const auto [found, opened] = table_.find_or_open(key, header.round, *group, push.session.share());
   if (opened == nullptr) {
-    refuse_round(push, found);
+    refuse_round(push, *group, found);
     return nullptr;
   }
   Round& round = *opened;

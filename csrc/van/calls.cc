@@ -192,7 +192,11 @@ void Calls::gone(const Member& member) {
     }
     entry = new_groups_.erase(entry);
   }
-  // A group that is being announced does not wait for a server that is gone.
+  // What has left sums for the others until it closes its connection, and has to know their groups.
+  if (member.fate == Member::Fate::kLost) disconnected(member);
+}
+
+void Calls::disconnected(const Member& member) {
   std::vector<std::uint32_t> forming;
   for (auto& [id, group] : forming_) {
     std::erase(group.unaware, member.peer);

@@ -33,6 +33,8 @@ class Calls {
   void cancel(const Member& caller, const Cancel& call);
   // This member has left or is lost.
   void gone(const Member& member);
+  // A member that has left sums for the others no more.
+  void disconnected(const Member& member);
   // As JSON: which ranks wait in barriers, or to form a group, and for whom.
   std::string waiting() const;
   std::string groups() const { return registry_.describe_groups(); }

@@ -183,7 +183,8 @@ void Job::leave(Member& member, const Leave& leave) {
   // It may have left because another rank is about to: whoever waits for it wants to know that one.
   if (!leave.failure.empty()) member.farewell += ", after: " + leave.failure;
   if (leave.reason.empty()) {
-    if (member.is_worker()) tell_here(MemberLeft{member.node->id, member.farewell});
+    // Also those that have left, itself among them: what they sum for others may wait for what it will not push.
+    if (member.is_worker()) tell_all(MemberLeft{member.node->id, member.farewell});
   } else {
     // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
     const Member* lost = members_->by_node(leave.lost_node);
@@ -302,6 +303,7 @@ void Job::closed(Peer peer, const std::string& why) {
   if (Member* const member = members_ ? members_->find_before(peer) : nullptr) return void(member->before = 0);
   Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || !std::exchange(member->connected, false)) return;
+  if (calls_ && member->fate == Member::Fate::kLeft) calls_->disconnected(*member);
   const bool has_come_again = member->renewed_as != 0 && !give_up_;
   if (member->fate == Member::Fate::kHere && phase_ != Phase::kOver && !has_come_again) lose(*member, why);
 }

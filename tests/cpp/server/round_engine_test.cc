@@ -219,6 +219,36 @@ TEST_F(RoundEngineTest, ACancelledRoundFailsForEverybody) {
   EXPECT_EQ(sum_in_slot(data(0).writes.at(0)), 6) << "the next round is a new one";
 }
 
+TEST_F(RoundEngineTest, AFailedRoundDoesNotWaitForOthersWhenAMemberHasLeft) {
+  use_slots(2);
+  EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 1U);
+  engine.leave_rank(0, "worker 0 has left the job");
+  engine.fail_lost();
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  land(1, header(1, kPush | kPull));
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kPeerLost);
+  EXPECT_EQ(failures(1)[0].what, "worker 0 has left the job");
+  EXPECT_EQ(engine.cancel(*sessions[2], cancel_of(102)).answered.size(), 1U) << "as of every round that is over";
+  land(2, header(2, kPush | kPull));
+  ASSERT_EQ(failures(2).size(), 1U) << "so that nobody waits for an answer";
+}
+
+// It has pushed before, and so the round would have completed.
+TEST_F(RoundEngineTest, ARoundThatFailsAfterAMemberHasLeftIsOverAtOnce) {
+  use_slots(2);
+  land(0, header(0, kPush));
+  engine.leave_rank(0, "worker 0 has left the job");
+  engine.fail_lost();
+  EXPECT_EQ(engine.open_rounds(), 1U);
+  EXPECT_EQ(engine.cancel(*sessions[1], cancel_of(101)).aborted.size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  land(2, header(2, kPush | kPull));
+  ASSERT_EQ(failures(2).size(), 1U);
+  EXPECT_EQ(failures(2)[0].code, ErrorCode::kPeerLost);
+}
+
 TEST_F(RoundEngineTest, APushThatIsOvertakenByItsCancelIsNotSummed) {
   use_slots(2);
   EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);

@@ -157,7 +157,20 @@ TEST(Lost, WhoHasLeftIsNotWaitedFor) {
   EXPECT_TRUE(job[0]->wait_for_end()) << "leaving is no loss, even if the process ends early";
   EXPECT_TRUE(job[0].lost().empty());
   EXPECT_EQ(job[0].left(),
-            (std::map<std::uint32_t, std::string>{{2, "worker 1 and server 1 (a, pid 42) has left the job"}}));
+            (std::map<std::uint32_t, std::string>{{1, "worker 0 and server 0 (a, pid 42) has left the job"},
+                                                  {2, "worker 1 and server 1 (a, pid 42) has left the job"}}));
+}
+
+// What they sum for others must not wait for what a member that has left will not push.
+TEST(Lost, LeavingIsToldToThoseThatHaveLeftToo) {
+  JointJob job(3);
+  EXPECT_FALSE(job[1]->leave(0.05));
+  ASSERT_TRUE(soon([&] { return job[1].left().contains(2); })) << "it sums for others";
+  EXPECT_FALSE(job[2]->leave(0.05));
+  for (const std::size_t i : {0, 1, 2}) {
+    ASSERT_TRUE(soon([&] { return job[i].left().contains(3); })) << i;
+    EXPECT_EQ(job[i].left().at(3), "worker 2 and server 2 (a, pid 42) has left the job");
+  }
 }
 
 TEST(Lost, AnExceptionIsToldToEverybodyAtOnce) {

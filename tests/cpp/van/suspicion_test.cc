@@ -71,6 +71,25 @@ TEST_F(Suspicions, AHeartbeatFromBeforeItsDeathProvesNothing) {
   EXPECT_TRUE(was_told<PeerLost>());
 }
 
+// One that has left sums until its connection ends: up to then it has to know the group, and from then on it cannot.
+TEST_F(Suspicions, AGroupDoesNotWaitForAMemberThatHasLeftAndEnds) {
+  ASSERT_TRUE(job_.receive(2, Leave{1, 0, "", "", false}));
+  ASSERT_TRUE(job_.receive(1, NewGroup{7, {0}, "alone"}));
+  ASSERT_TRUE(job_.receive(1, GroupAck{1}));
+  EXPECT_FALSE(was_told<GroupReady>());
+  job_.closed(2, "connection closed");
+  EXPECT_TRUE(was_told<GroupReady>());
+}
+
+TEST_F(Suspicions, AGroupThatIsBeingMadeWaitsForOneThatLeavesMeanwhile) {
+  ASSERT_TRUE(job_.receive(1, NewGroup{7, {0}, "alone"}));
+  ASSERT_TRUE(job_.receive(1, GroupAck{1}));
+  ASSERT_TRUE(job_.receive(2, Leave{1, 0, "", "", false}));
+  EXPECT_FALSE(was_told<GroupReady>()) << "it would refuse a push of a group that it does not know";
+  ASSERT_TRUE(job_.receive(2, GroupAck{1}));
+  EXPECT_TRUE(was_told<GroupReady>());
+}
+
 // Both members of a job that goes on without lost ones are here, and come again when a view has ended.
 class BrokenConnections : public testing::Test {
  protected:

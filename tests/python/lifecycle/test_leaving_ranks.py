@@ -110,6 +110,67 @@ def test_leaving_while_another_rank_waits_is_its_error(where, servers):
     assert found[1] == ("left", 0.0)
 
 
+NEVER = {"BPS_TIMEOUT": "600", "BPS_SHUTDOWN_TIMEOUT": "600"}  # who is not told waits for longer than the test
+
+
+def leaves_many_waiting(bps: Any, ranks: list[int]) -> list[str]:
+    """All ranks but rank 0 leave one by one; rank 0 waits for sums of `ranks`, each made by one of the servers."""
+    rank = bps.rank()
+    group = bps.new_group(ranks) if rank in ranks else None
+    folder = Path(os.environ["BPS_TEST_FOLDER"])
+    harness.eventually(lambda: rank == 0 or (folder / f"mark-{rank - 1}-goes").exists())
+    if rank > 0:
+        mark("goes")
+        bps.shutdown()
+        return []
+    handles = [bps.push_pull_async(np.ones(100, np.float32), name=f"x {i}", group=group) for i in range(12)]
+    mark("goes")
+    told = []
+    for handle in handles:
+        with pytest.raises(bps.PeerLostError) as lost:
+            bps.synchronize(handle)
+        told.append(str(lost.value))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("ranks", "servers", "env"),
+    [
+        ([0, 1], None, {}),
+        ([0, 1], None, harness.over("tcp")),
+        ([0, 1], None, {"BPS_MIN_WORKERS": "1"}),
+        ([0, 1], 2, {}),
+        ([0, 2], None, {}),  # the server of rank 1 goes on when it has left, and hears that rank 2 leaves
+        ([0, 2], None, {"BPS_HOST_SUM": "0"} | harness.over("tcp")),
+    ],
+)
+def test_all_that_wait_for_a_rank_that_leaves_are_told(ranks, servers, env):
+    told = harness.run(leaves_many_waiting, ranks, workers=ranks[-1] + 1, servers=servers, env=NEVER | env)[0]
+    assert len(told) == 12
+    assert all(f"worker {ranks[-1]}" in one and "has left the job" in one for one in told), told
+
+
+def leaves_what_others_never_call(bps: Any) -> int:
+    """Rank 1 leaves many operations that rank 0 never calls, and of which its server has heard."""
+    if bps.rank() == 1:
+        _ = [bps.push_pull_async(np.ones(100, np.float32), name=f"x {i}") for i in range(30)]
+        await_mark("rank 0 knows")
+        bps.shutdown()
+        return 0
+    harness.eventually(lambda: bps.metrics()["total"]["open_rounds"] > 0, what="a push of rank 1 here")
+    mark("knows")
+    with pytest.raises(bps.PeerLostError):
+        bps.push_pull(np.ones(100, np.float32), name="y")
+    return int(harness.eventually(lambda: bps.metrics()["total"]["open_rounds"], until=lambda rounds: rounds == 0))
+
+
+def test_no_round_waits_for_ever_for_a_rank_that_has_left():
+    with harness.start(leaves_what_others_never_call, workers=2, env=NEVER) as job:
+        job.await_marks("knows", [0])
+        job.set_mark("rank 0 knows")
+        assert job.results()[0] == 0
+
+
 def leaves_after_a_failure(bps: Any, calls: int) -> str:
     """Rank 2 waits for rank 1 in vain and leaves; rank 0 waits for rank 2."""
     rank = bps.rank()
