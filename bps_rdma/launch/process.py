@@ -146,6 +146,10 @@ class Children:
             ended += [self._note_end(child) for child in unseen if _has_ended(child)]
         return ended
 
+    def remove_if_killed(self, folder: str) -> None:
+        """Have a folder of plain files removed when the launcher is killed; otherwise that is left to the caller."""
+        self._tell_guard(f"/{folder}\n")
+
     def end(self, child: Child) -> None:
         """Kill one child and wait for it. wait() does not report it."""
         if child.status is None:

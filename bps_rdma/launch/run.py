@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from bps_rdma.errors import BpsError
+from bps_rdma.inspection import local
 from bps_rdma.launch.environment import LocalJob, find_binary
 from bps_rdma.launch.process import Child, Children, exit_status
 from bps_rdma.terminal import print_error
@@ -74,7 +76,11 @@ def signals_pass_on() -> Iterator[PassOn]:
 # A scheduler that is lost so often does not fail by accident.
 MOST_SCHEDULERS = 10
 SCHEDULERS_WITHIN = 60.0  # seconds
-STEPPED_DOWN = 75  # the status of bps-scheduler: it was stopped for too long, and the job may have gone on without it
+# Statuses of bps-scheduler with which another one may take its place: it was stopped for so long that the job may have
+# gone on without it, and somebody has ended it before the job was over.
+STEPPED_DOWN = 75
+TERMINATED = 128 + signal.SIGTERM
+_LOOK_S = 0.2  # between two looks at ranks that come too late
 
 
 @dataclass
@@ -108,10 +114,69 @@ class Scheduler:
         """Whether it has been, after it was lost."""
         status = self.child.status or 0
         recent = [start for start in self._starts if start > time.monotonic() - SCHEDULERS_WITHIN]
-        if (status > 0 and status != STEPPED_DOWN) or len(recent) >= MOST_SCHEDULERS:
+        if (status > 0 and status not in (STEPPED_DOWN, TERMINATED)) or len(recent) >= MOST_SCHEDULERS:
             return False
         self._start()
         return True
+
+
+@dataclass
+class Members:
+    """The ranks and dedicated servers of a job, of which lost ones are started again, `restarts` times altogether."""
+
+    children: Children
+    job: LocalJob
+    command: list[str]
+    ranks: list[Child]
+    servers: list[Child]
+    scheduler: Scheduler | None
+    restarts: int
+    _came_again: list[Child] = field(default_factory=list)
+
+    @property
+    def job_is_over(self) -> bool:
+        """Whether all ranks have left the job; their processes may still run."""
+        return self.scheduler is not None and self.scheduler.child.status == 0
+
+    def start_again(self, lost: Child) -> bool:
+        """Whether it has been, in its old place."""
+        if self.restarts == 0 or self.job_is_over:
+            return False
+        self.restarts -= 1
+        if lost in self.servers:
+            self.servers[self.servers.index(lost)] = _spawn_server(self.children, self.job, lost.label)
+            return True
+        number = self.ranks.index(lost)
+        again = self.children.spawn(lost.label, self.command, self.job.worker(number))
+        self.ranks[number] = again
+        self._came_again.append(again)
+        return True
+
+    def wait(self) -> list[Child]:
+        """Wait until children have ended, and return those."""
+        while True:
+            late = self.job_is_over and any(child.status is None for child in self._came_again)
+            ended = self.children.wait(_LOOK_S if late else None)
+            if late:
+                self._end_late()
+            if ended or not any(child.status is None for child in self.ranks):
+                return ended
+
+    def _end_late(self) -> None:
+        """End ranks that were started again and look for the job, which is over, up to BPS_JOIN_TIMEOUT.
+
+        The scheduler has ended when everybody had closed the connection to it. So who is in the job still, or again, by
+        the socket that it is asked by, tries to join.
+        """
+        looking = set()
+        for process in local.find():
+            with contextlib.suppress(ProcessLookupError):
+                looking.add(os.getpgid(process.pid) if process.is_ours else 0)
+        for child in self._came_again:
+            if child.status is None and child.pid in looking:
+                self.children.end(child)
+                print(f"{child.label} (pid {child.pid}) was started again too late: the job is over; it is ended",
+                      file=sys.stderr, flush=True)  # fmt: skip
 
 
 def spawn_helpers(children: Children, job: LocalJob, state: Path | None = None) -> Scheduler | None:
@@ -144,28 +209,16 @@ def run_job(
     with (
         signals_raise(),
         signals_pass_on() as pass_on,
-        _folder_for_state(job) as state,
         Children(prefixed=prefixed) as children,
+        _folder_for_state(job, children) as state,
     ):
         try:
             scheduler = spawn_helpers(children, job, state)
             servers = [child for child in children.running if scheduler is not None and child is not scheduler.child]
             ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
             pass_on.to = ranks
-
-            def start_again(lost: Child) -> bool:
-                nonlocal restarts
-                restarts -= 1
-                if restarts < 0:
-                    return False
-                if lost in servers:
-                    servers[servers.index(lost)] = _spawn_server(children, job, lost.label)
-                else:
-                    number = ranks.index(lost)
-                    ranks[number] = children.spawn(lost.label, words, job.worker(number))
-                return True
-
-            failed = _first_failure(children, ranks, servers, job.least, start_again, scheduler)
+            members = Members(children, job, words, ranks, servers, scheduler, restarts)
+            failed = _first_failure(members)
             alone = job.least is not None and scheduler is not None and bool(scheduler.child.status)
             failed_late = _let_end(children, grace)
             if not alone:  # without the scheduler servers cannot know that the job has ended well
@@ -180,8 +233,11 @@ def run_job(
 
 
 @contextmanager
-def _folder_for_state(job: LocalJob) -> Iterator[Path | None]:
-    """The file of a scheduler that may be started again; None for a job that ends with its scheduler."""
+def _folder_for_state(job: LocalJob, children: Children) -> Iterator[Path | None]:
+    """The file of a scheduler that may be started again; None for a job that ends with its scheduler.
+
+    The folder is removed when the launcher is killed, too.
+    """
     if job.least is None:
         yield None
         return
@@ -191,26 +247,22 @@ def _folder_for_state(job: LocalJob) -> Iterator[Path | None]:
         what = f"no folder can be made for the state of the scheduler: {error}"
         raise BpsError(what, "set TMPDIR to a folder that can be written to") from None
     with folder:
+        children.remove_if_killed(folder.name)
         yield Path(folder.name, "scheduler")
 
 
-def _first_failure(
-    children: Children,
-    ranks: list[Child],
-    servers: list[Child],
-    least: int | None,
-    start_again: Callable[[Child], bool],
-    scheduler: Scheduler | None,
-) -> Child | None:
+def _first_failure(members: Members) -> Child | None:
     """Wait until all ranks have ended with 0 (returns None), or a process of the job has failed (returns it).
 
-    The failure of a rank does not count while `least` others are left, nor that of a server while there is another one;
-    then it is started again, if that may be. The loss of the scheduler does not count then either. If there is no other
-    one, that of a rank does from there on, because no other view can follow, and servers end with the ranks.
+    The failure of a rank does not count while so many others are left as the job needs, nor that of a server while
+    there is another one; then it is started again, if that may be. The loss of the scheduler does not count then
+    either. If there is no other one, that of a rank does from there on, because no other view can follow, and servers
+    end with the ranks.
     """
+    least, ranks, scheduler = members.job.least, members.ranks, members.scheduler
     alone = False
     while any(rank.status is None for rank in ranks):
-        for child in children.wait():
+        for child in members.wait():
             if child.status and least and scheduler is not None and child is scheduler.child:
                 alone = not scheduler.start_again()
                 effect = "the ranks go on without it" if alone else "it is started again"
@@ -220,13 +272,14 @@ def _first_failure(
                 continue
             if not child.status:
                 continue
-            kind, alike, needed = ("rank", ranks, least) if child in ranks else ("server", servers, least and 1)
+            kind, alike, needed = ("rank", ranks, least) if child in ranks else ("server", members.servers, least and 1)
             left = sum(1 for one in alike if not one.status)
             if alone or needed is None or left < needed:
                 return child
-            again = ", and it is started again" if start_again(child) else ""
+            again = ", and it is started again" if members.start_again(child) else ""
             those = f"{left} {kind}{'' if left == 1 else 's'}"
-            print(f"{child.describe_end()}; the job goes on with {those}{again}", file=sys.stderr, flush=True)
+            goes_on = "the job is over" if members.job_is_over else f"the job goes on with {those}{again}"
+            print(f"{child.describe_end()}; {goes_on}", file=sys.stderr, flush=True)
     return None
 
 

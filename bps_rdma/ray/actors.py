@@ -19,7 +19,7 @@ import ray.cloudpickle
 from bps_rdma import job
 from bps_rdma.errors import BpsError
 from bps_rdma.launch.environment import find_binary, free_port
-from bps_rdma.launch.run import STEPPED_DOWN
+from bps_rdma.launch.run import STEPPED_DOWN, TERMINATED
 from bps_rdma.ray.environment import adopt
 from bps_rdma.ray.errors import RayError, ServerEndedError, StartError
 from bps_rdma.ray.scheduler_run import start_scheduler
@@ -103,8 +103,9 @@ class Helper(Member):
             status = child.wait()
         finally:
             child.kill()
-        if status < 0:
-            raise ServerEndedError(f"bps-{role} was killed by signal {-status}", killed=True)
+        if status < 0 or status == TERMINATED:
+            number = -status if status < 0 else status - 128
+            raise ServerEndedError(f"bps-{role} was killed by signal {number}", killed=True)
         if status == STEPPED_DOWN:
             raise ServerEndedError(f"bps-{role} was stopped for too long", killed=True)
         if status:

@@ -69,7 +69,8 @@ void usage() {
       "  2    the command line is wrong\n"
       "  75   it was stopped for so long that a job with BPS_MIN_WORKERS may have\n"
       "       gone on without it\n"
-      "  130  Ctrl-C ended it");
+      "  130  Ctrl-C ended it\n"
+      "  143  SIGTERM ended it, and not a job with BPS_MIN_WORKERS");
 }
 
 // Signals, taken by a thread of its own: SIGINT and SIGTERM end the scheduler as its destructor would, SIGUSR1 shows on
@@ -164,7 +165,8 @@ int run(SettingValues values, const std::string& address) {
   signals.take_for(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {
-    case SIGTERM: return 0;  // this is how launchers end it
+    // Launchers end it so. A job that can do so goes on, and who looks after it may start another one in its place.
+    case SIGTERM: return options.is_outlived && !well ? 128 + SIGTERM : 0;
     case SIGINT: return 128 + SIGINT;
     default: break;
   }

@@ -242,17 +242,24 @@ while committed < 30:
             except OSError:
                 continue
             if name.endswith("(bps-scheduler") and int(fields.split()[1]) == os.getppid():
-                os.kill(int(stat.parent.name), signal.SIGKILL)
+                os.kill(int(stat.parent.name), signal.Signals[sys.argv[1]])
 bps.shutdown()
 """
 
 
-@pytest.mark.parametrize("servers", [(), ("--servers", "2")])
-def test_bps_run_starts_its_scheduler_again(tmp_path: Path, servers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("servers", "signame", "how"),
+    [
+        ((), "SIGKILL", "was killed by SIGKILL"),
+        (("--servers", "2"), "SIGKILL", "was killed by SIGKILL"),
+        ((), "SIGTERM", "ended with status 143"),
+    ],
+)
+def test_bps_run_starts_its_scheduler_again(tmp_path: Path, servers: tuple[str, ...], signame: str, how: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(LAUNCHED)
-    words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", *servers, str(script)]
+    words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", *servers, str(script), signame]
     ended = harness.run_command(words, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "was killed by SIGKILL; it is started again" in ended.stderr
+    assert f"{how}; it is started again" in ended.stderr
     assert "RoundAborted" not in ended.stderr
