@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.chaos import plan
 from tests.chaos.trial_run import TrialRun, describe_status
@@ -40,8 +41,12 @@ class Run(TrialRun):
                 apart = self.network is not None  # each namespace is a host
                 env |= of_rank(rank, self.trial.workers, self.port, self._root()) | {"BPS_ROOT_PORT": str(self.port)}
                 env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if apart else {}
-            self.spawn_worker(rank, "worker.py", plan.spec(self.trial, rank), env)
+            self.spawn_worker(rank, "worker.py", self.spec_of(rank), env)
         self.await_all(range(self.trial.workers), lambda rank: self.said(rank, "ready"), plan.START_S, "its start")
+
+    def spec_of(self, rank: int) -> dict[str, Any]:
+        """What a worker process must know."""
+        return plan.spec(self.trial, rank)
 
     def _root(self) -> str:
         return self.address("scheduler" if self.trial.servers else "worker 0")

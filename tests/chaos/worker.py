@@ -2,17 +2,21 @@
 """A worker of a chaos trial: rounds of operations whose results, arrays and surroundings are checked.
 
 It says what happens in lines of JSON (CHAOS_REPORT) and takes commands on its standard input: `stop` (rank 0: end after
-this round, on all ranks), `exception`, `exit`, `late`, and `check` after the end.
+this round, on all ranks), `exception`, `exit`, `leave`, `thread` (another one leaves), `late`, and `check` after the
+end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +30,8 @@ CANARY, MINE = 0xA5, 42.0
 class Commands:
     """What has been asked for on the standard input."""
 
-    def __init__(self) -> None:
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self.leave = leave
         self._asked: set[str] = set()
         self._changed = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -37,6 +42,8 @@ class Commands:
         while data := os.read(0, 100):
             text += data
             *words, text = text.split(b"\n")
+            if b"thread" in words:
+                threading.Thread(target=self.leave).start()
             with self._changed:
                 self._asked |= {word.decode() for word in words}
                 self._changed.notify()
@@ -167,13 +174,19 @@ class Operation:
             one.release()
 
 
+class Left(Exception):  # noqa: N818  # nothing is wrong
+    """This rank has left the job in the middle of a round."""
+
+
 class Worker:
     """The rounds, until the end or an error that is final."""
 
     def __init__(self) -> None:
         self.spec = json.loads(os.environ["CHAOS_SPEC"])
-        self.commands = Commands()
         self.report = Report()
+        self.commands = Commands(self.leave)
+        if self.spec.get("handles_term"):
+            signal.signal(signal.SIGTERM, self.leave_and_exit)
         self.random = random.Random(f"{self.spec['seed']}/{self.spec['rank']}")
 
     def run(self) -> None:
@@ -184,12 +197,13 @@ class Worker:
         self.operations = [one for one in everything if one.takes_part]
         self.flag = np.zeros(1, np.float32)
         round_ = 0
-        while self.round(round_):
-            if round_ == 0:
-                self.report("ready")
-            round_ += 1
-            if round_ % 5 == 0:
-                self.report("round", number=round_)
+        with contextlib.suppress(Left):
+            while self.round(round_):
+                if round_ == 0:
+                    self.report("ready")
+                round_ += 1
+                if round_ % 5 == 0:
+                    self.report("round", number=round_)
         self.report("ended", rounds=round_)
         bps.shutdown()
         self.report("over")
@@ -209,6 +223,10 @@ class Worker:
         over, errors = False, []
         try:
             over = bool(bps.push_pull_inplace(self.flag, False, "flag")[0] != 0)
+        except bps.BpsError as error:
+            errors.append(error)
+        try:
+            self.call_scheduler(number)
         except bps.BpsError as error:
             errors.append(error)
         pending = []
@@ -232,12 +250,41 @@ class Worker:
         goes_on = self.spec["goes_on"] and all(not isinstance(error, bps.PeerLostError) for error in errors)
         return not over and (not errors or goes_on)
 
+    def call_scheduler(self, number: int) -> None:
+        """In some rounds ranks also wait in calls that the scheduler answers."""
+        if not self.spec.get("makes_groups") or number % 4 == 3:
+            return
+        ranks = range(self.spec["workers"])
+        if number % 4 == 0:
+            bps.barrier()
+        elif number % 4 == 1:
+            bps.new_group(list(ranks), f"all {number}")
+        elif self.spec["rank"] in self.spec["group"]:
+            bps.new_group(self.spec["group"], f"some {number}")
+
+    def leave(self) -> None:
+        """Leaves the job in order."""
+        self.report("leaves")
+        bps.shutdown()
+
+    def leave_and_exit(self, *_: Any) -> None:
+        """The handler of a signal."""
+        self.leave()
+        sys.exit(0)
+
     def act(self) -> None:
         """What the campaign has asked for happens in the middle of a round."""
         if self.commands.take("exception"):
+            self.report("leaves")
             raise ValueError("asked for by the campaign")
         if self.commands.take("exit"):
+            self.report("leaves")
             sys.exit(3)
+        if self.commands.take("leave"):
+            self.leave()
+            for one in self.operations:  # those in progress have ended with shutdown()
+                one.release()
+            raise Left
         if self.commands.take("late"):
             time.sleep(self.spec["late_s"])
 
