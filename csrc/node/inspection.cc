@@ -16,10 +16,12 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "core/error.h"
+#include "core/hmac.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/threads.h"
@@ -126,9 +128,12 @@ void Inspection::listen() {
   listener_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
+  std::uint64_t unknown = 0;  // before the socket has its name: nobody else can take it
+  random_bytes(std::as_writable_bytes(std::span(&unknown, 1)));
   // The first byte stays 0: a name without a file, which is gone with the socket.
-  const int length = std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "bps_rdma-%u-%d-%llu-%u",
-                                   ::geteuid(), ::getpid(), pid_namespace(), number.fetch_add(1));
+  const int length =
+      std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "bps_rdma-%u-%d-%llu-%u-%016llx", ::geteuid(),
+                    ::getpid(), pid_namespace(), number.fetch_add(1), static_cast<unsigned long long>(unknown));
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length));
   if (!listener_ || ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       ::listen(listener_.get(), kBacklog) != 0) {

@@ -3,8 +3,9 @@
 //
 // Three ways to ask: SIGUSR1, which shows the report on standard error; a local socket, for programs of the same user
 // on this machine (`bps why`, `bps top`); and a Question of the scheduler. The socket has an abstract name,
-// "bps_rdma-UID-PID-NAMESPACE-NUMBER", and lets in this user and root only. A client sends a line, and reads the reply
-// until the end of the stream:
+// "bps_rdma-UID-PID-NAMESPACE-NUMBER-RANDOM", and lets in this user and root only. Another user cannot take that name
+// before, but can have others of the form; so a client looks at who listens. It sends a line, and reads the reply until
+// the end of the stream:
 //
 //   report          what this process does, as JSON
 //   report stacks   the same, with where its threads are

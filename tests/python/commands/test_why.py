@@ -426,7 +426,7 @@ def test_only_this_user_may_ask() -> None:
             "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
             "s.connect(bytes.fromhex(sys.argv[1])); s.sendall(b'report\\n'); sys.stdout.write(repr(s.recv(100)))"
         )
-        done = harness.run_command([sys.executable, "-c", ask, process.address.hex()], within=120)
+        done = harness.run_command([sys.executable, "-c", ask, process.addresses[0].hex()], within=120)
         assert done.stdout in ("b''", ""), done.stdout
         assert local.ask(process, "report", 5 * harness.PATIENCE) is not None
         end_all(job)
