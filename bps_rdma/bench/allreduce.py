@@ -23,6 +23,7 @@ from bps_rdma.bench.peers import environments
 from bps_rdma.bench.plan import BASELINES, MEMORY_KINDS, MPI_BASELINES, Case, Plan, make_cases, parse_choices
 from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.files import output
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
 from bps_rdma.terminal import closing, wide_console
@@ -178,7 +179,8 @@ def _show(outcomes: list[Outcome], skipped: list[Skip], json_file: Path | None, 
 
         print_sweep(outcomes, [(skip.ranks, skip.nbytes, skip.reason) for skip in skipped], wide_console())
         if json_file is not None:
-            json_file.write_text(json.dumps(found) + "\n")
+            with output(json_file) as out:
+                out.write(json.dumps(found).encode() + b"\n")
             wrote(json_file)
     if plot is not None and outcomes:
         from bps_rdma.bench.plot import save_plot

@@ -30,6 +30,7 @@ from bps_rdma.bench.plan import (
 from bps_rdma.bench.rank import run_rank
 from bps_rdma.bench.results import Outcome, to_json
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.files import output
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
 from bps_rdma.terminal import closing, wide_console
@@ -170,7 +171,8 @@ def _show(outcome: Outcome, json_file: Path | None, plot: Path | None) -> None:
 
         print_report(outcome, wide_console())
         if json_file is not None:
-            json_file.write_text(json.dumps(to_json(outcome)) + "\n")
+            with output(json_file) as out:
+                out.write(json.dumps(to_json(outcome)).encode() + b"\n")
             wrote(json_file)
     if plot is not None:
         from bps_rdma.bench.plot import save_plot

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter
 from bps_rdma.bench.plan import format_size
 from bps_rdma.bench.results import OURS, CaseResult, Outcome
 from bps_rdma.bench.stats import quantile, rates
+from bps_rdma.files import output
 
 # The same colours in every plot. They differ in lightness too, so that they can be told apart without colour.
 _COLOURS = {OURS: "#0b5394", "gloo": "#e69138", "openmpi": "#6aa84f", "mpich": "#a64d79", "bound": "#999999"}
@@ -46,7 +47,8 @@ def save_plot(outcomes: Sequence[Outcome], path: Path) -> None:
     for axis in list(axes)[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(outcomes[0].job if len(outcomes) == 1 else "all-reduce on one host", fontsize=11)
-    figure.savefig(path, dpi=150)
+    with output(path) as out:
+        figure.savefig(out, dpi=150, format=path.suffix[1:])
 
 
 def _draw(axis: Axes, results: list[CaseResult], world: int) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from bps_rdma import files
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.inspection import local, torch_dump
 from bps_rdma.inspection.diagnosis import Diagnosis, diagnose, main_stack
@@ -98,7 +99,8 @@ def dump(
     if output is None:
         print(text)
     else:
-        output.write_text(text + "\n")
+        with files.output(output) as out:
+            out.write(text.encode() + b"\n")
         print(f"{sum(len(one['members']) for one in found)} reports written to {output}", file=sys.stderr)
     return 0
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bps_rdma import _core
+from bps_rdma import _core, files
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.inspection import local
 
@@ -130,11 +130,11 @@ def from_folder(folder: Path) -> list[JobState]:
     Raises:
         InvalidArgumentError: there is none, or one cannot be read.
     """
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
+    in_folder = folder.is_dir()
     jobs: dict[str, tuple[list[Report], Report | None]] = {}
-    for file in files:
+    for file in sorted(folder.glob("*.json")) if in_folder else [folder]:
         try:
-            found = json.loads(file.read_text())
+            found = json.loads(files.read_text(file) if in_folder else file.read_text())
             for one in found if isinstance(found, list) else [found]:
                 for report in one["members"] if "scheduler" in one else [one]:
                     reports, scheduler = jobs.setdefault(report["job"]["incarnation"], ([], None))

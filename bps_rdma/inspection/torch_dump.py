@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bps_rdma import files
 from bps_rdma.inspection.diagnosis import main_stack
 from bps_rdma.inspection.job_state import JobState, Member, Report
 
@@ -86,7 +87,8 @@ def save(state: JobState, folder: Path) -> tuple[list[int], list[int]]:
             },
             "entries": sorted(entries, key=lambda entry: entry["record_id"]),
         }
-        (folder / f"{PREFIX}{rank}").write_bytes(pickle.dumps(dump))
+        with files.replacing(folder / f"{PREFIX}{rank}") as out:
+            pickle.dump(dump, out)
     return list(ranks), sorted(set(state.workers()) - set(ranks))
 
 

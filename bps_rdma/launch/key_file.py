@@ -8,13 +8,13 @@ on a network file system. It stays, like a key of ssh: the handshake mixes the n
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from bps_rdma import files
 from bps_rdma.errors import InvalidArgumentError
 
 _HINT = "or set BPS_SECRET_FILE to a file of your own that all hosts see (openssl rand -hex 32 > FILE; chmod 600 FILE)"
@@ -33,7 +33,7 @@ def shared_key_file() -> Path:
         _check_private(folder, stat.S_ISDIR)
         path = folder / "secret"
         if not os.path.lexists(path):
-            _make(path)
+            files.keep_first(path, secrets.token_hex(32).encode() + b"\n", 0o600)
         _check_private(path, stat.S_ISREG)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         raise InvalidArgumentError(
@@ -41,20 +41,6 @@ def shared_key_file() -> Path:
             f"make ~/.config/bps_rdma writable, {_HINT}",
         ) from None
     return path
-
-
-def _make(path: Path) -> None:
-    part = path.with_name(f".{secrets.token_hex(16)}")
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "w", encoding="ascii") as out:
-            out.write(secrets.token_hex(32) + "\n")
-            out.flush()
-            os.fsync(out.fileno())  # other hosts may look at once
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.link(part, path)
-    finally:
-        part.unlink()
 
 
 def _check_private(path: Path, right_kind: Callable[[int], bool]) -> None:

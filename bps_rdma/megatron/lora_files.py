@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from bps_rdma.errors import MismatchError
+from bps_rdma.files import replacing
 from bps_rdma.megatron.lora_layers import adapters
 
 
@@ -48,9 +49,8 @@ def save_lora(models: Iterable[torch.nn.Module], file: str | os.PathLike[str]) -
 
     state = lora_state(models)
     if dist.get_rank() == 0:
-        new = Path(f"{os.fspath(file)}.new")
-        torch.save(state, new)
-        new.replace(file)
+        with replacing(Path(file)) as out:
+            torch.save(state, out)
     dist.barrier()
 
 

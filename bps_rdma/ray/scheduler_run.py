@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bps_rdma import files
 from bps_rdma.launch.environment import find_binary
 
 _LOOK_S = 0.01
@@ -37,7 +38,8 @@ def start_scheduler(known: bytes | None) -> tuple[subprocess.Popen[bytes], bytes
     with tempfile.TemporaryDirectory(prefix="bps-ray-") as folder:
         file = Path(folder, "scheduler")
         if known is not None:
-            file.write_bytes(known)
+            with files.replacing(file, 0o600) as out:
+                out.write(known)
             deadline = time.monotonic() + _PREDECESSOR_ENDS_S
             while _listens() and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)

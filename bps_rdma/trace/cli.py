@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bps_rdma import extras
+from bps_rdma import extras, files
 from bps_rdma.bench.outputs import check_outputs, progress, wrote
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.terminal import closing, wide_console
@@ -41,7 +41,8 @@ def merge(
     Clocks of several hosts are brought together by the messages between them; it prints how well.
     """
     trace = merged(_read(folder))
-    out.write_text(json.dumps(trace))
+    with files.output(out) as file:
+        file.write(json.dumps(trace).encode())
     for clock in trace["otherData"]["clocks"]:
         error = "not aligned" if clock["error_us"] is None else f"within {clock['error_us']:.1f} us"
         print(f"{clock['process']} ({clock['host']}): {error}")

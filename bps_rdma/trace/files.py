@@ -15,6 +15,7 @@ from typing import Any
 
 from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.files import read_text
 
 _EVENTS = ".events"
 
@@ -101,7 +102,7 @@ def read(path: Path) -> Trace:
 def _text(path: Path) -> str:
     """Of the file, or of what is made from its events."""
     if path.suffix != _EVENTS:
-        return path.read_text()
+        return read_text(path)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "comm.json"
         _core.format_trace(str(path), str(made))

@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bps_rdma.files import output
 from bps_rdma.trace.steps import PARTS
 
 _DARK, _LIGHT, _OTHER = "#0b5394", "#9fc5e8", "#e69138"
@@ -39,7 +40,8 @@ def save_plot(found: dict[str, Any], path: Path) -> None:
     ranks.set(title="the first contribution waited for this rank", xlabel="rank", ylabel="ms, all rounds")
     ranks.grid(visible=True, axis="y", alpha=0.3)
     figure.suptitle(f"trace of {', '.join(found['processes'][:8])}", fontsize=11)
-    figure.savefig(path, dpi=150)
+    with output(path) as out:
+        figure.savefig(out, dpi=150, format=path.suffix[1:])
 
 
 def _draw_parts(axis: Axes, rows: list[dict[str, Any]]) -> None:

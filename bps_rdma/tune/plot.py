@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from bps_rdma.bench.plan import format_size
+from bps_rdma.files import output
 from bps_rdma.tune.measure import Found, Trial
 
 _MEASURED, _MODEL = "#0b5394", "#e69138"
@@ -44,7 +45,8 @@ def save_plot(found: Found, path: Path) -> None:
     title = f"what shows of a step, backward pass {found.backward_s * 1e3:.1f} ms"
     _finish(buckets, title, "bytes per bucket", sizes)
     figure.suptitle(f"bps tune: {found.workers} ranks, {'+'.join(sorted(set(found.routes)))}", fontsize=11)
-    figure.savefig(path, dpi=150)
+    with output(path) as out:
+        figure.savefig(out, dpi=150, format=path.suffix[1:])
 
 
 def _describe(found: Found) -> str:

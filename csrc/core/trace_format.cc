@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/trace_format.h"
 
-#include <fcntl.h>
-
 #include <cerrno>
-#include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "core/error.h"
-#include "core/fd.h"
+#include "core/files.h"
 #include "core/tick_counter.h"
 #include "core/trace_file.h"
 #include "core/trace_json.h"
@@ -22,46 +18,24 @@ namespace {
 
 constexpr std::size_t kBatch = 1 << 20;  // bytes of text that are written at once
 
-// It has its name only when it is complete.
-class NewFile {
+class Output {
  public:
-  explicit NewFile(const std::string& name) : name_(name), part_(name + ".part"), out_(part_, std::ios::trunc) {
-    check();
-  }
-  ~NewFile() {
-    std::error_code error;
-    if (!is_complete_) std::filesystem::remove(part_, error);
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
+  explicit Output(NewFile& file) : file_(file) {}
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
 
   TraceText& text() { return text_; }
   void write_if_much() {
     if (text_.text().size() >= kBatch) write();
   }
-  void complete() {
-    write();
-    out_.close();
-    check();
-    std::filesystem::rename(part_, name_);
-    is_complete_ = true;
+  void write() {
+    file_.write(text_.text());
+    text_.clear();
   }
 
  private:
-  void write() {
-    out_ << text_.text();
-    text_.clear();
-    check();
-  }
-  void check() const {
-    if (!out_) throw Error(ErrorCode::kTransport, "cannot write " + part_, "look at the space on that disk");
-  }
-
-  const std::string name_;
-  const std::string part_;
-  std::ofstream out_;
+  NewFile& file_;
   TraceText text_;  // not yet written
-  bool is_complete_ = false;
 };
 
 template <codec::Plain T, typename Take>
@@ -86,7 +60,7 @@ std::string_view name_in(const TraceFrames& frames, const TraceFrame& frame) {
   return as_text(frame.content);
 }
 
-void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json, TickTimes& times, NewFile& out) {
+void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json, TickTimes& times, Output& out) {
   switch (frame.kind) {
     case TraceFrameKind::kProcess: frames.refuse("it begins a second trace");
     case TraceFrameKind::kTensorName: return json.name_tensor(frame.number, name_in(frames, frame));
@@ -112,28 +86,34 @@ void format(const TraceFrames& frames, const TraceFrame& frame, TraceJson& json,
 
 }  // namespace
 
-void format_trace(int file, const std::string& name, const std::string& json, const std::function<bool()>& gives_up) {
+void format_trace(int file, const std::string& name, NewFile& json, const std::function<bool()>& gives_up) {
   TraceFrames frames(file, name);
   auto frame = frames.next();
   if (!frame || frame->kind != TraceFrameKind::kProcess) frames.refuse("it does not say whose trace this is");
-  NewFile out(json);
+  Output out(json);
   TraceJson formatter(decode<TraceProcess>(frames, *frame), out.text());
   TickTimes times;
   while ((frame = frames.next())) {
-    if (gives_up()) throw Error(ErrorCode::kTransport, json + " was not written: the wait for it was interrupted", "");
+    if (gives_up()) {
+      throw Error(ErrorCode::kTransport, json.path() + " was not written: the wait for it was interrupted", "");
+    }
     format(frames, *frame, formatter, times, out);
   }
   formatter.end();
-  out.complete();
+  out.write();
+  json.replace();
 }
 
 void format_trace(const std::string& events, const std::string& json) {
-  const Fd file(::open(events.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) {
+  const OpenedFile opened = open_named(events);
+  if (!opened.file) {
     throw Error(ErrorCode::kInvalidArgument, "cannot read " + events + ": " + std::generic_category().message(errno),
                 "name a file that a traced process has written");
   }
-  format_trace(file.get(), events, json, [] { return false; });
+  const FileName name = split_path(json);
+  const Fd folder = open_folder(name.folder);
+  NewFile out(folder.get(), name, 0666);
+  format_trace(opened.file.get(), events, out, [] { return false; });
 }
 
 }  // namespace bps

@@ -9,10 +9,12 @@
 #include <functional>
 #include <string>
 
+#include "core/files.h"
+
 namespace bps {
 
 // `file`: open for reading, and `name` what errors call it. `gives_up`: asked often; true ends it with an Error.
-void format_trace(int file, const std::string& name, const std::string& json, const std::function<bool()>& gives_up);
+void format_trace(int file, const std::string& name, NewFile& json, const std::function<bool()>& gives_up);
 void format_trace(const std::string& events, const std::string& json);
 
 }  // namespace bps

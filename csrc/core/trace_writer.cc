@@ -17,6 +17,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/threads.h"
@@ -45,10 +46,11 @@ std::string clock_identity() {
   return identity;
 }
 
-// A new file each time: one that another process still writes stays that one's.
-Fd create(const std::string& file) {
-  ::unlink(file.c_str());
-  return Fd(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
+// A new file each time: one that another process still writes stays that one's. The folder is ours, so nobody else has
+// made it.
+Fd create(const Fd& folder, const std::string& name) {
+  ::unlinkat(folder.get(), name.c_str(), 0);
+  return Fd(::openat(folder.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
 }
 
 void write_all(int file, const std::string& name, std::array<std::span<const std::byte>, 3> parts) {
@@ -125,14 +127,10 @@ void TraceWriter::record_span(const std::string& name, std::uint32_t step, std::
 
 void TraceWriter::start(Process process) {
   file_ = std::move(process.file);
-  const std::filesystem::path path(file_);
-  events_file_ = std::filesystem::path(path).replace_extension(".events");
-  std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
-  std::filesystem::remove(path, error);  // of an earlier job
-  events_ = create(events_file_);
-  if (!events_) {
-    log_warning("nothing is traced: cannot write " + events_file_);
+  try {
+    open_files();
+  } catch (const Error& failure) {
+    log_warning(std::string("nothing is traced: ") + failure.what());
     return;
   }
   const TraceProcess about{.version = BPS_VERSION,
@@ -153,11 +151,28 @@ void TraceWriter::start(Process process) {
   try {
     drain();
   } catch (const Error& failure) {
-    ::unlink(events_file_.c_str());
+    remove(events_file_);
     log_warning(std::string("nothing is traced: ") + failure.what());
     return;
   }
   thread_ = start_thread([this] { run(); });
+}
+
+void TraceWriter::open_files() {
+  const std::filesystem::path path(file_);
+  events_file_ = std::filesystem::path(path).replace_extension(".events");
+  std::error_code error;  // is met again below
+  std::filesystem::create_directories(path.parent_path().parent_path(), error);
+  folder_ = open_own_folder(path.parent_path(), 0777);
+  if (folder_) {
+    remove(file_);  // of an earlier job
+    events_ = create(folder_, split_path(events_file_).name);
+  }
+  if (!events_) throw_errno("cannot write " + events_file_);
+}
+
+void TraceWriter::remove(const std::string& file) {
+  ::unlinkat(folder_.get(), split_path(file).name.c_str(), 0);
 }
 
 void TraceWriter::run() {
@@ -188,8 +203,9 @@ void TraceWriter::run() {
 
 void TraceWriter::format() {
   try {
-    format_trace(events_.get(), events_file_, file_, [this] { return gives_up_.load(); });
-    ::unlink(events_file_.c_str());
+    NewFile json(folder_.get(), split_path(file_), 0666);
+    format_trace(events_.get(), events_file_, json, [this] { return gives_up_.load(); });
+    remove(events_file_);
   } catch (const std::exception& error) {
     log_warning(std::string(error.what()) + "; `bps trace` reads what was traced from " + events_file_);
   }

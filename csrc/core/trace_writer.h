@@ -58,6 +58,8 @@ class TraceWriter {
  private:
   static constexpr std::size_t kSpans = 1 << 13;  // of some hundred steps, which is seconds
 
+  void open_files();
+  void remove(const std::string& file);
   void run();
   void format();
   void drain();
@@ -71,6 +73,7 @@ class TraceWriter {
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   std::string file_;
   std::string events_file_;
+  Fd folder_;
   Fd events_;
   std::vector<TraceRing::Noted> noted_;  // of each ring
   Bytes frames_;                         // to be written

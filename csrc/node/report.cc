@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a process tells of itself, as JSON. Everything is read from where it is anyway: the data path does nothing for
 // it.
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <string>
 
+#include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "node/local_address.h"
@@ -135,9 +134,15 @@ std::string describe_loops(const std::vector<Loops::OpenState>& states, JsonObje
 }
 
 void write_whole(const std::string& path, const std::string& text) {
-  const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  const bool done = file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  if (!done) log_warning("cannot write " + path + ": " + std::strerror(errno) + "; check BPS_DUMP_DIR");
+  try {
+    const FileName name = split_path(path);
+    const Fd folder = open_folder(name.folder);
+    NewFile file(folder.get(), name, 0600);
+    file.write(text);
+    file.replace();
+  } catch (const Error& error) {
+    log_warning(std::string(error.what()) + "; check BPS_DUMP_DIR");
+  }
 }
 
 }  // namespace

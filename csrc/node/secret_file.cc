@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/secret_file.h"
 
-#include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,7 +14,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
-#include "core/fd.h"
+#include "core/files.h"
 #include "core/hmac.h"
 
 namespace bps::node {
@@ -48,13 +47,10 @@ void check_private(const struct stat& found, const std::string& path, bool may_b
   }
 }
 
-std::string read_checked(const Fd& file, const std::string& path, bool may_be_of_root) {
-  struct stat found{};
-  if (::fstat(file.get(), &found) != 0) throw_errno("cannot look at " + path);
-  if (!S_ISREG(found.st_mode)) reject(path + " is not a regular file", "set BPS_SECRET_FILE to one");
-  check_private(found, path, may_be_of_root);
+std::string read_checked(const OpenedFile& opened, const std::string& path, bool may_be_of_root) {
+  check_private(opened.status, path, may_be_of_root);
   std::array<char, kMostBytes> buffer;
-  const auto got = ::read(file.get(), buffer.data(), buffer.size());
+  const auto got = ::read(opened.file.get(), buffer.data(), buffer.size());
   if (got < 0) throw_errno("cannot read " + path);
   std::string text(buffer.data(), static_cast<std::size_t>(got));
   constexpr const char* kSpace = " \t\r\n";
@@ -93,13 +89,9 @@ std::vector<std::string> candidates() {
 }
 
 // The folder, made if it is not there; empty where there can be none.
-Fd open_folder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return {};
-  Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!folder) {
-    if (errno == ELOOP || errno == ENOTDIR) reject(path + " is not a folder", "remove it");
-    return {};
-  }
+Fd open_private_folder(const std::string& path) {
+  Fd folder = open_own_folder(path, 0700);
+  if (!folder) return {};
   struct stat found{};
   if (::fstat(folder.get(), &found) != 0) throw_errno("cannot look at " + path);
   check_private(found, path, false);
@@ -119,34 +111,30 @@ std::string random_text() {
 }
 
 // Makes the file, unless another process was faster. It appears whole or not at all.
-void make_secret(const Fd& folder) {
-  const std::string text = random_text() + "\n";
-  std::string part = ".";
-  part += random_text();  // joined at once, gcc 12 takes it for overlapping copies (its bug 105651)
-  Fd file(::openat(folder.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file) return;
-  if (::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
-    (void)!::linkat(folder.get(), part.c_str(), folder.get(), kName, 0);  // fails where the file is there by now
+void make_secret(const Fd& folder, const std::string& path) {
+  try {
+    NewFile file(folder.get(), split_path(path), 0600);
+    file.write(random_text() + "\n");
+    (void)file.keep_if_first();
+  } catch (const Error&) {  // there may be another folder
   }
-  ::unlinkat(folder.get(), part.c_str(), 0);
 }
 
-Fd open_secret(const Fd& folder, const std::string& path) {
-  Fd file(::openat(folder.get(), kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file && errno == ELOOP) reject(path + " is a symbolic link", "remove it");
-  if (!file && errno == EACCES) reject(path + " cannot be read", "chmod 600 " + path + ", or remove it");
-  return file;
+OpenedFile open_secret(const Fd& folder, const std::string& path) {
+  OpenedFile opened = open_regular(folder.get(), kName, path);
+  if (!opened.file && errno == EACCES) reject(path + " cannot be read", "chmod 600 " + path + ", or remove it");
+  return opened;
 }
 
 }  // namespace
 
 std::string read_secret_file(const std::string& path) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));  // a FIFO must not block
-  if (!file) {
+  const OpenedFile opened = open_named(path);
+  if (!opened.file) {
     reject("cannot read BPS_SECRET_FILE=" + path + ": " + std::strerror(errno),
            "make it on every host: openssl rand -hex 32 > " + path + "; chmod 600 " + path);
   }
-  return read_checked(file, path, true);
+  return read_checked(opened, path, true);
 }
 
 std::string host_secret() {
@@ -154,14 +142,14 @@ std::string host_secret() {
   for (const std::string& folder_path : candidates()) {
     const std::string path = folder_path + "/" + kName;
     tried += (tried.empty() ? "" : ", ") + folder_path;
-    const Fd folder = open_folder(folder_path);
+    const Fd folder = open_private_folder(folder_path);
     if (!folder) continue;
-    Fd file = open_secret(folder, path);
-    if (!file) {
-      make_secret(folder);
-      file = open_secret(folder, path);
+    OpenedFile opened = open_secret(folder, path);
+    if (!opened.file) {
+      make_secret(folder, path);
+      opened = open_secret(folder, path);
     }
-    if (file) return read_checked(file, path, false);
+    if (opened.file) return read_checked(opened, path, false);
   }
   reject("no folder can hold the secret of this user (tried " + tried + ")",
          "make one writable, or set BPS_SECRET to random text, the same in all processes of the job");

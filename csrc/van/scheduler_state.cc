@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "van/scheduler_state.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,7 +12,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "core/fd.h"
+#include "core/files.h"
 #include "core/hmac.h"
 
 namespace bps::van {
@@ -23,18 +22,19 @@ constexpr std::string_view kBegin = "bps-scheduler: run ";
 constexpr std::size_t kMostBytes = 64;
 
 [[noreturn]] void fail(const std::string& path, const std::string& why) {
-  throw Error(ErrorCode::kInvalidArgument, "BPS_SCHEDULER_STATE: " + path + ": " + why,
-              "name a file that this user can write, another one for each job");
+  throw Error(ErrorCode::kInvalidArgument, path + ": " + why, "");
 }
 
-std::optional<std::uint64_t> read_run(const std::string& path) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (!file) {
+std::optional<std::uint64_t> read_run(const Fd& folder, const std::string& path) {
+  const OpenedFile opened = open_regular(folder.get(), split_path(path).name, path);
+  if (!opened.file) {
     if (errno == ENOENT) return std::nullopt;
     fail(path, std::strerror(errno));
   }
+  check_owner(folder.get(), opened.status, path);
+  if ((opened.status.st_mode & 022) != 0) fail(path, "other users can write it: chmod go-w " + path);
   std::array<char, kMostBytes> bytes{};
-  const ssize_t size = ::read(file.get(), bytes.data(), bytes.size());
+  const ssize_t size = ::read(opened.file.get(), bytes.data(), bytes.size());
   if (size < 0) fail(path, std::strerror(errno));
   const std::string_view text(bytes.data(), static_cast<std::size_t>(size));
   std::uint64_t run = 0;
@@ -46,34 +46,32 @@ std::optional<std::uint64_t> read_run(const std::string& path) {
   fail(path, "this is no file of a scheduler");
 }
 
-void write_all(const Fd& file, const std::string& text, const std::string& path) {
-  const ssize_t written = ::write(file.get(), text.data(), text.size());
-  if (written == static_cast<ssize_t>(text.size()) && ::fsync(file.get()) == 0) return;
-  const std::string why = written < 0 ? std::strerror(errno) : "the disk is full";
-  ::unlink(path.c_str());
-  fail(path, why);
+KnownRun read_or_make(const std::string& path) {
+  const FileName name = split_path(path);
+  const Fd folder = open_folder(name.folder);
+  if (!folder) fail(path, std::strerror(errno));
+  if (const auto run = read_run(folder, path)) return {*run, true};
+  std::uint64_t run = 0;
+  while (run == 0) random_bytes(std::as_writable_bytes(std::span(&run, 1)));
+  std::array<char, 16> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), run, 16).ptr;
+  NewFile file(folder.get(), name, 0600);
+  file.write(std::string(kBegin) + std::string(digits.data(), end) + "\n");
+  file.sync();
+  if (file.keep_if_first()) return {run, false};
+  if (const auto other = read_run(folder, path)) return {*other, true};
+  fail(path, "it was removed while it was read");
 }
 
 }  // namespace
 
 KnownRun run_from_state(const std::string& path) {
-  if (const auto run = read_run(path)) return {*run, true};
-  std::uint64_t run = 0;
-  while (run == 0) random_bytes(std::as_writable_bytes(std::span(&run, 1)));
-  std::array<char, 16> digits{};
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), run, 16).ptr;
-  // Whole from the moment when it has its name.
-  const std::string draft = path + "." + std::to_string(::getpid());
-  const Fd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file) fail(draft, std::strerror(errno));
-  write_all(file, std::string(kBegin) + std::string(digits.data(), end) + "\n", draft);
-  const int linked = ::link(draft.c_str(), path.c_str());
-  const int error = errno;
-  ::unlink(draft.c_str());
-  if (linked == 0) return {run, false};
-  if (error != EEXIST) fail(path, std::strerror(error));
-  if (const auto other = read_run(path)) return {*other, true};
-  fail(path, "it was removed while it was read");
+  try {
+    return read_or_make(path);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kInvalidArgument, std::string("BPS_SCHEDULER_STATE: ") + error.what(),
+                "name a file that this user can write and nobody else, another one for each job");
+  }
 }
 
 void forget_state(const std::string& path) {

@@ -14,6 +14,7 @@ from bps_rdma import extras
 from bps_rdma.bench.outputs import check_outputs, progress, wrote
 from bps_rdma.bench.plan import parse_choices
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.files import output
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.run import Interrupted, signals_raise
 from bps_rdma.terminal import closing, wide_console
@@ -80,7 +81,8 @@ def compare(
     else:
         print_report(times, wide_console())
     if json_file is not None and json_file != Path("-"):
-        json_file.write_text(json.dumps(to_json(times), indent=1) + "\n", encoding="utf-8")
+        with output(json_file) as out:
+            out.write(json.dumps(to_json(times), indent=1).encode() + b"\n")
         wrote(json_file)
     if plot is not None:
         save_plot(times, plot)

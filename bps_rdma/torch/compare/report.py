@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bps_rdma.files import output
 from bps_rdma.torch.compare.figures import Figure, figures_of
 from bps_rdma.torch.compare.launch import Times
 
@@ -89,4 +90,5 @@ def save_plot(times: Times, path: Path) -> None:
     axis.set_title(_title(times), fontsize=10)
     axis.grid(visible=True, axis="x", alpha=0.3)
     axis.set_axisbelow(True)
-    canvas.savefig(path, dpi=150)
+    with output(path) as out:
+        canvas.savefig(out, dpi=150, format=path.suffix[1:])
