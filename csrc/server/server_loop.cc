@@ -104,6 +104,11 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   if (attach.largest_payload > options_.largest_partition || !session.attach(attach)) return;
   if (attach.wants_log) share_log(session);
   if (!attach.needs_slots) return;
+  if (!pool_.serves(session.connections())) {
+    counters_.stale.add();
+    log_warning(session.name() + " asks for landing slots although it shares memory with this server; it gets none");
+    return;
+  }
   // Each worker gets the same share of the memory; 0 would mean that there is no limit.
   const std::uint64_t memory =
       options_.slot_memory == 0 ? 0

@@ -95,6 +95,10 @@ void SlotPool::grow(SizeClass& size_class) {
   }
 }
 
+bool SlotPool::serves(const transport::Transport& transport) const {
+  return std::ranges::find(transports_, &transport) != transports_.end();
+}
+
 const transport::Region& SlotPool::region(const Slot& slot, const transport::Transport& transport) const {
   const auto found = std::find(transports_.begin(), transports_.end(), &transport);
   return *(*slot.regions)[static_cast<std::size_t>(found - transports_.begin())];

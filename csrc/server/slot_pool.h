@@ -53,7 +53,9 @@ class SlotPool {
   void stop_fill(const transport::DataEndpoint& by);
 
   Slot* by_number(std::uint32_t number) { return number < slots_.size() ? &slots_[number] : nullptr; }
-  // The slot's region as `transport` knows it.
+  // Whether the peers of this transport write into slots.
+  bool serves(const transport::Transport& transport) const;
+  // The slot's region as `transport`, which it serves, knows it.
   const transport::Region& region(const Slot& slot, const transport::Transport& transport) const;
   std::uint64_t bytes() const { return bytes_; }
   // How many windows into this pool are starved: the first question of those who look for one.

@@ -22,6 +22,7 @@ import pytest
 from harness import await_mark, mark
 from reference import handshake
 from reference.handshake import CONTROL, DATA, Credentials, RefusedError, shake_hands
+from reference.wire import connect, listening_port, local_names
 
 NOBODY = 65534
 NO_SECRET = {"BPS_SECRET": "", "BPS_JOB_ID": ""}
@@ -266,25 +267,6 @@ def stops(bps: Any) -> bool:
     return bool(bps.push_pull(np.full(1, float(told)), average=False, name="stop")[0])
 
 
-def listening_port(pid: int) -> int:
-    """The TCP port on which this process listens."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in inodes:
-            return int(fields[1].split(":")[1], 16)
-    raise AssertionError(f"process {pid} does not listen")
-
-
-def connect(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
 def is_closed(connection: socket.socket, timeout: float = 30) -> bool:
     connection.settimeout(timeout * harness.PATIENCE)
     try:
@@ -327,11 +309,6 @@ def test_what_a_member_claims_is_checked():
     assert log.count("it names worker loop") == 3, log
     assert log.count("it names server loop") == 2, log
     assert log.count("whose connections are complete") == 1, log
-
-
-def local_names(pid: int) -> list[str]:
-    names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if f"@bps-{pid}-" in line]
-    return ["\0" + name[1:] for name in names]
 
 
 def call_as_another_user(name: str, answer: Any) -> None:
