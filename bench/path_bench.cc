@@ -165,7 +165,7 @@ void descriptors(long count) {
 
 void credits(long count) {
   tensor::Credits message;
-  for (std::uint32_t i = 0; i < 8; ++i) message.slots.push_back({i, 1, 2, 3});
+  for (std::uint32_t i = 0; i < 8; ++i) message.slots.push_back({tensor::SlotNumber(i), 1, 2, 3});
   for (long i = 0; i < count; ++i) {
     if (!tensor::decode(encode(message, 1), 1)) std::abort();
   }

@@ -61,6 +61,10 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
     log_warning("rejected a connection of " + (*found)->name() + ", which is lost");
     return nullptr;
   }
+  if (&(*found)->connections() != &transport) {  // each transport knows connections of its own only
+    log_warning("rejected a connection of " + (*found)->name() + ", which is connected by another transport");
+    return nullptr;
+  }
   if (!(*found)->may_accept(hello)) {
     log_warning("rejected a connection that claims to be " + (*found)->name() + ", whose connections are complete");
     return nullptr;

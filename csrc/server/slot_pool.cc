@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/limits.h"
+#include "tensor/control_messages.h"
 
 namespace bps::server {
 namespace {
@@ -69,6 +70,11 @@ void SlotPool::stop_fill(const transport::DataEndpoint& by) {
 void SlotPool::grow(SizeClass& size_class) {
   const transport::Reactor::SetUp set_up(reactor_);
   const std::uint64_t count = std::max<std::uint64_t>(1, kSlab / size_class.capacity);
+  if (slots_.size() + count > tensor::SlotNumber::kEnd) {
+    throw Error(ErrorCode::kInternal,
+                "a server loop has no more than " + std::to_string(slots_.size()) + " landing slots",
+                "use more servers, or more loops on each (BYTEPS_SERVER_ENGINE_THREAD)");
+  }
   const std::uint64_t size = count * size_class.capacity;
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {

@@ -43,7 +43,7 @@ void SlotWindow::grant(Slot* slot) {
   note_starved();
   const transport::Region& region = pool_.region(*slot, transport_);
   const transport::RemoteSpan where = region.remote(slot->offset, slot->capacity);
-  credits_.slots.push_back({slot->number, where.key, where.address, slot->capacity});
+  credits_.slots.push_back({tensor::SlotNumber(slot->number), where.key, where.address, slot->capacity});
   credits_.other_keys.insert(credits_.other_keys.end(), region.other_keys().begin(), region.other_keys().end());
   sends_due_.credits = true;
 }

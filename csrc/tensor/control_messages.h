@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/below.h"
 #include "core/bytes.h"
 #include "core/error.h"
 #include "transport/rails.h"
@@ -37,9 +38,12 @@ constexpr bool is_small_slot(std::uint64_t capacity) {
   return capacity <= kSmallSlot;
 }
 
+// Of a server, which has no more of them: workers keep tables by it.
+using SlotNumber = Below<std::uint32_t, 1 << 20>;
+
 // A landing slot that the worker may fill once; its number is the write's immediate.
 struct SlotCredit {
-  std::uint32_t slot = 0;
+  SlotNumber slot{};
   std::uint64_t key = 0;
   std::uint64_t address = 0;
   std::uint64_t capacity = 0;  // header included
@@ -47,7 +51,6 @@ struct SlotCredit {
   bool operator==(const SlotCredit&) const = default;
 };
 struct Credits {
-  static constexpr std::uint32_t kMostSlots = 1 << 20;  // of a server: the receiver keeps a table by their numbers
   std::vector<SlotCredit> slots;
   // Where each rail of the server has keys of its own: for each slot, those of the rails after the first. They are the
   // same each time that a slot is granted.
@@ -59,11 +62,7 @@ struct Credits {
   constexpr bool has_keys_for_each_slot() const {
     if (other_keys.empty()) return true;
     if (slots.empty() || other_keys.size() % slots.size() != 0) return false;
-    if (other_keys.size() / slots.size() >= transport::kMostRails) return false;
-    for (const SlotCredit& slot : slots) {
-      if (slot.slot >= kMostSlots) return false;
-    }
-    return true;
+    return other_keys.size() / slots.size() < transport::kMostRails;
   }
   bool operator==(const Credits&) const = default;
 };

@@ -54,9 +54,11 @@ struct Node {
 
   // Whether it may run server loops: to sum for all, or for its host.
   bool sums() const { return server_rank >= 0 || sums_on_host; }
-  // A worker without a loop, or a server, could not do anything.
+  // A worker without a loop, or a server, could not do anything. Everybody has tables of all loops.
+  static constexpr std::uint16_t kMostLoops = 64;  // as the settings allow
   bool has_loops() const {
-    return (worker_rank == kNoRank || worker_loops > 0) && (server_rank == kNoRank || server_loops > 0);
+    return (worker_rank == kNoRank || worker_loops > 0) && (server_rank == kNoRank || server_loops > 0) &&
+           worker_loops <= kMostLoops && server_loops <= kMostLoops;
   }
   // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
   std::string describe() const;

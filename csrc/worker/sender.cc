@@ -85,7 +85,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   const std::uint64_t travels = placement.payload_bytes();
   if (!is_within_credit(server, travels, yields)) return false;
   if (server.needs_slots() &&
-      !server.take_slot(transport::kMaxHeader + (placement.has_payload() ? travels : 0), batch_.slots[n])) {
+      !server.slots.take(transport::kMaxHeader + (placement.has_payload() ? travels : 0), batch_.slots[n])) {
     return false;
   }
   StagingBuffer* staged = nullptr;
@@ -127,7 +127,7 @@ bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& par
     server.memory.give_back(staged);
     broken_ = &transfer;
   }
-  if (server.needs_slots()) server.add_slot(batch_.slots[n]);
+  if (server.needs_slots()) (void)server.slots.grant(batch_.slots[n]);
   return false;
 }
 
@@ -231,7 +231,7 @@ bool Sender::repeat(ServerConnection& server) {
     if (entry == nullptr || entry->aborted || entry->transfer->cancelled) {
       // Nobody waits for it. The server was told when the operation was given up, and has never seen this push.
       if (entry != nullptr) entry->never_sent = true;
-      server.add_slot(push.slot);
+      (void)server.slots.grant(push.slot);
       server.repeats.pop_back();
       continue;
     }
@@ -261,7 +261,7 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
     Transfer* transfer = entry.transfer;
     if (transfer->unsent() == 0) server.queue.add(transfer);
     --transfer->next;
-    if (server.needs_slots()) server.add_slot(batch_.slots[i]);
+    if (server.needs_slots()) (void)server.slots.grant(batch_.slots[i]);
     server.count_unsent(entry.length);
     if (entry.staged != nullptr && transfer->is_compressed) {
       entry.staged->next = std::exchange(transfer->encoded, entry.staged);

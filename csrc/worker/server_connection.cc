@@ -47,9 +47,12 @@ void ServerConnection::share() {
 }
 
 void ServerConnection::add_slots(const tensor::Credits& credits) {
-  for (const tensor::SlotCredit& slot : credits.slots) add_slot(slot);
-  if (fails_over()) {
-    for (const tensor::SlotCredit& slot : credits.slots) pushes_.forget(slot.slot);
+  for (const tensor::SlotCredit& slot : credits.slots) {
+    if (!slots.grant(slot)) {
+      loop_.count_stale();
+    } else if (fails_over()) {
+      pushes_.forget(slot.slot);
+    }
   }
   if (credits.other_keys.empty()) return;
   const std::size_t keys = credits.other_keys.size() / credits.slots.size();
@@ -66,14 +69,6 @@ void ServerConnection::add_slots(const tensor::Credits& credits) {
 std::uint64_t ServerConnection::slot_key(const tensor::SlotCredit& slot, std::size_t rail) const {
   const std::size_t at = slot.slot * other_rails_ + rail - 1;
   return rail == 0 || rail > other_rails_ || at >= rail_keys_.size() ? slot.key : rail_keys_[at];
-}
-
-bool ServerConnection::take_slot(std::uint64_t bytes, tensor::SlotCredit& slot) {
-  auto& slots = tensor::is_small_slot(bytes) && !small_slots_.empty() ? small_slots_ : large_slots_;
-  if (slots.empty()) return false;
-  slot = slots.back();
-  slots.pop_back();
-  return true;
 }
 
 bool ServerConnection::is_stuck() {

@@ -18,6 +18,7 @@
 #include "tensor/control_messages.h"
 #include "tensor/redo_log.h"
 #include "transport/transport.h"
+#include "worker/landing_slots.h"
 #include "worker/rail_shares.h"
 #include "worker/send_queue.h"
 #include "worker/server_paths.h"
@@ -110,17 +111,9 @@ class ServerConnection final : public transport::ControlSink, public transport::
   }
   bool is_cut_off(Clock::time_point now) const { return suspected_ && now >= word_expected_until_; }
 
-  // Landing slots. take_slot() answers false while no slot of a size that `bytes` needs is free.
-  void add_slot(const tensor::SlotCredit& slot) {
-    (tensor::is_small_slot(slot.capacity) ? small_slots_ : large_slots_).push_back(slot);
-  }
   void add_slots(const tensor::Credits& credits);
-  bool take_slot(std::uint64_t bytes, tensor::SlotCredit& slot);
   // The slot's key on a connection to that rail of the server.
   std::uint64_t slot_key(const tensor::SlotCredit& slot, std::size_t rail) const;
-
-  std::size_t small_slots() const { return small_slots_.size(); }
-  std::size_t large_slots() const { return large_slots_.size(); }
 
   // Partitions under way to the server, and their bytes. One that is cancelled before it was sent counts with no bytes.
   std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
@@ -166,6 +159,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool may_keep_log = false;
   TransportMemory& memory;
   SendQueue queue;
+  LandingSlots slots;
   // Bytes that are sent before the loop looks at what has come.
   std::uint64_t most_per_turn = ~std::uint64_t{0};
   bool needs_buffer = false;  // waits for another staging buffer, which the next step() adds
@@ -181,8 +175,6 @@ class ServerConnection final : public transport::ControlSink, public transport::
   PushesBySlot pushes_;
   RailShares shares_;
   bool needs_slots_ = false;
-  std::vector<tensor::SlotCredit> small_slots_;
-  std::vector<tensor::SlotCredit> large_slots_;
   std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
   tensor::Landed landed_;
   std::shared_ptr<transport::shm::SharedMemory> log_memory_;

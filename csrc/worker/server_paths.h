@@ -81,7 +81,7 @@ class PushesBySlot {
                           .number = stream.pushed++,
                           .under_way = true};
   }
-  void forget(std::uint32_t slot) {
+  void forget(tensor::SlotNumber slot) {
     if (slot < pushes_.size()) pushes_[slot].under_way = false;
   }
   // Immediates of those that went out by this path.

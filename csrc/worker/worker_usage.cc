@@ -12,8 +12,8 @@ WorkerUsage WorkerLoop::usage() const {
     if (!server || server->is_lost()) continue;
     usage.servers.push_back({.node = server->node,
                              .needs_slots = server->needs_slots(),
-                             .small_slots = server->small_slots(),
-                             .large_slots = server->large_slots(),
+                             .small_slots = server->slots.small(),
+                             .large_slots = server->slots.large(),
                              .partitions_in_flight = server->partitions_in_flight(),
                              .bytes_in_flight = server->bytes_in_flight()});
   }

@@ -154,7 +154,7 @@ void Job::step(Member& member) {
 void Job::work(Member& worker) {
   if (!worker.has_begun) {
     if (!worker.view->has_slots()) return;
-    if (worker.view->servers[0]->large_slots() != 1) throw Violation("a worker does not begin with one landing slot");
+    if (worker.view->servers[0]->slots.large() != 1) throw Violation("a worker does not begin with one landing slot");
     worker.has_begun = true;
     Time when = events_.now();
     for (const std::uint32_t tensor : {worker.first, 1 - worker.first}) {
@@ -213,7 +213,7 @@ std::vector<std::uint32_t> Job::run() {
   while (events_.now() < end && events_.run_next()) {
   }
   for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
-    note(What::kHolds, worker, static_cast<std::uint32_t>(members_[worker].view->servers[0]->large_slots()));
+    note(What::kHolds, worker, static_cast<std::uint32_t>(members_[worker].view->servers[0]->slots.large()));
   }
   return actions_;
 }

@@ -151,13 +151,13 @@ bool View::blocked() const {
 
 std::size_t View::slots() const {
   std::size_t count = 0;
-  for (const worker::ServerConnection* server : servers) count += server->small_slots() + server->large_slots();
+  for (const worker::ServerConnection* server : servers) count += server->slots.small() + server->slots.large();
   return count;
 }
 
 bool View::has_slots() const {
   return std::ranges::all_of(servers,
-                             [](const auto* server) { return server->small_slots() + server->large_slots() > 0; });
+                             [](const auto* server) { return server->slots.small() + server->slots.large() > 0; });
 }
 
 }  // namespace bps::sim

@@ -15,8 +15,8 @@ constexpr std::uint32_t kEpoch = 3;
 
 std::vector<ControlMessage> samples() {
   Credits credits;
-  for (std::uint32_t i = 0; i < 40; ++i) credits.slots.push_back({i, i * 7ULL, i * 4096ULL, 8192});
-  Credits of_rails{{{1, 2, 3, 4}, {5, 6, 7, 8}}, {9, 10, 11, 12}};
+  for (std::uint32_t i = 0; i < 40; ++i) credits.slots.push_back({SlotNumber(i), i * 7ULL, i * 4096ULL, 8192});
+  Credits of_rails{{{SlotNumber(1), 2, 3, 4}, {SlotNumber(5), 6, 7, 8}}, {9, 10, 11, 12}};
   return {Attach{1 << 22, true},
           Attach{1 << 22, false, 2, true},
           credits,
@@ -70,13 +70,14 @@ TEST(ControlMessages, AnnouncedCountsAreNotBelieved) {
 
 TEST(ControlMessages, KeysOfRailsAreThoseOfEachSlot) {
   const auto is_accepted = [](const Credits& credits) { return decode(encode(credits, kEpoch), kEpoch).has_value(); };
-  const SlotCredit slot{1, 2, 3, 4};
+  const SlotCredit slot{SlotNumber(1), 2, 3, 4};
   EXPECT_TRUE(is_accepted({{slot, slot}, {1, 2}}));
   EXPECT_FALSE(is_accepted({{slot, slot}, {1, 2, 3}}));
   EXPECT_FALSE(is_accepted({{}, {1}}));
   EXPECT_TRUE(is_accepted({{slot}, std::vector<std::uint64_t>(transport::kMostRails - 1)}));
   EXPECT_FALSE(is_accepted({{slot}, std::vector<std::uint64_t>(transport::kMostRails)}));
-  EXPECT_FALSE(is_accepted({{{Credits::kMostSlots, 2, 3, 4}}, {1}})) << "the table of the receiver is bounded";
+  EXPECT_FALSE(is_accepted({{{SlotNumber(SlotNumber::kEnd), 2, 3, 4}}, {1}})) << "workers keep tables by it";
+  EXPECT_FALSE(is_accepted({{{SlotNumber(SlotNumber::kEnd), 2, 3, 4}}, {}})) << "with one rail as well";
 }
 
 TEST(ControlMessages, TypesKeepTheirNumbers) {

@@ -22,7 +22,8 @@ class BulkLandingTest : public ::testing::Test {
     data.sink = server;
     worker_loop.open(*server, &control, {&data});
     tensor::Credits credits;
-    for (std::uint32_t i = 0; i < 64; ++i) credits.slots.push_back({i, 1, std::uint64_t{i} << 20, 2 * kPiece});
+    for (std::uint32_t i = 0; i < 64; ++i)
+      credits.slots.push_back({tensor::SlotNumber(i), 1, std::uint64_t{i} << 20, 2 * kPiece});
     worker_loop.on_message(*server, encode(credits, 1));
   }
   std::shared_ptr<Operation> submit(std::uint32_t pieces,

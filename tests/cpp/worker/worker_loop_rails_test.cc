@@ -27,7 +27,7 @@ class WorkerLoopRailsTest : public ::testing::Test {
   void grant(std::uint32_t slots) {
     tensor::Credits credits;
     for (std::uint32_t i = 0; i < slots; ++i) {
-      credits.slots.push_back({i, 1000 + i, i * 0x10000ULL, 2 * kRailPiece});
+      credits.slots.push_back({tensor::SlotNumber(i), 1000 + i, i * 0x10000ULL, 2 * kRailPiece});
       credits.other_keys.push_back(2000 + i);
     }
     worker_loop.on_message(*server, encode(credits, 1));
@@ -99,12 +99,24 @@ TEST_F(WorkerLoopRailsTest, ARailWithoutRoomHoldsNothingUp) {
 TEST_F(WorkerLoopRailsTest, KeysOfAnotherNumberOfRailsAreNotBelieved) {
   grant(1);
   tensor::Credits credits;
-  credits.slots.push_back({5, 1, 2, 2 * kRailPiece});
+  credits.slots.push_back({tensor::SlotNumber(5), 1, 2, 2 * kRailPiece});
   credits.other_keys = {7, 8};
   worker_loop.on_message(*server, encode(credits, 1));
-  EXPECT_EQ(server->slot_key({5, 1, 2, 3}, 2), 1U);
-  EXPECT_EQ(server->slot_key({0, 1, 2, 3}, 1), 2000U);
+  EXPECT_EQ(server->slot_key({tensor::SlotNumber(5), 1, 2, 3}, 2), 1U);
+  EXPECT_EQ(server->slot_key({tensor::SlotNumber(0), 1, 2, 3}, 1), 2000U);
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
+}
+
+// A slot that is granted once is free once, whatever a server says of it.
+TEST_F(WorkerLoopRailsTest, ASlotThatIsFreeIsNotGrantedAgain) {
+  for (int times = 0; times < 3; ++times) grant(2);
+  EXPECT_EQ(server->slots.small(), 2U);
+  EXPECT_EQ(reactor.counters().stale.get(), 4U);
+  const auto operation = submit(4);
+  EXPECT_EQ(first.writes.size() + second.writes.size(), 2U);
+  grant(2);
+  worker_loop.step();
+  EXPECT_EQ(first.writes.size() + second.writes.size(), 4U) << "once they were filled they are granted again";
 }
 
 }  // namespace

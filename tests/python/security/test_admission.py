@@ -22,7 +22,7 @@ import pytest
 from harness import await_mark, mark
 from reference import handshake
 from reference.handshake import CONTROL, DATA, Credentials, RefusedError, shake_hands
-from reference.wire import connect, listening_port, local_names
+from reference.wire import connect, is_closed, listening_port, local_names
 
 NOBODY = 65534
 NO_SECRET = {"BPS_SECRET": "", "BPS_JOB_ID": ""}
@@ -265,18 +265,6 @@ def stops(bps: Any) -> bool:
     """Whether the test has told rank 0 to stop; the same on all ranks."""
     told = harness.is_marked("end") and bps.rank() == 0
     return bool(bps.push_pull(np.full(1, float(told)), average=False, name="stop")[0])
-
-
-def is_closed(connection: socket.socket, timeout: float = 30) -> bool:
-    connection.settimeout(timeout * harness.PATIENCE)
-    try:
-        while connection.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionResetError:
-        pass
-    return True
 
 
 def test_what_a_member_claims_is_checked():

@@ -49,3 +49,16 @@ def test_who_shares_memory_is_granted_no_slots():
         job.set_mark("lied")
         assert job.results() == [[True, True], [True, True]]
         assert "asks for landing slots" in job.log("server 0")
+
+
+def test_connections_of_one_loop_come_by_one_transport():
+    """Each transport takes connections for its own."""
+    with harness.start(sums_before_and_after, env=wire.TWO_LOOPS, **TWO_RANKS) as job:
+        job.await_marks("ready")
+        seat = Seat.at(job.name, job.port, job.pid("server 0"), node=2)
+        control = seat.control(local=False)
+        control.say(seat.attach(), seat.ping(5))
+        assert hear(control, wire.ECHO)
+        assert wire.is_closed(seat.data(local=True).socket)
+        job.set_mark("lied")
+        assert job.results() == [[True, True], [True, True]]

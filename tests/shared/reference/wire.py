@@ -14,6 +14,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import PATIENCE
+
 from .handshake import CONTROL, DATA, VERSION, Credentials, Session, shake_hands
 
 TWO_LOOPS = {"BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}
@@ -46,6 +48,19 @@ def connect(port: int) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def is_closed(connection: socket.socket, timeout: float = 30) -> bool:
+    """Whether the other side ends the connection."""
+    connection.settimeout(timeout * PATIENCE)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
 
 
 @dataclass

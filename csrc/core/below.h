@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// A number that counts below a limit. Messages carry one wherever their receiver keeps a table by that number: a number
+// beyond the limit does not decode, so that whoever holds one may use it as an index or as a size.
+#pragma once
+
+namespace bps {
+
+template <typename T, T kLimit>
+class Below {
+ public:
+  static constexpr T kEnd = kLimit;
+
+  constexpr Below() = default;
+  // A number of this process. It must be below the limit, since the peer refuses one that is not.
+  explicit constexpr Below(T value) : value_(value) {}
+  constexpr operator T() const { return value_; }
+
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.value_);
+    io.require([&] { return m.value_ < kLimit; });
+  }
+  bool operator==(const Below&) const = default;
+
+ private:
+  T value_ = 0;
+};
+
+}  // namespace bps
