@@ -17,8 +17,7 @@ struct PushLimits {
   std::uint32_t sender_rank = 0;
   std::uint64_t largest_partition = 0;
   std::uint64_t payload = 0;  // bytes that the header says there are, if there are any
-  std::uint64_t room = 0;     // bytes for a payload where the push has landed, or the length of what was posted
-  bool landed = false;        // in a slot, which may be longer than the payload; what is posted may not
+  bool is_whole = false;      // as many bytes have landed, or were posted, as the header says there are
 };
 
 // Of a group in which hosts contribute, or of a round of a host.
@@ -49,7 +48,7 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
   }
   const bool has_payload = (header.flags & tensor::kHasPayload) != 0;
   if (limits.payload == 0) return "its payload is not what its flags say";
-  if (has_payload && (limits.landed ? limits.room < limits.payload : limits.room != limits.payload)) {
+  if (!limits.is_whole) {
     return "its payload is not as long as its header says";
   }
   const bool is_unrounded = (header.flags & tensor::kUnrounded) != 0;

@@ -77,7 +77,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void relay_by(tensor::ContributionSender* network) { network_ = network; }
 
   // From the sessions: the data path.
-  void on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate);
+  void on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed);
   void on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span);
   void on_written(std::uint64_t token);
@@ -140,7 +140,8 @@ class RoundEngine final : public tensor::ContributionSource {
     tensor::PushHeader header;
     Slot* slot;                                          // where it landed, or nullptr:
     transport::RemoteSpan span;                          // the payload is in the worker's memory
-    std::uint32_t contributor;                           // to the round that it belongs to, once that is known
+    std::uint64_t arrived;                               // bytes of it, as the transport knows
+    std::uint32_t contributor = 0;                       // to the round that it belongs to, once that is known
     const compress::Compression* compression = nullptr;  // of the payload
     std::uint64_t payload = 0;                           // its bytes
   };
@@ -162,7 +163,8 @@ class RoundEngine final : public tensor::ContributionSource {
   void end_pass(Round& round, Status status, WorkerSession* broken);
   void sum_compressed(Round& round);
   std::uint64_t compressed_bytes(Push& push, std::uint64_t room);
-  std::uint64_t payload_bytes(Push& push, std::uint64_t room);
+  std::uint64_t payload_bytes(Push& push);
+  static bool is_long(const Push& push, std::uint64_t due);
   bool find_result_slot(Round& round);
   void answer_all(Round& round, const std::byte* result, const std::byte* code = nullptr);
   void answer(Round& round, Arrival& arrival, const std::byte* result);

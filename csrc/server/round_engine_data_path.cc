@@ -27,14 +27,19 @@ std::uint64_t answer_bytes(const Round& round, const Arrival& arrival) {
 }  // namespace
 
 // A push has landed. The immediate is all that the peer chose; the header is checked before it is used.
-void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate) {
+void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate,
+                           std::uint64_t landed) {
   Slot* slot = pool_.by_number(immediate);
   SlotWindow& window = session.window();
   if (slot == nullptr || !window.fill(*slot, from)) {
     counters_.stale.add();
     return;
   }
-  Push push{session, from, header_at(slot->data), slot, {}, 0};
+  if (landed > slot->capacity) [[unlikely]] {
+    release(slot);
+    return session.lose("it wrote beyond its landing slot");
+  }
+  Push push{session, from, header_at(slot->data), slot, {}, landed - transport::kMaxHeader};
   take(push);
   // With its last slot a worker may have become the one that everybody waits for. Its later pushes change nothing about
   // that, and looking at every open round each time would cost the square of their number.
@@ -47,7 +52,7 @@ void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint&
     counters_.stale.add();
     return;
   }
-  Push push{session, from, header_at(bytes.data()), nullptr, span, 0};
+  Push push{session, from, header_at(bytes.data()), nullptr, span, span.length};
   take(push);
 }
 
@@ -108,15 +113,15 @@ Round* RoundEngine::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
   const RoundGroup* const group = find_group(header.group, push.session.worker_rank());
   const bool is_plain = (header.flags & (tensor::kCompressed | tensor::kUnrounded)) == 0;
-  const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
+  push.payload = is_plain ? header.length : payload_bytes(push);
+  const std::uint64_t due = (header.flags & tensor::kHasPayload) != 0 ? push.payload : 0;
   const PushLimits limits{.group = group,
                           .hosts = &hosts_,
                           .direct = push.slot == nullptr,
                           .sender_rank = push.session.worker_rank(),
                           .largest_partition = largest(header),
-                          .payload = push.payload = is_plain ? header.length : payload_bytes(push, room),
-                          .room = room,
-                          .landed = push.slot != nullptr};
+                          .payload = push.payload,
+                          .is_whole = push.arrived == due || is_long(push, due)};
   if (const char* fault = find_fault(header, limits)) {
     refuse(push.session, header.immediate,
            {ErrorCode::kTransport, std::string("the server refused a push: ") + fault,
@@ -156,9 +161,17 @@ Round* RoundEngine::admit(Push& push) {
   return nullptr;
 }
 
+// Of a write that the transport has cut it tells the length of the last piece.
+bool RoundEngine::is_long(const Push& push, std::uint64_t due) {
+  const std::uint64_t total = transport::kMaxHeader + due;
+  return push.slot != nullptr && total <= push.slot->capacity &&
+         push.from.is_whole(push.arrived + transport::kMaxHeader, total);
+}
+
 // What is said of the length of a payload that is not as long as its partition; zero when that cannot be read.
-std::uint64_t RoundEngine::payload_bytes(Push& push, std::uint64_t room) {
+std::uint64_t RoundEngine::payload_bytes(Push& push) {
   const tensor::PushHeader& header = push.header;
+  const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
   if (header.length > limits_.largest_partition || !is_valid(header.dtype)) return 0;
   if ((header.flags & tensor::kCompressed) != 0) return compressed_bytes(push, room);
   std::byte head[tensor::kUnroundedHeader];

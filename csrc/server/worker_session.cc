@@ -119,8 +119,8 @@ std::size_t WorkerSession::allows_write(transport::DataEndpoint& from, const tra
   return slot != nullptr && window_.begin_fill(*slot, from, where) ? 1 : 0;
 }
 
-void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate) {
-  context_.rounds.on_write(*this, from, immediate);
+void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) {
+  context_.rounds.on_write(*this, from, immediate, landed);
 }
 
 void WorkerSession::on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,

@@ -31,10 +31,15 @@ struct WriteOp {
   const Region* source = nullptr;       // may be null when length is 0
   std::uint64_t source_offset = 0;
   std::uint64_t length = 0;  // payload bytes; 0 delivers just the immediate (and the header)
-  RemoteSpan target{};       // target.length is the room there; ignored when header and length are 0
+  RemoteSpan target{};       // target.length is the room there: who writes more loses the connection
   std::uint32_t immediate = 0;
   std::uint64_t token = kNoToken;  // handed back by on_written() when `source` may be reused
+
+  std::uint64_t total() const { return header.size() + length; }
+  // Whether the peer has granted enough room.
+  bool fits() const { return total() <= target.length || total() == 0; }
 };
+inline constexpr const char* kNoRoom = "it has granted less room than a write takes";
 
 // Names memory that a peer on the same host reads in place.
 struct Descriptor {
@@ -99,7 +104,9 @@ class DataSink {
   // The connection ends in the middle of a write, of which the first `bytes` have landed, which are whole units. Where
   // Transport::lands_in_order(), in units that are larger than a byte or not.
   virtual void on_cut_off(DataEndpoint& /*from*/, std::uint32_t /*immediate*/, std::uint64_t /*bytes*/) {}
-  virtual void on_write(DataEndpoint& from, std::uint32_t immediate) = 0;
+  // A write has come in, of which `landed` bytes are here, header and payload together: as the transport knows it, and
+  // not as its peer says. DataEndpoint::is_whole() compares it with what is due.
+  virtual void on_write(DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) = 0;
   virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;
   virtual void on_lost(Endpoint& peer, const std::string& why) = 0;
@@ -117,6 +124,11 @@ class DataEndpoint : public Endpoint {
   virtual std::uint64_t stop_landing(std::uint32_t /*immediate*/) { return 0; }
   // Peers on the same host only, else nullptr.
   DirectAccess* direct() const { return direct_; }
+  std::uint64_t longest_piece() const { return longest_piece_; }
+  // Whether all of a write of `total` bytes is here, when DataSink::on_write() has told of `landed` bytes.
+  bool is_whole(std::uint64_t landed, std::uint64_t total) const {
+    return landed == total || (total > longest_piece_ && landed == (total - 1) % longest_piece_ + 1);
+  }
   // Transports whose rails do not tell how fast they are.
   virtual MeasuredRate measured_rate() const { return {}; }
 
@@ -131,6 +143,8 @@ class DataEndpoint : public Endpoint {
   void report_loss(const std::string& why) override { sink->on_lost(*this, why); }
 
   DirectAccess* direct_;  // no virtual function: a server asks several times for each push
+  // A longer write is cut into pieces of this length, of whose last one alone on_write() tells.
+  std::uint64_t longest_piece_ = ~std::uint64_t{0};
 };
 
 }  // namespace bps::transport

@@ -104,8 +104,10 @@ void ServerConnection::on_cut_off(transport::DataEndpoint&, std::uint32_t immedi
   loop_.on_cut_off(*this, immediate, bytes);
 }
 
-void ServerConnection::on_write(transport::DataEndpoint&, std::uint32_t immediate) {
+void ServerConnection::on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) {
   if (fails_over()) loop_.note_receipt();
+  // One that shares memory has written there before, and sends an immediate alone.
+  if (needs_slots_ && !loop_.is_whole_answer(*this, from, immediate, landed)) return;
   loop_.on_answer(*this, immediate);
 }
 

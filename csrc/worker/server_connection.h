@@ -145,7 +145,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void on_cut_off(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t bytes) override;
   // No more of an answer lands; how much of it has, by this.
   std::uint64_t stop_landing(std::uint32_t immediate);
-  void on_write(transport::DataEndpoint& from, std::uint32_t immediate) override;
+  void on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
                      const transport::RemoteSpan& span) override;
   void on_written(transport::DataEndpoint& to, std::uint64_t token) override;

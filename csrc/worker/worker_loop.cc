@@ -333,6 +333,15 @@ std::size_t WorkerLoop::allows_answer(const ServerConnection& server, std::size_
   return is_needed ? size_of(entry->transfer->header->dtype) : 1;
 }
 
+bool WorkerLoop::is_whole_answer(ServerConnection& server, const transport::DataEndpoint& from, std::uint32_t immediate,
+                                 std::uint64_t landed) {
+  const InFlight* entry = in_flight_.find(immediate, server);
+  if (entry == nullptr || from.is_whole(landed, entry->answer_length)) return true;
+  on_lost(server, "it sent an answer of " + std::to_string(landed) + " bytes instead of " +
+                      std::to_string(entry->answer_length));
+  return false;
+}
+
 void WorkerLoop::on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes) {
   InFlight* entry = in_flight_.find(immediate, server);
   if (entry != nullptr) entry->cut_off = std::max(entry->cut_off, bytes);

@@ -111,6 +111,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   std::size_t allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
                             std::uint32_t immediate) const;
   void on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes);
+  // Whether an answer has as many bytes as its partition. A server that sends others is lost.
+  bool is_whole_answer(ServerConnection& server, const transport::DataEndpoint& from, std::uint32_t immediate,
+                       std::uint64_t landed);
   void on_answer(ServerConnection& server, std::uint32_t immediate);
   void on_written(ServerConnection& server, std::uint32_t immediate);
   void on_message(ServerConnection& server, std::span<const std::byte> message);

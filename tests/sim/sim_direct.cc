@@ -78,7 +78,8 @@ bool SimData::is_fenced() {
 }
 
 void SimData::take_rest() {
-  for (const WritePtr& write : std::exchange(landed_, {})) sink->on_write(*this, write->op.immediate);
+  for (const WritePtr& write : std::exchange(landed_, {}))
+    sink->on_write(*this, write->op.immediate, write->bytes.size());
 }
 
 std::shared_ptr<transport::shm::SharedMemory> SimData::hold(const transport::RemoteSpan& span) {

@@ -211,7 +211,7 @@ int SimData::poll() {
       const auto header = std::span(write->bytes).first(write->op.header.size());
       network_.tap->on_write(Tap::Moment::kTaken, there().machine, here().machine, header, write->op.immediate);
     }
-    sink->on_write(*this, write->op.immediate);
+    sink->on_write(*this, write->op.immediate, write->bytes.size());
     ++found;
   }
   return found + (tell() ? 1 : 0);

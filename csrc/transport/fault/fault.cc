@@ -51,6 +51,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     inner = real;
     rails = real->rails;
     direct_ = real->direct() == nullptr ? nullptr : this;
+    longest_piece_ = real->longest_piece();
   }
 
   std::size_t write(std::span<const WriteOp> ops) override {
@@ -90,8 +91,8 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   std::size_t allows_write(DataEndpoint&, const RemoteSpan& where, std::uint32_t immediate) override {
     return is_lost() ? 0 : sink->allows_write(*this, where, immediate);
   }
-  void on_write(DataEndpoint&, std::uint32_t immediate) override {
-    if (!is_lost()) sink->on_write(*this, immediate);
+  void on_write(DataEndpoint&, std::uint32_t immediate, std::uint64_t landed) override {
+    if (!is_lost()) sink->on_write(*this, immediate, landed);
   }
   void on_descriptor(DataEndpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
     if (!is_lost()) sink->on_descriptor(*this, header, span);

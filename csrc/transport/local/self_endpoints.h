@@ -73,7 +73,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
       }
       counters_.data_writes.add();
       counters_.data_bytes.add(op.length);
-      other_->queued_.writes.push_back(op.immediate);
+      other_->queued_.writes.push_back({op.immediate, op.total()});
       if (op.token != kNoToken) queued_.written.push_back(op.token);
     }
     return ops.size();
@@ -111,7 +111,8 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     count += deliver(queued_.descriptors, delivering_.descriptors, [this](const Posted& posted) {
       sink->on_descriptor(*this, {posted.header.data(), posted.header_size}, posted.span);
     });
-    count += deliver(queued_.writes, delivering_.writes, [this](auto immediate) { sink->on_write(*this, immediate); });
+    count += deliver(queued_.writes, delivering_.writes,
+                     [this](const Written& one) { sink->on_write(*this, one.immediate, one.length); });
     count += deliver(queued_.written, delivering_.written, [this](auto token) { sink->on_written(*this, token); });
     return count;
   }
@@ -128,9 +129,13 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     std::size_t header_size;
     RemoteSpan span;
   };
+  struct Written {
+    std::uint32_t immediate;
+    std::uint64_t length;
+  };
   struct Queues {
     std::vector<Posted> descriptors;
-    std::vector<std::uint32_t> writes;
+    std::vector<Written> writes;
     std::vector<std::uint64_t> written;
   };
   // What is queued meanwhile is for the next poll.

@@ -22,13 +22,14 @@ namespace bps::transport::rdma {
 
 inline constexpr std::uint32_t kForeverRetry = 7;  // rnr_retry: 7 means without end
 
-// Requests in entry per data queue pair. The largest partition (1 GiB) and its header must fit in pieces of the
-// smallest message limit known (rxe's 8 MiB); a worker loop has 136 landing slots per server loop (ServerLoop), so that
-// a larger window would stand empty.
+// A longer write is cut into pieces of this length. It is the smallest limit of a device that is known (rxe's), and the
+// same on all devices: the receiver is told the length of the last piece, and so knows whether that fits the whole.
+inline constexpr std::uint64_t kLongestPiece = 8 << 20;
+// Requests in entry per data queue pair. The largest partition (1 GiB) and its header must fit in; a worker loop has
+// 136 landing slots per server loop (ServerLoop), so that a larger window would stand empty.
 inline constexpr std::uint32_t kDataWindow = 144;
-inline constexpr std::uint64_t kSmallestMessageLimit = 8 << 20;
 inline constexpr std::uint64_t kLargestWrite = (std::uint64_t{1} << 30) + kMaxHeader;
-static_assert(kDataWindow * kSmallestMessageLimit >= kLargestWrite);
+static_assert(kDataWindow * kLongestPiece >= kLargestWrite);
 // A completion is asked for at the end of each batch, and within long ones this often, so that the window reopens
 // before it is used up.
 inline constexpr std::uint32_t kSignalEvery = 16;
@@ -75,8 +76,8 @@ class QueueBudget {
 };
 
 // Into how many requests a write is cut.
-constexpr std::uint64_t pieces_of(std::uint64_t bytes, std::uint64_t message_limit) {
-  return bytes == 0 ? 1 : (bytes + message_limit - 1) / message_limit;
+constexpr std::uint64_t pieces_of(std::uint64_t bytes) {
+  return bytes == 0 ? 1 : (bytes + kLongestPiece - 1) / kLongestPiece;
 }
 
 }  // namespace bps::transport::rdma

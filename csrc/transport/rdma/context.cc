@@ -31,17 +31,16 @@ constexpr std::uint32_t kFirstReceiveQueue = kSharedReceives + 1024;
 }
 
 // The largest completion queue of a device that has all that is needed.
-std::uint32_t check_device(ibv_context* device, const Rail& rail, std::uint64_t& message_limit) {
+std::uint32_t check_device(ibv_context* device, const Rail& rail) {
   ibv_device_attr attributes{};
   ibv_port_attr port{};
   if (::ibv_query_device(device, &attributes) != 0 ||
       ibv_query_port(device, static_cast<std::uint8_t>(rail.port), &port) != 0) {
     throw_errno("cannot query the capabilities of " + rail.device);
   }
-  message_limit = port.max_msg_sz;
-  if (message_limit < kSmallestMessageLimit) {
+  if (port.max_msg_sz < kLongestPiece) {
     throw Error(ErrorCode::kTransport,
-                rail.device + " sends at most " + std::to_string(message_limit) + " bytes at once",
+                rail.device + " sends at most " + std::to_string(port.max_msg_sz) + " bytes at once",
                 "use another device (BPS_RDMA_HCA), or BPS_TRANSPORT=tcp");
   }
   if (static_cast<std::uint32_t>(attributes.max_srq_wr) < kSharedReceives) {
@@ -68,7 +67,7 @@ Context::Context(const Rail& rail, const RdmaOptions& options)
     : rail_(rail),
       options_(options),
       device_(open_rdma_device(rail.device)),
-      most_completions_(check_device(device_.get(), rail_, message_limit_)),
+      most_completions_(check_device(device_.get(), rail_)),
       pd_(made(Pd(::ibv_alloc_pd(device_.get())), "a protection domain", rail_)),
       channel_(made(CompChannel(::ibv_create_comp_channel(device_.get())), "a completion channel", rail_)),
       sent(rail_, device_.get(), channel_.get(), 0, kFirstSendQueue, most_completions_),

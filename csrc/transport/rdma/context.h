@@ -33,7 +33,6 @@ class Context {
   ibv_context* device() const { return device_.get(); }
   ibv_pd* pd() const { return pd_.get(); }
   ibv_comp_channel* channel() const { return channel_.get(); }
-  std::uint64_t message_limit() const { return message_limit_; }
   const Rail& rail() const { return rail_; }
   const RdmaOptions& options() const { return options_; }
 
@@ -52,7 +51,6 @@ class Context {
   const Rail rail_;
   const RdmaOptions options_;
   VerbsContext device_;
-  std::uint64_t message_limit_ = 0;
   const std::uint32_t most_completions_;  // in one queue
   Pd pd_;
   CompChannel channel_;

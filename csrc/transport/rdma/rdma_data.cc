@@ -8,7 +8,9 @@ namespace bps::transport::rdma {
 RdmaData::RdmaData(const Hello& made_by, TransportState& of, RcConnection by)
     : RdmaEndpoint(made_by, of, std::move(by)),
       headers_(std::make_unique<std::array<Header, kDataWindow>>()),
-      headers_memory_(of.context.register_own(std::as_writable_bytes(std::span(*headers_)))) {}
+      headers_memory_(of.context.register_own(std::as_writable_bytes(std::span(*headers_)))) {
+  longest_piece_ = kLongestPiece;
+}
 
 void RdmaData::drop() {
   for (Pending& pending : pending_) {

@@ -2,8 +2,8 @@
 // The data endpoint of rdma: a window of write requests on one queue pair. Hot part in rdma_data_path.cc.
 //
 // A write is one request, RDMA WRITE WITH IMMEDIATE, of up to two pieces of memory: the header, from a small ring that
-// is registered with the endpoint, and the payload from where it lies. Only what exceeds the device's limit for one
-// message takes more, of which the last carries the immediate; a queue pair keeps their order. A batch is a chain that
+// is registered with the endpoint, and the payload from where it lies. Only what is longer than kLongestPiece
+// takes more, of which the last carries the immediate; a queue pair keeps their order. A batch is a chain that
 // costs one doorbell. What fits travels within the request itself (inline).
 //
 // Signalling: the last request of a batch, and every 16th in a long one, asks for a completion, which stands for those

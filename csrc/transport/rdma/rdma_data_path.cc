@@ -20,17 +20,17 @@ std::size_t RdmaData::write(std::span<const WriteOp> ops) {
   if (is_lost() || !connection) return 0;
   const std::uint64_t first = posted_;
   std::size_t accepted = 0;
-  while (accepted < ops.size() && build(ops[accepted])) ++accepted;
+  while (accepted < ops.size() && ops[accepted].fits() && build(ops[accepted])) ++accepted;
   wants_room_ = accepted < ops.size();
   if (accepted > 0) ring(first);
+  if (accepted < ops.size() && !ops[accepted].fits()) lose(kNoRoom);
   return accepted;
 }
 
 // Makes the requests of one write ready; false when the window has no room for them.
 bool RdmaData::build(const WriteOp& op) {
-  const std::uint64_t limit = state.context.message_limit();
-  const std::uint64_t total = op.header.size() + op.length;
-  const std::uint64_t count = pieces_of(total, limit);
+  const std::uint64_t total = op.total();
+  const std::uint64_t count = pieces_of(total);
   if (posted_ - completed_ + count > kDataWindow) return false;
   const auto* source = static_cast<const RdmaRegion*>(op.source);
   std::uint64_t offset = 0;  // in header and payload together
@@ -39,7 +39,7 @@ bool RdmaData::build(const WriteOp& op) {
     const std::size_t place = posted_ % kDataWindow;
     ibv_send_wr& request = requests_[place];
     auto& pieces = pieces_[place];
-    const std::uint64_t size = std::min(limit, total - offset);
+    const std::uint64_t size = std::min(kLongestPiece, total - offset);
     std::uint64_t payload = size;
     std::size_t used = 0;
     if (i == 0 && !op.header.empty()) {
@@ -107,7 +107,7 @@ void RdmaData::on_sent(std::uint64_t number) {
 void RdmaData::on_arrived(const ibv_wc& completion) {
   if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return lose("it broke the protocol of writes");
   ++received;
-  sink->on_write(*this, from_wire(completion.imm_data));
+  sink->on_write(*this, from_wire(completion.imm_data), completion.byte_len);
 }
 
 // ---- All endpoints' completions

@@ -26,7 +26,7 @@ class End final : public ControlSink, public DataSink {
     reactor.start();
   }
 
-  void on_write(DataEndpoint&, std::uint32_t) override {
+  void on_write(DataEndpoint&, std::uint32_t, std::uint64_t) override {
     note([this] { ++writes; });
   }
   void on_descriptor(DataEndpoint&, std::span<const std::byte>, const RemoteSpan&) override {}

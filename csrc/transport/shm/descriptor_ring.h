@@ -21,7 +21,7 @@ enum class EntryKind : std::uint32_t { kWrite = 1, kDescriptor = 2 };
 struct RingEntry {
   EntryKind kind;
   std::uint32_t immediate;
-  RemoteSpan span;  // descriptors: what is posted
+  RemoteSpan span;  // descriptors: what is posted; writes: its length is that of the bytes that the producer has put
   std::uint32_t header_size;
   std::uint32_t reserved;
   std::array<std::byte, kMaxHeader> header;

@@ -126,6 +126,10 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
   std::size_t accepted = 0;
   for (const WriteOp& op : ops) {
     if (out_->room() == 0) break;
+    if (!op.fits()) {
+      lose(kNoRoom);
+      break;
+    }
     RemoteSpan part = op.target;
     if (!op.header.empty()) {
       part.length = op.header.size();
@@ -145,6 +149,7 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
     RingEntry& entry = out_->add();
     entry.kind = EntryKind::kWrite;
     entry.immediate = op.immediate;
+    entry.span.length = op.total();
     entry.header_size = 0;
     counters_.data_writes.add();
     counters_.data_bytes.add(op.length);
@@ -218,7 +223,7 @@ int ShmData::poll() {
   std::uint64_t bytes = 0;
   for (int i = 0; i < kPollBudget && bytes < kPollBytes && !is_lost() && in_->take(entry, broken); ++i, ++found) {
     if (entry.kind == EntryKind::kWrite) {
-      sink->on_write(*this, entry.immediate);
+      sink->on_write(*this, entry.immediate, entry.span.length);
     } else if (entry.kind == EntryKind::kDescriptor && entry.header_size <= kMaxHeader) {
       sink->on_descriptor(*this, {entry.header.data(), entry.header_size}, entry.span);
       bytes += entry.span.length;

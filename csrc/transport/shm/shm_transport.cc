@@ -272,7 +272,7 @@ void ShmData::take_rest() {
   RingEntry entry;
   bool broken = false;
   while (in_ && in_->take(entry, broken)) {
-    if (entry.kind == EntryKind::kWrite) sink->on_write(*this, entry.immediate);
+    if (entry.kind == EntryKind::kWrite) sink->on_write(*this, entry.immediate, entry.span.length);
   }
 }
 

@@ -44,8 +44,12 @@ std::size_t TcpData::write(std::span<const WriteOp> ops) {
   std::size_t accepted = 0;
   for (const WriteOp& op : ops) {
     if (out_count_ == kWindow) break;
+    if (!op.fits()) {
+      lose(kNoRoom);
+      break;
+    }
     Outgoing& out = out_[(out_head_ + out_count_) % kWindow];
-    out.frame = {TcpFrame::kMagic, op.immediate, op.target.key, op.target.address, op.header.size() + op.length};
+    out.frame = {TcpFrame::kMagic, op.immediate, op.target.key, op.target.address, op.total()};
     copy_bytes(op.header, out.header.data());
     out.header_size = op.header.size();
     out.payload = op.length > 0 ? op.source->bytes().data() + op.source_offset : nullptr;
@@ -229,7 +233,7 @@ void TcpData::end_frame() {
   target_ = nullptr;
   ++received;
   if (delivered) {
-    sink->on_write(*this, frame_.immediate);
+    sink->on_write(*this, frame_.immediate, frame_.length);
   } else {
     counters_.stale.add();
   }

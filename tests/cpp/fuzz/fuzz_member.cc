@@ -240,7 +240,8 @@ class Job {
     control(rank).sink->on_message(control(rank), message);
   }
   void write(std::uint32_t rank, const tcp::TcpFrame& frame, std::span<const std::byte> bytes) {
-    if (transport_.direct) return transport_.ends[rank]->sink->on_write(*transport_.ends[rank], frame.immediate);
+    if (transport_.direct)
+      return transport_.ends[rank]->sink->on_write(*transport_.ends[rank], frame.immediate, frame.length);
     // One system call each: the bytes are repeated up to the length that the frame names; of longer ones there is only
     // the frame.
     message_.clear();

@@ -29,7 +29,7 @@ class CompressedRoundsTest : public RoundEngineTest {
     Slot* slot = pool.by_number(number);
     std::memcpy(slot->data, &what, sizeof what);
     std::memcpy(slot->payload(), bytes.data(), bytes.size());
-    sessions[worker]->on_write(data(worker), number);
+    sessions[worker]->on_write(data(worker), number, sizeof what + bytes.size());
   }
   void land(std::uint32_t worker, const std::string& text = "int8", std::uint32_t round = 0) {
     land_bytes(worker, header(worker, kCompressed, round), payload(memory[worker][0], text));

@@ -81,12 +81,16 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   }
   // A push that lands in the slot that was granted last. Returns the slot's number.
   std::uint32_t land(std::uint32_t worker, const tensor::PushHeader& what) {
+    return land(worker, what, sizeof what + ((what.flags & tensor::kHasPayload) != 0 ? what.length : 0));
+  }
+  // Of which so many bytes have landed.
+  std::uint32_t land(std::uint32_t worker, const tensor::PushHeader& what, std::uint64_t landed) {
     const std::uint32_t number = slots[worker].back();
     slots[worker].pop_back();
     Slot* slot = pool.by_number(number);
     std::memcpy(slot->data, &what, sizeof what);
     std::memcpy(slot->payload(), memory[worker].data(), kBytes);
-    sessions[worker]->on_write(data(worker), number);
+    sessions[worker]->on_write(data(worker), number, landed);
     return number;
   }
   // One that stays in the worker's memory.

@@ -43,14 +43,31 @@ TEST_F(RoundEngineTest, AnAnswerWaitsForTheSendWindowAndKeepsItsOrder) {
 TEST_F(RoundEngineTest, ASlotCountsOncePerGrant) {
   use_slots(2);
   const std::uint32_t slot = land(0, header(0, kPush | kPull));
-  sessions[0]->on_write(data(0), slot);
-  sessions[1]->on_write(data(1), slot);
-  sessions[1]->on_write(data(1), 1'000'000);
+  sessions[0]->on_write(data(0), slot, 64 + kBytes);
+  sessions[1]->on_write(data(1), slot, 64 + kBytes);
+  sessions[1]->on_write(data(1), 1'000'000, 64 + kBytes);
   EXPECT_EQ(counters.stale.get(), 3U);
   EXPECT_EQ(counters.pushes.get(), 1U);
   land(1, header(1, kPush | kPull));
   land(2, header(2, kPush | kPull));
   EXPECT_EQ(sum_in_slot(data(0).writes.at(0)), 6);
+}
+
+// Of the rest of the slot nobody knows whose it is.
+TEST_F(RoundEngineTest, APushThatIsShorterThanItsHeaderSaysIsRefused) {
+  use_slots(2);
+  for (const std::uint64_t landed : {std::uint64_t{0}, std::uint64_t{64}, 64 + kBytes - 4, 64 + kBytes + 4}) {
+    land(0, header(0, kPush | kPull), landed);
+    ASSERT_EQ(failures(0).size(), 1U) << landed;
+    EXPECT_NE(failures(0)[0].what.find("not as long as its header says"), std::string::npos);
+    collect_credits(0);
+  }
+  land(0, header(0, tensor::kIsPush | kPull), 64 + kBytes);
+  EXPECT_EQ(failures(0).size(), 1U) << "a payload that the header does not tell of";
+  EXPECT_EQ(counters.pushes.get(), 0U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  land(1, header(1, kPush | kPull), 1 << 20);
+  EXPECT_TRUE(data(1).is_lost()) << "it has written over the slots of others";
 }
 
 TEST_F(RoundEngineTest, MemoryForAPushOnItsOwnIsMadeBetweenPushes) {

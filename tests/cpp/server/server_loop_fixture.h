@@ -16,7 +16,7 @@ namespace bps::server {
 
 // A worker made of two endpoints, which records what it is told.
 struct FakeWorker final : transport::ControlSink, transport::DataSink {
-  void on_write(transport::DataEndpoint&, std::uint32_t immediate) override { ++answers[immediate]; }
+  void on_write(transport::DataEndpoint&, std::uint32_t immediate, std::uint64_t) override { ++answers[immediate]; }
   void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
   void on_written(transport::DataEndpoint&, std::uint64_t) override {}
   void on_message(transport::ControlEndpoint&, std::span<const std::byte> bytes) override {
@@ -102,8 +102,12 @@ class ServerLoopTest : public ::testing::Test {
     FakeWorker& w = workers[worker];
     const tensor::SlotCredit slot = w.slots.back();
     w.slots.pop_back();
-    std::memcpy(reinterpret_cast<std::byte*>(slot.address), &h, sizeof h);  // SelfTransport: addresses are pointers
-    const transport::WriteOp op{.immediate = slot.slot};
+    const bool has_payload = (h.flags & tensor::kHasPayload) != 0;
+    const transport::WriteOp op{.header = tensor::bytes_of(h),
+                                .source = w.region.get(),
+                                .length = has_payload ? h.length : 0,
+                                .target = {slot.key, slot.address, slot.capacity},
+                                .immediate = slot.slot};
     ASSERT_EQ(w.data->write({&op, 1}), 1U);
     settle();
   }

@@ -72,6 +72,11 @@ TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
     EXPECT_TRUE(std::equal(header.begin(), header.end(), target.begin() + 100));
     EXPECT_TRUE(std::equal(source.begin() + 5, source.end(), target.begin() + 164)) << size;
     EXPECT_TRUE(std::equal(after.begin(), after.end(), target.end() - static_cast<std::ptrdiff_t>(after.size())));
+    const auto is_whole = [&](const Recorder& sink) { return sink.whole.at(4000000000U); };
+    EXPECT_TRUE(callee->sink.look(is_whole)(size + 64));
+    EXPECT_FALSE(callee->sink.look(is_whole)(size + 65)) << "whoever expects more is told of less";
+    EXPECT_FALSE(callee->sink.look(is_whole)(64 + 1000 + size)) << size;
+    EXPECT_EQ(callee->sink.look(is_whole)(64), size == 0);
     drop(*caller, from);
     drop(*callee, to);
   }
@@ -97,6 +102,40 @@ TEST_P(Conformance, WritesThatWereNotGrantedLandNowhere) {
   EXPECT_EQ(callee->sink.writes[Recorder::kForbidden], 0U);
   EXPECT_EQ(callee->counters().stale.get(), 1U);
   EXPECT_EQ(Bytes(target.begin(), target.begin() + 900), Bytes(900, std::byte{0xee}));
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
+TEST_P(Conformance, AnImmediateAloneIsNoWriteOfAnyLength) {
+  post_all(*caller, data, {{.immediate = 6}});
+  const auto whole = callee->sink.look([](const Recorder& sink) { return sink.whole.at(6); });
+  EXPECT_TRUE(whole(0));
+  EXPECT_FALSE(whole(4));
+  EXPECT_FALSE(whole(64));
+}
+
+// Of a peer that has granted less room than it should have, nothing is overwritten.
+TEST_P(Conformance, AWriteThatIsLongerThanItsRoomIsNotSent) {
+  if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here";
+  Bytes source(1000, std::byte{0x22}), target(1000, std::byte{0x11}), header(64);
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, target);
+  introduce(*callee, callee->data, *to);
+  const WriteOp fits{
+      .header = header, .source = from.get(), .length = 36, .target = to->remote(0, 100), .immediate = 1};
+  WriteOp longer = fits;
+  longer.length = 37;
+  longer.immediate = 2;
+  post_all(*caller, data, {fits});
+  const Deadline deadline = Deadline::after(30);
+  const auto lost = [](const Recorder& sink) { return sink.lost > 0; };
+  while (!caller->sink.look(lost) && !deadline.passed()) {
+    (void)caller->call([&] { return data->write({&longer, 1}); });
+  }
+  EXPECT_TRUE(caller->sink.look(lost)) << "it was sent, or nobody was told";
+  EXPECT_EQ(callee->sink.look([](const Recorder& sink) { return sink.writes.count(2); }), 0U);
+  EXPECT_EQ(Bytes(target.begin() + 100, target.end()), Bytes(900, std::byte{0x11}));
+  caller->call([&] { caller->transport->close(data); });
   drop(*caller, from);
   drop(*callee, to);
 }

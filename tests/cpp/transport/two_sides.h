@@ -72,8 +72,11 @@ class Recorder final : public ControlSink, public DataSink {
   void on_cut_off(DataEndpoint&, std::uint32_t immediate, std::uint64_t bytes) override {
     note([&] { cut_off[immediate] = bytes; });
   }
-  void on_write(DataEndpoint&, std::uint32_t immediate) override {
-    note([&] { ++writes[immediate]; });
+  void on_write(DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) override {
+    note([&] {
+      ++writes[immediate];
+      whole[immediate] = [&from, landed](std::uint64_t total) { return from.is_whole(landed, total); };
+    });
   }
   void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
     note([&] { descriptors.push_back({Bytes(header.begin(), header.end()), span, &from}); });
@@ -111,6 +114,7 @@ class Recorder final : public ControlSink, public DataSink {
   std::size_t unit = 1;                            // in which writes may land
   std::map<std::uint32_t, std::uint64_t> cut_off;  // by immediate: bytes that had landed
   std::map<std::uint32_t, std::size_t> writes;
+  std::map<std::uint32_t, std::function<bool(std::uint64_t)>> whole;  // whether the last one had so many bytes
   std::map<std::uint64_t, std::size_t> written;
   std::vector<Bytes> messages;
   std::vector<Posted> descriptors;

@@ -107,6 +107,21 @@ TEST_F(WorkerLoopRailsTest, KeysOfAnotherNumberOfRailsAreNotBelieved) {
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
 }
 
+// The memory that it was for holds no result then, or only a part of one.
+TEST_F(WorkerLoopRailsTest, AnAnswerOfAnotherLengthIsTheLossOfItsServer) {
+  grant(1);
+  const auto operation = submit(1);
+  const bool by_first = !first.headers.empty();
+  tensor::PushHeader header{};
+  std::memcpy(&header, (by_first ? first : second).headers.at(0).data(), sizeof header);
+  server->on_write(by_first ? first : second, header.immediate, 0);
+  ASSERT_TRUE(operation->done());
+  ASSERT_TRUE(operation->failure().has_value());
+  EXPECT_EQ(operation->failure()->code(), ErrorCode::kPeerLost);
+  EXPECT_NE(std::string(operation->failure()->what()).find("an answer of 0 bytes instead of 4096"), std::string::npos)
+      << operation->failure()->what();
+}
+
 // A slot that is granted once is free once, whatever a server says of it.
 TEST_F(WorkerLoopRailsTest, ASlotThatIsFreeIsNotGrantedAgain) {
   for (int times = 0; times < 3; ++times) grant(2);

@@ -7,6 +7,7 @@ from typing import Any
 
 import harness
 import numpy as np
+import pytest
 from harness import await_mark, mark
 from reference import wire
 from reference.wire import Seat
@@ -62,3 +63,48 @@ def test_connections_of_one_loop_come_by_one_transport():
         assert wire.is_closed(seat.data(local=True).socket)
         job.set_mark("lied")
         assert job.results() == [[True, True], [True, True]]
+
+
+# ---- Data
+
+
+def tensor_at_first_loop(prefix: str) -> tuple[str, int]:
+    """A name whose first partition is summed at loop 0 of two, and its id."""
+    return next((name, wire.tensor_id(name)) for i in range(100) if wire.loop_of(name := f"{prefix}{i}", 2) == 0)
+
+
+SHORT = tensor_at_first_loop("short")
+
+
+def pushes_after_the_liar(bps: Any) -> list[float]:
+    """Rank 1 pushes once somebody has pushed less in its name."""
+    name, _ = SHORT
+    assert is_sum_right(bps, 1)
+    stale = np.full(1000, 999, np.float32)  # what landing slots are left with
+    for _ in range(20):
+        bps.push_pull(stale, average=False, name=name)
+    mark("ready")
+    handle = bps.push_pull_async(np.ones(1000, np.float32), average=False, name=name) if bps.rank() == 0 else None
+    mark("pushed")
+    await_mark("lied")
+    if handle is None:
+        handle = bps.push_pull_async(np.ones(1000, np.float32), average=False, name=name)
+    return sorted(set(handle.wait().tolist()))
+
+
+@pytest.mark.parametrize("sent", [64, 0, 64 + 3996])
+def test_a_push_that_is_shorter_than_its_header_says_is_refused(sent):
+    """The rest of its slot holds what was summed before."""
+    with harness.start(pushes_after_the_liar, env=wire.TWO_LOOPS | {"BPS_TRANSPORT": "tcp"}, **TWO_RANKS) as job:
+        job.await_marks("pushed")
+        seat = Seat.at(job.name, job.port, job.pid("server 0"), node=2)
+        control = seat.control(local=False)
+        data = seat.data(local=False)
+        control.say(seat.attach(8192))
+        slot = next(slot for slot in seat.credits(hear(control, wire.CREDITS)) if slot.capacity >= 4096)
+        push = wire.Push(tensor=SHORT[1], length=4000, member=1, immediate=7, round=20)
+        data.socket.sendall(wire.tcp_frame(slot, (push.encode() + bytes(4000))[:sent]))
+        if sent >= 64:
+            assert b"not as long as its header says" in hear(control, wire.PUSH_FAILED)
+        job.set_mark("lied")
+        assert job.results() == [[2.0], [2.0]]

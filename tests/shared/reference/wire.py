@@ -194,3 +194,17 @@ def tcp_frame(slot: Slot, payload: bytes, length: int | None = None) -> bytes:
     """A write into a slot. `length`: what the frame says of it."""
     size = len(payload) if length is None else length
     return struct.pack("<IIQQQ", TCP_MAGIC, slot.number, slot.key, slot.address, size) + payload
+
+
+def tensor_id(name: str, group: int = 0) -> int:
+    """Of the first tensor of a job that has it: of no other whose hash is the same."""
+    value = 0xCBF29CE484222325
+    for byte in struct.pack("<I", group) + name.encode():
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return (value ^ value >> 30) % (1 << 30)
+
+
+def loop_of(name: str, loops: int, partition: int = 0) -> int:
+    """The loop of its server that sums a partition."""
+    key = (tensor_id(name) << 16) + partition
+    return (key * 0x9E3779B97F4A7C15 % (1 << 64) >> 32) % loops

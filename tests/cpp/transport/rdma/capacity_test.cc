@@ -53,10 +53,10 @@ TEST(Capacity, SixtyFourPeersFitTheSmallestDevice) {
 }
 
 TEST(Capacity, PiecesCoverAWrite) {
-  EXPECT_EQ(pieces_of(0, 100), 1U);
-  EXPECT_EQ(pieces_of(100, 100), 1U);
-  EXPECT_EQ(pieces_of(101, 100), 2U);
-  EXPECT_LE(pieces_of(kLargestWrite, kSmallestMessageLimit), kDataWindow);
+  EXPECT_EQ(pieces_of(0), 1U);
+  EXPECT_EQ(pieces_of(kLongestPiece), 1U);
+  EXPECT_EQ(pieces_of(kLongestPiece + 1), 2U);
+  EXPECT_LE(pieces_of(kLargestWrite), kDataWindow);
 }
 
 TEST(Capacity, IdentifiersKeepWhatTheyAreGiven) {
