@@ -36,7 +36,8 @@ struct Arrival {
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;
-  bool landing = false;    // in two phases: has been answered, and the member has not said that the answer is there
+  bool landing = false;    // in two phases: has been answered, and the member has not said that the answer is there; it
+                           // still waits, and so is not done
   bool in_place = false;   // the pass over the payloads writes the result straight into the worker's memory
   bool answered = false;   // with the result, or that the round is complete; never with a failure
   bool cancelled = false;  // the member waits for what becomes of its host's contribution, and not for the result
@@ -111,6 +112,11 @@ struct Round {
     return compression == nullptr || other == nullptr || compression == other;
   }
   bool is_two_phase() const { return (first.flags & tensor::kTwoPhase) != 0; }
+  // A member is done, which counts once.
+  void finish(Arrival& arrival) {
+    done += arrival.done ? 0U : 1U;
+    arrival.done = true;
+  }
   bool has_all_pushes() const { return pushed == contributors->size(); }
   // Whether the sum made here is a contribution, and not the result.
   bool is_contribution() const { return key.for_host && !group->ends_on_host; }

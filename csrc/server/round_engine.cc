@@ -133,8 +133,7 @@ bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
 // A member comes to a round that has failed. The round is over when all of them have been told.
 void RoundEngine::refuse_failed(Round& round, Arrival& arrival, const Push& push) {
   refuse(push.session, push.header.immediate, *round.failure);
-  if (std::exchange(arrival.done, true)) return;
-  ++round.done;
+  round.finish(arrival);
   close_if_over(round);
 }
 
@@ -173,15 +172,16 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
     arrival.session->send(outcome);
   };
   for (Arrival& arrival : round.arrivals) {
-    if (std::exchange(arrival.landing, false)) (void)arrival.session->take_landing(arrival.immediate);
+    if (std::exchange(arrival.landing, false)) arrival.session->forget_landing(round);
     release(arrival.slot);
     arrival.span = {};
     const bool pushes = std::exchange(arrival.unacknowledged, false);
     const bool pulls = std::exchange(arrival.pull_waiting, false);
     if (pushes) tell(arrival, arrival.push_immediate);
     if (pulls) tell(arrival, arrival.immediate);
-    if ((pushes || pulls) && !std::exchange(arrival.done, true)) ++round.done;
+    if (pushes || pulls) round.finish(arrival);
   }
+  round.landing = 0;
   tell_relays(round);
   note_failure(round);
   end_for_absent(round);
@@ -315,11 +315,15 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
     network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
     return Outcome::kPending;
   }
-  if (round.summed && !round.failure && round.is_two_phase() && pulls) return Outcome::kPending;
+  if (round.summed && !round.failure && arrival.pull_waiting) {  // in two phases, where one message pushes and pulls
+    if (pulls) return Outcome::kPending;
+    counters_.stale.add();
+    return Outcome::kAborted;  // nothing of this round has that immediate
+  }
   const Outcome outcome = arrival.answered ? Outcome::kAnswered : Outcome::kAborted;
-  if (!std::exchange(arrival.done, true)) ++round.done;
   if (pulls) arrival.pull_waiting = false;
   if (pushes) arrival.unacknowledged = false;
+  if (!arrival.pull_waiting && !arrival.unacknowledged) round.finish(arrival);
   if (round.awaits_network) {  // a pull that was to come
     network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
     return outcome;
@@ -404,7 +408,7 @@ void RoundEngine::fail_lost() {
       Arrival& arrival = round.arrivals[index];
       if (arrival.landing) why = &gone_ranks_.at(speaker_of(round, index)).why;  // nobody will say that it has landed
       arrival.pull_waiting = arrival.unacknowledged = false;
-      if (!std::exchange(arrival.done, true)) ++round.done;
+      round.finish(arrival);
     }
     if (round.awaits_network) {
       if (why == nullptr) continue;

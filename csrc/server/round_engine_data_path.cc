@@ -362,7 +362,7 @@ bool RoundEngine::find_result_slot(Round& round) {
 // One answer, with which a wait is over.
 void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result) {
   arrival.pull_waiting = false;
-  arrival.answered = arrival.done = true;
+  arrival.answered = arrival.done = true;  // it waits, and so was not done
   ++round.done;
   post(round, arrival, result);
 }

@@ -64,8 +64,8 @@ void RoundEngine::commit(Round& round) {
       continue;
     }
     arrival.pull_waiting = false;
-    arrival.answered = arrival.done = true;
-    ++round.done;
+    arrival.answered = true;
+    round.finish(arrival);
     arrival.session->commit(arrival.immediate);
   }
   close_if_over(round);

@@ -95,6 +95,9 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   };
   // Nothing for an immediate that is not expected.
   std::optional<Landing> take_landing(std::uint32_t immediate);
+  void forget_landing(const Round& round) {
+    std::erase_if(landings_, [&](const Landing& one) { return one.round == &round; });
+  }
   // Tells the worker, with the next send_commits(), that the round is complete for all.
   void commit(std::uint32_t immediate);
   void send_commits();

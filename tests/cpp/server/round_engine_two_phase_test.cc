@@ -251,6 +251,49 @@ TEST_F(TwoPhaseTest, ACancelledMemberWaitsForTheOutcome) {
   EXPECT_EQ(committed(0), Immediates{100});
 }
 
+// A member that lies: what it says of its own rounds changes none that comes to lie where they were.
+TEST_F(TwoPhaseTest, ACancelOfWhatNobodyHasPushedEndsNoRoundThatIsLanding) {
+  use_slots(3);
+  tensor::PushHeader alone = header(0, kBoth);
+  alone.group = tensor::kAlone | 0;
+  alone.immediate = 7;
+  land(0, alone);
+  engine.on_written(data(0).writes.at(0).token);
+  const tensor::Cancelled reply =
+      engine.cancel(*sessions[0], {alone.group, 11, 0, ErrorCode::kTimeout, "rank 0 gave up", "", {{8, 0}}});
+  EXPECT_EQ(reply.aborted, Immediates{8});
+  EXPECT_EQ(engine.open_rounds(), 1U) << "it has been answered, and has not said so";
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.back().token);
+  const std::uint32_t of_its_own = 7;
+  engine.on_landed(*sessions[0], {&of_its_own, 1});
+  EXPECT_EQ(committed(0), Immediates{7});
+  confirm(0);
+  confirm(1);
+  EXPECT_TRUE(committed(1).empty()) << "rank 2 does not have it";
+  confirm(2);
+  EXPECT_EQ(committed(1), Immediates{101});
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(TwoPhaseTest, AFailureTakesTheLandingsOfItsOwnRoundAlone) {
+  use_slots(3);
+  tensor::PushHeader alone = header(0, kBoth);
+  alone.group = tensor::kAlone | 0;
+  alone.immediate = 100;  // as that of the round of all
+  land(0, alone);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
+  engine.on_written(data(0).writes.at(0).token);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.back().token);
+  engine.leave_rank(2, "worker 2 has left");
+  engine.fail_lost();
+  EXPECT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 1U);
+  confirm(0);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  EXPECT_EQ(committed(0), Immediates{100});
+}
+
 TEST_F(TwoPhaseTest, ARoundThatIsNotSummedIsCancelledAsAlways) {
   use_slots(2);
   land(0, header(0, kBoth));
