@@ -28,10 +28,14 @@ CANARY, MINE = 0xA5, 42.0
 
 
 class Commands:
-    """What has been asked for on the standard input."""
+    """What has been asked for on the standard input.
 
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self.leave = leave
+    Args:
+        leave: is called by a thread of its own when "thread" is asked for.
+    """
+
+    def __init__(self, leave: Callable[[], None] = lambda: None) -> None:
+        self._leave = leave
         self._asked: set[str] = set()
         self._changed = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -43,7 +47,7 @@ class Commands:
             text += data
             *words, text = text.split(b"\n")
             if b"thread" in words:
-                threading.Thread(target=self.leave).start()
+                threading.Thread(target=self._leave).start()
             with self._changed:
                 self._asked |= {word.decode() for word in words}
                 self._changed.notify()
