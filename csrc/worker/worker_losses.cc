@@ -13,8 +13,8 @@ constexpr std::size_t kMostLate = 256;
 }  // namespace
 
 void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal) {
-  const bool is_end = operation && (operation->failure()->code() == ErrorCode::kNotInitialized ||
-                                    operation->failure()->code() == ErrorCode::kRoundAborted);
+  if (operation && operation->failure()->code() == ErrorCode::kNotInitialized) return;
+  const bool is_end = operation && operation->failure()->code() == ErrorCode::kRoundAborted;
   {
     const std::lock_guard lock(mutex_);
     last_failed_ = operation;
@@ -67,7 +67,7 @@ void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const
   }
   if (!any_lost_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  if (why_view_ended_) throw Error(*why_view_ended_);
+  if (why_ended_) throw Error(*why_ended_);
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
     if (gone == nullptr || concerns(*gone, *tensor.group))
@@ -87,7 +87,7 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
     check_alive(tensor, kind);
   } catch (const Error& error) {
-    note_failure(nullptr, error.what());
+    if (error.code() != ErrorCode::kNotInitialized) note_failure(nullptr, error.what());
     throw;
   }
 }
@@ -95,8 +95,8 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
 void Worker::end_view(const Error& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (why_view_ended_) return;
-    why_view_ended_ = why;
+    if (why_ended_) return;
+    why_ended_ = why;
   }
   *view_ended_ = true;
   any_lost_.store(true);

@@ -70,7 +70,7 @@ class BpsWork(dist.Work):
             DeadlineError: not complete within `timeout`, if one is given; the operation goes on.
             PeerLostError, DeadlineError, ...: the error of the operation.
         """
-        if self._over and self._error is None:
+        if self._over and self._error is None and self._record is None:
             return self._follow()
         if timeout > _NO_LIMIT:
             self._await(timeout.total_seconds())
