@@ -608,6 +608,10 @@ class Process:
         """
         Leaves the job. False if the others did not all leave in time, or a member was lost.
         """
+    def shutdown_alone(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        """
+        Leaves the job without waiting for the others, once what its servers have begun has ended.
+        """
     def start_operation(
         self,
         tensor: Tensor,

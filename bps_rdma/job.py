@@ -126,11 +126,18 @@ def shutdown(timeout: float | None = None) -> None:
 
     An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
-    leave(timeout, suspends=False)
+    leave(timeout)
 
 
-def leave(timeout: float | None, *, suspends: bool) -> None:
-    """shutdown(); `suspends`: workers are going to come back, and dedicated servers wait for them."""
+def leave(timeout: float | None, *, suspends: bool = False, alone: bool = False) -> None:
+    """shutdown(); at most one of these is set.
+
+    Args:
+        timeout: as there.
+        suspends: workers are going to come back, and dedicated servers wait for them.
+        alone: returns when what its servers have begun has ended, and does not wait until the others leave. They can
+            do nothing more that needs a server of this rank, or the scheduler if rank 0 hosts it.
+    """
     global _job, _ended
     change = _begin_change(ends_init=True)
     if change is None:
@@ -141,7 +148,11 @@ def leave(timeout: float | None, *, suspends: bool) -> None:
             return
         atexit.unregister(shutdown)
         try:
-            job.process.shutdown(job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout, suspends)
+            seconds = job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout
+            if alone:
+                job.process.shutdown_alone(seconds)
+            else:
+                job.process.shutdown(seconds, suspends)
         finally:
             job.close()
             stacks.hide()

@@ -181,6 +181,25 @@ void Loops::leave_node(std::uint32_t node, const std::string& why) {
   }
 }
 
+void Loops::close_servers(const std::string& why) {
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, why] {
+      if (loop.server_loop) loop.server_loop->close(why);
+    });
+  }
+}
+
+bool Loops::are_servers_quiet(const Deadline& deadline) const {
+  std::vector<std::future<bool>> answers;
+  for (const auto& loop : loops_) {
+    answers.push_back(
+        loop->reactor->ask([&loop = *loop] { return !loop.server_loop || loop.server_loop->is_quiet(); }));
+  }
+  return std::ranges::all_of(answers, [&](std::future<bool>& answer) {
+    return answer.wait_until(deadline.at()) == std::future_status::ready && answer.get();
+  });
+}
+
 bool Loops::serves() const {
   return std::ranges::any_of(loops_, [](const auto& loop) { return loop->server_loop && loop->server_loop->serves(); });
 }

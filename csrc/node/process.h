@@ -16,6 +16,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -81,6 +82,9 @@ class Process {
   // end.
   // `suspends`: workers are going to come back, this one or others; dedicated servers wait for them.
   bool shutdown(double timeout_s, bool suspends = false);
+  // The same, but without waiting until the others leave: only until what the servers here have begun has ended, for
+  // `timeout_s` at most. The others can do nothing more that needs a server here, or the scheduler if it is here.
+  void shutdown_alone(double timeout_s);
   // Whether nothing of it is left that peers or threads could use.
   bool is_down() const { return down_; }
   // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
@@ -127,6 +131,7 @@ class Process {
   void bring_up(const Process* before);
   void check_view(const Process* before) const;
   bool awaits_next_view() const;
+  bool leave(const std::function<bool()>& say_goodbye);
   void take_down();
   void take_down_loops();
   void retire();

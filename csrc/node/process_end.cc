@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "core/log.h"
 #include "node/connector.h"
 #include "node/listeners.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
 constexpr double kAbortPatience_s = 1;
+constexpr double kQuietLook_s = 0.002;
 constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
 
 }  // namespace
@@ -43,15 +45,33 @@ void Process::abort(const std::string& exception) {
 }
 
 bool Process::shutdown(double timeout_s, bool suspends) {
+  return leave([&] {
+    // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
+    return van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
+                       worker_ ? worker_->last_failure() : "", suspends);
+  });
+}
+
+void Process::shutdown_alone(double timeout_s) {
+  (void)leave([&] {
+    const Deadline deadline = Deadline::after(timeout_s);
+    van_->announce_leaving(timeout_s, worker_ ? worker_->last_failure() : "");
+    loops_->close_servers(van_->self().describe() + " has left the job");
+    while (!loops_->are_servers_quiet(deadline) && !deadline.passed() && !van_->has_ended()) {
+      sleep_until(Deadline::after(kQuietLook_s));
+    }
+    return van_->leave(scheduler_ ? std::min(kAbortPatience_s, deadline.left_ms() / 1e3) : 0);
+  });
+}
+
+bool Process::leave(const std::function<bool()>& say_goodbye) {
   if (!calls_.close(CallGate::After::kNothing)) return false;
   end_operations();
   leaving_ = true;
   bool well = false;
   std::exception_ptr interrupt;
   try {
-    // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
-    well = van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
-                       worker_ ? worker_->last_failure() : "", suspends);
+    well = say_goodbye();
   } catch (const Error& error) {  // the scheduler is lost: nobody is left to be told
     log_info(std::string("left without the scheduler: ") + error.what());
   } catch (...) {

@@ -196,6 +196,11 @@ bool shutdown(Process& process, double timeout_s, bool suspends) {
   return process.shutdown(checked_timeout(timeout_s), suspends);
 }
 
+void shutdown_alone(Process& process, double timeout_s) {
+  BlockTable::instance().detach(process);
+  process.shutdown_alone(checked_timeout(timeout_s));
+}
+
 // `function` as a call into the process; see Process::Call.
 template <typename R, typename... Args>
 auto as_call(R (*function)(Process&, Args...)) {
@@ -292,6 +297,8 @@ void bind_process(py::module_& module) {
            py::arg("tensor"), "By partition: the rank of the server that sums it.")
       .def("shutdown", &shutdown, py::arg("timeout_s"), py::arg("suspends") = false, MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
+      .def("shutdown_alone", &shutdown_alone, py::arg("timeout_s"), MayWait(),
+           "Leaves the job without waiting for the others, once what its servers have begun has ended.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
       .def("abort", &Process::abort, py::arg("exception"), MayWait(),
            "Tells all members that this process ends with an exception, before its shutdown.")

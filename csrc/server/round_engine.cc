@@ -123,7 +123,7 @@ void RoundEngine::refuse_round(const Push& push, const RoundGroup& group, RoundT
 bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const tensor::PushHeader& header = push.header;
   const bool for_host = (header.flags & tensor::kForHost) != 0;
-  const std::string* why = why_gone(group, for_host, nullptr);
+  const std::string* why = why_closed_.empty() ? why_gone(group, for_host, nullptr) : &why_closed_;
   if (why == nullptr) return false;
   if (table_.find({header.group, header.tensor, header.partition, for_host}, header.round) != nullptr) return false;
   refuse(push.session, header.immediate, failure_of(*why));
@@ -237,7 +237,8 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
     // Once it is over, every member has been answered, or told of a failure.
     Outcome outcome = round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
-    if (round == nullptr && outcome == Outcome::kAborted && why_gone(group, cancel.for_host, nullptr) == nullptr) {
+    if (round == nullptr && outcome == Outcome::kAborted && why_closed_.empty() &&
+        why_gone(group, cancel.for_host, nullptr) == nullptr) {
       const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
       if (found == RoundTable::Found::kTooMany) {
         reject(session);
@@ -375,6 +376,7 @@ const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host,
 // The member of the group that is gone, if one is: the group has completed its last round, or the last but those whose
 // contributions are here.
 const std::string* RoundEngine::why_incomplete(const RoundGroup& group) const {
+  if (!why_closed_.empty()) return &why_closed_;
   const auto gone = std::ranges::find_if(
       gone_ranks_, [&](const auto& one) { return group.group.index_of(one.first) != van::kNoRank; });
   return gone == gone_ranks_.end() ? nullptr : &gone->second.why;
@@ -403,6 +405,7 @@ void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
     const std::string* why = why_gone(*round.group, round.key.for_host, &round);
+    if (why == nullptr && !why_closed_.empty() && !round.summed) why = &why_closed_;
     for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
       if (!is_gone(round, index)) continue;
       Arrival& arrival = round.arrivals[index];

@@ -54,6 +54,15 @@ bool WorkerSession::flush() {
   return sent > 0;
 }
 
+bool WorkerSession::is_flushed() {
+  if (lost_) return true;
+  if (!answers_.empty() || !committed_.immediates.empty()) return false;
+  return std::ranges::all_of(paths_.all(), [](const WorkerPath& path) {
+    return (path.control == nullptr || path.control->is_flushed()) &&
+           std::ranges::all_of(path.streams, [](const AnswerStream& stream) { return stream.data->is_flushed(); });
+  });
+}
+
 // ---- Rounds in two phases
 
 void WorkerSession::expect_landing(Round& round, const Arrival& arrival) {

@@ -104,6 +104,8 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // Sends the answers that wait. Returns whether any was sent.
   bool flush();
   bool has_answers() const { return !answers_.empty(); }
+  // Whether the worker, or its system, has all that it was sent.
+  bool is_flushed();
   void send_credits();
 
   // The worker's memory cannot be reached: tells the owner.

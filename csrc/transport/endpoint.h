@@ -37,6 +37,9 @@ class Endpoint {
   // Whether the network does not seem to carry what is sent: the host of the peer acknowledges nothing, although bytes
   // were repeated. A peer that is stopped is not silent. Asks the system; not for the data path.
   virtual bool is_silent() const { return false; }
+  // Whether the peer, or its system, has all that was sent, so that the connection can be closed without a loss of it;
+  // also of a peer that is lost. Asks the system; not for the data path.
+  virtual bool is_flushed() const { return true; }
 
   const bool is_data_plane;
   Rails rails;        // set by the transport

@@ -111,5 +111,7 @@ Fd connect_local(const std::string& name, const Deadline& deadline);
 // Whether the host at the other end of a TCP connection has acknowledged nothing for half a second although bytes were
 // sent to it again twice. False for other sockets.
 bool is_network_silent(int socket);
+// Whether bytes that were written to it have not reached the peer's system; of a local socket, have not been read.
+bool has_unacknowledged(int socket);
 
 }  // namespace bps::transport

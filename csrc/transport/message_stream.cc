@@ -99,6 +99,10 @@ void MessageStream::flush(int timeout_ms) {
   }
 }
 
+bool MessageStream::is_flushed() const {
+  return out_.empty() && !has_unacknowledged(socket_.get());
+}
+
 void MessageStream::on_ready(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) transmit();
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();

@@ -40,6 +40,8 @@ class MessageStream {
   void close();
   // Sends what is queued, waiting up to the deadline: for a last message before close().
   void flush(int timeout_ms);
+  // Whether the peer's system has all of it.
+  bool is_flushed() const;
   int fd() const { return socket_.get(); }
   // A message with a wrong code has come, which is why the stream was closed.
   bool was_forged() const { return was_forged_; }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Listening and connecting: the parts of listener.h that need no loop.
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -211,6 +213,11 @@ Fd connect_local(const std::string& name, const Deadline& deadline) {
     throw Error(ErrorCode::kUnreachable, "cannot connect to the local socket '" + name + "': " + std::strerror(error),
                 "check that the process there runs, in the same network namespace");
   }
+}
+
+bool has_unacknowledged(int socket) {
+  int bytes = 0;
+  return ::ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 bool is_network_silent(int socket) {

@@ -130,6 +130,7 @@ void SchedulerSession::receive(Message&& message) {
   if (const auto* lost = std::get_if<PeerLost>(&message)) return lose(lost->node, lost->text);
   if (const auto* left = std::get_if<MemberLeft>(&message)) {
     left_.push_back(left->node);
+    last_left_ = left->text;
     if (events_.on_left && !lost_.contains(left->node)) events_.on_left(left->node, left->text);
     return;
   }
@@ -307,8 +308,10 @@ void SchedulerSession::end_if_unused() {
 // The job goes on without this node, if at all.
 void SchedulerSession::expel(const std::string& why) {
   std::string text = "the scheduler at " + where_ + " was lost: " + why;
-  // The process that hosts it may have left because of an earlier loss.
-  if (const std::string first = first_loss().second; !first.empty()) text = first + "; after that, " + text;
+  // The process that hosts it may have left, perhaps because of an earlier loss.
+  const std::string loss = first_loss().second;
+  const std::string& first = loss.empty() ? last_left_ : loss;
+  if (!first.empty()) text = first + "; after that, " + text;
   connection_.reset();
   if (!joined_) return calls_.break_all(scheduler_lost(text));
   if (end_so_far() == End::kNotYet) lose(0, text);

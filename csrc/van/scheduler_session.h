@@ -121,6 +121,7 @@ class SchedulerSession {
   std::map<std::uint32_t, std::uint64_t> barriers_;  // that have ended, by group
   std::vector<Rejoin::Made> groups_;
   std::vector<std::uint32_t> left_;  // nodes that have left the job
+  std::string last_left_;            // as a sentence
   std::optional<Leave> leave_;
   std::map<std::uint32_t, std::string> suspected_;  // why, until the scheduler has told what it knows
 

@@ -91,6 +91,11 @@ class Van::Impl {
     return {await<GroupReady>(call, timeout_s).group, std::move(ranks)};
   }
 
+  void announce_leaving(double timeout_s, std::string failure) {
+    require_joined();
+    say_goodbye("", std::move(failure), false, Deadline::after(timeout_s));
+  }
+
   bool leave(double timeout_s, std::string failure, bool suspends) {
     require_joined();
     const Deadline deadline = Deadline::after(timeout_s);
@@ -248,6 +253,12 @@ Group Van::new_group(std::vector<std::uint32_t> ranks, const std::string& name, 
 }
 bool Van::leave(double timeout_s, const std::string& failure, bool suspends) {
   return impl_->leave(timeout_s, failure, suspends);
+}
+void Van::announce_leaving(double timeout_s, const std::string& failure) {
+  impl_->announce_leaving(timeout_s, failure);
+}
+bool Van::has_ended() const {
+  return impl_->session_.end_so_far() != SchedulerSession::End::kNotYet;
 }
 void Van::suspect(std::uint32_t node, const std::string& why) {
   impl_->suspect(node, why);

@@ -125,6 +125,10 @@ class Van {
   // `failure`: how the last operation failed, or nothing. Those who wait for this process in vain are told of it.
   // `suspends`: workers are going to come back, this one or others, and dedicated servers are to wait for them.
   bool leave(double timeout_s, const std::string& failure = "", bool suspends = false);
+  // The first half of it: returns when those who wait for this process are being told.
+  void announce_leaving(double timeout_s, const std::string& failure);
+  // Whether the job, the view or the connection to the scheduler has ended.
+  bool has_ended() const;
   // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
   // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
   void abort(const std::string& exception);

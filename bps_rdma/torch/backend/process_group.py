@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
@@ -83,11 +82,11 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         super().set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group(); a default group that has joined the job leaves it."""
+        """Called by destroy_process_group(); a default group that has joined the job leaves it, waiting for nobody."""
         super().shutdown()
         if self._leaves:
             self._leaves = False
-            bps_rdma.shutdown()
+            job.leave(None, alone=True)
 
     # ---- Reductions
 

@@ -24,6 +24,7 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   void probe();
   // What is posted has not been acknowledged for so long. (A peer that is stopped has buffers left.)
   bool is_silent() const override { return state.port_down || acknowledgements.missed() >= kSilentLooks; }
+  bool is_flushed() const override { return is_lost() || (completed_ == posted_ && waiting_.empty()); }
 
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;

@@ -24,6 +24,7 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
   ~RdmaData() override { drop(); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
+  bool is_flushed() const override { return is_lost() || completed_ == posted_; }
 
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;

@@ -47,6 +47,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   void withdraw(std::uint64_t key);
 
   std::size_t write(std::span<const WriteOp> ops) override;
+  bool is_flushed() const override { return is_lost() || !out_ || out_->is_drained(); }
   bool peer_reaches(const Region& region) const override;
   bool peer_maps(const Region& region) const override;
   std::size_t post(std::span<const Descriptor> descriptors) override;

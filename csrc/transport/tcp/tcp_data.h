@@ -27,6 +27,7 @@ class TcpData final : public DataEndpoint {
   std::size_t write(std::span<const WriteOp> ops) override;
   std::uint64_t stop_landing(std::uint32_t immediate) override;
   bool is_silent() const override { return !is_lost() && is_network_silent(socket_.get()); }
+  bool is_flushed() const override { return is_lost() || (out_count_ == 0 && !has_unacknowledged(socket_.get())); }
   MeasuredRate measured_rate() const override { return is_lost() ? MeasuredRate{} : delivery_rate(socket_.get()); }
 
  private:

@@ -88,6 +88,7 @@ void TcpData::transmit() {
     const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) break;  // what came before that is read first: receive()
     if (sent < 0) return lose(std::strerror(errno));
     auto left = static_cast<std::uint64_t>(sent);
     while (left > 0) {
