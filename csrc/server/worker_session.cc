@@ -44,19 +44,28 @@ void WorkerSession::send(const tensor::ControlMessage& message) {
 }
 
 bool WorkerSession::flush() {
-  std::size_t sent = 0;
-  for (; sent < answers_.size(); ++sent) {
-    Answer& answer = answers_[sent];
-    if (answer.data->write({&answer.op, 1}) != 1) break;
-    if (fails_over()) keep(answer);
+  const std::size_t before = waiting_count_;
+  for (WaitingAnswers& waiting : waiting_) {
+    std::size_t sent = 0;
+    for (; sent < waiting.answers.size(); ++sent) {
+      Answer& answer = waiting.answers[sent];
+      if (waiting.data->write({&answer.op, 1}) != 1) break;
+      if (fails_over()) keep(answer);
+    }
+    waiting.answers.erase(waiting.answers.begin(), waiting.answers.begin() + static_cast<std::ptrdiff_t>(sent));
+    waiting_count_ -= sent;
   }
-  answers_.erase(answers_.begin(), answers_.begin() + static_cast<std::ptrdiff_t>(sent));
-  return sent > 0;
+  return waiting_count_ < before;
+}
+
+WaitingAnswers& WorkerSession::waiting_for(transport::DataEndpoint* data) {
+  const auto found = std::ranges::find(waiting_, data, &WaitingAnswers::data);
+  return found != waiting_.end() ? *found : waiting_.emplace_back(WaitingAnswers{data, {}});
 }
 
 bool WorkerSession::is_flushed() {
   if (lost_) return true;
-  if (!answers_.empty() || !committed_.immediates.empty()) return false;
+  if (has_answers() || !committed_.immediates.empty()) return false;
   return std::ranges::all_of(paths_.all(), [](const WorkerPath& path) {
     return (path.control == nullptr || path.control->is_flushed()) &&
            std::ranges::all_of(path.streams, [](const AnswerStream& stream) { return stream.data->is_flushed(); });
@@ -107,10 +116,13 @@ void WorkerSession::abandon(bool keep_control) {
 }
 
 void WorkerSession::discard() {
-  for (const Answer& answer : answers_) {
-    if (answer.round != nullptr) --answer.round->writes_in_flight;
+  for (const WaitingAnswers& waiting : waiting_) {
+    for (const Answer& answer : waiting.answers) {
+      if (answer.round != nullptr) --answer.round->writes_in_flight;
+    }
   }
-  answers_.clear();
+  waiting_.clear();
+  waiting_count_ = 0;
   for (WorkerPath& path : paths_.all()) {
     for (AnswerStream& stream : path.streams) {
       for (const Answer& answer : stream.unconfirmed()) {
@@ -228,9 +240,6 @@ std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& 
     old = std::move(*path);
   }
   paths_.forget(lost.path);
-  const auto is_closed = [&](const transport::DataEndpoint* data) {
-    return std::ranges::find(closed, data) != closed.end();
-  };
   const auto lead = [&](transport::DataEndpoint*& data, std::uint64_t& key) { paths_.lead(old, data, key); };
   for (const transport::Endpoint* endpoint : closed) {
     if (!endpoint->is_data_plane) continue;
@@ -238,13 +247,17 @@ std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& 
     context_.pool.stop_fill(*data);
     context_.rounds.reroute(*data, lead);
   }
-  for (Answer& answer : answers_) {
-    if (is_closed(answer.data)) lead(answer.data, answer.op.target.key);
+  context_.counters.repeated.add(again.size());
+  for (const WaitingAnswers& waiting : waiting_) {  // never sent
+    if (std::ranges::find(closed, waiting.data) == closed.end()) continue;
+    again.insert(again.end(), waiting.answers.begin(), waiting.answers.end());
+    waiting_count_ -= waiting.answers.size();
   }
-  for (Answer& answer : again) lead(answer.data, answer.op.target.key);
+  std::erase_if(waiting_,
+                [&](const WaitingAnswers& one) { return std::ranges::find(closed, one.data) != closed.end(); });
   send(reply);
   for (Answer& answer : again) {
-    context_.counters.repeated.add();
+    lead(answer.data, answer.op.target.key);
     post(answer);
   }
   return closed;

@@ -103,7 +103,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   void send_commits();
   // Sends the answers that wait. Returns whether any was sent.
   bool flush();
-  bool has_answers() const { return !answers_.empty(); }
+  bool has_answers() const { return waiting_count_ != 0; }
   // Whether the worker, or its system, has all that it was sent.
   bool is_flushed();
   void send_credits();
@@ -141,9 +141,11 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
   bool attached_ = false;
   bool lost_ = false;
-  std::vector<Answer> answers_;   // in the order in which they were posted
-  std::deque<Landing> landings_;  // in the same order; those of lost rounds are taken
-  tensor::Committed committed_;   // for the next message
+  WaitingAnswers& waiting_for(transport::DataEndpoint* data);
+  std::vector<WaitingAnswers> waiting_;  // by connection: a full one holds up no other
+  std::size_t waiting_count_ = 0;        // of answers, together
+  std::deque<Landing> landings_;         // in the same order; those of lost rounds are taken
+  tensor::Committed committed_;          // for the next message
 };
 
 // As many as a worker can have in flight, see RoundTable::Limits.
@@ -158,15 +160,17 @@ inline void WorkerSession::post(const Answer& answer) {
     if (answer.round != nullptr) --answer.round->writes_in_flight;
     return;
   }
-  if (answers_.empty() && answer.data->write({&answer.op, 1}) == 1) {
+  const bool is_held_up = waiting_count_ != 0 && !waiting_for(answer.data).answers.empty();
+  if (!is_held_up && answer.data->write({&answer.op, 1}) == 1) {
     if (fails_over()) keep(answer);
     return;
   }
-  if (answers_.size() >= kMostAnswers) {
+  if (waiting_count_ >= kMostAnswers) {
     if (answer.round != nullptr) --answer.round->writes_in_flight;
     return lose("it takes none of its answers");
   }
-  answers_.push_back(answer);
+  waiting_for(answer.data).answers.push_back(answer);
+  ++waiting_count_;
   context_.sends_due.answers = true;
 }
 

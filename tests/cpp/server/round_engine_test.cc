@@ -40,6 +40,35 @@ TEST_F(RoundEngineTest, AnAnswerWaitsForTheSendWindowAndKeepsItsOrder) {
   EXPECT_EQ(data(0).immediates(), (std::vector<std::uint32_t>{100, 200}));
 }
 
+TEST_F(RoundEngineTest, AFullConnectionHoldsUpNoOther) {
+  transport::Hello second{.node = 1};
+  second.plane = transport::Plane::kData;
+  second.stream = 1;
+  sessions[0]->accept(std::make_unique<transport::IncomingConnection>(second));
+  FakeData& full = data(0);
+  FakeData& other = data(kWorkers);
+  full.room = other.room = 0;
+  const auto post_to = [&](FakeData& by, std::uint32_t immediate) {
+    sessions[0]->post({.op = {.immediate = immediate}, .data = &by});
+  };
+  post_to(full, 1);
+  post_to(other, 2);
+  other.room = 1;
+  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_EQ(other.immediates(), (std::vector<std::uint32_t>{2}));
+  other.room = 1;
+  post_to(other, 3);
+  EXPECT_EQ(other.immediates(), (std::vector<std::uint32_t>{2, 3})) << "at once";
+  full.room = 1;
+  post_to(full, 4);
+  EXPECT_TRUE(full.writes.empty()) << "in their order";
+  EXPECT_TRUE(sessions[0]->flush());
+  full.room = 1;
+  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_EQ(full.immediates(), (std::vector<std::uint32_t>{1, 4}));
+  EXPECT_FALSE(sessions[0]->has_answers());
+}
+
 TEST_F(RoundEngineTest, ASlotCountsOncePerGrant) {
   use_slots(2);
   const std::uint32_t slot = land(0, header(0, kPush | kPull));
@@ -250,6 +279,23 @@ TEST_F(RoundEngineTest, AFailedRoundDoesNotWaitForOthersWhenAMemberHasLeft) {
   EXPECT_EQ(engine.cancel(*sessions[2], cancel_of(102)).answered.size(), 1U) << "as of every round that is over";
   land(2, header(2, kPush | kPull));
   ASSERT_EQ(failures(2).size(), 1U) << "so that nobody waits for an answer";
+}
+
+TEST_F(RoundEngineTest, AClosedEngineFailsWhatWaitsForPushesAndAnswersTheRest) {
+  use_slots(2);
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull));
+  land(1, header(1, kPush | kPull, 1));
+  engine.close("worker 0 has left the job");
+  engine.fail_lost();
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kPeerLost);
+  EXPECT_EQ(failures(1)[0].what, "worker 0 has left the job");
+  EXPECT_EQ(engine.open_rounds(), 1U) << "answers are on their way";
+  land(2, header(2, kPush | kPull, 1));
+  EXPECT_EQ(failures(2).size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 1U) << "none is opened any more";
+  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.at(0).token);
+  EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
 // It has pushed before, and so the round would have completed.
