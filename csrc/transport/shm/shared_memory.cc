@@ -99,11 +99,12 @@ std::shared_ptr<SharedMemory> SharedMemory::map(Fd file, std::size_t size) {
 
 std::shared_ptr<SharedMemory> SharedMemory::find(std::span<const std::byte> bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  std::shared_ptr<SharedMemory> piece;  // before the lock: the last one that has it removes it from the table
   const std::lock_guard lock(table().mutex);
   auto found = table().pieces.upper_bound(begin);
   if (found == table().pieces.begin()) return nullptr;
   --found;
-  auto piece = found->second.lock();
+  piece = found->second.lock();
   if (!piece || !piece->shared() || begin + bytes.size() > found->first + piece->bytes_.size()) return nullptr;
   return piece;
 }

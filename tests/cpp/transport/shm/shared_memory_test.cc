@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <atomic>
+#include <thread>
+
 #include "core/error.h"
 
 namespace bps::transport::shm {
@@ -44,6 +47,25 @@ TEST(SharedMemory, MappingTakesNoFile) {
   const int number = file.get();
   const auto mapped = SharedMemory::map(std::move(file), kSize);
   EXPECT_EQ(::fcntl(number, F_GETFD), -1) << "the file is closed";
+}
+
+// Who looks for a piece may be the last one that has it.
+TEST(SharedMemory, APieceMayEndWhileItIsLookedFor) {
+  std::atomic<const std::byte*> address{nullptr};
+  std::atomic<bool> over{false};
+  std::thread looks([&] {
+    while (!over) {
+      // It has more bytes than the piece, so that the piece is let go of at once.
+      const std::byte* const first = address;
+      if (first != nullptr) (void)SharedMemory::find({first, 1 << 20});
+    }
+  });
+  for (int i = 0; i < 20'000; ++i) {
+    const auto piece = SharedMemory::create(4096);
+    address = piece->bytes().data();
+  }
+  over = true;
+  looks.join();
 }
 
 TEST(SharedMemory, AFileThatCouldShrinkIsRefused) {
