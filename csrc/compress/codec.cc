@@ -66,9 +66,9 @@ void add_codec(std::string_view name, std::shared_ptr<const Codec> codec) {
     throw Error(ErrorCode::kInvalidArgument, "'" + std::string(name) + "' is not a name for a compression method",
                 "use at most 32 small letters, digits and underscores");
   }
-  const std::lock_guard lock(added().mutex);
+  const std::lock_guard lock(added().mutex);  // a codec that has no place lives on: its end may run any code
   const auto is_it = [name](const Method& method) { return method.name == name; };
-  if (std::ranges::any_of(kMethods, is_it) || !added().codecs.emplace(name, std::move(codec)).second) {
+  if (std::ranges::any_of(kMethods, is_it) || !added().codecs.try_emplace(std::string(name), std::move(codec)).second) {
     throw Error(ErrorCode::kInvalidArgument, "there is a compression method '" + std::string(name) + "' already",
                 "use another name");
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -157,8 +158,10 @@ class Worker {
   van::Van& van_;
   std::vector<LoopOf> worker_loops_;
   Connect connect_;
-  std::mutex connecting_;
-  std::vector<bool> connected_;  // by [loop * places + place]; guarded by connecting_
+  std::mutex connecting_mutex_;  // for moments: who connects has is_connecting_, and others can be interrupted
+  std::condition_variable connecting_changed_;
+  bool is_connecting_ = false;   // guarded by connecting_mutex_
+  std::vector<bool> connected_;  // by [loop * places + place]; of who is connecting
   mutable std::mutex mutex_;     // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::vector<std::shared_ptr<Tensor>> more_tensors_;  // which the recorder may name

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "tensor/unrounded.h"
 #include "worker/worker.h"
 
@@ -267,7 +268,19 @@ Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
 
 void Worker::connect(const Plan& plan) {
   if (!options_.hosts.active()) return;  // every connection is there
-  const std::lock_guard lock(connecting_);
+  {
+    std::unique_lock lock(connecting_mutex_);
+    (void)wait_until(lock, connecting_changed_, Deadline::never(), [this] { return !is_connecting_; });
+    is_connecting_ = true;
+  }
+  const struct End {
+    Worker& worker;
+    ~End() {
+      const std::lock_guard lock(worker.connecting_mutex_);
+      worker.is_connecting_ = false;
+      worker.connecting_changed_.notify_one();
+    }
+  } end{*this};
   const std::size_t width = places();
   for (std::size_t i = 0; i < plan.size(); ++i) {
     if (plan[i].empty() || connected_[i]) continue;

@@ -175,8 +175,9 @@ void RdmaTransport::let_go_of_device() {
   registrations_->drop_all();
   if (is_removed(*context_->device()) && anchor_->verbs != nullptr) let_go(*anchor_->verbs);
   anchor_.reset();
+  std::shared_ptr<Context> ended;  // closes the device without the lock
   const std::lock_guard lock(context_mutex_);
-  context_.reset();
+  ended.swap(context_);
 }
 
 }  // namespace bps::transport::rdma
