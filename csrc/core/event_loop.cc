@@ -56,13 +56,22 @@ Timer EventLoop::after(double delay_s, std::function<void()> task) {
   return timer;
 }
 
-void EventLoop::post(std::function<void()> task) {
+bool EventLoop::post(std::function<void()> task) {
   {
     const std::lock_guard lock(posted_mutex_);
+    if (closed_) return false;
     posted_.push_back(std::move(task));
     has_posted_.store(true, std::memory_order_release);
   }
   wake();
+  return true;
+}
+
+void EventLoop::close() {
+  std::vector<std::function<void()>> dropped;  // destroyed without the lock
+  const std::lock_guard lock(posted_mutex_);
+  closed_ = true;
+  dropped.swap(posted_);
 }
 
 void EventLoop::wake() {

@@ -63,8 +63,10 @@ class EventLoop {
   int run_due() { return run_posted() + run_timers(Clock::now()) + run_posted(); }
   Clock::time_point next_due() const;
 
-  // From any thread: run `task` on the loop soon.
-  void post(std::function<void()> task);
+  // From any thread: run `task` on the loop soon. False, and the task is dropped, once the loop is closed.
+  bool post(std::function<void()> task);
+  // On the loop's thread, after its last turn: drops what was posted, and what is posted from now on.
+  void close();
   // From any thread: make a sleeping turn() return.
   void wake();
   int doorbell() const { return doorbell_.get(); }
@@ -89,6 +91,7 @@ class EventLoop {
   unsigned turns_ = 0;
   std::mutex posted_mutex_;  // set-up and rare events only; the data path uses rings
   std::vector<std::function<void()>> posted_;
+  bool closed_ = false;  // guarded by posted_mutex_
   std::atomic<bool> has_posted_{false};
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <future>
+#include <optional>
 
 #include "core/limits.h"
 #include "core/log.h"
@@ -15,6 +16,21 @@
 namespace bps::node {
 
 using transport::Kind;
+
+namespace {
+
+// Nothing from a loop that hangs, or has ended.
+template <typename T>
+std::optional<T> answer_of(std::future<T>& answer, const Deadline& deadline) {
+  if (answer.wait_until(deadline.at()) != std::future_status::ready) return std::nullopt;
+  try {
+    return answer.get();
+  } catch (const std::future_error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
 
 Loops::Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
              const transport::Credentials& credentials, TraceWriter* trace)
@@ -148,11 +164,13 @@ void Loops::accept_on(Loop& loop, Kind kind, std::unique_ptr<transport::Incoming
   }
 }
 
-void Loops::add_group(const van::Group& group) {
+void Loops::add_group(const van::Group& group, std::function<void()> known) {
+  const auto left = std::make_shared<std::atomic<std::size_t>>(loops_.size());
   for (const auto& loop : loops_) {
-    loop->reactor->call([&] {
-      loop->groups.push_back(group);
-      if (loop->server_loop) loop->server_loop->add_group(group);
+    loop->reactor->loop().post([&loop = *loop, group, left, known] {
+      loop.groups.push_back(group);
+      if (loop.server_loop) loop.server_loop->add_group(group);
+      if (left->fetch_sub(1) == 1 && known) known();
     });
   }
 }
@@ -220,7 +238,7 @@ std::string Loops::find_stuck() {
 std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline& deadline) const {
   std::vector<std::future<OpenState>> answers;
   for (const auto& loop : loops_) {
-    auto ask = std::make_shared<std::packaged_task<OpenState()>>([&loop = *loop, most] {
+    answers.push_back(loop->reactor->ask([&loop = *loop, most] {
       OpenState state{.loop = loop.reactor->name(), .answered = true};
       if (loop.worker_loop) {
         state.partitions = loop.worker_loop->list_open(most);
@@ -231,14 +249,11 @@ std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline
       state.listed = loop.server_loop->list_open(most);
       state.last_failed_round = loop.server_loop->last_failure();
       return state;
-    });
-    answers.push_back(ask->get_future());
-    loop->reactor->loop().post([ask] { (*ask)(); });
+    }));
   }
   std::vector<OpenState> states;
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    const bool ready = answers[i].wait_until(deadline.at()) == std::future_status::ready;
-    states.push_back(ready ? answers[i].get() : OpenState{.loop = loops_[i]->reactor->name()});
+    states.push_back(answer_of(answers[i], deadline).value_or(OpenState{.loop = loops_[i]->reactor->name()}));
   }
   return states;
 }
@@ -297,8 +312,7 @@ std::vector<Loops::Usage> Loops::usage(const Deadline& deadline) const {
   }
   std::vector<Usage> all;
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    const bool ready = answers[i].wait_until(deadline.at()) == std::future_status::ready;
-    all.push_back(ready ? answers[i].get() : Usage{.loop = loops_[i]->reactor->name()});
+    all.push_back(answer_of(answers[i], deadline).value_or(Usage{.loop = loops_[i]->reactor->name()}));
   }
   return all;
 }

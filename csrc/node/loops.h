@@ -62,8 +62,8 @@ class Loops {
                      const std::function<void()>& when_failed);
   // Takes an incoming connection to the loop that its hello names.
   void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
-  // Returns when every loop knows the group.
-  void add_group(const van::Group& group);
+  // Calls `known`, on a loop, when every loop knows the group; never if one ends before.
+  void add_group(const van::Group& group, std::function<void()> known);
   // Before lose_node() tells who is the cause.
   void end_view(const Error& why);
   void lose_node(std::uint32_t node, const std::string& why);

@@ -263,11 +263,10 @@ van::VanEvents Process::events() {
             const std::lock_guard lock(inspection_mutex_);
             if (inspection_) inspection_->ask(question);
           },
-      // Waits until each loop knows it: the scheduler tells the workers only after this returns.
       .on_group =
-          [this](const van::Group& group) {
+          [this](const van::Group& group, std::function<void()> known) {
             const std::lock_guard lock(mutex_);
-            if (loops_) loops_->add_group(group);
+            if (loops_) loops_->add_group(group, std::move(known));
           },
       .on_tensor_failed =
           [this](std::uint32_t tensor, const std::string& why) {

@@ -134,6 +134,8 @@ class Process {
   bool leave(const std::function<bool()>& say_goodbye);
   void take_down();
   void take_down_loops();
+  template <typename T>
+  void end_without_lock(std::unique_ptr<T>& one);
   void retire();
   void make_scheduler();
   void make_van();
@@ -185,7 +187,9 @@ class Process {
   std::atomic<bool> leaving_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> down_{false};
-  mutable std::mutex mutex_;  // the van may report losses before the worker is made, and when the loops are gone
+  // The van may report losses before the worker is made, and when the loops are gone. Nobody who has the lock waits for
+  // a loop, ends a thread, or destroys what could: only the listeners' thread, which takes no lock of this object.
+  mutable std::mutex mutex_;
   std::unique_ptr<worker::Worker> worker_;
   struct EarlyEvent {
     std::uint32_t node;

@@ -112,26 +112,28 @@ void Process::retire() {
   }
 }
 
+template <typename T>
+void Process::end_without_lock(std::unique_ptr<T>& one) {
+  std::unique_ptr<T> ended;
+  const std::lock_guard lock(mutex_);
+  ended.swap(one);
+}
+
 void Process::take_down_loops() {
-  std::unique_ptr<Inspection> inspection;  // destroyed without the lock
   {
+    std::unique_ptr<Inspection> ended;
     const std::lock_guard lock(inspection_mutex_);
-    inspection.swap(inspection_);
+    ended.swap(inspection_);
   }
-  inspection.reset();
   metrics_server_.reset();
   leaving_ = true;
   if (connector_) connector_->stop();
   if (loops_) loops_->stop();
-  std::unique_ptr<Loops> loops;  // its connections are closed without the lock
-  {
-    const std::lock_guard lock(mutex_);
-    listeners_.reset();
-    worker_.reset();
-    connector_.reset();
-    loops.swap(loops_);
-  }
-  loops.reset();
+  // Each in its turn, and without the lock: listeners end a thread, which enters into the loops until then.
+  end_without_lock(listeners_);
+  end_without_lock(worker_);
+  end_without_lock(connector_);
+  end_without_lock(loops_);
   if (!trace_) return;
   trace_->stop();
   ended_trace_ = std::move(trace_);

@@ -49,16 +49,11 @@ class ProgressLock {
       std::unique_lock lock(mutex_, std::try_to_lock);
       if (lock.owns_lock() && reactor_ != nullptr && !caller_sleeps_.load(std::memory_order_relaxed)) {
         const DefaultFloatEnvironment not_the_callers;
-        begin_progress(at_most);
+        const Turn turn(*this, at_most);  // also ends where what is found throws
         Outcome outcome = Outcome::kComeBack;
         while (!done()) {
-          if (!progress_once(lock, outcome)) {
-            const bool over = done();
-            end_progress();
-            return over ? Outcome::kDone : outcome;
-          }
+          if (!progress_once(lock, outcome)) return done() ? Outcome::kDone : outcome;
         }
-        end_progress();
         return Outcome::kDone;
       }
     }
@@ -82,13 +77,24 @@ class ProgressLock {
 
  private:
   friend class Reactor;
+  // Of a caller that has the lock.
+  class Turn {
+   public:
+    Turn(ProgressLock& lock, Duration at_most) : lock_(lock) { lock_.begin_progress(at_most); }
+    ~Turn() { lock_.end_progress(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    ProgressLock& lock_;
+  };
   void ring() {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
   }
   void begin_progress(Duration at_most);
   bool progress_once(std::unique_lock<std::mutex>& lock, Outcome& outcome);
-  void end_progress();
+  void end_progress() noexcept;
 
   std::mutex mutex_;  // held while making progress
   Reactor* reactor_;  // null once it has stopped

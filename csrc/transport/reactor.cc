@@ -39,7 +39,7 @@ void ProgressLock::begin_progress(Duration at_most) {
 bool ProgressLock::progress_once(std::unique_lock<std::mutex>& lock, Outcome& outcome) {
   return reactor_->progress_once(lock, outcome);
 }
-void ProgressLock::end_progress() {
+void ProgressLock::end_progress() noexcept {
   reactor_->end_progress();
 }
 
@@ -64,8 +64,17 @@ void Reactor::start() {
   thread_ = start_thread([this] {
     name_thread(name_);
     const DefaultFloatEnvironment not_the_makers;
+    runner_ = std::this_thread::get_id();
     run();
+    loop_.close();
+    runner_ = std::thread::id();
   });
+  started_ = true;
+}
+
+void Reactor::throw_ended() const {
+  throw Error(ErrorCode::kNotInitialized, "the loop " + name_ + " has ended: this process leaves the job",
+              "call init() again");
 }
 
 void Reactor::stop() {
@@ -186,6 +195,24 @@ bool Reactor::progress_once(std::unique_lock<std::mutex>& progress, ProgressLock
   return sleep_in_stead(progress);
 }
 
+// A caller in the thread's stead, also where what it finds throws.
+class Reactor::Asleep {
+ public:
+  explicit Asleep(Reactor& reactor) : reactor_(reactor) { reactor_.progress_->caller_sleeps_ = true; }
+  ~Asleep() {
+    reactor_.progress_->caller_sleeps_ = false;
+    reactor_.progress_->called_back_ = false;
+    reactor_.progress_->caller_left_.notify_all();
+    reactor_.counters_.wakeups.add();
+    reactor_.disarm();
+  }
+  Asleep(const Asleep&) = delete;
+  Asleep& operator=(const Asleep&) = delete;
+
+ private:
+  Reactor& reactor_;
+};
+
 // False when it is time to leave: nothing was found, perhaps because a signal came.
 bool Reactor::sleep_in_stead(std::unique_lock<std::mutex>& progress) {
   if (!arm()) {
@@ -193,20 +220,18 @@ bool Reactor::sleep_in_stead(std::unique_lock<std::mutex>& progress) {
     disarm();
     return true;
   }
-  progress_->caller_sleeps_ = true;
-  const int found = loop_.turn(blocked_ ? kBlockedSleep : caller_stays_, &progress);
-  progress_->caller_sleeps_ = false;
-  progress_->called_back_ = false;
-  progress_->caller_left_.notify_all();
-  counters_.wakeups.add();
-  disarm();
+  int found = 0;
+  {
+    const Asleep asleep(*this);
+    found = loop_.turn(blocked_ ? kBlockedSleep : caller_stays_, &progress);
+  }
   if (found == 0 || stop_.load(std::memory_order_relaxed)) return false;
   const auto now = Clock::now();
   if (caller_leaves_ == Clock::time_point()) caller_leaves_ = now + caller_stays_;
   return now < caller_leaves_;
 }
 
-void Reactor::end_progress() {
+void Reactor::end_progress() noexcept {
   idle_since_ = {};
   if (!arm() || blocked_ || stop_.load(std::memory_order_relaxed)) loop_.wake();
   caller_ = std::thread::id();

@@ -77,28 +77,35 @@ class Reactor {
     Reactor* reactor_;  // none in some tests
   };
 
-  // Runs `task` under the progress lock. A loop that hangs answers late, or never: what the task refers to must live as
-  // long as the loop.
+  // Runs `task` under the progress lock; before start() at once. A loop that hangs answers late, or never: what the
+  // task refers to must live as long as the loop. Where the loop ends before, the promise is broken.
   template <typename F>
   auto ask(F task) -> std::future<decltype(task())> {
     auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
     auto result = packaged->get_future();
     const auto self = std::this_thread::get_id();
-    if (self == thread_.get_id() || self == caller_.load() || !thread_.joinable()) {
+    if (self == runner_.load() || self == caller_.load() || !started_.load()) {
       (*packaged)();
     } else {
-      loop_.post([packaged] { (*packaged)(); });
+      (void)loop_.post([packaged] { (*packaged)(); });
     }
     return result;
   }
-  // The same, and waits for it; exceptions come back to the caller.
+  // The same, and waits for it; exceptions come back to the caller. Throws kNotInitialized when the loop has ended, or
+  // ends before. The caller may hold no lock that a task of this loop, or whoever ends it, takes.
   template <typename F>
   auto call(F task) -> decltype(task()) {
-    return ask(std::move(task)).get();
+    try {
+      return ask(std::move(task)).get();
+    } catch (const std::future_error&) {
+      throw_ended();
+    }
   }
 
  private:
   friend class ProgressLock;
+  class Asleep;
+  [[noreturn]] void throw_ended() const;
   void run();
   bool work();
   bool arm();
@@ -111,7 +118,7 @@ class Reactor {
   void begin_progress(Duration at_most);
   bool progress_once(std::unique_lock<std::mutex>& progress, ProgressLock::Outcome& outcome);
   bool sleep_in_stead(std::unique_lock<std::mutex>& progress);
-  void end_progress();
+  void end_progress() noexcept;
 
   const std::string name_;
   const Duration spin_limit_;
@@ -123,6 +130,8 @@ class Reactor {
   Counter turns_;
   std::atomic<bool> in_set_up_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> started_{false};
+  std::atomic<std::thread::id> runner_{};  // the reactor's thread, until it ends
   std::atomic<std::thread::id> caller_{};  // the caller that holds the progress lock
   const std::shared_ptr<ProgressLock> progress_;
   Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing

@@ -38,14 +38,16 @@ void SchedulerSearch::run(double patience_s) {
     for (;;) {
       try {
         const auto found = std::make_shared<FoundScheduler>(find_(deadline));  // a posted function must be copyable
-        return loop_.post([events, found] {
+        loop_.post([events, found] {
           if (const auto to = events.lock()) to->on_found(std::move(*found));
         });
+        return;
       } catch (const Error& error) {
         if (deadline.passed()) {
-          return loop_.post([events, why = std::string(error.what())] {
+          loop_.post([events, why = std::string(error.what())] {
             if (const auto to = events.lock()) to->on_given_up(why);
           });
+          return;
         }
       }
       // Whatever listens there is no scheduler of this job, yet.

@@ -58,6 +58,7 @@ void SchedulerSession::open(FoundScheduler scheduler, Join join) {
 
 void SchedulerSession::connect(FoundScheduler&& scheduler) {
   where_ = scheduler.where;
+  ++connections_;
   connection_ = std::make_unique<Connection>(
       loop_, std::move(scheduler.socket), transport::MessageKeys::of_client(scheduler.session.key),
       [this](Message&& message) { receive(std::move(message)); },
@@ -183,7 +184,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   if (self_->sums() && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership_.workers)};
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
-    events_.on_group(all);
+    events_.on_group(all, nullptr);
   }
   // Three heartbeats in the time after which the scheduler finds us lost, whatever was configured here.
   last_beat_ = last_proof_ = Clock::now();
@@ -194,8 +195,12 @@ void SchedulerSession::welcome(Welcome&& welcome) {
 
 void SchedulerSession::learn(const Group& group) {
   if (group.ranks.back() >= membership_.workers) return expel("it announced a group of ranks that do not exist");
-  if (events_.on_group) events_.on_group(group);
-  if (connection_) connection_->send(GroupAck{group.id});
+  // The van's thread does not wait for the loops. Another scheduler may have given the group's number to others.
+  const auto known = [this, group = group.id, connection = connections_] {
+    if (connection_ && connection == connections_) connection_->send(GroupAck{group});
+  };
+  if (!events_.on_group) return known();
+  events_.on_group(group, [this, known] { loop_.post(known); });
 }
 
 void SchedulerSession::end_view(const std::string& why) {

@@ -101,6 +101,7 @@ class SchedulerSession {
   EventLoop loop_;
   PendingCalls calls_;
   std::unique_ptr<Connection> connection_;
+  std::uint64_t connections_ = 0;  // that there have been
   std::string where_;
   Membership membership_;
   const Node* self_ = nullptr;

@@ -58,8 +58,9 @@ struct VanEvents {
   std::function<void(const std::string& why)> on_view_ended = nullptr;
   // Somebody wants to know what this process does; answer with Van::reply().
   std::function<void(const Question&)> on_question = nullptr;
-  // Servers: a group exists. Called before any worker may use it.
-  std::function<void(const Group&)> on_group;
+  // Servers: a group exists. No worker uses it before `known` is called, by any thread. Null for the group of all,
+  // which is told before this node has joined.
+  std::function<void(const Group&, std::function<void()> known)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
   std::function<void(std::uint32_t tensor, const std::string& why)> on_tensor_failed;
   // Asked before each heartbeat, which proves more than that the van's thread lives: what of this node has made no

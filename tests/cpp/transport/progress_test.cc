@@ -256,6 +256,38 @@ TEST_F(ProgressTest, NothingIsLostBetweenManyCallersAndTheThread) {
   }
 }
 
+// Neither the thread nor other callers are kept from their work by it.
+TEST_F(ProgressTest, AnExceptionLeavesTheProgressToOthers) {
+  start({.thread_us = 0, .caller_us = 0});
+  settle();
+  struct Failed {};
+  Timer timer;
+  const std::thread::id here = std::this_thread::get_id();
+  std::atomic<bool> thrown{false};
+  reactor->call([&] {
+    timer = reactor->loop().every(0.01, [&] {  // within the sleep
+      if (std::this_thread::get_id() == here && !thrown.exchange(true)) throw Failed();
+    });
+  });
+  const auto never = [] { return false; };
+  const Deadline deadline = Deadline::after(20);
+  while (!thrown && !deadline.passed()) {
+    try {
+      (void)reactor->progress()->progress_until(never, kSlice);
+    } catch (const Failed&) {
+    }
+  }
+  EXPECT_TRUE(thrown);
+  // A call of this thread is none of a caller that makes progress any more, and it may be one again.
+  EXPECT_NE(reactor->call([] { return std::this_thread::get_id(); }), here);
+  bool done = false;
+  while (!done && !deadline.passed()) {
+    done = reactor->progress()->progress_until([n = 0]() mutable { return ++n > 2; }, kSlice) == Outcome::kDone;
+  }
+  EXPECT_TRUE(done);
+  reactor.reset();  // before its timer's task
+}
+
 TEST_F(ProgressTest, AProgressLockOutlivesItsReactor) {
   start({.thread_us = 0, .caller_us = 10'000'000});
   settle();

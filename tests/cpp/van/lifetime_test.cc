@@ -103,7 +103,7 @@ TEST(Lifetime, EventsMayPostToTheLoop) {
             {.on_lost = nullptr,
              .on_left = nullptr,
              .on_reachable = nullptr,
-             .on_group = [&](const Group&) { self->loop().post([&] { ++ran; }); },
+             .on_group = [&](const Group&, const auto&) { self->loop().post([&] { ++ran; }); },
              .on_tensor_failed = nullptr});
     self = &van;
     Node node;

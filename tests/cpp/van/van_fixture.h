@@ -55,7 +55,11 @@ class TestNode {
                 .on_lost = [this](std::uint32_t node, const std::string& why) { note(lost_, node, why); },
                 .on_left = [this](std::uint32_t node, const std::string& why) { note(left_, node, why); },
                 .on_reachable = nullptr,
-                .on_group = [this](const Group& group) { note(groups_, group.id, group); },
+                .on_group =
+                    [this](const Group& group, const std::function<void()>& known) {
+                      note(groups_, group.id, group);
+                      if (known) known();
+                    },
                 .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); }})) {}
 
   Van* operator->() { return van_.get(); }

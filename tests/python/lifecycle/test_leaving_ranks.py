@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
 import time
@@ -236,3 +238,37 @@ raise KeyError("x")
 
 def test_an_excepthook_that_was_set_before_is_called_once():
     assert harness.run(keeps_its_hook, workers=1, init=False) == [(1, "mine KeyError\n")]
+
+
+def leaves_while_groups_are_made(bps: Any, tries: int) -> int:
+    """The scheduler asks the loops of a rank that leaves whether they know a group."""
+    made = 0
+    for number in range(tries):
+        bps.init()
+        bps.push_pull(np.ones(10, np.float32), name="x")
+        if bps.rank() == 0:
+            bps.barrier()
+            time.sleep(number * 0.001)  # into the middle of it; any other time is right, too
+            bps.shutdown(0)
+        else:
+            bps.barrier()
+            with contextlib.suppress(bps.BpsError):
+                for name in itertools.count():
+                    bps.new_group([1], str(name))
+                    made += 1
+            bps.shutdown(0)
+        wait_for_all(number, 2)
+    return made
+
+
+def wait_for_all(number: int, ranks: int) -> None:
+    """Until all ranks have come so far, without the job."""
+    mark(f"try {number}")
+    folder = Path(os.environ["BPS_TEST_FOLDER"])
+    harness.eventually(lambda: all((folder / f"mark-{rank}-try {number}").exists() for rank in range(ranks)))
+
+
+def test_a_rank_leaves_at_once_while_others_make_groups():
+    made = harness.run(leaves_while_groups_are_made, 15, workers=2, servers=None, env=ENV)
+    assert made[0] == 0
+    assert made[1] > 0
