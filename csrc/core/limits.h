@@ -4,6 +4,7 @@
 // Threading: any. Costs system calls and reads of /proc and /sys: for set-up and errors, not for the data path.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,6 +18,12 @@ struct LimitReached {
 
 // The limit behind an errno of a system call; nothing where no limit of this process explains it.
 std::optional<LimitReached> limit_behind(int error);
+
+// Whether an errno of a socket says that the system is short of something at the moment, or that this user has as many
+// files on the way as the limit allows: nothing is wrong with the peer, and the same call may succeed later.
+inline bool is_shortage(int error) {
+  return error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
+}
 
 // Throws kTransport when `bytes` more cannot fit into the memory that this process may use: that of its cgroup, or of
 // the machine. The kernel promises such memory all the same, and kills a process when it is touched. Less than

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/interrupt.h"
+#include "core/limits.h"
 #include "transport/handshake_messages.h"
 #include "transport/job_name.h"
 
@@ -57,7 +58,7 @@ void send_bytes(int fd, std::span<const std::byte> bytes, const Deadline& deadli
     const auto sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(sent));
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno)) {
       await(fd, POLLOUT, deadline, whom);
     } else if (errno != EINTR) {
       return;  // closed; the refusal that the server may have sent before says more than this error
@@ -70,7 +71,7 @@ void receive_bytes(int fd, std::span<std::byte> bytes, const Deadline& deadline,
     const auto got = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
-    } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) {
       await(fd, POLLIN, deadline, whom);
     } else if (got == 0 || errno != EINTR) {
       fail_closed(whom);
@@ -197,7 +198,7 @@ ServerHandshake::Read ServerHandshake::read_up_to(std::size_t size) {
     const auto got = ::recv(fd_.get(), buffer + have_, size - have_, MSG_DONTWAIT);
     if (got > 0) {
       have_ += static_cast<std::size_t>(got);
-    } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) {
       return Read::kMore;
     } else if (got == 0 || errno != EINTR) {
       return Read::kClosed;

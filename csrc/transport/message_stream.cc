@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/limits.h"
+
 namespace bps::transport {
 namespace {
 
@@ -119,7 +121,7 @@ void MessageStream::receive() {
     if (in_size_ == in_.size()) in_.resize(in_.size() * 2);  // bounded: a message beyond largest_ is refused below
     const auto got = ::recv(socket_.get(), in_.data() + in_size_, in_.size() - in_size_, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) return;
     if (got <= 0 && does_not_read_) return fail("it does not read what it is sent");
     if (got <= 0) return fail(got == 0 ? "connection closed" : std::strerror(errno));
     in_size_ += static_cast<std::size_t>(got);

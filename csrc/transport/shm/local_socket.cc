@@ -4,14 +4,21 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 
 #include "core/interrupt.h"
+#include "core/limits.h"
 #include "core/system_calls.h"
 
 namespace bps::transport::shm {
+namespace {
+
+constexpr double kPause_s = 0.005;  // no event tells that a shortage is over
+
+}  // namespace
 
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds) {
   iovec part{const_cast<std::byte*>(record.data()), record.size()};
@@ -29,9 +36,12 @@ Status send_record(int socket, std::span<const std::byte> record, std::span<cons
     std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
   }
   // Records are far below the socket's buffer, which the kernel fills whole or not at all for messages this small.
-  const auto sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
   if (sent == static_cast<ssize_t>(record.size())) return Status::kOk;
-  if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kAgain;
+  if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) return Status::kAgain;
   return Status::kPeerLost;
 }
 
@@ -47,7 +57,7 @@ Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& 
     message.msg_controllen = sizeof control;
     const auto got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) {
       if (have == 0) return Status::kAgain;
       pollfd wait{socket, POLLIN, 0};  // the rest of a record is already on its way
       if (::poll(&wait, 1, 1000) <= 0) return Status::kPeerLost;
@@ -66,6 +76,14 @@ Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& 
     have += static_cast<std::size_t>(got);
   }
   return Status::kOk;
+}
+
+Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds, const Deadline& deadline) {
+  for (;;) {
+    const Status status = send_record(socket, record, fds);
+    if (status != Status::kAgain || deadline.passed()) return status;
+    sleep_until(Deadline::after(std::min(kPause_s, deadline.left_ms() / 1e3)));
+  }
 }
 
 Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline) {

@@ -14,8 +14,12 @@ namespace bps::transport::shm {
 
 inline constexpr std::size_t kMaxFds = 4;
 
-// Sends all of `record` and `fds` at once, or nothing (kAgain). kPeerLost when the socket is closed.
+// Sends all of `record` and `fds` at once, or nothing: kAgain, with errno, when the socket is full or the system is
+// short of something (is_shortage()), as when this user's files on the way are as many as its limit on open files.
+// kPeerLost, with errno, when the socket is closed.
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds);
+// The same, but waits.
+Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds, const Deadline& deadline);
 // Receives exactly `record`, without blocking: kAgain when nothing is there yet. The kernel drops descriptors for which
 // this process has no room: `fds` is then shorter than what the peer sent.
 Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds);

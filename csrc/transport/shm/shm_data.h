@@ -77,6 +77,8 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
   bool refuse(std::uint64_t key);
   bool announce(const Region& region);
+  void note_shortage(int error);
+  static std::string why_lost(int error);
   const PeerRegion* find(const RemoteSpan& span);
   void publish();
   void ring_if_late();
@@ -95,6 +97,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   bool we_reach_plain_ = false;
   bool peer_reaches_plain_ = false;
   bool watched_ = false;
+  bool said_short_ = false;
 
   std::shared_ptr<SharedMemory> rings_;
   std::optional<RingProducer> out_;

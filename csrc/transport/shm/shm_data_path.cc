@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/limits.h"
+#include "core/log.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
@@ -63,9 +65,28 @@ bool ShmData::announce(const Region& region) {
     record.base = reinterpret_cast<std::uint64_t>(region.bytes().data());
     status = send_record(socket_.get(), codec::encode(record), {});
   }
+  const int error = errno;
   if (status == Status::kOk) announced_.insert(region.key());
-  if (status == Status::kPeerLost) lose("connection closed");
+  if (status == Status::kPeerLost) lose(why_lost(error));
+  if (status == Status::kAgain && is_shortage(error)) note_shortage(error);
   return status == Status::kOk;
+}
+
+// The loop looks again every millisecond, for as long as the operation may take.
+void ShmData::note_shortage(int error) {
+  if (std::exchange(said_short_, true)) return;
+  const auto limit = limit_behind(error);
+  log_warning("process " + std::to_string(pid_) + " cannot be sent memory at the moment (" + std::strerror(error) +
+              "), and what needs that waits" +
+              (limit ? ": " + limit->what +
+                           ", and as many are on their way to processes that have not taken them yet; " + limit->hint
+                     : ""));
+}
+
+std::string ShmData::why_lost(int error) {
+  if (error == EPIPE || error == ECONNRESET) return "connection closed";
+  const auto limit = limit_behind(error);
+  return limit ? std::string(std::strerror(error)) + ": " + limit->what : std::strerror(error);
 }
 
 void ShmData::withdraw(std::uint64_t key) {
@@ -74,9 +95,7 @@ void ShmData::withdraw(std::uint64_t key) {
   record.kind = ShmRecord::kWithdrawn;
   record.key = key;
   // A full socket only means that the peer keeps a mapping until it closes: keys are never used twice.
-  if (send_record(socket_.get(), codec::encode(record), {}) == Status::kPeerLost) {
-    lose("connection closed");
-  }
+  if (send_record(socket_.get(), codec::encode(record), {}) == Status::kPeerLost) lose(why_lost(errno));
 }
 
 const ShmData::PeerRegion* ShmData::find(const RemoteSpan& span) {

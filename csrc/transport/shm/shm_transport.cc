@@ -166,7 +166,7 @@ void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
   std::vector<Fd> descriptors;
   std::optional<ShmRecord> reply;
-  if (send_record(socket_.get(), codec::encode(setup), fds) == Status::kOk &&
+  if (send_record(socket_.get(), codec::encode(setup), fds, deadline) == Status::kOk &&
       receive_record(socket_.get(), bytes, descriptors, deadline) == Status::kOk) {
     reply = codec::decode<ShmRecord>(bytes);
   }
@@ -218,7 +218,9 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       peer_reaches_plain_ = we_reach_plain_;  // the kernel's rule for one user's processes is symmetric
       reply.reaches_plain = we_reach_plain_ ? 1 : 0;
       const int doorbell = loop_.doorbell();
-      return send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk;
+      if (send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk) return true;
+      lose(why_lost(errno));  // a shortage, too: nobody would send it later
+      return true;
     }
     case ShmRecord::kMapped: {
       if (fds.empty() && is_out_of_files()) return refuse(record.key);

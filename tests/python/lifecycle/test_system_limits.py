@@ -6,9 +6,11 @@ Memory that peers map keeps its size, whatever its owner does.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import secrets
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +104,51 @@ def test_a_server_maps_more_arrays_than_it_may_open_files():
         server = job.pid("server 0")
         resource.prlimit(server, resource.RLIMIT_NOFILE, (in_folder(f"/proc/{server}/fd") + 16,) * 2)
         job.set_mark("limited")
+        assert job.results() == [True, True]
+
+
+class _Capabilities(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def heed_limits() -> None:
+    """Root, too, is held to what is in flight on local sockets from here on: by this thread and those that it makes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+    sets = (_Capabilities * 2)()
+    assert libc.capget(header, sets) == 0
+    sets[0].effective &= ~(1 << 21 | 1 << 24)  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
+    assert libc.capset(header, sets) == 0, ctypes.get_errno()
+
+
+def sums_beside_a_stopped_server(bps: Any, arrays: int) -> bool:
+    heed_limits()
+    bps.init()
+    mine = [bps.empty(1000) for _ in range(arrays)]
+    for number, array in enumerate(mine):
+        array.fill(number + bps.rank())
+        bps.declare(f"n{number}", array)
+    bps.barrier()
+    mark("ready")
+    await_mark("stopped")
+    assert allow_files(16) < 2 * arrays
+    handles = [bps.push_pull_async_inplace(array, False, f"n{number}") for number, array in enumerate(mine)]
+    mark("started")
+    sums = bps.wait(handles)
+    bps.shutdown()
+    return all(bool((found == 2 * number + 1).all()) for number, found in enumerate(sums))
+
+
+def test_more_files_on_the_way_than_the_limit_are_no_lost_peer():
+    """The server does not take what it is sent: each array's file is on its way."""
+    with harness.start(sums_beside_a_stopped_server, 240, workers=2, servers=1, env=SHM, init=False) as job:
+        job.await_marks("ready")
+        job.kill("server 0", signal.SIGSTOP)
+        job.set_mark("stopped")
+        job.await_marks("started")
+        said = "the limit on open files is"
+        job.eventually(lambda: any(said in job.log(rank) for rank in job.ranks), 10, f"a rank says that {said}")
+        job.kill("server 0", signal.SIGCONT)
         assert job.results() == [True, True]
 
 
