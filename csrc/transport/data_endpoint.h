@@ -79,7 +79,7 @@ class DirectAccess {
   virtual void take_rest() {}
   // Whether fence() could make sure of that. If not, the peer must be given buffers that nobody else uses.
   virtual bool can_fence() const = 0;
-  // Ends the peer's process, whatever it does, and waits until it is gone; has no effect on one that is_fenced().
+  // Ends the peer's process, whatever it does: soon it is_fenced(). Has no effect on one that is.
   virtual void fence() = 0;
 
  protected:

@@ -11,11 +11,21 @@ namespace {
 // With work to do, credits spent and nothing coming back from a server for this long, ranks may be waiting for each
 // other in a deadlock; the limits of this side (scheduling credit, staging buffers) then yield by one partition.
 constexpr auto kStuck = std::chrono::milliseconds(2);
+constexpr double kEnds_s = 2;  // a process that is ended for longer is held by the kernel, and runs no code any more
 
 }  // namespace
 
 bool ServerConnection::send(const tensor::ControlMessage& message) {
   return paths_.control().send(encode(message, epoch_)) == Status::kOk;
+}
+
+bool ServerConnection::is_being_fenced() {
+  if (!needs_fence()) return false;
+  if (!ends_by_) {
+    direct()->fence();
+    ends_by_ = Deadline::after(kEnds_s);
+  }
+  return needs_fence() && !ends_by_->passed();
 }
 
 void ServerConnection::abandon() {

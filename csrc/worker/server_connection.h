@@ -87,8 +87,10 @@ class ServerConnection final : public transport::ControlSink, public transport::
   const std::string& why_lost() const { return why_lost_; }
   // Whether the server may still write to our memory although the connection is given up.
   bool needs_fence() const { return direct() != nullptr && !direct()->is_fenced(); }
-  // Ends that; see DirectAccess::fence().
-  void fence() { direct()->fence(); }
+  // Ends that, see DirectAccess::fence(), or has begun to: true while the server has still some time left to end.
+  bool is_being_fenced();
+  bool is_ending() const { return ends_by_.has_value(); }
+  void note_ended() { ends_by_.reset(); }
   // Of a server on this host, while one is kept: what it was about to write, once it can write no more.
   void keep_log(const tensor::RedoLogAt& where);
   const tensor::RedoLog* log() const { return log_ ? &*log_ : nullptr; }
@@ -186,6 +188,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   Clock::time_point last_answer_{};
   bool heard_ = true;  // something, since silence() was asked last
   bool suspected_ = false;
+  std::optional<Deadline> ends_by_;  // its process has been ended, and is not gone yet
   Clock::time_point word_expected_until_ = Clock::time_point::max();
   Clock::time_point silent_since_{};
   bool lost_ = false;

@@ -36,8 +36,15 @@ WorkerLoop::~WorkerLoop() {
   when_failing = nullptr;
   abort_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
                    "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
-  for (const auto& server : servers_) {
-    if (server && server->is_open()) end_all_of(*server);
+  // All that have to be ended end at once.
+  for (bool again = true; again;) {
+    again = false;
+    for (const auto& server : servers_) {
+      if (!server || !server->is_open()) continue;
+      end_all_of(*server);
+      again |= server->is_ending();
+    }
+    if (again) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

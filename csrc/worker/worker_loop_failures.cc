@@ -179,9 +179,9 @@ void WorkerLoop::check_replies() {
   const bool was_stopped = now - std::exchange(last_check_, now) > kAskAfter;
   if (answers_due_) check_answers(now, was_stopped);
   for (const auto& server : servers_) {
-    if (!server || server->is_lost()) continue;
+    if (!server || (server->is_lost() && !server->is_ending())) continue;
     if (!server->why_lost().empty()) {
-      if (server->fence_at.passed()) end_all_of(*server);
+      if (server->is_ending() || server->fence_at.passed()) end_all_of(*server);
       continue;
     }
     const Duration silence = server->silence(now, was_stopped);

@@ -130,7 +130,8 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
     // A redo log says something once the server has ended.
     reaches_callers |= !entry.never_sent && (!transfer.staged || transfer.answers_aside || transfer.logged);
   }
-  if (reaches_callers && server.needs_fence()) server.fence();
+  if (reaches_callers && server.is_being_fenced()) return;  // several end at once, and the loop goes on meanwhile
+  server.note_ended();
   server.abandon();
   std::vector<std::uint32_t> entries;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {

@@ -35,8 +35,8 @@ bool is_closed(int socket);
 // A handle of another process, which stays valid when its id is used again. Empty where this process may not end it.
 Fd open_process(int pid);
 bool has_ended(const Fd& process);
-// Ends the process and waits until none of its threads runs any more, but not for ever: one that the kernel holds runs
-// no code of its own from here on either.
+// Ends the process; has_ended() tells when none of its threads runs any more. One that the kernel holds runs no code of
+// its own from here on either.
 void end_process(const Fd& process);
 
 }  // namespace bps::transport::shm

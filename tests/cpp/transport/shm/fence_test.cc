@@ -74,7 +74,10 @@ TEST(ShmFence, APeerThatHasEndedIsFenced) {
     data->abandon();
     data->direct()->fence();
   });
-  EXPECT_TRUE(caller.call([&] { return data->direct()->is_fenced(); }));
+  const Deadline deadline = Deadline::after(10);
+  const auto is_fenced = [&] { return caller.call([&] { return data->direct()->is_fenced(); }); };
+  while (!is_fenced() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(is_fenced());
 }
 
 }  // namespace
