@@ -32,8 +32,11 @@ struct InFlight {
   std::uint64_t answer_length = 0;  // and back
   std::uint64_t cut_off = 0;        // so much of the answer has come over the input before a connection ended
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
-  // The server has said that it posted the answer, which must be here by then.
-  Clock::time_point answer_due = Clock::time_point::max();
+  // What the server owes since the partition was cancelled, and by when. Without an end to this wait, a server that
+  // replies to everything else would keep the caller's memory for ever.
+  enum class Owed : std::uint8_t { kNothing, kReply, kAnswer, kOutcome };
+  Owed owed = Owed::kNothing;
+  Clock::time_point due{};
 };
 
 // Where the answer of a partition that wants data is written, as a server has to name it that answers by this rail.

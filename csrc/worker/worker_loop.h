@@ -171,7 +171,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   Error loss(const std::string& why) const;
   void check_deadlines();
   void check_replies();
-  void check_answers(Clock::time_point now, bool was_stopped);
+  void owe(InFlight& entry, InFlight::Owed what);
+  void check_owed(Clock::time_point now, bool was_stopped);
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);
   void on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled);
 
@@ -200,7 +201,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   Timer deadline_check_;
   Clock::time_point last_check_ = Clock::now();
   std::size_t staged_by_choice_ = 0;  // partitions that were admitted and are not over
-  bool answers_due_ = false;          // perhaps: some InFlight::answer_due is set
+  bool is_owed_ = false;              // perhaps: some InFlight::owed is set
   std::optional<Timer> path_check_;   // while a server is reached by several paths
   bool receipts_due_ = false;
   bool landed_due_ = false;

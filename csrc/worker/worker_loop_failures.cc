@@ -14,6 +14,9 @@ namespace {
 // be stopped for: the scheduler, which hears the server by another connection, decides what the silence means.
 constexpr auto kAskAfter = std::chrono::milliseconds(500);
 constexpr auto kSuspectAfter = std::chrono::milliseconds(2000);
+// What a pending round may take, in times for silence: its server, or relay, waits for as long for each of those that
+// it waits for itself, of which there may be two in a row.
+constexpr double kOutcomeSilences = 3;
 // What an answer that a server says it has posted may take beyond the time for silence: the slowest link that counts as
 // working delivers so many bytes in a second.
 constexpr double kSlowestLink = 1e6;
@@ -81,6 +84,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
     message.partitions.clear();
   };
   const auto add = [&](std::uint32_t index) {
+    owe(in_flight_[index], InFlight::Owed::kReply);
     const Part& part = in_flight_[index].part;
     if (part.for_host() != message.for_host && !message.partitions.empty()) send();
     message.for_host = part.for_host();
@@ -177,7 +181,7 @@ void WorkerLoop::check_deadlines() {
 void WorkerLoop::check_replies() {
   const auto now = Clock::now();
   const bool was_stopped = now - std::exchange(last_check_, now) > kAskAfter;
-  if (answers_due_) check_answers(now, was_stopped);
+  if (is_owed_) check_owed(now, was_stopped);
   for (const auto& server : servers_) {
     if (!server || (server->is_lost() && !server->is_ending())) continue;
     if (!server->why_lost().empty()) {
@@ -197,18 +201,31 @@ void WorkerLoop::check_replies() {
   }
 }
 
-// An answer that was posted and does not come although the server replies: nothing else would ever end that wait.
-void WorkerLoop::check_answers(Clock::time_point now, bool was_stopped) {
-  answers_due_ = false;
+void WorkerLoop::owe(InFlight& entry, InFlight::Owed what) {
+  const double silences = what == InFlight::Owed::kOutcome ? kOutcomeSilences : 1;
+  const double transfer_s = static_cast<double>(entry.server->bytes_in_flight()) / kSlowestLink;
+  entry.owed = what;
+  entry.due = Deadline::after(silences * options_.silence_s + transfer_s).at();
+  is_owed_ = true;
+}
+
+// A server that replies to pings owes something else: nothing but this would ever end that wait.
+void WorkerLoop::check_owed(Clock::time_point now, bool was_stopped) {
+  is_owed_ = false;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     InFlight& entry = in_flight_[i];
-    if (entry.transfer == nullptr || entry.answer_due == Clock::time_point::max()) continue;
-    answers_due_ = true;
-    if (was_stopped) entry.answer_due = std::max(entry.answer_due, now + to_duration(options_.silence_s));
+    if (entry.transfer == nullptr || entry.owed == InFlight::Owed::kNothing) continue;
+    is_owed_ = true;
+    if (was_stopped) entry.due = std::max(entry.due, now + to_duration(options_.silence_s));
     ServerConnection& server = *entry.server;
-    if (now < entry.answer_due || server.is_lost() || !server.why_lost().empty()) continue;
-    on_lost(server, "an answer that it has posted did not arrive within " + in_words(options_.silence_s) +
-                        " by the data network (" + server.route + ") although the connection is open");
+    if (now < entry.due || server.is_lost() || !server.why_lost().empty() || server.is_expected(now)) continue;
+    const std::string what = entry.owed == InFlight::Owed::kAnswer ? "an answer that it has posted did not arrive"
+                             : entry.owed == InFlight::Owed::kReply
+                                 ? "it did not reply to an operation that was given up"
+                                 : "it did not tell what became of an operation that was given up";
+    const double silences = entry.owed == InFlight::Owed::kOutcome ? kOutcomeSilences : 1;
+    on_lost(server, what + " within " + in_words(silences * options_.silence_s) + " by the data network (" +
+                        server.route + ") although the connection is open");
   }
 }
 
@@ -263,7 +280,7 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
 }
 
 // Of what was answered, the answers are on their way. The server says that of every round that is over, also where this
-// worker has sent nothing that could have been answered. What is pending at a relay is left alone.
+// worker has sent nothing that could have been answered. What is pending is decided by others.
 void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
   for (const std::uint32_t immediate : cancelled.aborted) {
     const InFlight* entry = in_flight_.find(immediate, server);
@@ -278,9 +295,11 @@ void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled&
       end_when_unread(InFlightTable::index_of(immediate));
       continue;
     }
-    const double transfer_s = static_cast<double>(server.bytes_in_flight()) / kSlowestLink;
-    entry->answer_due = Deadline::after(options_.silence_s + transfer_s).at();
-    answers_due_ = true;
+    owe(*entry, InFlight::Owed::kAnswer);
+  }
+  for (const std::uint32_t immediate : cancelled.pending) {
+    InFlight* entry = in_flight_.find(immediate, server);
+    if (entry != nullptr) owe(*entry, InFlight::Owed::kOutcome);
   }
 }
 

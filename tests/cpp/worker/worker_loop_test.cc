@@ -52,6 +52,7 @@ class WorkerLoopTest : public ::testing::Test {
       server_loops.back()->accept(transport.incoming(), &transport);
       worker_loop.open(server, control, {data});
       servers.push_back(&server);
+      controls.push_back(control);
     }
     for (int i = 0; i < 4; ++i) deliver();
   }
@@ -115,6 +116,7 @@ class WorkerLoopTest : public ::testing::Test {
   WorkerLoop worker_loop;
   std::vector<std::unique_ptr<server::ServerLoop>> server_loops;
   std::vector<ServerConnection*> servers;
+  std::vector<transport::ControlEndpoint*> controls;
   std::vector<std::vector<std::byte>> memory;
   std::uint64_t sequence = 0;
 };
@@ -199,24 +201,45 @@ TEST_F(WorkerLoopTest, APushAndAPullOfOneRoundThatWereNeverSentCanBothBeAborted)
   EXPECT_TRUE(pull->done()) << "the round is over, and will not be answered";
 }
 
-TEST_F(WorkerLoopTest, AServerWhosePostedAnswerDoesNotComeIsLost) {
-  const auto operation = submit(1, 0, with_silent);
-  worker_loop.step();
-  abort_all();
-  std::string why;
-  worker_loop.when_lost = [&](std::uint32_t rank, const std::string& text) {
-    if (rank == 1) why = text;
-  };
-  worker_loop.on_message(*servers[1], encode(tensor::Cancelled{.aborted = {}, .answered = {1}, .missing = {}}, 1));
-  for (const Deadline limit = Deadline::after(10); why.empty() && !limit.passed();) {
-    reactor.loop().turn(std::chrono::milliseconds(10));
-    worker_loop.on_message(*servers[1], encode(tensor::Echo{}, 1));  // it is not silent
+// After an abort nothing but a loss ends the wait for a server that replies to everything else.
+class WorkerLoopOwedTest : public WorkerLoopTest {
+ protected:
+  // What is said of server 1 when it replies to an abort like that, and then to pings alone. Its replies of its own go
+  // nowhere.
+  std::string lost_after(const std::optional<tensor::Cancelled>& reply) {
+    const auto operation = submit(1, 0, with_silent);
+    worker_loop.step();
+    abort_all();
+    std::string why;
+    worker_loop.when_lost = [&](std::uint32_t rank, const std::string& text) {
+      if (rank == 1) why = text;
+    };
+    if (reply) servers[1]->on_message(*controls[1], encode(*reply, 1));
+    for (const Deadline limit = Deadline::after(30); why.empty() && !limit.passed();) {
+      reactor.loop().turn(std::chrono::milliseconds(10));
+      servers[1]->on_message(*controls[1], encode(tensor::Echo{}, 1));
+    }
+    EXPECT_FALSE(operation->done());
+    worker_loop.lose_server(1, "server 1 is lost");
+    for (int i = 0; i < 4; ++i) deliver();
+    EXPECT_TRUE(operation->done());
+    return why;
   }
+};
+
+TEST_F(WorkerLoopOwedTest, AServerWhosePostedAnswerDoesNotComeIsLost) {
+  const std::string why = lost_after(tensor::Cancelled{.aborted = {}, .answered = {1}, .missing = {}});
   EXPECT_EQ(why.find("an answer that it has posted did not arrive"), 0U) << why;
-  EXPECT_FALSE(operation->done());
-  worker_loop.lose_server(1, "server 1 is lost");
-  for (int i = 0; i < 4; ++i) deliver();
-  EXPECT_TRUE(operation->done());
+}
+
+TEST_F(WorkerLoopOwedTest, AServerThatDoesNotReplyToAnAbortIsLost) {
+  const std::string why = lost_after(std::nullopt);
+  EXPECT_EQ(why.find("it did not reply to an operation that was given up"), 0U) << why;
+}
+
+TEST_F(WorkerLoopOwedTest, AServerThatNeverTellsWhatBecameOfAnOperationIsLost) {
+  const std::string why = lost_after(tensor::Cancelled{.aborted = {}, .answered = {}, .missing = {}, .pending = {1}});
+  EXPECT_EQ(why.find("it did not tell what became of an operation"), 0U) << why;
 }
 
 class LoopWithoutCredit : public WorkerLoopTest {
