@@ -49,19 +49,18 @@ if when == "late" and rank == 1:
 """
 
 
-@pytest.mark.parametrize(
-    ("when", "said"),
-    [("early", "was started again too late: the job is over"), ("late", "was killed by SIGKILL; the job is over")],
-)
-def test_a_rank_that_comes_too_late_is_not_waited_for(tmp_path: Path, when: str, said: str) -> None:
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_rank_that_comes_too_late_is_not_waited_for(tmp_path: Path, when: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(PROGRAM)
     words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "3", str(script), when]
     env = harness.clean_env(BPS_JOIN_TIMEOUT="600", BPS_TIMEOUT="600", BPS_SHUTDOWN_TIMEOUT="600")
     ended = harness.run_command(words, env=env, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert said in ended.stderr
-    assert ended.stdout.count("comes again") == (when == "early")
+    # The launcher may have seen the end of the scheduler or not when it sees that of the late one.
+    again = "was started again too late: the job is over"
+    assert again in ended.stderr or (when == "late" and "was killed by SIGKILL; the job is over" in ended.stderr)
+    assert when == "late" or ended.stdout.count("comes again") == 1
 
 
 def test_a_launcher_that_is_killed_leaves_no_folder(tmp_path: Path) -> None:
