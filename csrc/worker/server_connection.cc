@@ -20,7 +20,7 @@ bool ServerConnection::send(const tensor::ControlMessage& message) {
 }
 
 bool ServerConnection::is_being_fenced() {
-  if (!needs_fence()) return false;
+  if (!needs_fence() || !direct()->can_fence()) return false;
   if (!ends_by_) {
     direct()->fence();
     ends_by_ = Deadline::after(kEnds_s);
