@@ -16,6 +16,10 @@
 namespace bps::compress {
 
 inline constexpr std::size_t kLabelBytes = 128;
+// A payload stands for no more than so many times its length, unless its partition is small: what a server does for a
+// push is bounded by what it takes to send it.
+inline constexpr std::uint64_t kMostRatio = 4096;
+inline constexpr std::uint64_t kMostFree = 4 << 20;
 inline constexpr std::size_t kMostText = kLabelBytes - 1;
 using Label = std::array<std::byte, kLabelBytes>;
 

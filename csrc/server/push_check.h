@@ -47,7 +47,7 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
     return "its group is unknown or does not contain the sender";
   }
   const bool has_payload = (header.flags & tensor::kHasPayload) != 0;
-  if (limits.payload == 0) return "its payload is not what its flags say";
+  if (limits.payload == 0) return "its payload is not what its flags say, or stands for far more than it sends";
   if (!limits.is_whole) {
     return "its payload is not as long as its header says";
   }

@@ -197,7 +197,9 @@ std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
   }
   push.compression = compressed_summer_.find(label);
   if (push.compression == nullptr) return 0;
-  return compress::kLabelBytes + push.compression->codec->encoded_size(header.length / sizeof(float));
+  const std::uint64_t bytes =
+      compress::kLabelBytes + push.compression->codec->encoded_size(header.length / sizeof(float));
+  return header.length > compress::kMostFree && header.length / bytes > compress::kMostRatio ? 0 : bytes;
 }
 
 void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {

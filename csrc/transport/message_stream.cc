@@ -117,33 +117,57 @@ bool MessageStream::is_authentic(std::span<const std::byte> length_and_bytes, st
 }
 
 void MessageStream::receive() {
-  for (;;) {
-    if (in_size_ == in_.size()) in_.resize(in_.size() * 2);  // bounded: a message beyond largest_ is refused below
+  if (is_deferred_) return;
+  TurnBudget budget;
+  while (take_messages(budget)) {
+    if (in_size_ == in_.size()) in_.resize(in_.size() * 2);  // bounded: a message beyond largest_ is refused
     const auto got = ::recv(socket_.get(), in_.data() + in_size_, in_.size() - in_size_, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) return;
     if (got <= 0 && does_not_read_) return fail("it does not read what it is sent");
     if (got <= 0) return fail(got == 0 ? "connection closed" : std::strerror(errno));
     in_size_ += static_cast<std::size_t>(got);
-
-    std::size_t begin = 0;
-    while (in_size_ - begin >= sizeof(std::uint32_t)) {
-      std::uint32_t length = 0;
-      std::memcpy(&length, in_.data() + begin, sizeof length);
-      if (length > largest_) return fail("a message of " + std::to_string(length) + " bytes is beyond the limit");
-      const std::size_t size = sizeof length + length;
-      if (in_size_ - begin < size + mac_size()) break;
-      const std::span<const std::byte> signed_bytes(in_.data() + begin, size);
-      if (!is_authentic(signed_bytes, {in_.data() + begin + size, mac_size()})) {
-        return fail("a message failed its authentication: it was changed or inserted on the way");
-      }
-      events_.on_message(signed_bytes.subspan(sizeof length));
-      if (!socket_) return;  // the callback closed us
-      begin += size + mac_size();
-    }
-    std::memmove(in_.data(), in_.data() + begin, in_size_ - begin);
-    in_size_ -= begin;
   }
+}
+
+// Those that are here whole. Whether to look for more: not once the stream is closed, or the budget of its peer is used
+// up, which has its next turn when the others have had theirs.
+bool MessageStream::take_messages(TurnBudget& budget) {
+  std::size_t begin = 0;
+  bool goes_on = true;
+  while (goes_on && in_size_ - begin >= sizeof(std::uint32_t)) {
+    std::uint32_t length = 0;
+    std::memcpy(&length, in_.data() + begin, sizeof length);
+    if (length > largest_) {
+      fail("a message of " + std::to_string(length) + " bytes is beyond the limit");
+      return false;
+    }
+    const std::size_t size = sizeof length + length;
+    if (in_size_ - begin < size + mac_size()) break;
+    const std::span<const std::byte> signed_bytes(in_.data() + begin, size);
+    if (!is_authentic(signed_bytes, {in_.data() + begin + size, mac_size()})) {
+      fail("a message failed its authentication: it was changed or inserted on the way");
+      return false;
+    }
+    events_.on_message(signed_bytes.subspan(sizeof length));
+    if (!socket_) return false;  // the callback closed us
+    begin += size + mac_size();
+    goes_on = budget.spend(size);
+  }
+  std::memmove(in_.data(), in_.data() + begin, in_size_ - begin);
+  in_size_ -= begin;
+  if (!goes_on) defer();
+  return goes_on;
+}
+
+// The socket may be empty by then, and announces nothing.
+void MessageStream::defer() {
+  is_deferred_ = true;
+  loop_->post([this, alive = std::weak_ptr(alive_)] {
+    if (alive.expired()) return;
+    is_deferred_ = false;
+    if (socket_) receive();
+  });
 }
 
 }  // namespace bps::transport

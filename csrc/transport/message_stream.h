@@ -4,11 +4,12 @@
 //
 // Threading: belongs to the thread of its loop. Errors: a closed socket, a length beyond the limit, or a wrong code is
 // reported once through on_closed; after that send() answers kPeerLost. So is a peer that leaves tens of megabytes
-// unread.
+// unread. Fairness: a peer that sends without end has its budget (core/turn_budget.h) in each turn of the loop.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include "core/error.h"
 #include "core/event_loop.h"
 #include "core/fd.h"
+#include "core/turn_budget.h"
 #include "transport/message_mac.h"
 
 namespace bps::transport {
@@ -49,6 +51,8 @@ class MessageStream {
  private:
   void on_ready(std::uint32_t events);
   void receive();
+  bool take_messages(TurnBudget& budget);
+  void defer();
   void transmit();
   std::size_t mac_size() const { return keys_ ? sizeof(MessageMac) : 0; }
   bool is_authentic(std::span<const std::byte> length_and_bytes, std::span<const std::byte> mac);
@@ -66,6 +70,8 @@ class MessageStream {
   bool does_not_read_ = false;
   bool want_write_ = false;
   bool was_forged_ = false;
+  bool is_deferred_ = false;  // the peer has used up its budget of this turn
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace bps::transport

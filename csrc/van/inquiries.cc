@@ -8,7 +8,10 @@
 namespace bps::van {
 namespace {
 
-constexpr std::size_t kMostOpen = 16;  // an older one gets no further replies
+// Each makes all members work, so that there are only so many at one time, and one of each that asks. Members have this
+// long to reply before others may ask.
+constexpr std::size_t kMostOpen = 16;
+constexpr auto kPatience = std::chrono::seconds(1);
 
 const char* name_of(Member::Fate fate) {
   switch (fate) {
@@ -21,7 +24,15 @@ const char* name_of(Member::Fate fate) {
 
 }  // namespace
 
-void Inquiries::ask(Peer from, const Ask& ask, MemberTable* members, std::string state) {
+void Inquiries::ask(Peer from, const Ask& ask, MemberTable* members, const std::function<std::string()>& state) {
+  const auto now = Clock::now();
+  const auto is_old = [now](const Inquiry& one) { return now - one.since > kPatience; };
+  std::erase_if(open_, [&](const Inquiry& one) { return one.from == from && is_old(one); });
+  if (std::ranges::find(open_, from, &Inquiry::from) != open_.end()) return;
+  if (open_.size() >= kMostOpen) {
+    if (!is_old(open_.front())) return;
+    open_.pop_front();
+  }
   const Question question{++last_number_, ask.stacks};
   std::vector<Peer> asked;
   if (members != nullptr) {
@@ -29,10 +40,9 @@ void Inquiries::ask(Peer from, const Ask& ask, MemberTable* members, std::string
       if (member.connected && member.fate == Member::Fate::kHere) asked.push_back(member.peer);
     }
   }
-  send_(from, Asked{ask.call, static_cast<std::uint32_t>(asked.size()), std::move(state)});
+  send_(from, Asked{ask.call, static_cast<std::uint32_t>(asked.size()), state()});
   if (asked.empty()) return;
-  open_.push_back({question.number, from, ask.call, asked.size()});
-  if (open_.size() > kMostOpen) open_.pop_front();
+  open_.push_back({question.number, from, ask.call, asked.size(), now});
   for (const Peer peer : asked) send_(peer, question);
 }
 

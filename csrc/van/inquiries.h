@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 
+#include "core/clock.h"
 #include "van/member_table.h"
 #include "van/messages.h"
 
@@ -18,8 +19,9 @@ class Inquiries {
  public:
   explicit Inquiries(std::function<void(Peer, const Message&)> send) : send_(std::move(send)) {}
 
-  // `members`: null before all have joined. `state`: of the scheduler, as JSON.
-  void ask(Peer from, const Ask& ask, MemberTable* members, std::string state);
+  // `members`: null before all have joined. `state`: of the scheduler, as JSON. Has no effect while members are still
+  // to reply to this peer, or to many others.
+  void ask(Peer from, const Ask& ask, MemberTable* members, const std::function<std::string()>& state);
   void reply(const Member& from, const Reply& reply);
   void closed(Peer from);
 
@@ -29,6 +31,7 @@ class Inquiries {
     Peer from;
     std::uint32_t call;
     std::size_t left;  // members that have not replied
+    Clock::time_point since;
   };
 
   const std::function<void(Peer, const Message&)> send_;

@@ -38,7 +38,7 @@ bool Job::knows(Peer peer) const {
 bool Job::receive(Peer peer, Message&& message) {
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
   if (const auto* asked = std::get_if<Ask>(&message))
-    return inquiries_.ask(peer, *asked, members_.get(), describe().end()), true;
+    return inquiries_.ask(peer, *asked, members_.get(), [this] { return describe().end(); }), true;
   if (const auto* report = std::get_if<Rejoin>(&message)) return rejoin(peer, *report);
   if (phase_ == Phase::kReuniting && reunion_.knows(peer)) {  // calls have to be made again in the next view
     if (const auto* leave = std::get_if<Leave>(&message)) reunion_.add_leave(peer, *leave);
@@ -221,7 +221,12 @@ void Job::gone(const Member& member) {
 bool Job::suspect(const Member& from, const Suspect& suspect) {
   const Member* about = members_->by_node(suspect.node);
   if (about == nullptr) return false;
-  suspicions_.push_back({from.peer, suspect.node, Clock::now(), suspect.broken});
+  const auto is_same = [&](const Suspicion& one) {
+    return one.from == from.peer && one.node == suspect.node && one.broken == suspect.broken;
+  };
+  if (std::ranges::none_of(suspicions_, is_same)) {  // who asks again and again is answered once
+    suspicions_.push_back({from.peer, suspect.node, Clock::now(), suspect.broken});
+  }
   if (about->fate != Member::Fate::kHere) answer_suspicions(*about);
   return true;
 }

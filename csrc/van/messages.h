@@ -21,8 +21,8 @@
 
 namespace bps::van {
 
-inline constexpr std::size_t kMostMessageBytes = 16U << 20;  // a Declare of 10,000 tensors takes about 1 MB
-inline constexpr std::size_t kMostTextBytes = 16384;         // an error text quotes a name and two shapes
+inline constexpr std::size_t kMostMessageBytes = 16U << 20;
+inline constexpr std::size_t kMostTextBytes = 16384;  // an error text quotes a name and two shapes
 inline constexpr std::uint32_t kNoGroup = ~0U;
 inline constexpr std::uint32_t kMostEpochs = 1U << 31;     // of a view that is reported: there are numbers after it
 inline constexpr std::size_t kMostReportBytes = 1U << 20;  // of one member, see Ask
@@ -71,7 +71,11 @@ struct Barrier {  // the reply is Done or Failed
   std::uint32_t group = 0;
   std::uint64_t partition_bytes = 0;  // of all workers: what the job shall use at most, the smallest counts; 0: no wish
   bool ends_step = false;             // processes that wait to enter the job may do so when all have come
-  static constexpr void fields(auto& io, auto& m) { io(m.call, m.group, m.partition_bytes, m.ends_step); }
+  static constexpr std::uint64_t kLeastPartition = 8;  // as the settings allow
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.group, m.partition_bytes, m.ends_step);
+    io.require([&] { return m.partition_bytes == 0 || m.partition_bytes >= kLeastPartition; });
+  }
   bool operator==(const Barrier&) const = default;
 };
 struct Done {
@@ -107,10 +111,14 @@ struct Missing {  // the call has been cancelled; the text names the nodes it wa
   }
   bool operator==(const Missing&) const = default;
 };
-struct Declare {  // the reply is Declared or Failed
+inline constexpr std::size_t kMostDeclared = 1024;  // in one message, so that the scheduler is not busy for long
+struct Declare {                                    // the reply is Declared or Failed
   std::uint32_t call = 0;
   std::vector<TensorSpec> tensors;
-  static constexpr void fields(auto& io, auto& m) { io(m.call, m.tensors); }
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.call, m.tensors);
+    io.require([&] { return m.tensors.size() <= kMostDeclared; });
+  }
   bool operator==(const Declare&) const = default;
 };
 struct Declared {

@@ -65,7 +65,8 @@ class Van::Impl {
     std::list<PendingCalls::Call> calls;
     for (std::size_t next = 0; next < tensors.size();) {
       Declare batch{.call = calls.emplace_back(session_.calls(), "declaring tensors").number(), .tensors = {}};
-      for (std::size_t bytes = 0; next < tensors.size() && bytes < kMostBatchBytes; ++next) {
+      for (std::size_t bytes = 0;
+           next < tensors.size() && bytes < kMostBatchBytes && batch.tensors.size() < kMostDeclared; ++next) {
         bytes += 32 + tensors[next].name.size() + tensors[next].shape.size() + 8 * session_.membership().slots.size();
         batch.tensors.push_back(tensors[next]);
       }

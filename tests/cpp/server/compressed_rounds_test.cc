@@ -57,6 +57,20 @@ TEST_F(CompressedRoundsTest, AnswersAreTheCodeOfTheSum) {
   EXPECT_EQ(slots[0].size(), 2U) << "the slot that held the result is free again";
 }
 
+// A push of some hundred bytes is not worth a gigabyte of work.
+TEST_F(CompressedRoundsTest, APayloadThatStandsForFarMoreThanItSendsIsRefused) {
+  tensor::PushHeader large = header(0, kCompressed);
+  large.length = 8 << 20;
+  const auto compression = compress::parse_compression("topk:k=1");
+  const compress::Label label = compress::make_label("topk:k=1");
+  std::vector<std::byte> bytes(label.begin(), label.end());
+  bytes.resize(compress::kLabelBytes + compression->codec->encoded_size(large.length / sizeof(float)));
+  land_bytes(0, large, bytes);
+  ASSERT_EQ(failures(0).size(), 1U);
+  EXPECT_NE(failures(0)[0].what.find("stands for far more than it sends"), std::string::npos) << failures(0)[0].what;
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
 TEST_F(CompressedRoundsTest, AMemberOfThisHostGetsWhatTheCodeSays) {
   data(0).put_on_same_host();
   for (float& value : memory[0]) value = 0.1F;

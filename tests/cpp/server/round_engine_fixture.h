@@ -113,7 +113,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   SendsDue due;
   Sessions sessions;
   van::Hosts hosts;
-  RoundEngine engine{{.largest_partition = 1 << 20,
+  RoundEngine engine{{.largest_partition = 16 << 20,
                       .epoch = 1,
                       .here = {.host = 0, .server_rank = 0},
                       .table = {.rounds = kMostRounds, .words = 1 << 20}},

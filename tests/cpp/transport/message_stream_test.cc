@@ -62,6 +62,40 @@ TEST(MessageStream, APeerThatDoesNotReadIsLost) {
   EXPECT_EQ(streams.why, "it does not read what it is sent");
 }
 
+// It fills the socket again and again, and still another one is heard in the same turn, and timers go on.
+TEST(MessageStream, APeerThatTalksWithoutEndHasItsTurnAndNoMore) {
+  EventLoop loop;
+  const auto listen = [&](std::size_t& heard, Fd& far) {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+    far = Fd(fds[0]);
+    auto stream = std::make_unique<MessageStream>(Fd(fds[1]), std::nullopt, 1000);
+    stream->start(loop, {[&heard](auto) { ++heard; }, [](const auto&) {}});
+    return stream;
+  };
+  std::size_t loud = 0, quiet = 0;
+  Fd talker, other;
+  const auto of_talker = listen(loud, talker);
+  const auto of_other = listen(quiet, other);
+  const std::vector<std::uint32_t> empty_messages(10'000, 0);
+  const auto say = [](const Fd& by, std::size_t count, const std::vector<std::uint32_t>& all) {
+    return ::send(by.get(), all.data(), count * sizeof(std::uint32_t), MSG_NOSIGNAL | MSG_DONTWAIT);
+  };
+  std::size_t before = 0;
+  for (std::size_t turn = 1; turn <= 50; ++turn) {
+    (void)say(talker, empty_messages.size(), empty_messages);
+    ASSERT_EQ(say(other, 1, empty_messages), 4);
+    loop.turn(Duration::zero());
+    EXPECT_EQ(quiet, turn);
+    EXPECT_LE(loud - before, 3 * TurnBudget::kMessages);
+    EXPECT_GT(loud, before);
+    before = loud;
+  }
+  talker.reset();
+  while (loop.turn(Duration::zero()) > 0) continue;
+  EXPECT_GT(loud, empty_messages.size()) << "what it had said is heard, too";
+}
+
 TEST(MessageStream, KeysOfAnotherConnectionOrDirectionAreRefused) {
   const auto refuses = [](std::optional<MessageKeys> first, std::optional<MessageKeys> second) {
     Streams streams(std::move(first), std::move(second));

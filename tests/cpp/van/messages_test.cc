@@ -132,14 +132,19 @@ TEST(Messages, SpecificationsAreChecked) {
   }
 }
 
-TEST(Messages, TenThousandTensorsFit) {
+// What one message makes the scheduler do has a limit, and so has the smallest partition that the job agrees on.
+TEST(Messages, WorkAndWishesAreBounded) {
   Declare declare{1, {}};
-  for (int i = 0; i < 10'000; ++i) {
+  for (std::size_t i = 0; i < kMostDeclared; ++i) {
     declare.tensors.push_back({0, "model.decoder.layers." + std::to_string(i) + ".mlp.weight", 0, 1, "(4096, 4096)"});
   }
   const Bytes bytes = encode(declare);
   EXPECT_LT(bytes.size(), kMostMessageBytes);
   EXPECT_EQ(std::get<Declare>(*decode(bytes)), declare);
+  declare.tensors.push_back({0, "one more", 0, 1, "(1,)"});
+  EXPECT_FALSE(decode(encode(declare)).has_value());
+  EXPECT_TRUE(decode(encode(Barrier{.call = 1, .partition_bytes = Barrier::kLeastPartition})).has_value());
+  EXPECT_FALSE(decode(encode(Barrier{.call = 1, .partition_bytes = 1})).has_value());
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one peer may make a loop do before others have their turn: so many messages and bytes, and as much time as their
+// handling takes. Whoever reads from a peer stops when the budget is used up, and goes on in the loop's next turn,
+// after the timers, heartbeats among them, and after what other peers have sent.
+//
+// The limits are far beyond what a peer that behaves has to say at one time. Not for the data path: it reads the clock.
+#pragma once
+
+#include <cstdint>
+
+#include "core/clock.h"
+
+namespace bps {
+
+class TurnBudget {
+ public:
+  static constexpr std::uint32_t kMessages = 64;
+  static constexpr std::uint64_t kBytes = 256 << 10;
+  static constexpr Duration kTime = std::chrono::milliseconds(2);
+
+  // One message of so many bytes has been handled. Whether another one may be in this turn.
+  bool spend(std::uint64_t bytes) {
+    messages_ += 1;
+    bytes_ += bytes;
+    return messages_ < kMessages && bytes_ < kBytes && Clock::now() - begun_ < kTime;
+  }
+
+ private:
+  const Clock::time_point begun_ = Clock::now();
+  std::uint32_t messages_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace bps
