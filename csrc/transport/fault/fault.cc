@@ -97,14 +97,21 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   void on_descriptor(DataEndpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
     if (!is_lost()) sink->on_descriptor(*this, header, span);
   }
-  void on_written(DataEndpoint&, std::uint64_t token) override {
-    if (!is_lost()) sink->on_written(*this, token);
-  }
+  void on_written(DataEndpoint&, std::uint64_t token) override { sink->on_written(*this, token); }
   void on_lost(Endpoint&, const std::string& why) override {
     lose(why);
     tell_loss();
   }
 
+  // Of a connection that is lost, what was held is not sent.
+  int give_up_held() {
+    if (!is_lost() || held_.empty()) return 0;
+    const std::vector<Held> held = std::exchange(held_, {});
+    for (const Held& one : held) {
+      if (one.is_write && one.write.token != kNoToken) sink->on_written(*this, one.write.token);
+    }
+    return static_cast<int>(held.size());
+  }
   // What was held goes on, most of it, in a random order.
   int flush(bool polled) {
     if (held_.empty() || is_lost()) return 0;
@@ -122,7 +129,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     if (plan_.lose_after > 0 && posted_ >= plan_.lose_after) lose("lost on purpose by the fault decorator");
     return sent;
   }
-  bool has_held() const { return (!held_.empty() && !is_lost()) || is_loss_untold(); }
+  bool has_held() const { return !held_.empty() || is_loss_untold(); }
   using Endpoint::tell_loss;
 
  private:
@@ -204,7 +211,7 @@ void FaultTransport::close(Endpoint* endpoint) {
 int FaultTransport::poll() {
   int found = inner_->poll();
   for (std::size_t i = 0; i < datas_.size(); ++i) {
-    found += datas_[i]->flush(true);
+    found += datas_[i]->flush(true) + datas_[i]->give_up_held();
     datas_[i]->tell_loss();
   }
   return found;

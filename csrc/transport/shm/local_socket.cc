@@ -45,10 +45,13 @@ Status send_record(int socket, std::span<const std::byte> record, std::span<cons
   return Status::kPeerLost;
 }
 
-Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds) {
-  std::size_t have = 0;
-  while (have < record.size()) {
-    iovec part{record.data() + have, record.size() - have};
+Status RecordReader::receive(int socket) {
+  if (have_ == record_.size()) {
+    have_ = 0;
+    fds_.clear();
+  }
+  while (have_ < record_.size()) {
+    iovec part{record_.data() + have_, record_.size() - have_};
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
@@ -57,12 +60,7 @@ Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& 
     message.msg_controllen = sizeof control;
     const auto got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) {
-      if (have == 0) return Status::kAgain;
-      pollfd wait{socket, POLLIN, 0};  // the rest of a record is already on its way
-      if (::poll(&wait, 1, 1000) <= 0) return Status::kPeerLost;
-      continue;
-    }
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) return Status::kAgain;
     if (got <= 0) return Status::kPeerLost;
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -70,10 +68,11 @@ Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& 
       for (std::size_t i = 0; i < count; ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-        fds.emplace_back(fd);
+        fds_.emplace_back(fd);
       }
     }
-    have += static_cast<std::size_t>(got);
+    if (fds_.size() > kMaxFds) return Status::kPeerLost;  // a peer that sends some with each byte
+    have_ += static_cast<std::size_t>(got);
   }
   return Status::kOk;
 }
@@ -86,9 +85,9 @@ Status send_record(int socket, std::span<const std::byte> record, std::span<cons
   }
 }
 
-Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline) {
+Status RecordReader::receive(int socket, const Deadline& deadline) {
   for (;;) {
-    const Status status = receive_record(socket, record, fds);
+    const Status status = receive(socket);
     if (status != Status::kAgain) return status;
     pollfd wait{socket, POLLIN, 0};
     if (poll_until(wait, deadline) == 0) return Status::kAgain;

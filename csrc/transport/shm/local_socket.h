@@ -20,11 +20,25 @@ inline constexpr std::size_t kMaxFds = 4;
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds);
 // The same, but waits.
 Status send_record(int socket, std::span<const std::byte> record, std::span<const int> fds, const Deadline& deadline);
-// Receives exactly `record`, without blocking: kAgain when nothing is there yet. The kernel drops descriptors for which
-// this process has no room: `fds` is then shorter than what the peer sent.
-Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds);
-// The same, but waits.
-Status receive_record(int socket, std::span<std::byte> record, std::vector<Fd>& fds, const Deadline& deadline);
+// Receives records without blocking. What has come of one stays here until the rest has, so that nobody waits for a
+// peer that sends slowly. The kernel drops descriptors for which this process has no room: fds() is then shorter than
+// what the peer sent.
+class RecordReader {
+ public:
+  explicit RecordReader(std::size_t size) : record_(size) {}
+
+  // kOk: a record is here, until the next call. kAgain: not yet.
+  Status receive(int socket);
+  // The same, but waits.
+  Status receive(int socket, const Deadline& deadline);
+  std::span<const std::byte> record() const { return record_; }
+  std::vector<Fd>& fds() { return fds_; }
+
+ private:
+  std::vector<std::byte> record_;
+  std::size_t have_ = 0;
+  std::vector<Fd> fds_;
+};
 
 // Process id of the other side as the kernel knows it; 0 when it lives in another pid namespace.
 int peer_pid(int socket);

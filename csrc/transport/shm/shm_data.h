@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "core/event_loop.h"
+#include "core/turn_budget.h"
 #include "transport/shm/descriptor_ring.h"
+#include "transport/shm/local_socket.h"
 #include "transport/shm/options.h"
 #include "transport/shm/record.h"
 #include "transport/shm/shared_memory.h"
@@ -58,7 +60,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   std::shared_ptr<SharedMemory> hold(const RemoteSpan& span) override;
   bool is_fenced() override;
   void take_rest() override;
-  bool can_fence() const override { return process_ || is_own_process(); }
+  bool can_fence() const override { return may_end() || is_own_process(); }
   void fence() override;
 
  private:
@@ -73,8 +75,9 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   ShmRecord probe_record(ShmRecord::Kind kind) const;
   bool probe_succeeds(const ShmRecord& record) const;
   void on_socket();
-  void take_records();
+  bool take_record();
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
+  void retire(std::uint64_t key);
   bool refuse(std::uint64_t key);
   bool announce(const Region& region);
   void note_shortage(int error);
@@ -84,6 +87,8 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   void ring_if_late();
   void ring();
   bool is_own_process() const;  // both sides of a test
+  bool may_end() const { return options_.end_lost_peers && process_; }
+  Status copy(bool read, std::byte* here, std::uint64_t there, std::uint64_t length) const;
   void sever() override;
   void on_loss_noted() override;
 
@@ -92,7 +97,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   Counters& counters_;
   const ShmOptions options_;
   const int pid_;
-  const Fd process_;  // to end it with; empty: this process may not
+  const Fd process_;  // outlives its number; empty: this process may not ask for it, and so not end it either
   std::array<std::byte, 16> probe_{};
   bool we_reach_plain_ = false;
   bool peer_reaches_plain_ = false;
@@ -105,6 +110,8 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   Fd doorbell_;            // the peer's
   bool ring_due_ = false;  // the peer slept when something was published
   Clock::time_point ring_due_since_{};
+  std::vector<PeerRegion> retired_;  // until the next poll(): a pass that is under way may use them
+  RecordReader records_{codec::kSize<ShmRecord>};
   std::unordered_map<std::uint64_t, PeerRegion> peer_regions_;
   std::unordered_set<std::uint64_t> announced_;
   std::vector<std::uint64_t> written_;  // tokens for the next poll

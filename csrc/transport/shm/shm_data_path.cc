@@ -19,14 +19,19 @@ constexpr int kPollBudget = 64;
 // A server sums what a descriptor names before the next one is looked at. After so many bytes the loop looks at what
 // has come meanwhile: an urgent operation, or the answer to one, should not wait until a whole window is summed.
 constexpr std::uint64_t kPollBytes = 256 << 10;
+constexpr int kMostAwaited = 1 << 14;  // records that the socket's buffer holds
 constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
-Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std::uint64_t length) {
+}  // namespace
+
+// By the number of its process, which is another one's once the peer has ended: so its handle is asked before.
+Status ShmData::copy(bool read, std::byte* here, std::uint64_t there, std::uint64_t length) const {
+  if (!is_own_process() && (!process_ || has_ended(process_))) return Status::kPeerLost;
   while (length > 0) {
     iovec local{here, length};
     iovec remote{reinterpret_cast<void*>(there), length};
     const ssize_t done =
-        read ? ::process_vm_readv(pid, &local, 1, &remote, 1, 0) : ::process_vm_writev(pid, &local, 1, &remote, 1, 0);
+        read ? ::process_vm_readv(pid_, &local, 1, &remote, 1, 0) : ::process_vm_writev(pid_, &local, 1, &remote, 1, 0);
     if (done <= 0) return Status::kPeerLost;
     here += done;
     there += static_cast<std::uint64_t>(done);
@@ -34,8 +39,6 @@ Status cross_copy(bool read, int pid, std::byte* here, std::uint64_t there, std:
   }
   return Status::kOk;
 }
-
-}  // namespace
 
 bool ShmData::peer_reaches(const Region& region) const {
   return peer_maps(region) || peer_reaches_plain_;
@@ -102,8 +105,10 @@ const ShmData::PeerRegion* ShmData::find(const RemoteSpan& span) {
   if (is_lost()) return nullptr;  // we have said that we write no more
   auto found = peer_regions_.find(span.key);
   if (found == peer_regions_.end()) {
-    take_records();  // the announcement may still be in the socket
-    found = peer_regions_.find(span.key);
+    // The announcement may still be in the socket, behind others; there is room for so many.
+    for (int i = 0; i < kMostAwaited && found == peer_regions_.end() && take_record(); ++i) {
+      found = peer_regions_.find(span.key);
+    }
     if (found == peer_regions_.end()) return nullptr;
   }
   const PeerRegion& region = found->second;
@@ -125,7 +130,7 @@ Status ShmData::get(const RemoteSpan& span, std::byte* into) {
     std::memcpy(into, region->mapped + span.address, span.length);
     return Status::kOk;
   }
-  return cross_copy(true, pid_, into, region->base + span.address, span.length);
+  return copy(true, into, region->base + span.address, span.length);
 }
 
 Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
@@ -137,7 +142,7 @@ Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
     std::memcpy(region->mapped + span.address, from, span.length);
     return Status::kOk;
   }
-  return cross_copy(false, pid_, const_cast<std::byte*>(from), region->base + span.address, span.length);
+  return copy(false, const_cast<std::byte*>(from), region->base + span.address, span.length);
 }
 
 std::size_t ShmData::write(std::span<const WriteOp> ops) {
@@ -224,18 +229,19 @@ void ShmData::ring() {
 }
 
 int ShmData::poll() {
-  if (is_lost()) {
-    tell_loss();
-    return 0;
-  }
-  if (ring_due_) ring_if_late();
+  retired_.clear();
   int found = 0;
-  if (!written_.empty()) {
+  if (!written_.empty()) {  // also of a peer that is lost: nobody reads the source any more
     std::swap(written_, written_now_);
     for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
     found += static_cast<int>(written_now_.size());
     written_now_.clear();
   }
+  if (is_lost()) {
+    tell_loss();
+    return found;
+  }
+  if (ring_due_) ring_if_late();
   if (!in_) return found;
   RingEntry entry;
   bool broken = false;

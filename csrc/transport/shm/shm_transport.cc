@@ -111,6 +111,9 @@ void ShmTransport::disarm() {
 
 namespace {
 
+// Of one peer: more than its process may map.
+constexpr std::size_t kMostRegions = 1 << 20;
+
 bool is_out_of_files() {
   return !Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE);
 }
@@ -124,7 +127,7 @@ ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& cou
       counters_(counters),
       options_(options),
       pid_(peer_pid(socket_.get())),
-      process_(options.end_lost_peers && pid_ != ::getpid() ? open_process(pid_) : Fd()) {
+      process_(pid_ != ::getpid() ? open_process(pid_) : Fd()) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   random_bytes(probe_);
 }
@@ -149,7 +152,8 @@ ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
 }
 
 bool ShmData::probe_succeeds(const ShmRecord& record) const {
-  if (!options_.cross_memory || pid_ == 0) return false;
+  // Without a handle nobody would notice that the number is another process's.
+  if (!options_.cross_memory || pid_ == 0 || (!process_ && !is_own_process())) return false;
   std::array<std::byte, 16> found{};
   iovec here{found.data(), found.size()};
   iovec there{reinterpret_cast<void*>(record.base), found.size()};
@@ -163,13 +167,12 @@ void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   set_rings(true);
   const ShmRecord setup = probe_record(ShmRecord::kSetup);
   const int fds[] = {rings_->fd(), loop_.doorbell()};
-  std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
-  std::vector<Fd> descriptors;
   std::optional<ShmRecord> reply;
   if (send_record(socket_.get(), codec::encode(setup), fds, deadline) == Status::kOk &&
-      receive_record(socket_.get(), bytes, descriptors, deadline) == Status::kOk) {
-    reply = codec::decode<ShmRecord>(bytes);
+      records_.receive(socket_.get(), deadline) == Status::kOk) {
+    reply = codec::decode<ShmRecord>(records_.record());
   }
+  std::vector<Fd>& descriptors = records_.fds();
   if (!reply || reply->kind != ShmRecord::kReply || descriptors.size() != 1) {
     throw Error(ErrorCode::kUnreachable, whom + " did not complete the shared-memory set-up",
                 "check that it is still running, or set BPS_TRANSPORT=tcp");
@@ -184,26 +187,31 @@ void ShmData::start() {
   loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { on_socket(); });
 }
 
+// The socket is watched by its level: what is left of a peer that sends without end comes with the loop's next turn.
 void ShmData::on_socket() {
-  take_records();
+  TurnBudget budget;
+  while (take_record() && budget.spend(codec::kSize<ShmRecord>)) continue;
   tell_loss();
 }
 
-void ShmData::take_records() {
-  while (!is_lost()) {
-    std::array<std::byte, codec::kSize<ShmRecord>> bytes{};
-    std::vector<Fd> fds;
-    const Status status = receive_record(socket_.get(), bytes, fds);
-    if (status == Status::kAgain) return;
-    if (status != Status::kOk) return lose("connection closed");
-    const auto record = codec::decode<ShmRecord>(bytes);
-    if (record && record->kind == ShmRecord::kRefused) {
-      return lose("it cannot map our memory: " + std::string(std::strerror(static_cast<int>(record->base))) +
-                  ": its limit on open files is " + std::to_string(record->size) +
-                  "; raise it there: `ulimit -n 65536`, or `docker run --ulimit nofile=65536`");
-    }
-    if (!record || !take_record(*record, fds)) return lose("it broke the shared-memory protocol");
+// The next one; false when there is none, or the connection is lost.
+bool ShmData::take_record() {
+  if (is_lost()) return false;
+  const Status status = records_.receive(socket_.get());
+  if (status == Status::kAgain) return false;
+  if (status != Status::kOk) {
+    lose("connection closed");
+    return false;
   }
+  const auto record = codec::decode<ShmRecord>(records_.record());
+  if (record && record->kind == ShmRecord::kRefused) {
+    lose("it cannot map our memory: " + std::string(std::strerror(static_cast<int>(record->base))) +
+         ": its limit on open files is " + std::to_string(record->size) +
+         "; raise it there: `ulimit -n 65536`, or `docker run --ulimit nofile=65536`");
+  } else if (!record || !take_record(*record, records_.fds())) {
+    lose("it broke the shared-memory protocol");
+  }
+  return !is_lost();
 }
 
 bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
@@ -223,21 +231,35 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       return true;
     }
     case ShmRecord::kMapped: {
+      if (peer_regions_.size() >= kMostRegions) return false;
       if (fds.empty() && is_out_of_files()) return refuse(record.key);
       if (fds.size() != 1) return false;
       auto piece = SharedMemory::map(std::move(fds[0]), record.file_size);
       std::byte* mapped = piece->bytes().data() + record.base;
+      retire(record.key);
       peer_regions_[record.key] = {std::move(piece), mapped, 0, record.size};
       return true;
     }
-    case ShmRecord::kPlain: peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size}; return true;
-    case ShmRecord::kWithdrawn: peer_regions_.erase(record.key); return true;
+    case ShmRecord::kPlain:
+      if (peer_regions_.size() >= kMostRegions) return false;
+      retire(record.key);
+      peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size};
+      return true;
+    case ShmRecord::kWithdrawn: retire(record.key); return true;
     case ShmRecord::kReply:
     case ShmRecord::kRefused: break;
   }
   return false;
 } catch (const Error&) {
   return false;
+}
+
+// Records are also taken in the middle of a sum, which has found other regions of the peer before.
+void ShmData::retire(std::uint64_t key) {
+  const auto found = peer_regions_.find(key);
+  if (found == peer_regions_.end()) return;
+  if (found->second.piece) retired_.push_back(std::move(found->second));
+  peer_regions_.erase(found);
 }
 
 // The kernel has dropped the file of a region, because this process may not open more. The peer says so to its caller,
@@ -286,7 +308,7 @@ std::shared_ptr<SharedMemory> ShmData::hold(const RemoteSpan& span) {
 }
 
 void ShmData::fence() {
-  if (is_fenced() || !process_) return;
+  if (is_fenced() || !may_end()) return;
   log_warning("ends process " + std::to_string(pid_) +
               ", which is lost to the job but could still write to the memory of this process");
   end_process(process_);

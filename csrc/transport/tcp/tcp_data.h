@@ -22,7 +22,7 @@ class TcpData final : public DataEndpoint {
 
   void start();
   int poll();
-  bool idle() const { return written_.empty() && !is_loss_untold(); }
+  bool idle() const { return written_.empty() && !is_loss_untold() && !(is_lost() && out_count_ > 0); }
 
   std::size_t write(std::span<const WriteOp> ops) override;
   std::uint64_t stop_landing(std::uint32_t immediate) override;
@@ -50,6 +50,7 @@ class TcpData final : public DataEndpoint {
 
   void on_ready(std::uint32_t events);
   void transmit();
+  void give_up_sends();
   void receive();
   std::uint64_t readable() const;
   bool take_scratch(std::size_t size);

@@ -242,16 +242,23 @@ void TcpData::end_frame() {
 }
 
 int TcpData::poll() {
-  if (is_lost()) {
-    tell_loss();
-    return 0;
+  if (is_lost()) give_up_sends();
+  int found = 0;
+  if (!written_.empty()) {
+    std::swap(written_, written_now_);
+    for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
+    found = static_cast<int>(written_now_.size());
+    written_now_.clear();
   }
-  if (written_.empty()) return 0;
-  std::swap(written_, written_now_);
-  for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
-  const int found = static_cast<int>(written_now_.size());
-  written_now_.clear();
+  tell_loss();
   return found;
+}
+
+// Nothing is sent any more, and so no source is read.
+void TcpData::give_up_sends() {
+  for (; out_count_ > 0; --out_count_, out_head_ = (out_head_ + 1) % kWindow) {
+    if (out_[out_head_].token != kNoToken) written_.push_back(out_[out_head_].token);
+  }
 }
 
 // What is still to come of a frame goes nowhere. How much has landed.

@@ -221,6 +221,30 @@ TEST_P(Conformance, WritesOutsideARegionHarmNothing) {
   drop(*callee, to);
 }
 
+// Whoever posted a write waits for its token before the source is used again.
+TEST_P(Conformance, TokensOfALostConnectionComeBack) {
+  if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here";
+  Bytes source(1 << 20), target(1 << 20);
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, target);
+  introduce(*callee, callee->data, *to);
+  WriteOp op{.source = from.get(), .length = 1 << 20, .target = to->remote(0, 1 << 20), .immediate = 9};
+  std::size_t accepted = 0;
+  callee->call([&] {  // the callee's thread stands still meanwhile, so that some of them wait
+    for (int refused = 0; refused < 5 && accepted < 2000;) {
+      op.token = accepted;
+      const std::size_t took = caller->call([&] { return data->write({&op, 1}); });
+      accepted += took;
+      refused = took == 0 ? refused + 1 : 0;
+    }
+    caller->call([&] { data->abandon(); });
+  });
+  EXPECT_TRUE(caller->sink.wait([&](const Recorder& sink) { return sink.written.size() == accepted; }))
+      << caller->sink.look([](const Recorder& sink) { return sink.written.size(); }) << " of " << accepted;
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
 TEST_P(Conformance, AClosedPeerIsReportedOnce) {
   callee.reset();
   ASSERT_TRUE(caller->sink.wait([](const Recorder& sink) { return sink.lost == 2; }));
@@ -284,6 +308,35 @@ TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
   }
   EXPECT_EQ(callee->call([&] { return callee->data->direct()->map({key, 0, 1}); }), nullptr);
   drop(*caller, copied);
+}
+
+// A server finds where the payload lies, and then where the result goes: what it hears of the peer in between must not
+// take the first from under it.
+TEST_P(Conformance, AMappingOutlivesItsWithdrawalUntilTheCallEnds) {
+  if (data->direct() == nullptr) GTEST_SKIP() << GetParam().transport << " has no direct access";
+  auto first_piece = shm::SharedMemory::create(1 << 16);
+  auto second_piece = shm::SharedMemory::create(1 << 16);
+  std::memset(first_piece->bytes().data(), 0x33, 1 << 16);
+  auto first = registered(*caller, first_piece->bytes());
+  auto second = registered(*caller, second_piece->bytes());
+  introduce(*caller, data, *first);
+  const RemoteSpan where = first->remote(0, 1 << 16);
+  const RemoteSpan other = second->remote(0, 1 << 16);
+  callee->call([&] {
+    DirectAccess& direct = *callee->data->direct();
+    const std::byte* there = direct.map(where);
+    ASSERT_NE(there, nullptr);
+    drop(*caller, first);
+    // By a descriptor that the peer announces it with, perhaps after some tries of a faulty connection.
+    const Deadline deadline = Deadline::after(30);
+    while (direct.map(other) == nullptr && !deadline.passed()) {
+      caller->call([&] { (void)data->direct()->share(*second); });
+    }
+    ASSERT_NE(direct.map(other), nullptr);
+    EXPECT_EQ(direct.map(where), nullptr) << "it is withdrawn";
+    for (std::size_t i = 0; i < (1 << 16); i += 4096) EXPECT_EQ(there[i], std::byte{0x33});
+  });
+  drop(*caller, second);
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, Conformance,
