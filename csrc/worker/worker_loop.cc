@@ -330,7 +330,7 @@ InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& serv
 std::size_t WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail,
                                       const transport::RemoteSpan& where, std::uint32_t immediate) const {
   const InFlight* entry = in_flight_.find(immediate, server);
-  if (entry == nullptr || entry->landed) return 0;
+  if (entry == nullptr || entry->landed || entry->never_sent) return 0;
   const tensor::Placement placement = entry->transfer->place(entry->part);
   if (!placement.wants_data()) return 0;
   const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
@@ -357,6 +357,7 @@ void WorkerLoop::on_cut_off(const ServerConnection& server, std::uint32_t immedi
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
+  if (entry->never_sent) return counters_.stale.add();  // no server can have answered it
   Transfer& transfer = *entry->transfer;
   if (transfer.awaits_commit) {
     if (std::exchange(entry->landed, true)) return counters_.stale.add();

@@ -122,6 +122,23 @@ TEST_F(WorkerLoopRailsTest, AnAnswerOfAnotherLengthIsTheLossOfItsServer) {
       << operation->failure()->what();
 }
 
+// Where no bytes were sent there is no place for an answer either: a staged partition has no buffer.
+TEST_F(WorkerLoopRailsTest, WhatWasNeverSentCannotBeAnswered) {
+  const auto operation = submit(1);
+  ASSERT_TRUE(first.writes.empty() && second.writes.empty()) << "no slot is granted";
+  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  const auto cancels = control.sent<tensor::Cancel>();
+  ASSERT_EQ(cancels.size(), 1U);
+  const std::uint32_t immediate = cancels[0].partitions.at(0).immediate;
+  const transport::RemoteSpan where{0, 0, kRailPiece};
+  EXPECT_EQ(server->allows_write(first, where, immediate), 0U);
+  server->on_write(first, immediate, 0);
+  EXPECT_FALSE(operation->done());
+  EXPECT_EQ(reactor.counters().stale.get(), 1U);
+  worker_loop.on_message(*server, encode(tensor::Cancelled{{immediate}, {}, {}}, 1));
+  EXPECT_TRUE(operation->done());
+}
+
 // A slot that is granted once is free once, whatever a server says of it.
 TEST_F(WorkerLoopRailsTest, ASlotThatIsFreeIsNotGrantedAgain) {
   for (int times = 0; times < 3; ++times) grant(2);
