@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import socket
+import struct
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import harness
@@ -10,7 +16,8 @@ import numpy as np
 import pytest
 from harness import await_mark, mark
 from reference import wire
-from reference.wire import Seat
+from reference.handshake import Credentials, shake_hands
+from reference.wire import Messages, Seat
 
 TWO_RANKS = {"workers": 2, "servers": 1}
 
@@ -108,3 +115,90 @@ def test_a_push_that_is_shorter_than_its_header_says_is_refused(sent):
             assert b"not as long as its header says" in hear(control, wire.PUSH_FAILED)
         job.set_mark("lied")
         assert job.results() == [[2.0], [2.0]]
+
+
+# ---- Floods
+
+
+def counts_rounds(bps: Any) -> int:
+    """Sums until it has seen enough of them during a flood; the number of those that were right."""
+    mark("ready")
+    await_mark("flooded")
+    return sum(is_sum_right(bps, value) for value in range(1, 301))
+
+
+@contextlib.contextmanager
+def flood(*sources: tuple[socket.socket, bytes]) -> Iterator[None]:
+    """Sends the same bytes by each connection again and again, and reads what comes back."""
+    processes = [multiprocessing.get_context("fork").Process(target=repeat, args=one, daemon=True) for one in sources]
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def repeat(connection: socket.socket, said: bytes) -> None:
+    threading.Thread(target=lambda: list(iter(lambda: connection.recv(1 << 20), b"")), daemon=True).start()
+    while True:
+        connection.sendall(said)
+
+
+@pytest.mark.parametrize("what", ["cancel", "ping", "record"])
+def test_a_member_that_floods_a_server_does_not_silence_it(what):
+    """Its loop goes on with everybody else's work, within a short patience for heartbeats."""
+    env = wire.TWO_LOOPS | {"BPS_HEARTBEAT_TIMEOUT": "2"}
+    with harness.start(counts_rounds, env=env, **TWO_RANKS) as job:
+        job.await_marks("ready")
+        seat = Seat.at(job.name, job.port, job.pid("server 0"), node=2)
+        control = seat.control(local=True)
+        if what == "record":  # of which each byte comes by itself
+            data = seat.data(local=True).socket
+            with trickle(data):
+                job.set_mark("flooded")
+                assert job.results() == [300, 300]
+            return
+        partitions = [(1 << 24 | i, i) for i in range(2000)]
+        message = seat.cancel(77, partitions) if what == "cancel" else seat.ping(1)
+        with flood((control.session.socket, control.frame(message) * (1 if what == "cancel" else 4096))):
+            job.set_mark("flooded")
+            assert job.results() == [300, 300]
+
+
+@contextlib.contextmanager
+def trickle(connection: socket.socket) -> Iterator[None]:
+    """Sends the first bytes of a record that withdraws a region, one in 0.4 s."""
+    stop = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            for byte in struct.pack("<I", 5) + bytes(40):
+                connection.sendall(bytes([byte]))
+                if stop.wait(0.4):
+                    return
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_those_who_ask_do_not_silence_the_scheduler():
+    """They know the secret, and are no members."""
+    with harness.start(counts_rounds, env={"BPS_HEARTBEAT_TIMEOUT": "2"}, **TWO_RANKS) as job:
+        job.await_marks("ready")
+        askers = []
+        for _ in range(3):
+            session = shake_hands(wire.connect(job.port), Credentials.of(job.name, job.name))
+            asker = Messages(session, signs=True)
+            asks = [asker.frame(struct.pack("<BI?", wire.VAN_ASK, i + 1, True)) for i in range(100_000)]
+            askers.append((session.socket, b"".join(asks)))
+        with flood(*askers):
+            job.set_mark("flooded")
+            assert job.results() == [300, 300]
