@@ -21,7 +21,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
   static const std::vector<Bytes> samples = [] {
     const std::vector<ControlMessage> messages{
         Attach{1 << 22, true, 2},
-        Credits{{{1, 2, 3, 4}, {5, 6, 7, 8}}},
+        Credits{{{SlotNumber(1), 2, 3, 4}, {SlotNumber(5), 6, 7, 8}}},
         PushFailed{17, ErrorCode::kPeerLost, "what", "hint"},
         Cancel{1, 2, 3, ErrorCode::kTimeout, "rank 0 gave up", "hint", {{7, 8}, {9, 10}}},
         Cancelled{{1, 2}, {3}, {0, 5, 1000000}},

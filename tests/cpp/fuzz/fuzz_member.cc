@@ -492,7 +492,7 @@ void misbehave(Job& job, Input& input) {
       const std::int64_t distance =
           input.take<std::int8_t>() % 8 * static_cast<std::int64_t>(slot.capacity) + input.take<std::int8_t>() * 64;
       slot.address += static_cast<std::uint64_t>(distance);
-      slot.slot += static_cast<std::uint32_t>(input.take<std::int8_t>() % 4);
+      slot.slot = tensor::SlotNumber(slot.slot + static_cast<std::uint32_t>(input.take<std::int8_t>() % 4));
       const auto length = input.take<std::uint16_t>();
       return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, length}, input.take_bytes(64));
     }
