@@ -125,8 +125,12 @@ bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const bool for_host = (header.flags & tensor::kForHost) != 0;
   const std::string* why = why_closed_.empty() ? why_gone(group, for_host, nullptr) : &why_closed_;
   if (why == nullptr) return false;
-  if (table_.find({header.group, header.tensor, header.partition, for_host}, header.round) != nullptr) return false;
-  refuse(push.session, header.immediate, failure_of(*why));
+  const RoundKey key{header.group, header.tensor, header.partition, for_host};
+  if (table_.find(key, header.round) != nullptr) return false;
+  const RoundFailure failure = failure_of(*why);
+  // Of one that has left, nobody else knows that this host does not contribute. When a view ends, everybody is told.
+  if (for_host && !group.ends_on_host && !view_ended_) tell_network(key, header.round, header.place, failure);
+  refuse(push.session, header.immediate, failure);
   return true;
 }
 
@@ -421,7 +425,9 @@ void RoundEngine::fail_lost() {
       end_for_absent(round);
       close_if_over(round);
     } else {
-      fail(round, failure_of(*why));
+      const RoundFailure failure = failure_of(*why);
+      if (round.is_contribution() && !view_ended_) tell_network(round, failure);
+      fail(round, failure);
     }
   }
   for (auto& [key, stored] : stored_) go_on(stored, false);

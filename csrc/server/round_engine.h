@@ -209,7 +209,10 @@ class RoundEngine final : public tensor::ContributionSource {
   static RoundFailure no_memory();
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
   void note_failure(const Round& round);
-  void tell_network(const Round& round, const RoundFailure& why);
+  void tell_network(const Round& round, const RoundFailure& why) {
+    tell_network(round.key, round.number, round.place, why);
+  }
+  void tell_network(const RoundKey& key, std::uint32_t number, std::uint32_t place, const RoundFailure& why);
   void tell_relays(const Round& round);
 
   // round_engine_two_phase.cc

@@ -120,14 +120,15 @@ void RoundEngine::fail_round(std::uint32_t group, std::uint32_t tensor, std::uin
 }
 
 // The host will not contribute: the other hosts need not wait.
-void RoundEngine::tell_network(const Round& round, const RoundFailure& why) {
+void RoundEngine::tell_network(const RoundKey& key, std::uint32_t number, std::uint32_t place,
+                               const RoundFailure& why) {
   if (network_ == nullptr) return;
   tensor::PushHeader header{};
-  header.group = round.key.group;
-  header.tensor = round.key.tensor;
-  header.partition = round.key.partition;
-  header.round = round.number;
-  network_->refuse(header, round.place, Error(why.code, why.what, why.hint));
+  header.group = key.group;
+  header.tensor = key.tensor;
+  header.partition = key.partition;
+  header.round = number;
+  network_->refuse(header, place, Error(why.code, why.what, why.hint));
 }
 
 }  // namespace bps::server
