@@ -123,7 +123,7 @@ void RoundEngine::refuse_round(const Push& push, const RoundGroup& group, RoundT
 bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const tensor::PushHeader& header = push.header;
   const bool for_host = (header.flags & tensor::kForHost) != 0;
-  const std::string* why = why_closed_.empty() ? why_gone(group, for_host, nullptr) : &why_closed_;
+  const std::string* why = why_closed_.empty() ? why_gone(group, for_host, nullptr, header.kind) : &why_closed_;
   if (why == nullptr) return false;
   const RoundKey key{header.group, header.tensor, header.partition, for_host};
   if (table_.find(key, header.round) != nullptr) return false;
@@ -242,7 +242,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
     Outcome outcome = round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
     if (round == nullptr && outcome == Outcome::kAborted && why_closed_.empty() &&
-        why_gone(group, cancel.for_host, nullptr) == nullptr) {
+        why_gone(group, cancel.for_host, nullptr, tensor::OperationKind::kSplit) == nullptr) {
       const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
       if (found == RoundTable::Found::kTooMany) {
         reject(session);
@@ -352,9 +352,10 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
 // ---- Losses
 
 // Whether a member that is gone keeps this round of the group, or a new one, from completing. One that has left as it
-// should has perhaps contributed before; of a rank of another host only its relay knows that.
+// should has perhaps contributed before by a push on its own; of a rank of another host only its relay knows that. Any
+// other operation it has waited for, for which all hosts must have contributed, or given up.
 bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
-                                    const Round* round) const {
+                                    const Round* round, tensor::OperationKind kind) const {
   const std::int32_t member = group.group.index_of(rank);
   const van::Contributors& contributors = group.contributors(for_host);
   if (gone.lost) {
@@ -364,15 +365,20 @@ bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank,
   }
   const std::uint32_t index =
       member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
+  if (index == van::Contributors::kNone && member != van::kNoRank && kind < tensor::OperationKind::kSplit) {
+    return round == nullptr || !round->awaits_network;
+  }
   if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].pushed)) return false;
+  if (kind < tensor::OperationKind::kSplit) return true;
   return std::ranges::all_of(contributors[index].members,
                              [&](std::uint32_t one) { return gone_ranks_.contains(group.group.ranks[one]); });
 }
 
 // Why this round of the group, or a new one, cannot complete; nullptr if it can.
-const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host, const Round* round) const {
+const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host, const Round* round,
+                                         tensor::OperationKind kind) const {
   for (const auto& [rank, gone] : gone_ranks_) {
-    if (cannot_contribute(group, rank, gone, for_host, round)) return &gone.why;
+    if (cannot_contribute(group, rank, gone, for_host, round, kind)) return &gone.why;
   }
   return nullptr;
 }
@@ -408,7 +414,7 @@ RoundFailure RoundEngine::failure_of(const std::string& loss) const {
 void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
-    const std::string* why = why_gone(*round.group, round.key.for_host, &round);
+    const std::string* why = why_gone(*round.group, round.key.for_host, &round, round.first.kind);
     if (why == nullptr && !why_closed_.empty() && !round.summed) why = &why_closed_;
     for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
       if (!is_gone(round, index)) continue;

@@ -181,9 +181,10 @@ class RoundEngine final : public tensor::ContributionSource {
     bool lost = false;
   };
   RoundFailure failure_of(const std::string& loss) const;
-  const std::string* why_gone(const RoundGroup& group, bool for_host, const Round* round) const;
+  const std::string* why_gone(const RoundGroup& group, bool for_host, const Round* round,
+                              tensor::OperationKind kind) const;
   bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
-                         const Round* round) const;
+                         const Round* round, tensor::OperationKind kind) const;
   const std::string* why_incomplete(const RoundGroup& group) const;
   void end_for_absent(Round& round);
   bool is_gone(const Round& round, std::uint32_t contributor) const;
