@@ -57,10 +57,9 @@ def test_a_rank_that_comes_too_late_is_not_waited_for(tmp_path: Path, when: str)
     env = harness.clean_env(BPS_JOIN_TIMEOUT="600", BPS_TIMEOUT="600", BPS_SHUTDOWN_TIMEOUT="600")
     ended = harness.run_command(words, env=env, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    # The launcher may have seen the end of the scheduler or not when it sees that of the late one.
-    again = "was started again too late: the job is over"
-    assert again in ended.stderr or (when == "late" and "was killed by SIGKILL; the job is over" in ended.stderr)
-    assert when == "late" or ended.stdout.count("comes again") == 1
+    assert "the job is over" in ended.stderr
+    # The launcher may hear of a late loss before it hears of the scheduler's end.
+    assert ended.stdout.count("comes again") in ([1] if when == "early" else [0, 1])
 
 
 def test_a_launcher_that_is_killed_leaves_no_folder(tmp_path: Path) -> None:
