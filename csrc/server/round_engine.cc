@@ -141,11 +141,14 @@ void RoundEngine::refuse_failed(Round& round, Arrival& arrival, const Push& push
   close_if_over(round);
 }
 
-void RoundEngine::disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session) {
+// The round may be over, and closed, when this returns.
+void RoundEngine::disagree(Round& round, Arrival& arrival, const Push& push) {
+  const tensor::PushHeader& header = push.header;
+  const WorkerSession& session = push.session;
   std::string others;
-  for (const Arrival& arrival : round.arrivals) {
-    if (arrival.session == nullptr || arrival.session == &session) continue;
-    others = "rank " + std::to_string(arrival.session->worker_rank()) + " and ";
+  for (const Arrival& one : round.arrivals) {
+    if (one.session == nullptr || one.session == &session) continue;
+    others = "rank " + std::to_string(one.session->worker_rank()) + " and ";
     break;
   }
   const bool by_settings = ((round.first.flags ^ header.flags) & tensor::kTwoPhase) != 0;
@@ -157,6 +160,8 @@ void RoundEngine::disagree(Round& round, const tensor::PushHeader& header, const
                          by_settings
                              ? "set both alike in all processes of the job"
                              : "call the same operation with the same arguments for a name on every rank of the group"};
+  refuse(push.session, header.immediate, why);
+  round.finish(arrival);
   if (round.is_contribution()) tell_network(round, why);
   fail(round, why);
 }

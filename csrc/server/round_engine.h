@@ -205,7 +205,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void refuse_round(const Push& push, const RoundGroup& group, RoundTable::Found found);
   bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, Arrival& arrival, const Push& push);
-  void disagree(Round& round, const tensor::PushHeader& header, const WorkerSession& session);
+  void disagree(Round& round, Arrival& arrival, const Push& push);
   bool fits(Round& round);
   static RoundFailure no_memory();
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});

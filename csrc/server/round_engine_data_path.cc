@@ -155,7 +155,8 @@ Round* RoundEngine::admit(Push& push) {
       return nullptr;
     }
     if (agree(round.first, header) && round.agrees(push.compression)) return opened;
-    disagree(round, header, push.session);
+    disagree(round, arrival, push);
+    return nullptr;
   }
   refuse_failed(round, arrival, push);
   return nullptr;

@@ -269,8 +269,18 @@ TEST_F(RoundEngineHostTest, ARelayIsToldOfARoundThatFailedWithoutIt) {
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
-TEST_F(RoundEngineHostTest, ARankThatLeavesMayHaveContributedAtItsRelay) {
+// It has waited for what it contributed to, but for a push on its own: the relay's contribution would be here.
+TEST_F(RoundEngineHostTest, ARankThatLeavesHasNotContributedAtItsRelay) {
   post(2, of_network(2, kPush | kPull));
+  engine.leave_rank(1, "worker 1 has left");
+  engine.fail_lost();
+  EXPECT_EQ(failures(2).size(), 1U);
+}
+
+TEST_F(RoundEngineHostTest, ARankThatLeavesMayHavePushedAtItsRelay) {
+  auto push = of_network(2, kPush | kPull);
+  push.kind = tensor::OperationKind::kSplit;
+  post(2, push);
   engine.leave_rank(1, "worker 1 has left");
   engine.fail_lost();
   EXPECT_TRUE(failures(2).empty());

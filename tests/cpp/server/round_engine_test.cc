@@ -181,6 +181,22 @@ TEST_F(RoundEngineTest, ADuplicateThatDisagreesHarmsNothing) {
   EXPECT_EQ(sum_in_slot(data(1).writes.at(0)), 6);
 }
 
+TEST_F(RoundEngineTest, ADisagreementWhereAMemberIsGoneIsToldAndEndsTheRound) {
+  tensor::PushHeader first = header(0, kPush);
+  first.kind = tensor::OperationKind::kSplit;
+  post(0, first);
+  engine.leave_rank(0, "worker 0 has left the job");
+  engine.fail_lost();
+  EXPECT_EQ(engine.open_rounds(), 1U) << "what it has pushed counts";
+  tensor::PushHeader other = header(1, kPush);
+  other.kind = tensor::OperationKind::kSplit;
+  other.op = ReduceOp::kMax;
+  post(1, other);
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_NE(failures(1)[0].what.find("disagree"), std::string::npos);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
 TEST_F(RoundEngineTest, ARoundWithoutAnyPayloadFails) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) post(i, header(i, tensor::kIsPush | kPull));
   for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(failures(i).size(), 1U);
