@@ -128,7 +128,8 @@ class Forked:
         return self.status
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
-        os.kill(self.pid, signum)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and the forkserver has not said so yet
+            os.kill(self.pid, signum)
 
     def end(self) -> None:
         self._process.kill()
