@@ -19,7 +19,7 @@ def until_the_scheduler_has_ended():
     while True:
         try:
             socket.create_connection((os.environ["BPS_ROOT_URI"], int(os.environ["BPS_ROOT_PORT"]))).close()
-        except ConnectionRefusedError:
+        except OSError:
             return
         time.sleep(0.01)
 

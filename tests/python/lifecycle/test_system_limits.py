@@ -141,13 +141,14 @@ def sums_beside_a_stopped_server(bps: Any, arrays: int) -> bool:
 
 def test_more_files_on_the_way_than_the_limit_are_no_lost_peer():
     """The server does not take what it is sent: each array's file is on its way."""
-    with harness.start(sums_beside_a_stopped_server, 240, workers=2, servers=1, env=SHM, init=False) as job:
+    env = SHM | {"BPS_HEARTBEAT_TIMEOUT": str(60 * harness.PATIENCE)}  # no rank takes the stopped server for lost
+    with harness.start(sums_beside_a_stopped_server, 240, workers=2, servers=1, env=env, init=False) as job:
         job.await_marks("ready")
         job.kill("server 0", signal.SIGSTOP)
         job.set_mark("stopped")
         job.await_marks("started")
         said = "the limit on open files is"
-        job.eventually(lambda: any(said in job.log(rank) for rank in job.ranks), 10, f"a rank says that {said}")
+        job.eventually(lambda: any(said in job.log(rank) for rank in job.ranks), 30, f"a rank says that {said}")
         job.kill("server 0", signal.SIGCONT)
         assert job.results() == [True, True]
 

@@ -150,7 +150,7 @@ def repeat(connection: socket.socket, said: bytes) -> None:
 @pytest.mark.parametrize("what", ["cancel", "ping", "record"])
 def test_a_member_that_floods_a_server_does_not_silence_it(what):
     """Its loop goes on with everybody else's work, within a short patience for heartbeats."""
-    env = wire.TWO_LOOPS | {"BPS_HEARTBEAT_TIMEOUT": "2"}
+    env = wire.TWO_LOOPS | {"BPS_HEARTBEAT_TIMEOUT": str(5 * harness.PATIENCE)}
     with harness.start(counts_rounds, env=env, **TWO_RANKS) as job:
         job.await_marks("ready")
         seat = Seat.at(job.name, job.port, job.pid("server 0"), node=2)
@@ -191,7 +191,7 @@ def trickle(connection: socket.socket) -> Iterator[None]:
 
 def test_those_who_ask_do_not_silence_the_scheduler():
     """They know the secret, and are no members."""
-    with harness.start(counts_rounds, env={"BPS_HEARTBEAT_TIMEOUT": "2"}, **TWO_RANKS) as job:
+    with harness.start(counts_rounds, env={"BPS_HEARTBEAT_TIMEOUT": str(5 * harness.PATIENCE)}, **TWO_RANKS) as job:
         job.await_marks("ready")
         askers = []
         for _ in range(3):
