@@ -20,6 +20,7 @@ from typing import Any
 
 _LISTENS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_MOMENT_S = 1.0
 _QUEUE_S = 0.005  # between two looks at a queue that is full
 
 
@@ -83,6 +84,15 @@ def ask(process: LocalProcess, request: str, timeout: float) -> dict[str, Any] |
     except (OSError, ValueError):
         return None
     return reply if isinstance(reply, dict) else None
+
+
+def is_listening(process: LocalProcess) -> bool:
+    """Whether it listens: another user may have made up the name."""
+    try:
+        _connect(process, time.monotonic() + _MOMENT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _connect(process: LocalProcess, deadline: float) -> socket.socket:

@@ -170,8 +170,9 @@ class Members:
         """
         looking = set()
         for process in local.find():
-            with contextlib.suppress(ProcessLookupError):
-                looking.add(os.getpgid(process.pid) if process.is_ours else 0)
+            if process.is_ours and local.is_listening(process):
+                with contextlib.suppress(ProcessLookupError):
+                    looking.add(os.getpgid(process.pid))
         for child in self._came_again:
             if child.status is None and child.pid in looking:
                 self.children.end(child)
