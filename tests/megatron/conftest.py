@@ -28,7 +28,7 @@ collect_ignore = [] if importlib.util.find_spec("megatron.training") else ["test
 # Importing Megatron may use CUDA, which a process that is forked afterwards cannot use any more: with a GPU each rank
 # imports it for itself.
 if not torch.cuda.is_available():
-    collect_ignore.append("test_gpu.py")
+    collect_ignore.append("test_megatron_gpu.py")
     harness.PRELOAD.extend([
         "cpu", "megatron.core", "megatron.core.distributed", "megatron.core.optimizer",
         "megatron.core.pipeline_parallel", "megatron.core.models.gpt.gpt_model",
@@ -39,5 +39,5 @@ if not torch.cuda.is_available():
 
 
 def pytest_report_header():
-    gpu = "a GPU" if torch.cuda.is_available() else "no GPU: test_gpu.py is left out"
+    gpu = "a GPU" if torch.cuda.is_available() else "no GPU: test_megatron_gpu.py is left out"
     return f"megatron-core {megatron.core.__version__} from {Path(megatron.core.__file__).parents[2]}, {gpu}"
