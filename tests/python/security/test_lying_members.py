@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import harness
@@ -129,11 +130,17 @@ def counts_rounds(bps: Any) -> int:
 
 @contextlib.contextmanager
 def flood(*sources: tuple[socket.socket, bytes]) -> Iterator[None]:
-    """Sends the same bytes by each connection again and again, and reads what comes back."""
-    processes = [multiprocessing.get_context("fork").Process(target=repeat, args=one, daemon=True) for one in sources]
+    """Sends the same bytes by each connection again and again, and reads what comes back. Within it that has begun."""
+    context = multiprocessing.get_context("fork")
+    begun = [context.Event() for _ in sources]
+    processes = [
+        context.Process(target=repeat, args=(*source, event), daemon=True)
+        for source, event in zip(sources, begun, strict=True)
+    ]
     try:
         for process in processes:
             process.start()
+        assert all(event.wait(60) for event in begun)
         yield
     finally:
         for process in processes:
@@ -141,8 +148,11 @@ def flood(*sources: tuple[socket.socket, bytes]) -> Iterator[None]:
             process.join()
 
 
-def repeat(connection: socket.socket, said: bytes) -> None:
+def repeat(connection: socket.socket, said: bytes, begun: Event) -> None:
     threading.Thread(target=lambda: list(iter(lambda: connection.recv(1 << 20), b"")), daemon=True).start()
+    connection.sendall(said[:4096])
+    begun.set()
+    connection.sendall(said[4096:])
     while True:
         connection.sendall(said)
 

@@ -261,9 +261,9 @@ sys.stdin.read()
 
 
 def starts_after_others(bps: Any) -> None:
-    """Another user has the names that this process would take first."""
+    """Another user has names of the form that this process's has, older and newer ones."""
     space = Path("/proc/self/ns/pid").stat().st_ino
-    names = [f"bps_rdma-{os.geteuid()}-{os.getpid()}-{space}-{number}" for number in range(3)]
+    names = [f"bps_rdma-{os.geteuid()}-{os.getpid()}-{space}-{number}-0a" for number in (0, 1, 2, 99)]
     with subprocess.Popen(
         [sys.executable, "-c", TAKES_NAMES, *names], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -295,7 +295,7 @@ def test_bps_why_finds_a_process_whose_names_another_user_has_taken() -> None:
 @as_root
 def test_names_of_another_user_are_no_processes_of_a_job() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", TAKES_NAMES, f"bps_rdma-{os.geteuid()}-1-2-3"],
+        [sys.executable, "-c", TAKES_NAMES, f"bps_rdma-{os.geteuid()}-1-2-3-0a"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip
         assert other.stdout is not None
