@@ -95,9 +95,10 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
 void Worker::end_view(const Error& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (view_ended_->exchange(true)) return;
+    if (std::exchange(loops_know_, true)) return;
     if (!why_ended_) why_ended_ = why;  // else this process leaves, and what is under way ends by that
   }
+  *view_ended_ = true;
   any_lost_.store(true);
   for (const LoopOf& each : worker_loops_) {
     each.reactor->loop().post([worker_loop = each.worker_loop, why] { worker_loop->end_view(why); });
