@@ -171,7 +171,7 @@ class Worker {
   std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should
   std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
   std::optional<Error> why_ended_;  // why nothing more is begun: the view has ended, or this process leaves
-  bool loops_know_ = false;  // that the view has ended
+  bool loops_know_ = false;         // that the view has ended
   // An operation that a server has aborted may say so before the scheduler does.
   const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> any_lost_{false};
