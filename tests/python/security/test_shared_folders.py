@@ -295,7 +295,7 @@ def test_bps_why_finds_a_process_whose_names_another_user_has_taken() -> None:
 @as_root
 def test_names_of_another_user_are_no_processes_of_a_job() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", TAKES_NAMES, f"bps_rdma-{os.geteuid()}-1-2-3-0a"],
+        [sys.executable, "-c", TAKES_NAMES, f"bps_rdma-{os.geteuid()}-1-2-3"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip
         assert other.stdout is not None
