@@ -111,7 +111,7 @@ class SimulatedDevice:
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         return any(
             begin <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= begin + size
-            for begin, size in list(self.pinned.items())  # another thread may pin
+            for begin, size in self.pinned.copy().items()  # another thread may pin
         )
 
 

@@ -98,12 +98,17 @@ def elsewhere(bps: Any) -> str:
 
     with pytest.raises(bps.DeadlineError) as caught:
         one() if bps.rank() == 0 else other()
+    mark("told")
+    await_mark("both told")  # who leaves before the other's deadline is the error there
     return str(caught.value)
 
 
 def test_ranks_that_call_from_elsewhere_are_told_where():
     env = {"BPS_TIMEOUT": "2", "BPS_SHUTDOWN_TIMEOUT": "5"}
-    texts = harness.run(elsewhere, workers=2, env=env)
+    with harness.start(elsewhere, workers=2, env=env) as job:
+        job.await_marks("told")
+        job.set_mark("both told")
+        texts = job.results()
     assert "test_ops.one.float32.3" in texts[0]
     assert "test_ops.other.float32.3" in texts[1]
 
