@@ -562,10 +562,18 @@ class Process:
         """
         A name that is used once, in the partitions of a tensor of an earlier view.
         """
+    def depart(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        Leaves the job without waiting for the others, for whom servers and a scheduler here go on until stay() ends. False if it has left already.
+        """
     def describe(self) -> list[str]: ...
     def dump(self) -> str:
         """
         JSON: the operations that are not finished, and the rounds that servers of this process have open.
+        """
+    def end_stay(self) -> None:
+        """
+        Ends stay(); from any thread.
         """
     def end_step(
         self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
@@ -608,10 +616,6 @@ class Process:
         """
         Leaves the job. False if the others did not all leave in time, or a member was lost.
         """
-    def shutdown_alone(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> None:
-        """
-        Leaves the job without waiting for the others, once what its servers have begun has ended.
-        """
     def start_operation(
         self,
         tensor: Tensor,
@@ -631,6 +635,10 @@ class Process:
     ) -> Handle:
         """
         awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it.
+        """
+    def stay(self) -> None:
+        """
+        After depart(): waits until all others have left, too, or for end_stay().
         """
     def take_incomplete(self) -> list[Suspended]:
         """

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bps_rdma import _core, startup
+from bps_rdma import _core, startup, staying
 from bps_rdma.errors import BpsError, NotInitializedError, RoundAbortedError
 from bps_rdma.group import Group
 from bps_rdma.inspection import stacks
@@ -129,15 +129,31 @@ def shutdown(timeout: float | None = None) -> None:
     leave(timeout)
 
 
-def leave(timeout: float | None, *, suspends: bool = False, alone: bool = False) -> None:
-    """shutdown(); at most one of these is set.
+def depart(with_it: object = None) -> None:
+    """Leaves the job without waiting for the others, which may go on among themselves.
+
+    Servers of this process, and the scheduler if it is here, stay until all others have left, but at the end of the
+    process for BPS_SHUTDOWN_TIMEOUT seconds at most.
 
     Args:
-        timeout: as there.
-        suspends: workers are going to come back, and dedicated servers wait for them.
-        alone: returns when what its servers have begun has ended, and does not wait until the others leave. They can
-            do nothing more that needs a server of this rank, or the scheduler if rank 0 hosts it.
+        with_it: what else the others need; it is kept as long.
     """
+
+    def end(job: Job, seconds: float) -> None:
+        try:
+            job.process.depart(seconds)
+        finally:
+            staying.stay(job.process, seconds, with_it)
+
+    _leave(None, end)
+
+
+def leave(timeout: float | None, *, suspends: bool = False) -> None:
+    """shutdown(); `suspends`: workers are going to come back, and dedicated servers wait for them."""
+    _leave(timeout, lambda job, seconds: job.process.shutdown(seconds, suspends))
+
+
+def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
     global _job, _ended
     change = _begin_change(ends_init=True)
     if change is None:
@@ -148,11 +164,7 @@ def leave(timeout: float | None, *, suspends: bool = False, alone: bool = False)
             return
         atexit.unregister(shutdown)
         try:
-            seconds = job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout
-            if alone:
-                job.process.shutdown_alone(seconds)
-            else:
-                job.process.shutdown(seconds, suspends)
+            end(job, job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout)
         finally:
             job.close()
             stacks.hide()

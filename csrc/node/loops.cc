@@ -199,14 +199,6 @@ void Loops::leave_node(std::uint32_t node, const std::string& why) {
   }
 }
 
-void Loops::close_servers(const std::string& why) {
-  for (const auto& loop : loops_) {
-    loop->reactor->loop().post([&loop = *loop, why] {
-      if (loop.server_loop) loop.server_loop->close(why);
-    });
-  }
-}
-
 bool Loops::are_servers_quiet(const Deadline& deadline) const {
   std::vector<std::future<bool>> answers;
   for (const auto& loop : loops_) {

@@ -68,9 +68,7 @@ class Loops {
   void end_view(const Error& why);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
-  // This process leaves: its server loops take no more pushes.
-  void close_servers(const std::string& why);
-  // Whether they have done what they have begun. False when a loop has not answered by the deadline.
+  // Whether the server loops have done what they have begun. False when a loop has not answered by the deadline.
   bool are_servers_quiet(const Deadline& deadline) const;
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();

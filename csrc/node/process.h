@@ -82,9 +82,13 @@ class Process {
   // end.
   // `suspends`: workers are going to come back, this one or others; dedicated servers wait for them.
   bool shutdown(double timeout_s, bool suspends = false);
-  // The same, but without waiting until the others leave: only until what the servers here have begun has ended, for
-  // `timeout_s` at most. The others can do nothing more that needs a server here, or the scheduler if it is here.
-  void shutdown_alone(double timeout_s);
+  // Leaves the job without waiting for the others. Servers and a scheduler here go on for them until stay() has
+  // returned, which must follow. False, and nothing follows, when this process has left already. `timeout_s`: for the
+  // scheduler.
+  bool depart(double timeout_s);
+  // After depart(): returns when all others have left, too, or after end_stay(). Everything is taken down then.
+  void stay();
+  void end_stay();
   // Whether nothing of it is left that peers or threads could use.
   bool is_down() const { return down_; }
   // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
@@ -131,6 +135,7 @@ class Process {
   void bring_up(const Process* before);
   void check_view(const Process* before) const;
   bool awaits_next_view() const;
+  bool begin_leaving();
   bool leave(const std::function<bool()>& say_goodbye);
   void take_down();
   void take_down_loops();

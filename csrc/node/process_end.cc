@@ -21,6 +21,7 @@ namespace {
 constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
 constexpr double kAbortPatience_s = 1;
 constexpr double kQuietLook_s = 0.002;
+constexpr double kQuietPatience_s = 1;  // servers may have work of others without end
 constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
 
 }  // namespace
@@ -44,7 +45,16 @@ void Process::abort(const std::string& exception) {
   }
 }
 
+// False when this process has left already.
+bool Process::begin_leaving() {
+  if (!calls_.close(CallGate::After::kNothing)) return false;
+  end_operations();
+  leaving_ = true;
+  return true;
+}
+
 bool Process::shutdown(double timeout_s, bool suspends) {
+  if (!begin_leaving()) return false;
   return leave([&] {
     // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
     return van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
@@ -52,22 +62,31 @@ bool Process::shutdown(double timeout_s, bool suspends) {
   });
 }
 
-void Process::shutdown_alone(double timeout_s) {
-  (void)leave([&] {
-    const Deadline deadline = Deadline::after(timeout_s);
+bool Process::depart(double timeout_s) {
+  if (!begin_leaving()) return false;
+  try {
     van_->announce_leaving(timeout_s, worker_ ? worker_->last_failure() : "");
-    loops_->close_servers(van_->self().describe() + " has left the job");
+    // A program may end at once now, without Python's help. The others get the results that are due to them.
+    const Deadline deadline = Deadline::after(std::min(timeout_s, kQuietPatience_s));
     while (!loops_->are_servers_quiet(deadline) && !deadline.passed() && !van_->has_ended()) {
       sleep_until(Deadline::after(kQuietLook_s));
     }
-    return van_->leave(scheduler_ ? std::min(kAbortPatience_s, deadline.left_ms() / 1e3) : 0);
-  });
+  } catch (const Error& error) {
+    log_info(std::string("left without the scheduler: ") + error.what());
+  }
+  return true;
+}
+
+void Process::stay() {
+  (void)leave([&] { return van_->wait_for_end(); });
+}
+
+void Process::end_stay() {
+  const std::lock_guard lock(mutex_);
+  if (van_) van_->give_up();
 }
 
 bool Process::leave(const std::function<bool()>& say_goodbye) {
-  if (!calls_.close(CallGate::After::kNothing)) return false;
-  end_operations();
-  leaving_ = true;
   bool well = false;
   std::exception_ptr interrupt;
   try {
@@ -141,7 +160,7 @@ void Process::take_down_loops() {
 
 void Process::take_down() {
   take_down_loops();
-  van_.reset();
+  end_without_lock(van_);
   scheduler_.reset();
   down_ = true;
 }

@@ -196,9 +196,9 @@ bool shutdown(Process& process, double timeout_s, bool suspends) {
   return process.shutdown(checked_timeout(timeout_s), suspends);
 }
 
-void shutdown_alone(Process& process, double timeout_s) {
+bool depart(Process& process, double timeout_s) {
   BlockTable::instance().detach(process);
-  process.shutdown_alone(checked_timeout(timeout_s));
+  return process.depart(checked_timeout(timeout_s));
 }
 
 // `function` as a call into the process; see Process::Call.
@@ -297,8 +297,13 @@ void bind_process(py::module_& module) {
            py::arg("tensor"), "By partition: the rank of the server that sums it.")
       .def("shutdown", &shutdown, py::arg("timeout_s"), py::arg("suspends") = false, MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")
-      .def("shutdown_alone", &shutdown_alone, py::arg("timeout_s"), MayWait(),
-           "Leaves the job without waiting for the others, once what its servers have begun has ended.")
+      .def("depart", &depart, py::arg("timeout_s"), MayWait(),
+           "Leaves the job without waiting for the others, for whom servers and a scheduler here go on until stay() "
+           "ends. "
+           "False if it has left already.")
+      .def("stay", &Process::stay, MayWait(),
+           "After depart(): waits until all others have left, too, or for end_stay().")
+      .def("end_stay", &Process::end_stay, py::call_guard<py::gil_scoped_release>(), "Ends stay(); from any thread.")
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
       .def("abort", &Process::abort, py::arg("exception"), MayWait(),
            "Tells all members that this process ends with an exception, before its shutdown.")

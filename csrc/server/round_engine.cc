@@ -123,7 +123,7 @@ void RoundEngine::refuse_round(const Push& push, const RoundGroup& group, RoundT
 bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const tensor::PushHeader& header = push.header;
   const bool for_host = (header.flags & tensor::kForHost) != 0;
-  const std::string* why = why_closed_.empty() ? why_gone(group, for_host, nullptr, header.kind) : &why_closed_;
+  const std::string* why = why_gone(group, for_host, nullptr, header.kind);
   if (why == nullptr) return false;
   const RoundKey key{header.group, header.tensor, header.partition, for_host};
   if (table_.find(key, header.round) != nullptr) return false;
@@ -246,7 +246,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
     // Once it is over, every member has been answered, or told of a failure.
     Outcome outcome = round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
-    if (round == nullptr && outcome == Outcome::kAborted && why_closed_.empty() &&
+    if (round == nullptr && outcome == Outcome::kAborted &&
         why_gone(group, cancel.for_host, nullptr, tensor::OperationKind::kSplit) == nullptr) {
       const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
       if (found == RoundTable::Found::kTooMany) {
@@ -391,7 +391,6 @@ const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host,
 // The member of the group that is gone, if one is: the group has completed its last round, or the last but those whose
 // contributions are here.
 const std::string* RoundEngine::why_incomplete(const RoundGroup& group) const {
-  if (!why_closed_.empty()) return &why_closed_;
   const auto gone = std::ranges::find_if(
       gone_ranks_, [&](const auto& one) { return group.group.index_of(one.first) != van::kNoRank; });
   return gone == gone_ranks_.end() ? nullptr : &gone->second.why;
@@ -420,7 +419,6 @@ void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
     const std::string* why = why_gone(*round.group, round.key.for_host, &round, round.first.kind);
-    if (why == nullptr && !why_closed_.empty() && !round.summed) why = &why_closed_;
     for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
       if (!is_gone(round, index)) continue;
       Arrival& arrival = round.arrivals[index];

@@ -107,8 +107,6 @@ class RoundEngine final : public tensor::ContributionSource {
   void leave_rank(std::uint32_t worker_rank, const std::string& why) {
     gone_ranks_.try_emplace(worker_rank, Gone{why});
   }
-  // This process leaves: no round can complete that is not summed by the next fail_lost(). `why` is a sentence.
-  void close(const std::string& why) { why_closed_ = why; }
   // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been
   // sent.
   void fail_lost();
@@ -268,7 +266,6 @@ class RoundEngine final : public tensor::ContributionSource {
   std::optional<RoundFailure> view_ended_;
   std::string last_failure_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
-  std::string why_closed_;  // empty: it is not
   std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> stored_;
   StoredPartition storing_;  // of the pass in progress
   tensor::RedoLog* redo_log_ = nullptr;

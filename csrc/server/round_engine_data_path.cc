@@ -128,7 +128,7 @@ Round* RoundEngine::admit(Push& push) {
             "install the same bps_rdma version everywhere and use the same settings on all ranks"});
     return nullptr;
   }
-  if ((!gone_ranks_.empty() || !why_closed_.empty()) && refuse_gone(push, *group)) return nullptr;
+  if (!gone_ranks_.empty() && refuse_gone(push, *group)) return nullptr;
   const RoundKey key{header.group, header.tensor, header.partition, (header.flags & tensor::kForHost) != 0};
   const auto [found, opened] = table_.find_or_open(key, header.round, *group, push.session.share());
   if (opened == nullptr) {

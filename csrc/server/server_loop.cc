@@ -193,11 +193,6 @@ void ServerLoop::leave_node(std::uint32_t node, const std::string& why) {
   losses_due_ = true;
 }
 
-void ServerLoop::close(const std::string& why) {
-  rounds_.close(why);
-  losses_due_ = true;
-}
-
 bool ServerLoop::is_quiet() const {
   return !losses_due_ && rounds_.open_rounds() == 0 && std::ranges::all_of(sessions_, &WorkerSession::is_flushed);
 }

@@ -62,8 +62,6 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
   void end_view(const Error& why) { rounds_.end_view(why); }
   void leave_node(std::uint32_t node, const std::string& why);
-  // This process leaves, and takes no more pushes: rounds that still wait for one fail. `why` is a sentence.
-  void close(const std::string& why);
   // Whether no round is open, and the workers have all that they were sent.
   bool is_quiet() const;
 

@@ -84,6 +84,7 @@ def _create_default(options: Any, stages: bool) -> BpsProcessGroup:
     try:
         collectives = Collectives(rank, range(size), None, counted.prefix)
         made = BpsProcessGroup(options, collectives, leaves=starts, stages=stages)
+        bps_rdma.barrier()  # or a rank that destroys the group now would end the store that others still read
     except BaseException:
         if starts:
             bps_rdma.shutdown()

@@ -51,6 +51,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._leaves = leaves
         self._stages = stages
         self._seconds = options.timeout.total_seconds()
+        self._store = options.store  # of rank 0, perhaps: gloo reads it when ranks send something for the first time
         self._add_inner(options)
 
     def _add_inner(self, options: Any) -> None:
@@ -82,11 +83,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         super().set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group(); a default group that has joined the job leaves it, waiting for nobody."""
+        """Called by destroy_process_group(); a default group that has joined the job leaves it, waiting for nobody.
+
+        The others go on: what they need of this process stays until they have left, too.
+        """
         super().shutdown()
         if self._leaves:
             self._leaves = False
-            job.leave(None, alone=True)
+            job.depart(with_it=self._store)
 
     # ---- Reductions
 

@@ -297,23 +297,6 @@ TEST_F(RoundEngineTest, AFailedRoundDoesNotWaitForOthersWhenAMemberHasLeft) {
   ASSERT_EQ(failures(2).size(), 1U) << "so that nobody waits for an answer";
 }
 
-TEST_F(RoundEngineTest, AClosedEngineFailsWhatWaitsForPushesAndAnswersTheRest) {
-  use_slots(2);
-  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull));
-  land(1, header(1, kPush | kPull, 1));
-  engine.close("worker 0 has left the job");
-  engine.fail_lost();
-  ASSERT_EQ(failures(1).size(), 1U);
-  EXPECT_EQ(failures(1)[0].code, ErrorCode::kPeerLost);
-  EXPECT_EQ(failures(1)[0].what, "worker 0 has left the job");
-  EXPECT_EQ(engine.open_rounds(), 1U) << "answers are on their way";
-  land(2, header(2, kPush | kPull, 1));
-  EXPECT_EQ(failures(2).size(), 1U);
-  EXPECT_EQ(engine.open_rounds(), 1U) << "none is opened any more";
-  for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.at(0).token);
-  EXPECT_EQ(engine.open_rounds(), 0U);
-}
-
 // It has pushed before, and so the round would have completed.
 TEST_F(RoundEngineTest, ARoundThatFailsAfterAMemberHasLeftIsOverAtOnce) {
   use_slots(2);
