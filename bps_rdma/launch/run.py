@@ -80,7 +80,7 @@ SCHEDULERS_WITHIN = 60.0  # seconds
 # gone on without it, and somebody has ended it before the job was over.
 STEPPED_DOWN = 75
 TERMINATED = 128 + signal.SIGTERM
-_LOOK_S = 0.2  # between two looks at ranks that come too late
+_LOOK_S = 0.2  # between two looks at ranks that come too late; and for what is told late
 
 
 @dataclass
@@ -153,7 +153,17 @@ class Members:
         return True
 
     def wait(self) -> list[Child]:
-        """Wait until children have ended, and return those."""
+        """Wait until children have ended, and return those: first what was killed, then what may have ended for that.
+
+        The kernel closes the connections of a process that is killed before it tells us of its end. So others may end
+        for that loss, and be seen, before it.
+        """
+        ended = self._wait()
+        if self.scheduler is not None and self.scheduler.child in ended:
+            ended += self.children.wait(_LOOK_S)
+        return sorted(ended, key=lambda child: ((child.status or 0) >= 0, child not in self.servers + self.ranks))
+
+    def _wait(self) -> list[Child]:
         while True:
             late = self.job_is_over and any(child.status is None for child in self._came_again)
             ended = self.children.wait(_LOOK_S if late else None)

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import harness
 import pytest
+
+from bps_rdma.launch.process import Children
+from bps_rdma.launch.run import Members
 
 PROGRAM = """
 import os, pathlib, signal, sys
@@ -74,6 +80,20 @@ def test_the_last_server_ends_the_job(tmp_path: Path) -> None:
     ended = launch(tmp_path, 2, "--servers", "1", BPS_SERVER_FAILOVER="1")
     assert ended.returncode != 0
     assert "server 0 (pid" in ended.stderr, ended.stderr
+
+
+def test_what_was_killed_is_seen_before_what_ended_for_it() -> None:
+    """The scheduler ends because of a lost server, and the launcher hears of both at once."""
+    with Children(prefixed=False) as children:
+        scheduler = children.spawn("scheduler", ["false"], {})
+        rank = children.spawn("rank 0", ["false"], {})
+        server = children.spawn("server 0", ["sh", "-c", "kill -9 $$"], {})
+        both: Any = SimpleNamespace(child=scheduler)
+        job: Any = None
+        for child in (scheduler, rank, server):
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        members = Members(children, job, [], [rank], [server], both, 0)
+        assert [child.label for child in members.wait()] == ["server 0", "rank 0", "scheduler"]
 
 
 ENTERS = """
