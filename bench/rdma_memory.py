@@ -2,12 +2,14 @@
 """What each value of BPS_RDMA_MEMORY costs: tensors that are used again, and tensors that are new in each call.
 
     ci/vm/run .venv/bin/python bench/rdma_memory.py          or, with a card: BPS_TEST_HCA=mlx5_0 python bench/...
+    ... --sizes 64 1024 --rounds 30
 
 One worker and one server for each of the three, in turn: median times, and the quartiles of their ratios to trusted.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -21,8 +23,6 @@ from bps_rdma.launch.environment import LocalJob, find_binary
 
 HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
 RULES = ("trusted", "watched", "staged")
-SIZES = (64 << 10, 1 << 20, 16 << 20)
-ROUNDS = 15
 
 
 def worker() -> None:
@@ -84,11 +84,16 @@ class Job:
 
 
 def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 1 << 10, 16 << 10], metavar="KIB")
+    parser.add_argument("--rounds", type=int, default=15)
+    asked = parser.parse_args()
     jobs = {rule: Job(rule) for rule in RULES}
-    for nbytes in SIZES:
+    for nbytes in (size << 10 for size in asked.sizes):
         for which in ("again", "new"):
             found: dict[str, list[float]] = {rule: [] for rule in RULES}
-            for _ in range(ROUNDS):
+            for _ in range(asked.rounds):
                 for rule, job in jobs.items():
                     found[rule].append(job.push_pull(nbytes, which))
             for rule in RULES:

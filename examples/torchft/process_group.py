@@ -25,7 +25,9 @@ class ProcessGroupBps(ProcessGroupWrapper):  # type: ignore[misc]
     def _create_pg(self, store: Any, rank: int, world_size: int) -> dist.ProcessGroup:
         bps_rdma.shutdown(timeout=0)
         start.init_from_store(store, rank, world_size, {"timeout": self._timeout.total_seconds()})
-        options = SimpleNamespace(store=store, group_rank=rank, group_size=world_size, timeout=self._timeout)
+        options = SimpleNamespace(
+            store=store, group_rank=rank, group_size=world_size, timeout=self._timeout, global_ranks_in_group=[]
+        )
         return BpsProcessGroup(options, Collectives(rank, range(world_size), None, "torchft"), leaves=True)
 
     def abort(self, errored: bool = True) -> None:

@@ -78,7 +78,9 @@ def changed(model: Model, actions: Actions) -> Iterator[tuple[str, Actions]]:
     for at, action in enumerate(actions[: last + 1]):
         if kind(action) in model.optional:
             continue
-        if at >= forgotten:
+        # Nothing need follow the last one: a worker that has done all steps may hear that its view has ended.
+        is_last_word = kind(action) in model.forgets and all(later % 16 != action % 16 for later in actions[at + 1 :])
+        if at >= forgotten and not is_last_word:
             yield "dropped", actions[:at] + actions[at + 1 :]
         yield "doubled", actions[: at + 1] + actions[at:]
         cause, effect = model.swapped

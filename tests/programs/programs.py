@@ -84,6 +84,9 @@ RUNS = {
             r"^8 bytes: push_pull \d",
         )
     ],
+    "bench/rdma_memory.py": [
+        Run("ci/vm/run .venv/bin/python bench/rdma_memory.py --sizes 64 --rounds 2", r"^64 KiB, new, staged: \d")
+    ],
     "bench/recovery.py": [
         Run("python bench/recovery.py --trials 1 --ranks 3", "every sum was right"),
         Run(
