@@ -10,7 +10,7 @@ namespace bps::worker {
 
 void HostContribution::compress(const std::shared_ptr<const Tensor>& tensor) {
   tensor_ = tensor;
-  is_compressed = true;
+  route = Route::kEncoded;
 }
 
 tensor::Placement HostContribution::place(const Part&) const {
@@ -112,8 +112,7 @@ HostContribution& HostContributions::make(std::uint32_t number, const tensor::Pu
   made.unfinished = 1;
   made.priority = priority;
   made.sequence = made_++;
-  made.staged = true;
-  made.two_phase = made.awaits_commit = (header.flags & tensor::kTwoPhase) != 0;
+  if ((header.flags & tensor::kTwoPhase) != 0) made.finality = Finality::kCommit;
   if (number != kNobody) {
     if (by_number_.size() <= number) by_number_.resize(number + 1);
     by_number_[number] = &made;

@@ -19,15 +19,25 @@ namespace bps::worker {
 class ServerConnection;
 
 struct InFlight {
+  enum class Stage : std::uint8_t {
+    kSent,
+    kLanded,     // in two phases: the answer is here, and counts once the server commits it
+    kNeverSent,  // it was cancelled before: no answer belongs to it
+  };
+  // Without an answer it is over as soon as the transport has read what it reads.
+  enum class End : std::uint8_t {
+    kOpen,
+    kAborted,
+    kUndecided,  // the same, and it is not known what becomes of its round
+  };
+
   Transfer* transfer = nullptr;  // null: the entry is free
   ServerConnection* server = nullptr;
   Part part{};
   std::uint8_t generation = 0;
+  Stage stage = Stage::kSent;
+  End end = End::kOpen;
   bool unsent_bytes = false;        // the transport still reads the caller's memory to send them
-  bool aborted = false;             // there will be no answer: over as soon as the transport has read what it reads
-  bool undecided = false;           // and then it is not known what becomes of its round
-  bool never_sent = false;          // it was cancelled before: no answer belongs to it
-  bool landed = false;              // in two phases: the answer is here, and counts once the server commits it
   std::uint64_t length = 0;         // bytes that travel to the server,
   std::uint64_t answer_length = 0;  // and back
   std::uint64_t cut_off = 0;        // so much of the answer has come over the input before a connection ended
@@ -37,6 +47,9 @@ struct InFlight {
   enum class Owed : std::uint8_t { kNothing, kReply, kAnswer, kOutcome };
   Owed owed = Owed::kNothing;
   Clock::time_point due{};
+
+  bool has_landed() const { return stage == Stage::kLanded; }
+  bool was_sent() const { return stage != Stage::kNeverSent; }
 };
 
 // Where the answer of a partition that wants data is written, as a server has to name it that answers by this rail.

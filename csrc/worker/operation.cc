@@ -68,7 +68,7 @@ Operation::Operation(std::shared_ptr<Tensor> of, const Request& what, std::uint3
     portion.priority = what.priority;
     portion.input_bytes = what.input;
     portion.output_bytes = what.output;
-    portion.two_phase = what.two_phase;
+    portion.finality = what.two_phase ? Finality::kCommit : Finality::kAnswer;  // until its loop admits it
     partitions += start(portion);
   }
   // Each worker loop finishes one more when it has taken the operation in: so it cannot complete while a worker loop
@@ -100,7 +100,6 @@ bool Operation::rearm(std::uint32_t new_round, std::uint64_t order) {
   std::uint64_t partitions = 0;
   for (Portion& portion : portions) {
     portion.next = 0;
-    portion.staged_by_choice = false;
     partitions += start(portion);
   }
   remaining.store(partitions + 1, std::memory_order_relaxed);
@@ -430,7 +429,7 @@ bool Operation::Portion::suspend(std::uint32_t partition, const Landed& landed, 
 void Operation::Portion::finish(std::uint32_t count, bool answered, Counters& counters) {
   unfinished -= count;
   if (unfinished == 0) {  // here, on the loop's thread, which registered them
-    if (output && !staged && !output->is_current()) operation->mark_given_back();
+    if (output && lies_in_place() && !output->is_current()) operation->mark_given_back();
     input.reset();
     output.reset();
   }

@@ -63,7 +63,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
    public:
     tensor::Placement place(const Part& part) const override {
       tensor::Placement placement = tensor::place(operation->placed, operation->cut(), part.partition);
-      if (is_compressed && !part.for_host()) operation->tensor->compressor->apply(placement);
+      if (route == Route::kEncoded && !part.for_host()) operation->tensor->compressor->apply(placement);
       return placement;
     }
     Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
@@ -76,6 +76,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
     tensor::Cancel make_cancel() const override;
     bool suspend(std::uint32_t partition, const Landed& landed, bool failed) override;
     void finish(std::uint32_t count, bool answered, Counters& counters) override;
+
+   private:
+    // Whether a server, or a NIC, may have written to the caller's memory.
+    bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
   };
 
   // A partition that has not been committed in a view that has ended. Where its result has not landed, the input is as

@@ -89,7 +89,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
     return false;
   }
   StagingBuffer* staged = nullptr;
-  if (transfer.staged && !stage(server, transfer, part, placement, n, staged, yields)) return false;
+  if (transfer.route != Route::kInPlace && !stage(server, transfer, part, placement, n, staged, yields)) return false;
   const std::uint32_t index = in_flight_.allocate();
   InFlight& entry = in_flight_[index];
   entry.transfer = &transfer;
@@ -118,11 +118,13 @@ bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& par
     transfer.encoded = std::exchange(staged->next, nullptr);
     return true;
   }
-  if (transfer.answers_aside && !placement.wants_data()) return true;
+  const bool is_read_in_place = transfer.route == Route::kAnswersAside;
+  if (is_read_in_place && !placement.wants_data()) return true;
+  if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return true;
   // There are no more buffers than partitions that can be sent.
   staged = take_buffer(server, yields);
   if (staged != nullptr) {
-    if (!placement.has_payload() || transfer.answers_aside) return true;
+    if (!placement.has_payload() || is_read_in_place) return true;
     if (transfer.fill(part, placement, staged->bytes(), counters_) == Status::kOk) return true;
     server.memory.give_back(staged);
     broken_ = &transfer;
@@ -142,7 +144,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
   if (placement.has_payload()) {
-    if (staged != nullptr && !transfer.answers_aside) {
+    if (staged != nullptr && transfer.route != Route::kAnswersAside) {
       source = staged->region.get();
     } else {
       source = transfer.input.get();
@@ -200,7 +202,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
     header.priority = entry.transfer->priority;
     header.place = entry.part.place;
   }
-  if (entry.transfer->logged) header.place = tensor::PushHeader::kLogged;
+  if (entry.transfer->finality == Finality::kLogged) header.place = tensor::PushHeader::kLogged;
   if (!placement.wants_data()) return;
   const transport::RemoteSpan answer = answer_span(entry, placement, rail);
   header.answer_key = answer.key;
@@ -228,9 +230,9 @@ bool Sender::repeat(ServerConnection& server) {
   while (!server.repeats.empty() && refused < server.data_endpoints()) {
     const RepeatedPush push = server.repeats.back();
     InFlight* entry = in_flight_.find(push.immediate, server);
-    if (entry == nullptr || entry->aborted || entry->transfer->cancelled) {
+    if (entry == nullptr || entry->end != InFlight::End::kOpen || entry->transfer->cancelled) {
       // Nobody waits for it. The server was told when the operation was given up, and has never seen this push.
-      if (entry != nullptr) entry->never_sent = true;
+      if (entry != nullptr) entry->stage = InFlight::Stage::kNeverSent;
       (void)server.slots.grant(push.slot);
       server.repeats.pop_back();
       continue;
@@ -263,7 +265,7 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
     --transfer->next;
     if (server.needs_slots()) (void)server.slots.grant(batch_.slots[i]);
     server.count_unsent(entry.length);
-    if (entry.staged != nullptr && transfer->is_compressed) {
+    if (entry.staged != nullptr && transfer->route == Route::kEncoded) {
       entry.staged->next = std::exchange(transfer->encoded, entry.staged);
     } else if (entry.staged != nullptr) {
       server.memory.give_back(entry.staged);

@@ -19,6 +19,7 @@
 #include "tensor/placement.h"
 #include "transport/region_cache.h"
 #include "transport/shm/shared_memory.h"
+#include "worker/route.h"
 
 namespace bps::worker {
 
@@ -46,17 +47,11 @@ class Transfer {
 
   Operation* operation = nullptr;  // whose part it is; null for a contribution
   std::span<const Part> parts;
-  std::uint32_t next = 0;                      // the first one that was not sent
-  std::uint32_t unfinished = 0;                // were not sent, or not answered
-  std::int32_t priority = 0;                   // higher first
-  bool staged = false;                         // partitions travel through staging buffers
-  bool staged_by_choice = false;               // the server could reach them where they lie, but not as fast
-  bool two_phase = false;                      // see tensor::kTwoPhase
-  bool logged = false;                         // and the server keeps a redo log: its answer is the last word;
-  bool awaits_commit = false;                  // else that is its Committed
-  bool is_told_in_bulk = false;                // that its answers have landed: see WorkerLoop::note_landed()
-  bool answers_aside = false;                  // staged: only answers; payloads are read where they lie
-  bool is_compressed = false;                  // on the way to this server
+  std::uint32_t next = 0;        // the first one that was not sent
+  std::uint32_t unfinished = 0;  // were not sent, or not answered
+  std::int32_t priority = 0;     // higher first
+  Route route = Route::kStaged;
+  Finality finality = Finality::kAnswer;
   bool cancelled = false;                      // nothing more is sent, and the server has been told
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds

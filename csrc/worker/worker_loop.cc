@@ -12,9 +12,8 @@ constexpr double kDeadlineCheck_s = 0.25;
 // What a server cannot map it reads and writes by two system calls for each partition. For small tensors two copies by
 // the worker take less time. Measured: at 256 KiB staging takes less than half the time, at 1 MiB as long, because the
 // copies fill the cache.
-constexpr std::uint64_t kLargestStagedByChoice = 256 << 10;
-// Partitions; those of further operations go without, rather than wait for a buffer.
-constexpr std::size_t kMostStagedByChoice = 16;
+constexpr std::uint64_t kLargestStagedIfCheap = 256 << 10;
+constexpr std::size_t kMostStagedIfCheap = 16;  // buffers; without a free one partitions do not wait, and go in place
 constexpr std::uint64_t kOwnTurnBytes = 256 << 10;  // some 100 us of summing
 
 }  // namespace
@@ -160,7 +159,7 @@ void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
   }
   if (operation.is_failing()) return;
   try {
-    register_memory(portion, server);
+    prepare(portion, server);
   } catch (const Error& error) {
     return abort(operation, error.code(), error.what(), error.hint());
   }
@@ -177,66 +176,73 @@ void WorkerLoop::trace_queued(const Transfer& transfer, const ServerConnection& 
   }
 }
 
-void WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
+// Registers the memory, chooses the route, and makes the buffers that it needs.
+void WorkerLoop::prepare(Operation::Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
-  const Request& request = portion.operation->request;
-  portion.is_compressed = portion.operation->may_compress() && compresses_to(server, *portion.operation->tensor);
-  if (portion.is_compressed) {  // nothing travels from or to the caller's memory
-    portion.staged = true;
-    portion.answers_aside = false;
-    return server.memory.reserve(portion.parts.size());
+  RouteFacts facts = facts_of(portion, server);
+  if (!facts.is_encoded) facts.is_registered = register_memory(portion, server);
+  if (facts.is_registered) facts.reach = reach_of(portion, server);
+  const Chosen chosen = choose_route(facts);
+  portion.route = chosen.route;
+  portion.finality = chosen.finality;
+  if (portion.route == Route::kInPlace) return;
+  if (portion.route == Route::kStagedIfCheap) {
+    return server.memory.reserve(std::min(server.memory.in_use() + portion.parts.size(), kMostStagedIfCheap));
   }
-  // Whether this rank contributes and wants bytes can differ from partition to partition; a block that no partition
-  // uses has no bytes.
+  server.memory.reserve(portion.parts.size());
+  if (!facts.is_encoded && !facts.is_registered) count_unwatched(portion);
+}
+
+RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerConnection& server) {
+  const Operation& operation = *portion.operation;
+  const bool is_on_one_host = operation.tensor->is_on_one_host;
+  const transport::DirectAccess* direct = server.direct();
+  const bool can_fence = direct != nullptr && direct->can_fence();
+  RouteFacts facts;
+  facts.is_encoded = operation.may_compress() && compresses_to(server, *operation.tensor);
+  facts.is_small = operation.bytes() <= kLargestStagedIfCheap;
+  facts.is_push_pull = portion.header->kind == tensor::OperationKind::kPushPull;
+  facts.is_two_phase = operation.request.two_phase;
+  facts.is_continuation = operation.is_continuation();
+  facts.lands_in_order = server.memory.transport().lands_in_order();
+  // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs. A round of a group on
+  // several hosts ends for those who read the log when the others have their answers, and no other round is summed
+  // meanwhile: there two phases cost less.
+  facts.is_logged = server.log() != nullptr && is_on_one_host && !portion.parts.front().for_host();
+  facts.others_log = is_on_one_host && server.may_keep_log;
+  facts.reach = direct == nullptr ? Reach::kNetwork : can_fence ? Reach::kUnreadable : Reach::kUnfenced;
+  return facts;
+}
+
+// Whether the transport may use all of it directly. Whether this rank contributes and wants bytes can differ from
+// partition to partition; a block that no partition uses has no bytes.
+bool WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
+  const Request& request = portion.operation->request;
   transport::RegionCache& regions = server.memory.regions;
   if (regions.watches()) counters_.given_back.add(regions.drop_changed());
-  bool is_usable = true;  // by the transport, directly
-  if (!request.input_allocation.bytes.empty()) {
-    portion.input = regions.find(request.input_allocation);
-    is_usable = portion.input != nullptr;
-  }
-  if (!request.output_allocation.bytes.empty()) {
+  const bool sends = !request.input_allocation.bytes.empty();
+  const bool receives = !request.output_allocation.bytes.empty();
+  if (sends) portion.input = regions.find(request.input_allocation);
+  if (receives) {
     const bool is_same = portion.input && request.output_allocation.identity == request.input_allocation.identity;
     portion.output = is_same ? portion.input : regions.find(request.output_allocation);
-    is_usable &= portion.output != nullptr;
   }
+  return (!sends || portion.input != nullptr) && (!receives || portion.output != nullptr);
+}
+
+Reach WorkerLoop::reach_of(const Operation::Portion& portion, const ServerConnection& server) {
   const transport::DirectAccess* direct = server.direct();
-  // In two phases the input is needed again if the server is lost. An answer that lands in order takes as much of it as
-  // has come, of which other members have theirs, and so does one of which the log tells that; any other goes to a
-  // buffer.
-  const bool can_fence = direct != nullptr && direct->can_fence();
-  const bool is_continuation = portion.two_phase && portion.operation->is_continuation();
-  // A round of a group on several hosts ends for those who read the log when the others have their answers, and no
-  // other round is summed meanwhile: there two phases cost less.
-  // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs.
-  portion.logged = portion.two_phase && can_fence && server.log() != nullptr &&
-                   portion.operation->tensor->is_on_one_host && !portion.parts.front().for_host();
-  portion.awaits_commit = portion.two_phase && !portion.logged;
-  const bool aside = is_continuation || (portion.awaits_commit && !server.memory.transport().lands_in_order());
-  const bool others_log = portion.operation->tensor->is_on_one_host && server.may_keep_log;
-  portion.is_told_in_bulk = portion.awaits_commit && !aside && is_usable && direct == nullptr && !others_log &&
-                            portion.header->kind == tensor::OperationKind::kPushPull;
-  portion.staged = aside || !is_usable;
-  portion.answers_aside = aside && is_usable;
-  if (portion.staged) server.memory.reserve(portion.parts.size());
-  if (!is_usable) return count_unwatched(portion);
-  if (direct == nullptr) return;
-  const transport::Region* input = portion.input.get();
-  const transport::Region* output = portion.output == portion.input ? nullptr : portion.output.get();
-  if (!aside && can_fence && (input == nullptr || direct->peer_maps(*input)) &&
-      (output == nullptr || direct->peer_maps(*output))) {
-    return;
-  }
-  const auto reaches = [&](const transport::Region* region) { return !region || direct->peer_reaches(*region); };
-  // What a server could still write to when it is lost is not the caller's memory, but buffers that are then let go.
-  portion.staged = aside || !can_fence || !reaches(input) || !reaches(output);
-  portion.answers_aside = portion.staged && portion.two_phase && can_fence && reaches(input);
-  if (portion.staged) return server.memory.reserve(portion.parts.size());
-  if (portion.operation->bytes() > kLargestStagedByChoice) return;
-  if (staged_by_choice_ + portion.parts.size() > kMostStagedByChoice) return;
-  portion.staged = portion.staged_by_choice = true;
-  staged_by_choice_ += portion.parts.size();
-  server.memory.reserve(staged_by_choice_);
+  if (direct == nullptr) return Reach::kNetwork;
+  if (!direct->can_fence()) return Reach::kUnfenced;
+  const transport::Region* const input = portion.input.get();
+  const transport::Region* const output = portion.output == portion.input ? nullptr : portion.output.get();
+  const auto maps = [&](const transport::Region* region) { return region == nullptr || direct->peer_maps(*region); };
+  if (maps(input) && maps(output)) return Reach::kMapped;
+  const auto reaches = [&](const transport::Region* region) {
+    return region == nullptr || direct->peer_reaches(*region);
+  };
+  if (!reaches(input)) return Reach::kUnreadable;
+  return reaches(output) ? Reach::kCopies : Reach::kReadable;
 }
 
 void WorkerLoop::count_unwatched(const Operation::Portion& portion) {
@@ -330,13 +336,13 @@ InFlight* WorkerLoop::find(std::uint32_t immediate, const ServerConnection& serv
 std::size_t WorkerLoop::allows_answer(const ServerConnection& server, std::size_t rail,
                                       const transport::RemoteSpan& where, std::uint32_t immediate) const {
   const InFlight* entry = in_flight_.find(immediate, server);
-  if (entry == nullptr || entry->landed || entry->never_sent) return 0;
+  if (entry == nullptr || entry->stage != InFlight::Stage::kSent) return 0;
   const tensor::Placement placement = entry->transfer->place(entry->part);
   if (!placement.wants_data()) return 0;
   const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
   if (where.key != expected.key || where.address != expected.address || where.length != expected.length) return 0;
   // Of an element the input is needed again, or all of it has been replaced.
-  const bool is_needed = entry->transfer->two_phase && entry->staged == nullptr;
+  const bool is_needed = survives_server(entry->transfer->finality) && entry->staged == nullptr;
   return is_needed ? size_of(entry->transfer->header->dtype) : 1;
 }
 
@@ -357,10 +363,10 @@ void WorkerLoop::on_cut_off(const ServerConnection& server, std::uint32_t immedi
 void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
-  if (entry->never_sent) return counters_.stale.add();  // no server can have answered it
+  if (!entry->was_sent()) return counters_.stale.add();  // no server can have answered it
   Transfer& transfer = *entry->transfer;
-  if (transfer.awaits_commit) {
-    if (std::exchange(entry->landed, true)) return counters_.stale.add();
+  if (awaits_commit(transfer.finality)) {
+    if (std::exchange(entry->stage, InFlight::Stage::kLanded) == InFlight::Stage::kLanded) return counters_.stale.add();
     server.count_landed(std::exchange(entry->length, 0));
     if (blocked_) has_work_ = true;
     if (transfer.operation != nullptr) return note_landed(*entry, immediate);
@@ -383,10 +389,10 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
     if (entry == nullptr) continue;
     Transfer& transfer = *entry->transfer;
     const tensor::Placement placement = transfer.place(entry->part);
-    if (!transfer.awaits_commit || (placement.wants_data() && !entry->landed)) {
+    if (!awaits_commit(transfer.finality) || (placement.wants_data() && !entry->has_landed())) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
-    const bool has_landed = entry->landed || transfer.operation == nullptr;
+    const bool has_landed = entry->has_landed() || transfer.operation == nullptr;
     if (has_landed && entry->staged != nullptr) {
       (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
     }
@@ -405,10 +411,12 @@ void WorkerLoop::note_landed(const InFlight& entry, std::uint32_t immediate) {
   constexpr std::uint64_t kMostBytes = 4 << 20;
   Transfer& transfer = *entry.transfer;
   const bool is_last = entry.part.partition == transfer.parts.back().partition;
-  if (is_last || transfer.cancelled) transfer.is_told_in_bulk = false;  // others may land after it, or it never lands
+  if (transfer.finality == Finality::kBulkCommit && (is_last || transfer.cancelled)) {
+    transfer.finality = Finality::kCommit;  // others may land after it, or it never lands
+  }
   const std::size_t untold = entry.server->note_landed(immediate);
   const bool is_enough = untold >= kMostUntold || untold * entry.answer_length >= kMostBytes;
-  landed_due_ |= !transfer.is_told_in_bulk || is_enough;
+  landed_due_ |= transfer.finality == Finality::kCommit || is_enough;
 }
 
 void WorkerLoop::note_landed(std::uint32_t contribution) {
@@ -430,7 +438,7 @@ void WorkerLoop::on_written(ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = in_flight_.find(immediate, server);
   if (entry == nullptr) return;  // its answer was faster
   entry->unsent_bytes = false;
-  if (entry->aborted) end_unanswered(InFlightTable::index_of(immediate));
+  if (entry->end != InFlight::End::kOpen) end_unanswered(InFlightTable::index_of(immediate));
 }
 
 void WorkerLoop::complete(std::uint32_t index, bool answered) {
@@ -438,17 +446,14 @@ void WorkerLoop::complete(std::uint32_t index, bool answered) {
   entry.server->count_answered(entry.length);
   Transfer* transfer = entry.transfer;
   if (counters_.trace != nullptr) {
-    const bool has_landed = transfer->awaits_commit && entry.landed;
+    const bool has_landed = entry.has_landed();
     counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
                             entry.server->node, has_landed ? entry.answer_length : entry.length);
   }
-  if (!answered && entry.landed) entry.server->forget_landed(in_flight_.immediate_of(index));
+  if (!answered && entry.has_landed()) entry.server->forget_landed(in_flight_.immediate_of(index));
   // What has landed and is perhaps committed elsewhere stays where it is.
-  const bool is_kept = !answered && transfer->two_phase && suspend(index);
-  if (entry.staged != nullptr) {
-    if (!is_kept) entry.server->memory.give_back(entry.staged);
-    if (transfer->staged_by_choice) --staged_by_choice_;
-  }
+  const bool is_kept = !answered && survives_server(transfer->finality) && suspend(index);
+  if (entry.staged != nullptr && !is_kept) entry.server->memory.give_back(entry.staged);
   in_flight_.free(index);
   if (blocked_) has_work_ = true;
   transfer->finish(1, answered, counters_);
@@ -458,9 +463,10 @@ void WorkerLoop::end_unanswered(std::uint32_t index) {
   complete(index, false);
 }
 
-void WorkerLoop::end_when_unread(std::uint32_t index) {
-  in_flight_[index].aborted = true;
-  if (!in_flight_[index].unsent_bytes) end_unanswered(index);
+void WorkerLoop::end_when_unread(std::uint32_t index, InFlight::End end) {
+  InFlight& entry = in_flight_[index];
+  if (entry.end == InFlight::End::kOpen) entry.end = end;
+  if (!entry.unsent_bytes) end_unanswered(index);
 }
 
 }  // namespace bps::worker

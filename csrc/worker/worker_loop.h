@@ -147,7 +147,10 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
 
   bool take_submissions();
   void admit(Operation::Portion& portion, ServerConnection& server);
-  void register_memory(Operation::Portion& portion, ServerConnection& server);
+  void prepare(Operation::Portion& portion, ServerConnection& server);
+  bool register_memory(Operation::Portion& portion, ServerConnection& server);
+  static RouteFacts facts_of(const Operation::Portion& portion, const ServerConnection& server);
+  static Reach reach_of(const Operation::Portion& portion, const ServerConnection& server);
   void count_unwatched(const Operation::Portion& portion);
   static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);
@@ -155,7 +158,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void complete(std::uint32_t index, bool answered);
   void trace_queued(const Transfer& transfer, const ServerConnection& server);
   void end_unanswered(std::uint32_t index);
-  void end_when_unread(std::uint32_t index);
+  void end_when_unread(std::uint32_t index, InFlight::End end = InFlight::End::kAborted);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
   void note_landed(const InFlight& entry, std::uint32_t immediate);
@@ -200,9 +203,8 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   WatchedOperations watched_;
   Timer deadline_check_;
   Clock::time_point last_check_ = Clock::now();
-  std::size_t staged_by_choice_ = 0;  // partitions that were admitted and are not over
-  bool is_owed_ = false;              // perhaps: some InFlight::owed is set
-  std::optional<Timer> path_check_;   // while a server is reached by several paths
+  bool is_owed_ = false;             // perhaps: some InFlight::owed is set
+  std::optional<Timer> path_check_;  // while a server is reached by several paths
   bool receipts_due_ = false;
   bool landed_due_ = false;
   bool has_work_ = false;

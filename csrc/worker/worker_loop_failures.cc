@@ -100,8 +100,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
     entry.transfer = &transfer;
     entry.server = &server;
     entry.part = transfer.parts[transfer.next];
-    entry.never_sent = true;
-    if (transfer.staged_by_choice) --staged_by_choice_;
+    entry.stage = InFlight::Stage::kNeverSent;
     server.count_sent(0);
     add(index);
   }
@@ -111,8 +110,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
 void WorkerLoop::drop_unsent(Transfer& transfer) {
   const std::uint32_t unsent = transfer.unsent();
   if (unsent == 0) return;
-  if (transfer.staged_by_choice) staged_by_choice_ -= unsent;
-  if (transfer.two_phase) {
+  if (survives_server(transfer.finality)) {
     for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, {}, true);
   }
   transfer.next += unsent;
@@ -271,9 +269,9 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   const auto alive = transfer.operation == nullptr ? nullptr : transfer.operation->shared_from_this();
   const bool first = transfer.fail(failed.code, failed.what, failed.hint);
   // A relay does not know either what becomes of its host's contribution when the view ends.
-  in_flight_[InFlightTable::index_of(failed.immediate)].undecided =
-      entry->part.for_host() && failed.code == ErrorCode::kRoundAborted;
-  end_when_unread(InFlightTable::index_of(failed.immediate));
+  const bool is_undecided = entry->part.for_host() && failed.code == ErrorCode::kRoundAborted;
+  end_when_unread(InFlightTable::index_of(failed.immediate),
+                  is_undecided ? InFlight::End::kUndecided : InFlight::End::kAborted);
   if (!first || !alive) return;
   if (when_failing) when_failing(alive);
   cancel(*alive);
@@ -291,7 +289,7 @@ void WorkerLoop::on_cancelled(ServerConnection& server, const tensor::Cancelled&
   for (const std::uint32_t immediate : cancelled.answered) {
     InFlight* entry = in_flight_.find(immediate, server);
     if (entry == nullptr) continue;  // it has arrived
-    if (entry->never_sent) {
+    if (!entry->was_sent()) {
       end_when_unread(InFlightTable::index_of(immediate));
       continue;
     }

@@ -35,7 +35,7 @@ std::vector<tensor::AnswerKeys::Key> WorkerLoop::answer_keys(const ServerConnect
   std::vector<tensor::AnswerKeys::Key> keys;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     const InFlight& entry = in_flight_[i];
-    if (entry.transfer == nullptr || entry.server != &server || entry.never_sent) continue;
+    if (entry.transfer == nullptr || entry.server != &server || !entry.was_sent()) continue;
     const tensor::Placement placement = entry.transfer->place(entry.part);
     if (!placement.wants_data()) continue;
     keys.push_back({answer_span(entry, placement, rail).key, answer_span(entry, placement, other).key});
@@ -128,7 +128,8 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
     if (entry.server != &server) continue;
     const Transfer& transfer = *entry.transfer;
     // A redo log says something once the server has ended.
-    reaches_callers |= !entry.never_sent && (!transfer.staged || transfer.answers_aside || transfer.logged);
+    const bool is_in_place = entry.staged == nullptr || transfer.route == Route::kAnswersAside;
+    reaches_callers |= entry.was_sent() && (is_in_place || transfer.finality == Finality::kLogged);
   }
   if (reaches_callers && server.is_being_fenced()) return;  // several end at once, and the loop goes on meanwhile
   server.note_ended();
@@ -139,9 +140,8 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
   }
   // Staging buffers that it may still write to are never used again.
   for (const std::uint32_t i : entries) {
-    if (!server.needs_fence() || in_flight_[i].staged == nullptr || in_flight_[i].landed) continue;
+    if (!server.needs_fence() || in_flight_[i].staged == nullptr || in_flight_[i].has_landed()) continue;
     in_flight_[i].staged = nullptr;
-    if (in_flight_[i].transfer->staged_by_choice) --staged_by_choice_;
   }
   for (const std::uint32_t i : entries) end_unanswered(i);
 }
@@ -154,7 +154,7 @@ Landed WorkerLoop::redo(const InFlight& entry) {
   const Transfer& transfer = *entry.transfer;
   const tensor::Placement placement = transfer.place(entry.part);
   const bool has_ended = entry.server->is_lost() && !entry.server->needs_fence();
-  if (!(has_ended || entry.aborted) || entry.never_sent || !placement.wants_data()) return {};
+  if (!(has_ended || entry.end != InFlight::End::kOpen) || !entry.was_sent() || !placement.wants_data()) return {};
   const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
   if (!last) return {};
   std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
@@ -167,16 +167,16 @@ Landed WorkerLoop::redo(const InFlight& entry) {
 bool WorkerLoop::suspend(std::uint32_t index) {
   const InFlight& entry = in_flight_[index];
   const Landed landed = landed_of(index);
-  const bool failed = (entry.aborted && !entry.undecided) || entry.never_sent;
+  const bool failed = entry.end == InFlight::End::kAborted || !entry.was_sent();
   return entry.transfer->suspend(entry.part.partition, landed, failed) && landed.aside;
 }
 
 // From here on nothing more of it comes.
 Landed WorkerLoop::landed_of(std::uint32_t index) {
   InFlight& entry = in_flight_[index];
-  if (entry.transfer->logged) return redo(entry);
-  if (entry.staged != nullptr) return {entry.landed ? entry.staged->memory : nullptr, 0};
-  if (entry.landed) return {nullptr, entry.answer_length};
+  if (entry.transfer->finality == Finality::kLogged) return redo(entry);
+  if (entry.staged != nullptr) return {entry.has_landed() ? entry.staged->memory : nullptr, 0};
+  if (entry.has_landed()) return {nullptr, entry.answer_length};
   return {nullptr, std::max(entry.cut_off, entry.server->stop_landing(in_flight_.immediate_of(index)))};
 }
 
