@@ -324,6 +324,32 @@ def test_the_profiler_sees_collectives():
     harness.run(profiled, workers=2, init=False)
 
 
+def recorded(_: Any) -> None:
+    _, size = joined()
+    with torch.autograd.profiler.profile(record_shapes=True) as seen:
+        for kind in ("sync", "async", "future"):
+            work = dist.all_gather([torch.ones(2)] * size, torch.ones(2), async_op=kind != "sync")
+            if kind != "sync":
+                work.get_future().wait() if kind == "future" else work.wait()
+            work = None  # the last reference of ours
+            with torch.autograd.profiler.record_function("afterwards"):
+                pass
+    ours, after = (
+        [event for event in seen.kineto_results.events() if event.name() == name]
+        for name in ("bps:all_gather", "afterwards")
+    )
+    assert len(ours) == len(after) == 3
+    for event, mark in zip(ours, after, strict=True):
+        # 0 stands for a record that nobody ended.
+        assert event.end_thread_id() not in (0, event.start_thread_id()), event.end_thread_id()
+        assert event.end_ns() <= mark.start_ns()
+    dist.destroy_process_group()
+
+
+def test_a_record_of_the_profiler_ends_in_another_thread_once_the_collective_is_over():
+    harness.run(recorded, workers=2, init=False)
+
+
 def coalesced(bps: Any) -> None:
     rank, size = joined()
     group = dist.group.WORLD

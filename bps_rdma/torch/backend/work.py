@@ -61,7 +61,7 @@ class BpsWork(dist.Work):
         self._future: Any = None
         self._record: Any = None
         if profiling():
-            self._start_record(kind, list(inputs))
+            self._start_record(kind, inputs)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Blocks until the collective is complete, and returns True.
@@ -74,10 +74,10 @@ class BpsWork(dist.Work):
             return self._follow()
         if timeout > _NO_LIMIT:
             self._await(timeout.total_seconds())
+        self._settle()  # here first: operations that are awaited are driven by the thread that waits for them
         if self._record is not None:
             with contextlib.suppress(RuntimeError):
                 self._future.wait()  # so that the profiler's record is complete when the caller stops profiling
-        self._settle()
         self._follow()
         if self._error is not None:
             raise self._error
@@ -145,6 +145,8 @@ class BpsWork(dist.Work):
             if self._future is not None:
                 return self._future
             base: Any = torch.futures.Future(devices=self._cuda_devices() or None)
+            if self._record is not None:  # first, so that the record has ended when the callback below is run
+                torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(self._record, base)
             self._future = base.then(self._result_of)
         if not job.is_initialized() or (self.next_fd() == -1 and self._record is None):
             base.set_result(None)
@@ -160,19 +162,16 @@ class BpsWork(dist.Work):
     def _result_of(self, _: Any) -> list[Any]:
         # torch's C++ code sees only errors that a callback raises; one that is set on a future it does not see.
         self._settle()
-        if self._record is not None:
-            self._record.__exit__(None, None, None)
         if self._error is not None:
             raise self._error
         self._follow()  # this callback's stream is that of the future
         return self._tensors
 
-    def _start_record(self, kind: str, inputs: list[Any]) -> None:
-        # Ends in the thread that completes futures: the profiler takes a record that ends in another thread for an
-        # asynchronous one.
-        record = torch._C._profiler._RecordFunctionFast(f"bps:{kind}", inputs, {})
-        record.__enter__()
-        self._record = record
+    def _start_record(self, kind: str, inputs: Sequence[torch.Tensor]) -> None:
+        # The profiler takes a record that ends in another thread for an asynchronous one. Its state belongs to the
+        # thread that started it, so that a record is not ended by other threads themselves, but by torch's operator
+        # for it, which runs with that state in the thread that completes the future.
+        self._record = torch._C._autograd._record_function_with_args_enter(f"bps:{kind}", *inputs)
         self.get_future()
 
     def is_completed(self) -> bool:
