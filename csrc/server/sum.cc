@@ -57,9 +57,10 @@ Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const 
   return Status::kOk;
 }
 
-// Makes in_ point to one block of each source, `used` of which are copies.
-Status Summer::read(const Reduction& what, const SumPlan& plan, std::uint64_t at, std::uint64_t size, std::size_t& used,
-                    WorkerSession*& broken) {
+// Makes in_ point to one block of each source, `used` of which are copies. A part of sum(), which calls it per
+// partition.
+[[gnu::always_inline]] inline Status Summer::read(const Reduction& what, const SumPlan& plan, std::uint64_t at,
+                                                  std::uint64_t size, std::size_t& used, WorkerSession*& broken) {
   in_.resize(plan.sources.size());
   for (std::size_t i = 0; i < plan.sources.size(); ++i) {
     const SumMemory& source = plan.sources[i];

@@ -426,13 +426,17 @@ bool Operation::Portion::suspend(std::uint32_t partition, const Landed& landed, 
   return true;
 }
 
+// On the loop's thread, which registered it. Not a part of finish(), which runs once for each partition.
+[[gnu::noinline]] void Operation::Portion::release_memory() {
+  if (output && lies_in_place() && !output->is_current()) operation->mark_given_back();
+  input.reset();
+  output.reset();
+}
+
 void Operation::Portion::finish(std::uint32_t count, bool answered, Counters& counters) {
   unfinished -= count;
-  if (unfinished == 0) {  // here, on the loop's thread, which registered them
-    if (output && lies_in_place() && !output->is_current()) operation->mark_given_back();
-    input.reset();
-    output.reset();
-  }
+  if (unfinished == 0) [[unlikely]]
+    release_memory();
   if (!answered) operation->mark_incomplete();
   worker::finish(*operation, count, counters);
 }

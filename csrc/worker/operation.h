@@ -80,6 +80,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
    private:
     // Whether a server, or a NIC, may have written to the caller's memory.
     bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
+    void release_memory();
   };
 
   // A partition that has not been committed in a view that has ended. Where its result has not landed, the input is as

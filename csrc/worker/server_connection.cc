@@ -116,9 +116,8 @@ void ServerConnection::on_cut_off(transport::DataEndpoint&, std::uint32_t immedi
 
 void ServerConnection::on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) {
   if (fails_over()) loop_.note_receipt();
-  // One that shares memory has written there before, and sends an immediate alone.
-  if (needs_slots_ && !loop_.is_whole_answer(*this, from, immediate, landed)) return;
-  loop_.on_answer(*this, immediate);
+  // A server that shares memory has written there before, and sends an immediate alone.
+  loop_.on_answer(*this, immediate, needs_slots_ ? &from : nullptr, landed);
 }
 
 void ServerConnection::on_written(transport::DataEndpoint&, std::uint64_t token) {

@@ -346,23 +346,21 @@ std::size_t WorkerLoop::allows_answer(const ServerConnection& server, std::size_
   return is_needed ? size_of(entry->transfer->header->dtype) : 1;
 }
 
-bool WorkerLoop::is_whole_answer(ServerConnection& server, const transport::DataEndpoint& from, std::uint32_t immediate,
-                                 std::uint64_t landed) {
-  const InFlight* entry = in_flight_.find(immediate, server);
-  if (entry == nullptr || from.is_whole(landed, entry->answer_length)) return true;
-  on_lost(server, "it sent an answer of " + std::to_string(landed) + " bytes instead of " +
-                      std::to_string(entry->answer_length));
-  return false;
-}
-
 void WorkerLoop::on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes) {
   InFlight* entry = in_flight_.find(immediate, server);
   if (entry != nullptr) entry->cut_off = std::max(entry->cut_off, bytes);
 }
 
-void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate) {
+void WorkerLoop::lose_for_length(ServerConnection& server, std::uint64_t landed, std::uint64_t due) {
+  on_lost(server, "it sent an answer of " + std::to_string(landed) + " bytes instead of " + std::to_string(due));
+}
+
+void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate, const transport::DataEndpoint* over,
+                           std::uint64_t landed) {
   InFlight* entry = find(immediate, server);
   if (entry == nullptr) return;
+  if (over != nullptr && !over->is_whole(landed, entry->answer_length)) [[unlikely]]
+    return lose_for_length(server, landed, entry->answer_length);
   if (!entry->was_sent()) return counters_.stale.add();  // no server can have answered it
   Transfer& transfer = *entry->transfer;
   if (awaits_commit(transfer.finality)) {

@@ -111,10 +111,10 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   std::size_t allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
                             std::uint32_t immediate) const;
   void on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes);
-  // Whether an answer has as many bytes as its partition. A server that sends others is lost.
-  bool is_whole_answer(ServerConnection& server, const transport::DataEndpoint& from, std::uint32_t immediate,
-                       std::uint64_t landed);
-  void on_answer(ServerConnection& server, std::uint32_t immediate);
+  // `over`: the connection that brought all of the answer, of which `landed` bytes are here. A server that sends more
+  // or fewer bytes than the partition has is lost.
+  void on_answer(ServerConnection& server, std::uint32_t immediate, const transport::DataEndpoint* over = nullptr,
+                 std::uint64_t landed = 0);
   void on_written(ServerConnection& server, std::uint32_t immediate);
   void on_message(ServerConnection& server, std::span<const std::byte> message);
   void on_lost(ServerConnection& server, const std::string& why);
@@ -160,6 +160,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void end_unanswered(std::uint32_t index);
   void end_when_unread(std::uint32_t index, InFlight::End end = InFlight::End::kAborted);
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
+  [[gnu::cold]] void lose_for_length(ServerConnection& server, std::uint64_t landed, std::uint64_t due);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
   void note_landed(const InFlight& entry, std::uint32_t immediate);
   void send_landed();
