@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -209,6 +210,46 @@ def test_tensors_whose_elements_share_memory():
 
 
 # ---- What gloo does
+
+
+def roundabout(_: Any) -> None:
+    """Each rank in turn starts to receive from one that sends only after a third one has got something."""
+    rank, size = joined()
+    assert size == 3
+    for first, second, third in itertools.permutations(range(size)):
+        group = dist.new_group()
+        result = torch.zeros(1)
+        if rank == first:
+            work = dist.irecv(result, second, group=group)
+            assert work is not None
+            dist.send(torch.ones(1), third, group=group)
+            work.wait()
+            assert float(result) == 3.0
+        else:
+            sender, receiver = (first, second) if rank == third else (third, first)
+            dist.recv(result, sender, group=group)
+            dist.send(result + 1, receiver, group=group)
+    dist.destroy_process_group()
+
+
+def test_receiving_starts_before_the_sender_uses_the_group():
+    harness.run(roundabout, workers=3, init=False)
+
+
+def unmet(_: Any) -> None:
+    """A barrier that says which rank has not come, also where that rank has never used the group."""
+    rank, size = joined()
+    groups = [dist.new_group([0, other]) for other in range(1, size)]
+    if rank == 0:
+        for group in groups:
+            with pytest.raises(RuntimeError, match=r"Rank 0 timed out in monitoredBarrier|Rank 1 failed to pass"):
+                group.monitored_barrier(timedelta(milliseconds=10))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_ends_at_its_timeout():
+    harness.run(unmet, workers=4, init=False)
 
 
 def some_talk(_: Any) -> list[float]:

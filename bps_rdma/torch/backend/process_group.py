@@ -292,26 +292,21 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
 
 def _gloo_options(timeout: timedelta) -> Any:
-    """Ranks connect when they first send something to each other, by the interface that bps_rdma uses.
+    """Ranks connect by the interface that bps_rdma uses.
 
-    Gloo's own choice is the address of the host's name, which is 127.0.1.1 on many machines.
+    Gloo's own choice is the address of the host's name, which is 127.0.1.1 on many machines. They connect at once: to
+    connect later, gloo lets the call that starts to receive wait until the other rank sends or receives something, too.
     """
     options = c10d.ProcessGroupGloo._Options()
     options._timeout = timeout
+    device = c10d.ProcessGroupGloo.create_device
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
-        options._devices = [_gloo_device(interface=name) for name in interfaces.split(",")]
+        options._devices = [device(interface=name) for name in interfaces.split(",")]
     else:
-        options._devices = [_gloo_device(hostname=job.current().process.address)]
+        options._devices = [device(hostname=job.current().process.address)]
     options._threads = 2 * len(options._devices)
     return options
-
-
-def _gloo_device(**where: str) -> Any:
-    try:
-        return c10d.ProcessGroupGloo.create_device(**where, lazy_init=True)
-    except TypeError:  # torch before 2.6
-        return c10d.ProcessGroupGloo.create_device(**where)
 
 
 def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
