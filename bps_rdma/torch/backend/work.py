@@ -182,6 +182,11 @@ class BpsWork(dist.Work):
         """Whether its results take next to no memory."""
         return all(isinstance(one, torch.Tensor) and one.nbytes <= 1024 for one in self._tensors)
 
+    def nbytes(self) -> int:
+        """The size of its results."""
+        parts = (one if isinstance(one, list | tuple) else (one,) for one in self._tensors)
+        return sum(tensor.nbytes for part in parts for tensor in part)
+
     def is_success(self) -> bool:
         """Whether it is over, without an error."""
         return self.exception() is None and self._over
@@ -223,18 +228,28 @@ class _Open:
 
     Python would free the half of such a work that is written in Python, and waiting for the other half would never end.
     References are kept until works are over; then to the last ones, if small, because join() asks for the result later.
+    Perhaps nobody ever waits: those that are over are let go when there are 64 works, or twice as many as were in
+    progress at the last look; those that are not small also when there are 64 MiB more than at the last look.
     """
+
+    _MOST_BYTES = 64 << 20
 
     def __init__(self) -> None:
         self._works: set[BpsWork] = set()
         self._over: deque[BpsWork] = deque(maxlen=16)
-        self._many = 64  # works for which nobody waits are looked for when there are so many
+        self._many = 64
+        self._bytes = 0  # of works since the last look
 
     def add(self, work: BpsWork) -> None:
-        if len(self._works) >= self._many:
-            self._works.difference_update([one for one in list(self._works) if one.is_completed()])
-            self._many = max(64, 2 * len(self._works))
+        are_many = len(self._works) >= self._many
+        if are_many or self._bytes >= self._MOST_BYTES:
+            chosen = [one for one in list(self._works) if are_many or not one.is_small()]
+            self._works.difference_update([one for one in chosen if one.is_completed()])
+            self._bytes = 0
+            if are_many:
+                self._many = max(64, 2 * len(self._works))
         self._works.add(work)
+        self._bytes += work.nbytes()
 
     def end(self, work: BpsWork) -> None:
         if work in self._works:
