@@ -11,21 +11,29 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-_frames: Any = torch._C._dynamo.eval_frame
+_Mark = Callable[[types.CodeType], Any]
 
 
 def leave_untraced(package: str) -> None:
-    """Does so for all functions and methods of the modules of `package` that have been imported."""
+    """Does so for all functions and methods of the modules of `package` that have been imported.
+
+    It uses functions of torch that are not documented. With a torch that has others, the package works as ever, and the
+    compiler stops at calls from compiled code only.
+    """
+    mark = _marker()
     for name, module in list(sys.modules.items()):
         if name == package or name.startswith(f"{package}."):
             for function in _functions_of(module, name):
                 function._torchdynamo_disable = True  # type: ignore[attr-defined]  # a call from compiled code
-                _skip(function.__code__)  # a call from Python while compiled code is running
+                try:
+                    _skip(function.__code__, mark)  # a call from Python while compiled code is running
+                except (TypeError, ValueError, RuntimeError):
+                    mark = _leave
 
 
 def _functions_of(owner: Any, module: str) -> Iterator[types.FunctionType]:
@@ -43,12 +51,23 @@ def _functions_of(owner: Any, module: str) -> Iterator[types.FunctionType]:
             yield from _functions_of(found, module)
 
 
-def _skip(code: types.CodeType) -> None:
-    if hasattr(_frames, "set_code_exec_strategy"):
-        only_this = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-        _frames.set_code_exec_strategy(code, only_this)
-    elif hasattr(_frames, "skip_code"):  # torch before 2.7
-        _frames.skip_code(code)
+def _marker() -> _Mark:
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    try:
+        only_this = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        strategy = frames.set_code_exec_strategy
+    except (AttributeError, TypeError):
+        found: _Mark = getattr(frames, "skip_code", _leave)  # torch before 2.7
+        return found
+    return lambda code: strategy(code, only_this)
+
+
+def _leave(code: types.CodeType) -> None:
+    """Marks nothing."""
+
+
+def _skip(code: types.CodeType, mark: _Mark) -> None:
+    mark(code)
     for constant in code.co_consts:  # functions that it defines
         if isinstance(constant, types.CodeType):
-            _skip(constant)
+            _skip(constant, mark)

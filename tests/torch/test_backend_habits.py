@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -228,6 +230,42 @@ def expanded(bps: Any) -> None:
 
 def test_tensors_whose_elements_share_memory():
     harness.run(expanded, workers=2, init=False)
+
+
+ANOTHER_TORCH = """
+import torch
+
+def refuses(*_):
+    raise TypeError("it takes other arguments")
+
+frames = torch._C._dynamo.eval_frame
+what = {what!r}
+if what == "nothing":
+    torch._C._dynamo = None
+elif what == "other arguments":
+    frames.set_code_exec_strategy = refuses
+else:
+    del frames.set_code_exec_strategy
+    frames.skip_code = refuses
+
+import bps_rdma.torch as bps
+
+bps.init()
+print(bps.push_pull(torch.ones(2), name="x").tolist())
+bps.shutdown()
+"""
+
+
+@pytest.mark.parametrize("what", ["nothing", "other arguments", "other names"])
+def test_a_torch_that_cannot_be_told_what_to_leave_untraced(what, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-c", ANOTHER_TORCH.format(what=what)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout == "[1.0, 1.0]\n", ran.stderr
 
 
 # ---- What gloo does
