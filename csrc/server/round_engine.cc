@@ -34,11 +34,11 @@ void RoundEngine::grant_overflow(const Round& round) {
 }
 
 // The rank that pushes for a contributor: of a host, its relay.
-std::uint32_t RoundEngine::speaker_of(const Round& round, std::uint32_t index) const {
-  const van::Contributor& contributor = (*round.contributors)[index];
-  if (!contributor.is_host()) return round.group->group.ranks[contributor.members.front()];
+std::uint32_t RoundEngine::speaker_of(const RoundGroup& group, const RoundKey& key, std::uint32_t index) const {
+  const van::Contributor& contributor = group.contributors(key.for_host)[index];
+  if (!contributor.is_host()) return group.group.ranks[contributor.members.front()];
   return hosts_.relay(contributor.host, limits_.here.server_rank,
-                      tensor::relay_hash(tensor::spread_of(round.key.tensor, round.key.partition)));
+                      tensor::relay_hash(tensor::spread_of(key.tensor, key.partition)));
 }
 
 WorkerSession* RoundEngine::session_of(const Round& round, std::uint32_t index) const {
@@ -123,9 +123,9 @@ void RoundEngine::refuse_round(const Push& push, const RoundGroup& group, RoundT
 bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
   const tensor::PushHeader& header = push.header;
   const bool for_host = (header.flags & tensor::kForHost) != 0;
-  const std::string* why = why_gone(group, for_host, nullptr, header.kind);
-  if (why == nullptr) return false;
   const RoundKey key{header.group, header.tensor, header.partition, for_host};
+  const std::string* why = why_gone(group, key, nullptr, header.kind);
+  if (why == nullptr) return false;
   if (table_.find(key, header.round) != nullptr) return false;
   const RoundFailure failure = failure_of(*why);
   // Of one that has left, nobody else knows that this host does not contribute. When a view ends, everybody is told.
@@ -247,7 +247,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
     Outcome outcome = round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
     if (round == nullptr && outcome == Outcome::kAborted &&
-        why_gone(group, cancel.for_host, nullptr, tensor::OperationKind::kSplit) == nullptr) {
+        why_gone(group, key, nullptr, tensor::OperationKind::kSplit) == nullptr) {
       const auto [found, opened] = table_.find_or_open(key, cancel.round, group, session.share());
       if (found == RoundTable::Found::kTooMany) {
         reject(session);
@@ -359,15 +359,16 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
 // Whether a member that is gone keeps this round of the group, or a new one, from completing. One that has left as it
 // should has perhaps contributed before by a push on its own; of a rank of another host only its relay knows that. Any
 // other operation it has waited for, for which all hosts must have contributed, or given up.
-bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
+bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, const RoundKey& key,
                                     const Round* round, tensor::OperationKind kind) const {
   const std::int32_t member = group.group.index_of(rank);
-  const van::Contributors& contributors = group.contributors(for_host);
-  if (gone.lost) {
+  const van::Contributors& contributors = group.contributors(key.for_host);
+  if (gone.state == Gone::State::kLost) {
     if (member != van::kNoRank) return true;
-    if (for_host || !contributors.has_hosts()) return false;
+    if (key.for_host || !contributors.has_hosts()) return false;
     return contributor_of(group, rank, false) != van::Contributors::kNone;  // it may be the relay of members
   }
+  if (gone.state == Gone::State::kClosed && lacks_speaker(group, rank, key, round)) return true;
   const std::uint32_t index =
       member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
   if (index == van::Contributors::kNone && member != van::kNoRank && kind < tensor::OperationKind::kSplit) {
@@ -379,11 +380,21 @@ bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank,
                              [&](std::uint32_t one) { return gone_ranks_.contains(group.group.ranks[one]); });
 }
 
+// Whether a contribution must still come from this rank, in its own name or in that of its host, which cannot be
+// reached any more; or has come, and its bytes are where they cannot be read.
+bool RoundEngine::lacks_speaker(const RoundGroup& group, std::uint32_t rank, const RoundKey& key,
+                                const Round* round) const {
+  const std::uint32_t index = contributor_of(group, rank, key.for_host);
+  if (index == van::Contributors::kNone || speaker_of(group, key, index) != rank) return false;
+  if (round == nullptr || !round->arrivals[index].pushed) return group.contributors(key.for_host)[index].is_host();
+  return !round->summed && round->arrivals[index].has_payload && round->arrivals[index].slot == nullptr;
+}
+
 // Why this round of the group, or a new one, cannot complete; nullptr if it can.
-const std::string* RoundEngine::why_gone(const RoundGroup& group, bool for_host, const Round* round,
+const std::string* RoundEngine::why_gone(const RoundGroup& group, const RoundKey& key, const Round* round,
                                          tensor::OperationKind kind) const {
   for (const auto& [rank, gone] : gone_ranks_) {
-    if (cannot_contribute(group, rank, gone, for_host, round, kind)) return &gone.why;
+    if (cannot_contribute(group, rank, gone, key, round, kind)) return &gone.why;
   }
   return nullptr;
 }
@@ -407,7 +418,8 @@ void RoundEngine::end_for_absent(Round& round) {
 // Whether nobody is left to be told. A relay that leaves as it should has waited for those it speaks for.
 bool RoundEngine::is_gone(const Round& round, std::uint32_t index) const {
   const auto gone = gone_ranks_.find(speaker_of(round, index));
-  return gone != gone_ranks_.end() && (gone->second.lost || !(*round.contributors)[index].is_host());
+  return gone != gone_ranks_.end() &&
+         (gone->second.state != Gone::State::kLeft || !(*round.contributors)[index].is_host());
 }
 
 // A member hears of the end of the view here before the scheduler tells it, perhaps.
@@ -418,7 +430,7 @@ RoundFailure RoundEngine::failure_of(const std::string& loss) const {
 void RoundEngine::fail_lost() {
   for (std::size_t i = table_.open().size(); i-- > 0;) {
     Round& round = *table_.open()[i];
-    const std::string* why = why_gone(*round.group, round.key.for_host, &round, round.first.kind);
+    const std::string* why = why_gone(*round.group, round.key, &round, round.first.kind);
     for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
       if (!is_gone(round, index)) continue;
       Arrival& arrival = round.arrivals[index];

@@ -96,16 +96,17 @@ class RoundEngine final : public tensor::ContributionSource {
   // Grants slots beyond the windows and grows the pool for the rounds that wait for that. Returns whether any did.
   bool resume();
 
-  // No round of a group with this rank can complete. `why` is a sentence; the first one counts.
+  // No round of a group with this rank can complete; but what a rank has pushed that has left before counts, although
+  // its connections have closed. `why` is a sentence; the first one counts.
   void lose_rank(std::uint32_t worker_rank, const std::string& why) {
-    gone_ranks_[worker_rank].lost = true;
-    if (gone_ranks_[worker_rank].why.empty()) gone_ranks_[worker_rank].why = why;
+    const auto [gone, is_first] = gone_ranks_.try_emplace(worker_rank, Gone{why, Gone::State::kLost});
+    if (!is_first && gone->second.state == Gone::State::kLeft) gone->second.state = Gone::State::kClosed;
   }
   // The view has ended: from here on rounds fail with this error, whichever member is the cause.
   void end_view(const Error& why) { view_ended_ = RoundFailure{why.code(), why.what(), why.hint()}; }
   // It pushes nothing more; what it has pushed counts.
   void leave_rank(std::uint32_t worker_rank, const std::string& why) {
-    gone_ranks_.try_emplace(worker_rank, Gone{why});
+    gone_ranks_.try_emplace(worker_rank, Gone{why, Gone::State::kLeft});
   }
   // Fails the rounds that these ranks keep from completing. A result that is still being sent stays until it has been
   // sent.
@@ -175,19 +176,28 @@ class RoundEngine final : public tensor::ContributionSource {
 
   // round_engine.cc
   struct Gone {
+    enum class State : std::uint8_t {
+      kLeft,    // it pushes nothing more, but what it relays for others
+      kClosed,  // the same, and it cannot be reached any more
+      kLost,
+    };
     std::string why;
-    bool lost = false;
+    State state;
   };
   RoundFailure failure_of(const std::string& loss) const;
-  const std::string* why_gone(const RoundGroup& group, bool for_host, const Round* round,
+  const std::string* why_gone(const RoundGroup& group, const RoundKey& key, const Round* round,
                               tensor::OperationKind kind) const;
-  bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, bool for_host,
+  bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, const Gone& gone, const RoundKey& key,
                          const Round* round, tensor::OperationKind kind) const;
+  bool lacks_speaker(const RoundGroup& group, std::uint32_t rank, const RoundKey& key, const Round* round) const;
   const std::string* why_incomplete(const RoundGroup& group) const;
   void end_for_absent(Round& round);
   bool is_gone(const Round& round, std::uint32_t contributor) const;
   std::uint32_t contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const;
-  std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const;
+  std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const {
+    return speaker_of(*round.group, round.key, contributor);
+  }
+  std::uint32_t speaker_of(const RoundGroup& group, const RoundKey& key, std::uint32_t contributor) const;
   WorkerSession* session_of(const Round& round, std::uint32_t contributor) const;
   enum class Outcome : std::uint8_t { kAborted, kAnswered, kPending };
   Outcome cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate, const tensor::Cancel& cancel,

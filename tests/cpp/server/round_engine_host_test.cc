@@ -289,6 +289,22 @@ TEST_F(RoundEngineHostTest, ARankThatLeavesMayHavePushedAtItsRelay) {
   EXPECT_EQ(failures(2).size(), 1U) << "nobody of that host is left";
 }
 
+// It goes on for the others of its host while it can be reached.
+TEST_F(RoundEngineHostTest, ARelayThatHasLeftAndClosedItsConnectionsSpeaksForNobody) {
+  auto push = of_network(2, kPush | kPull);
+  push.kind = tensor::OperationKind::kSplit;
+  post(2, push);
+  const std::uint32_t relay = hosts.relay(0, 0, tensor::relay_hash(tensor::spread_of(push.tensor, push.partition)));
+  engine.leave_rank(relay, "the relay has left");
+  engine.fail_lost();
+  EXPECT_TRUE(failures(2).empty()) << "it sends what the other one pushes";
+  on_lost(*sessions[relay], "the relay is lost");
+  engine.fail_lost();
+  ASSERT_EQ(failures(2).size(), 1U);
+  EXPECT_EQ(failures(2)[0].what, "the relay has left");
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
 // A relay on the server's host posts a head that promises more than any host can have summed, and a span as long.
 TEST_F(RoundEngineHostTest, AnExactSumThatIsLongerThanAnyIsRefusedBeforeMemoryIsTakenForIt) {
   constexpr std::uint64_t kElements = kBytes / sizeof(float);

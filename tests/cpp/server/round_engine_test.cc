@@ -311,6 +311,31 @@ TEST_F(RoundEngineTest, ARoundThatFailsAfterAMemberHasLeftIsOverAtOnce) {
   EXPECT_EQ(failures(2)[0].code, ErrorCode::kPeerLost);
 }
 
+// A push on its own whose bytes are here. What would still have to be read from a rank that is gone does not count.
+TEST_F(RoundEngineTest, WhatARankContributedBeforeItLeftCountsWhenItsConnectionsHaveClosed) {
+  use_slots(2);
+  for (const std::uint32_t round : {0U, 1U}) {
+    auto alone = header(0, round == 0 ? kPush : kPush | kPull, round);
+    alone.kind = tensor::OperationKind::kSplit;
+    if (round == 1) share_memory();
+    round == 0 ? (void)land(0, alone) : post(0, alone);
+  }
+  engine.leave_rank(0, "worker 0 has left the job");
+  on_lost(*sessions[0], "worker 0 is lost");
+  engine.fail_lost();
+  EXPECT_EQ(engine.open_rounds(), 1U) << "the one that cannot be read has failed";
+  for (const std::uint32_t i : {1U, 2U}) {
+    auto both = header(i, kPush | kPull);
+    both.kind = tensor::OperationKind::kSplit;
+    land(i, both);
+  }
+  for (const std::uint32_t i : {1U, 2U}) EXPECT_EQ(memory[i].back(), 6);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  land(1, header(1, kPush | kPull, 2));
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].what, "worker 0 has left the job");
+}
+
 TEST_F(RoundEngineTest, APushThatIsOvertakenByItsCancelIsNotSummed) {
   use_slots(2);
   EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -220,6 +221,35 @@ def uses_what_was_left(bps: Any) -> float:
 @pytest.mark.parametrize("servers", [None, 1])
 def test_what_a_rank_contributed_before_it_left_still_counts(servers):
     assert harness.run(uses_what_was_left, workers=2, servers=servers, env=ENV) == [3.0, 3.0]
+
+
+def uses_what_the_gone_left(bps: Any) -> list[float]:
+    """Rank 1 pushes many tensors and leaves; rank 0 comes when the server has seen rank 1's connections close."""
+    array = np.full(1000, bps.rank() + 1, np.float32)
+    names = [f"x {i}" for i in range(50)]
+    if bps.rank() == 1:
+        for name in names:
+            bps.push(array, name=name, average=False)
+        bps.shutdown(0)
+        return []
+    await_mark("rank 1 is gone")
+    found = []
+    for name in names:
+        time.sleep(0.01)  # what the server hears of rank 1 comes meanwhile
+        bps.push(array, name=name, average=False)
+        found.append(float(bps.pull(array.copy(), name=name, average=False)[-1]))
+    with pytest.raises(bps.PeerLostError, match="worker 1 .*has left the job"):  # it has contributed nothing to this
+        bps.push_pull(array, name=names[0])
+    return found
+
+
+@pytest.mark.parametrize("env", [{}, harness.over("tcp")])
+def test_what_a_rank_contributed_counts_when_its_connections_have_closed(env):
+    env = ENV | {"BPS_LOG_LEVEL": "info"} | env
+    with harness.start(uses_what_the_gone_left, workers=2, servers=1, env=env) as job:
+        job.eventually(lambda: re.search(r"connection to worker 1 .*lost", job.log("server 0")), what="rank 1 gone")
+        job.set_mark("rank 1 is gone")
+        assert job.results() == [[3.0] * 50, []]
 
 
 def keeps_its_hook(bps: Any) -> tuple[int, str]:
