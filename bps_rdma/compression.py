@@ -44,7 +44,11 @@ class Codec:
         return int(self._codec.encoded_size(elements))
 
     def encode(self, array: Any, seed: int = 0) -> bytes:
-        """The code of float32 elements, taken as flat. Random methods draw from `seed`, 64 bits."""
+        """The code of float32 elements, taken as flat. Random methods draw from `seed`, 64 bits.
+
+        Raises:
+            InvalidArgumentError: the function of a method that is written in Python has failed.
+        """
         code: bytes = self._codec.encode(np.ascontiguousarray(array, np.float32).tobytes(), seed)
         return code
 
@@ -52,7 +56,8 @@ class Codec:
         """What the others get: so many elements, flat.
 
         Raises:
-            InvalidArgumentError: no array of this length has such a code.
+            InvalidArgumentError: no array of this length has such a code, or the function of a method that is written
+                in Python has failed.
         """
         return np.frombuffer(bytearray(self._codec.decode(code, elements)), np.float32)
 
@@ -79,8 +84,9 @@ def register(
         block: elements.
         block_bytes: bytes of the code of each block, of which the last one may have fewer elements.
 
-    Neither may call operations of bps_rdma. What they raise is reported by sys.unraisablehook, and ends the job with
-    PeerLostError.
+    Neither may call bps_rdma: that raises InvalidArgumentError within it, because the call would wait for the loop that
+    runs the function. What they raise is reported by sys.unraisablehook, with its traceback, and the operation raises
+    InvalidArgumentError on all ranks, which names the codec, the exception and the rank. The job goes on.
 
     Raises:
         InvalidArgumentError: the name is taken, or an argument makes no sense.

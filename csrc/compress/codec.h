@@ -26,6 +26,7 @@ enum class Decoded : std::uint8_t {
   kOk,
   kWrongSize,  // there are not encoded_size(elements) bytes
   kMalformed,  // no encoder writes these bytes
+  kFailed,     // the codec is the program's own, and could not tell: see CodecCall::take_failure()
 };
 
 // What becomes of an element of the destination.
@@ -40,7 +41,8 @@ class Codec {
   // `seed`: equal seeds give equal bytes.
   virtual void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const = 0;
   [[nodiscard]] virtual Decoded decode(std::span<const std::byte> from, std::span<float> to, Into into) const = 0;
-  // False for one of add_codec(): processes that have not added it cannot read its bytes.
+  // False for one of add_codec(): processes that have not added it cannot read its bytes, and each call may fail, which
+  // CodecCall::take_failure() tells (codec_call.h).
   virtual bool is_built_in() const { return true; }
 };
 

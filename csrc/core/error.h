@@ -54,6 +54,7 @@ enum class [[nodiscard]] Status : std::uint8_t {
   kProtocol,  // the peer sent what it may not send
   kNoMemory,  // of this process
   kOverflow,  // a sum does not fit its type
+  kCodec,     // a codec of the program has failed
 };
 
 inline const char* to_string(Status status) {
@@ -64,6 +65,7 @@ inline const char* to_string(Status status) {
     case Status::kProtocol: return "protocol violated";
     case Status::kNoMemory: return "no memory";
     case Status::kOverflow: return "overflow";
+    case Status::kCodec: return "codec failed";
   }
   return "?";
 }

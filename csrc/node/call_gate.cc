@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "compress/codec_call.h"
 #include "core/error.h"
 #include "core/fork.h"
 #include "van/van.h"
@@ -17,6 +18,7 @@ thread_local CallGate::Call* t_innermost = nullptr;
 CallGate::CallGate() : forks_(fork_count()) {}
 
 CallGate::Call::Call(CallGate& gate) : gate_(gate), outer_(t_innermost) {
+  compress::CodecCall::refuse_within();
   if (gate_.forks_ != fork_count()) {
     throw Error(ErrorCode::kNotInitialized, "this process was forked from a member of the job and is no member itself",
                 "call init() here to join a job of its own");

@@ -22,7 +22,7 @@ class CallGate {
   class Call {
    public:
     // Throws kNotInitialized when the gate is closed, or is that of the parent process; kRoundAborted when the calls go
-    // on elsewhere.
+    // on elsewhere; kInvalidArgument within a codec of the program, which a loop runs.
     explicit Call(CallGate& gate);
     ~Call();
     Call(const Call&) = delete;

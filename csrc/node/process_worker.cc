@@ -86,6 +86,7 @@ void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) 
   options.two_phase = worker.survives_servers();
   options.places = worker.places();
   options.epoch = van_->membership().epoch;
+  options.name = van_->self().describe();
   options.silence_s = options_.settings.deadlines.heartbeat;
   Loop& loop = (*loops_)[index];
   loop.reactor->call([&] {

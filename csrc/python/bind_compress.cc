@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "compress/codec_call.h"
 #include "compress/compression.h"
 #include "compress/label.h"
 #include "core/error.h"
@@ -17,6 +18,15 @@ namespace bps::python {
 
 namespace py = pybind11;
 
+namespace {
+
+void rethrow_failure() {
+  const std::string failure = compress::CodecCall::take_failure();
+  if (!failure.empty()) throw Error(ErrorCode::kInvalidArgument, failure, compress::kMendCodec);
+}
+
+}  // namespace
+
 using compress::Compression;
 
 void bind_compress(py::module_& module) {
@@ -24,7 +34,7 @@ void bind_compress(py::module_& module) {
       "add_codec",
       [](const std::string& name, const py::object& encode, const py::object& decode, std::size_t block,
          std::size_t block_bytes) {
-        compress::add_codec(name, std::make_shared<const PythonCodec>(encode, decode, block, block_bytes));
+        compress::add_codec(name, std::make_shared<const PythonCodec>(name, encode, decode, block, block_bytes));
       },
       py::arg("name"), py::arg("encode"), py::arg("decode"), py::arg("block"), py::arg("block_bytes"),
       "See bps_rdma.compression.register().");
@@ -50,6 +60,7 @@ void bind_compress(py::module_& module) {
             std::string code(one.codec->encoded_size(values.size()), '\0');
             const DefaultFloatEnvironment not_the_callers;
             one.codec->encode(values, std::as_writable_bytes(std::span(code)), seed);
+            rethrow_failure();
             return py::bytes(code);
           },
           py::arg("floats"), py::arg("seed"))
@@ -59,8 +70,10 @@ void bind_compress(py::module_& module) {
             const std::string_view from(code);
             std::vector<float> values(elements);
             const DefaultFloatEnvironment not_the_callers;
-            if (one.codec->decode(std::as_bytes(std::span(from)), values, compress::Into::kReplace) !=
-                compress::Decoded::kOk) {
+            const compress::Decoded decoded =
+                one.codec->decode(std::as_bytes(std::span(from)), values, compress::Into::kReplace);
+            rethrow_failure();
+            if (decoded != compress::Decoded::kOk) {
               throw Error(ErrorCode::kInvalidArgument,
                           "these are not " + std::to_string(elements) + " elements in '" + one.text + "'",
                           "pass what encode() has returned, and the number of elements that it was given");

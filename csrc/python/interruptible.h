@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "compress/codec_call.h"
 #include "core/interrupt.h"
 
 namespace bps::python {
@@ -41,8 +42,11 @@ class WithoutGil {
   pybind11::gil_scoped_release released_;
 };
 
-// For the time of a call that may wait.
+// For the time of a call that may wait. Throws Error (kInvalidArgument) within a codec of the program.
 class Interruptible {
+ public:
+  Interruptible() { compress::CodecCall::refuse_within(); }
+
  private:
   WithoutGil without_;
   InterruptScope scope_{check_signals};

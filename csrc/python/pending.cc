@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "compress/codec_call.h"
 #include "core/fork.h"
 #include "python/interruptible.h"
 
@@ -53,6 +54,7 @@ class Orphans {
 
 // Most operations end within the first slice, without a look at the clock.
 bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
+  if (!operation.done()) compress::CodecCall::refuse_within();
   std::optional<Deadline> deadline;
   for (;;) {
     {

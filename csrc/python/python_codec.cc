@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "compress/codec_call.h"
 #include "compress/store.h"
 
 namespace bps::python {
@@ -23,9 +24,22 @@ namespace {
 constexpr std::byte kFailed{0};
 constexpr std::byte kGood{1};
 
-// Bytes of so many as a function returns them; none when it raises, or returns something else.
+constexpr std::size_t kMostText = 500;  // of an exception, in an error that all ranks are sent
+
+// "ValueError: no", without where it was raised.
+std::string text_of(const py::error_already_set& raised) {
+  std::string text = raised.what();
+  text.resize(std::min({text.size(), text.find("\n\nAt:\n"), kMostText}));
+  return text;
+}
+
+// Bytes of so many as a function returns them; none when it raises, or returns something else, which then is the
+// failure of this call.
 template <typename... Args>
-bool call(const py::object& function, const char* what, void* into, std::size_t size, Args&&... args) {
+bool call(const std::string& codec, const char* name, const py::object& function, void* into, std::size_t size,
+          Args&&... args) {
+  const compress::CodecCall within(codec);
+  const std::string what = std::string(name) + " of the codec '" + codec + "'";
   try {
     const py::object result = function(std::forward<Args>(args)...);
     const auto bytes = result.cast<std::string_view>();
@@ -33,21 +47,25 @@ bool call(const py::object& function, const char* what, void* into, std::size_t 
       std::memcpy(into, bytes.data(), size);
       return true;
     }
-    PyErr_Format(PyExc_ValueError, "%s returned %zu bytes instead of %zu", what, bytes.size(), size);
-    PyErr_WriteUnraisable(function.ptr());
+    compress::CodecCall::fail(what + " returned " + std::to_string(bytes.size()) + " bytes instead of " +
+                              std::to_string(size));
   } catch (py::error_already_set& raised) {
-    raised.discard_as_unraisable(what);
+    compress::CodecCall::fail(what + " raised " + text_of(raised));
+    raised.discard_as_unraisable(what.c_str());
   } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    PyErr_WriteUnraisable(function.ptr());
+    compress::CodecCall::fail(what + " failed: " + error.what());
   }
   return false;
 }
 
 }  // namespace
 
-PythonCodec::PythonCodec(py::object encode, py::object decode, std::size_t block, std::size_t block_bytes)
-    : functions_(*new Functions{std::move(encode), std::move(decode)}), block_(block), block_bytes_(block_bytes) {}
+PythonCodec::PythonCodec(std::string name, py::object encode, py::object decode, std::size_t block,
+                         std::size_t block_bytes)
+    : name_(std::move(name)),
+      functions_(*new Functions{std::move(encode), std::move(decode)}),
+      block_(block),
+      block_bytes_(block_bytes) {}
 
 std::size_t PythonCodec::encoded_size(std::size_t elements) const {
   return elements == 0 ? 0 : sizeof kGood + (elements + block_ - 1) / block_ * block_bytes_;
@@ -58,7 +76,7 @@ void PythonCodec::encode(std::span<const float> from, std::span<std::byte> to, s
   const py::gil_scoped_acquire acquired;
   const std::span<std::byte> code = to.subspan(1);
   const py::bytes floats(reinterpret_cast<const char*>(from.data()), from.size_bytes());
-  const bool good = call(functions_.encode, "encode", code.data(), code.size(), floats, seed);
+  const bool good = call(name_, "encode()", functions_.encode, code.data(), code.size(), floats, seed);
   to[0] = good ? kGood : kFailed;
   if (!good) std::ranges::fill(code, std::byte{});
 }
@@ -72,7 +90,7 @@ Decoded PythonCodec::decode(std::span<const std::byte> from, std::span<float> to
     const py::gil_scoped_acquire acquired;
     const py::bytes code(reinterpret_cast<const char*>(from.data()) + 1, from.size() - 1);
     const std::size_t size = values.size() * sizeof(float);
-    if (!call(functions_.decode, "decode", values.data(), size, code, values.size())) return Decoded::kMalformed;
+    if (!call(name_, "decode()", functions_.decode, values.data(), size, code, values.size())) return Decoded::kFailed;
   }
   compress::choose(into, [&]<Into kInto>() {
     for (std::size_t i = 0; i < to.size(); ++i) compress::put<kInto>(values[i], to[i]);

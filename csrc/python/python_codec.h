@@ -5,8 +5,8 @@
 // loop with the GIL: all calls of this module release it before they wait. Functions get copies, and what they return
 // is copied, so that nothing of theirs can outlive the call.
 //
-// Errors: what a function raises is reported as Python reports what nobody can catch (sys.unraisablehook); a payload
-// then says so, and every decoder refuses it, which ends the job.
+// Errors: what a function raises is reported as Python reports what nobody can catch (sys.unraisablehook), with its
+// traceback, and to the caller by CodecCall::fail().
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -21,7 +21,8 @@ class PythonCodec final : public compress::Codec {
  public:
   // encode(floats: bytes, seed: int) -> bytes; decode(code: bytes, elements: int) -> bytes. A code of n elements has
   // ceil(n / block) * block_bytes bytes. The functions are never released: a loop may run until the process ends.
-  PythonCodec(pybind11::object encode, pybind11::object decode, std::size_t block, std::size_t block_bytes);
+  PythonCodec(std::string name, pybind11::object encode, pybind11::object decode, std::size_t block,
+              std::size_t block_bytes);
 
   std::size_t encoded_size(std::size_t elements) const override;
   void encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t seed) const override;
@@ -34,6 +35,7 @@ class PythonCodec final : public compress::Codec {
     pybind11::object encode;
     pybind11::object decode;
   };
+  const std::string name_;
   Functions& functions_;
   std::size_t block_;
   std::size_t block_bytes_;

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "compress/codec_call.h"
 #include "compress/error_feedback.h"
 #include "compress/scratch.h"
 #include "server/reduce.h"
@@ -94,7 +95,10 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
     std::span<const std::byte> payload;
     const Status status = read(arrival, compress::kLabelBytes + encoded, payload);
     const auto into = is_first ? compress::Into::kReplace : compress::Into::kAdd;
-    if (status != Status::kOk || compression.codec->decode(payload, sum, into) != compress::Decoded::kOk) {
+    compress::Decoded decoded = compress::Decoded::kOk;
+    if (status == Status::kOk) decoded = compression.codec->decode(payload, sum, into);
+    if (decoded == compress::Decoded::kFailed) return Status::kCodec;
+    if (status != Status::kOk || decoded != compress::Decoded::kOk) {
       broken = arrival.session;
       return status == Status::kOk ? Status::kProtocol : status;
     }
@@ -119,6 +123,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
       std::ranges::any_of(round.arrivals, [](const Arrival& one) { return one.wants_data && !one.is_compressed; });
   // A codec accepts what it has just written.
   if (as_it_is) static_cast<void>(compression.codec->decode(to, sum, compress::Into::kReplace));
+  if (!compression.codec->is_built_in() && compress::CodecCall::has_failed()) return Status::kCodec;
   result = {bytes, code};
   return Status::kOk;
 }

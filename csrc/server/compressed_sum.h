@@ -37,7 +37,8 @@ class CompressedSummer {
     const std::byte* code = nullptr;
   };
   // `code`: where the code of the result goes, for answers that travel from there; null for scratch memory. A worker
-  // whose payload cannot be read is named in `broken`. May throw std::bad_alloc, before anything has changed.
+  // whose payload cannot be read is named in `broken`. kCodec: see compress/codec_call.h. May throw std::bad_alloc,
+  // before anything has changed.
   Status sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
              WorkerSession*& broken);
   // Of a round that has failed: what the partition's last result lost is not made up for, as the workers forget it,

@@ -53,6 +53,7 @@ class RoundEngine final : public tensor::ContributionSource {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
     Location here{};
+    std::string name{};  // of this process, for errors that members are told
     RoundTable::Limits table{};
     std::uint64_t kept_bytes = ~std::uint64_t{0};  // between rounds, for each rank: see MemoryShares
   };

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "compress/codec_call.h"
 #include "server/push_check.h"
 #include "server/round_engine.h"
 
@@ -285,6 +286,10 @@ RoundFailure RoundEngine::no_memory() {
 // A pass has not come to its end: the fault of a worker, or of nobody.
 void RoundEngine::end_pass(Round& round, Status status, WorkerSession* broken) {
   if (status == Status::kNoMemory) return fail(round, no_memory());
+  if (status == Status::kCodec) {
+    return fail(round, {ErrorCode::kInvalidArgument, compress::CodecCall::take_failure() + " on " + limits_.name,
+                        compress::kMendCodec});
+  }
   broken->lose(status == Status::kProtocol ? "it sent a payload that no worker can have made"
                                            : "its memory cannot be reached");
 }

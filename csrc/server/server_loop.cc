@@ -19,6 +19,11 @@ Location locate(std::uint32_t id, const van::Membership& members, const van::Hos
   return location;
 }
 
+std::string describe(std::uint32_t id, const van::Membership& members) {
+  const van::Node* node = members.by_id(id);
+  return node == nullptr ? "this server" : node->describe();
+}
+
 }  // namespace
 
 ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& membership,
@@ -31,6 +36,7 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
       rounds_({.largest_partition = options.largest_partition,
                .epoch = options.epoch,
                .here = locate(options.node, membership_, hosts_),
+               .name = describe(options.node, membership_),
                .table = {},
                .kept_bytes = options.kept_memory / std::max(membership_.workers, 1U)},
               hosts_, sessions_, pool_, counters) {}

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "compress/codec_call.h"
 #include "compress/error_feedback.h"
 #include "compress/momentum.h"
 #include "compress/scratch.h"
@@ -54,8 +55,8 @@ Compressor::Remembered Compressor::remembered(const tensor::Partitioning& cut) {
   return all;
 }
 
-void Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
-                        const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters) {
+Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
+                          const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters) {
   const std::size_t count = placement.length / sizeof(float);
   const std::uint64_t first = offset / sizeof(float);
   std::memcpy(into, label_.data(), label_.size());
@@ -78,22 +79,27 @@ void Compressor::encode(std::uint64_t partition, std::uint64_t offset, const ten
   } else {
     compression_->codec->encode(values, code, compression_->seed ^ seed);
   }
+  if (!compression_->codec->is_built_in() && compress::CodecCall::has_failed()) return Status::kCodec;
   counters.compressed_bytes.add(placement.payload_bytes());
   counters.uncompressed_bytes.add(placement.length);
+  return Status::kOk;
 }
 
-bool Compressor::decode(const tensor::Placement& placement, const std::byte* from, std::byte* into,
-                        Counters& counters) const {
+Status Compressor::decode(const tensor::Placement& placement, const std::byte* from, std::byte* into,
+                          Counters& counters) const {
   const std::size_t count = placement.length / sizeof(float);
   const std::span<const std::byte> code(from, placement.encoded);
   const bool aligned = reinterpret_cast<std::uintptr_t>(into) % alignof(float) == 0;
   const std::span<float> values =
       aligned ? std::span(reinterpret_cast<float*>(into), count) : compress::scratch(compress::Scratch::kValues, count);
-  if (compression_->codec->decode(code, values, compress::Into::kReplace) != compress::Decoded::kOk) return false;
+  const compress::Decoded decoded = compression_->codec->decode(code, values, compress::Into::kReplace);
+  if (decoded != compress::Decoded::kOk) {
+    return decoded == compress::Decoded::kFailed ? Status::kCodec : Status::kProtocol;
+  }
   if (!aligned) std::memcpy(into, values.data(), placement.length);
   counters.compressed_bytes.add(placement.encoded);
   counters.uncompressed_bytes.add(placement.length);
-  return true;
+  return Status::kOk;
 }
 
 }  // namespace bps::worker

@@ -15,6 +15,7 @@
 
 #include "compress/compression.h"
 #include "compress/label.h"
+#include "core/error.h"
 #include "core/metrics.h"
 #include "tensor/partition.h"
 #include "tensor/placement.h"
@@ -46,11 +47,11 @@ class Compressor {
 
   // Encodes a partition that lies at this place of the tensor: label and code, placement.payload_bytes() of them. Once
   // for each push, whose seed this is. The bytes at `from` need no alignment.
-  void encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement, const std::byte* from,
-              std::byte* into, std::uint64_t seed, Counters& counters);
-  // False, and writes nothing, when these are not bytes that the method writes.
-  [[nodiscard]] bool decode(const tensor::Placement& placement, const std::byte* from, std::byte* into,
-                            Counters& counters) const;
+  // kCodec: the codec is the program's own, and has failed.
+  Status encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
+                const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters);
+  // kProtocol when these are not bytes that the method writes, or kCodec; then it writes nothing.
+  Status decode(const tensor::Placement& placement, const std::byte* from, std::byte* into, Counters& counters) const;
 
   // A round has failed, perhaps for some partitions only: what was remembered is forgotten, because a caller that
   // repeats it would send twice what had been left over.

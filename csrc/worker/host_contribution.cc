@@ -34,24 +34,26 @@ Status HostContribution::fill(const Part& part, tensor::Placement& placement, st
   if (const Status status = pool_->source()->read(number_, sum.data()); status != Status::kOk) return status;
   const tensor::Partitioning& cut = tensor::is_sharded(header_.kind) ? tensor_->sharded : tensor_->whole;
   const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.member);
-  tensor_->compressor->encode(part.partition, cut.piece(part.partition).offset, placement, sum.data(), into, seed,
-                              counters);
-  return Status::kOk;
+  return tensor_->compressor->encode(part.partition, cut.piece(part.partition).offset, placement, sum.data(), into,
+                                     seed, counters);
 }
 
-bool HostContribution::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
-                                   Counters& counters) {
-  if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return true;
+Status HostContribution::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
+                                     Counters& counters) {
+  if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return Status::kOk;
   const std::byte* result = from;
   if (placement.is_compressed()) {
     const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
     // Without an answer the buffer holds what was sent, and nobody looks at the result.
-    if (placement.wants_data() && !tensor_->compressor->decode(placement, from, sum.data(), counters)) return false;
+    if (placement.wants_data()) {
+      const Status decoded = tensor_->compressor->decode(placement, from, sum.data(), counters);
+      if (decoded != Status::kOk) return decoded;
+    }
     result = sum.data();
   }
   pool_->source()->deliver(number_, result);
   delivered_ = true;
-  return true;
+  return Status::kOk;
 }
 
 void HostContribution::land(std::uint32_t immediate, const std::byte* result) {

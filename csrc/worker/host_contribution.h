@@ -26,8 +26,8 @@ class HostContribution final : public Transfer {
 
   tensor::Placement place(const Part&) const override;
   Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
-  bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
-                   Counters& counters) override;
+  Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                     Counters& counters) override;
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;

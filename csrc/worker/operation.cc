@@ -373,9 +373,8 @@ tensor::PushHeader Operation::make_header() const {
 Status Operation::Portion::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
   if (placement.is_compressed()) {
     const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->member);
-    operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,
-                                          input_bytes + placement.input_offset, into, seed, counters);
-    return Status::kOk;
+    return operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,
+                                                 input_bytes + placement.input_offset, into, seed, counters);
   }
   std::memcpy(into, input_bytes + placement.input_offset, placement.length);
   counters.copies.add();
@@ -383,16 +382,16 @@ Status Operation::Portion::fill(const Part& part, tensor::Placement& placement, 
   return Status::kOk;
 }
 
-bool Operation::Portion::take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
-                                     Counters& counters) {
-  if (!placement.wants_data()) return true;
+Status Operation::Portion::take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                                       Counters& counters) {
+  if (!placement.wants_data()) return Status::kOk;
   if (placement.is_compressed()) {
     return operation->tensor->compressor->decode(placement, from, output_bytes + placement.output_offset, counters);
   }
   copy_result(placement, operation->begun(part.partition), from, output_bytes);
   counters.copies.add();
   counters.copied_bytes.add(placement.length);
-  return true;
+  return Status::kOk;
 }
 
 void Operation::Portion::note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) {

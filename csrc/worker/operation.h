@@ -67,8 +67,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
       return placement;
     }
     Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
-    bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
-                     Counters& counters) override;
+    Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                       Counters& counters) override;
     bool fail(ErrorCode code, const std::string& what, const std::string& hint) override {
       return operation->fail(code, what, hint);
     }

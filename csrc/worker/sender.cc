@@ -125,9 +125,10 @@ bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& par
   staged = take_buffer(server, yields);
   if (staged != nullptr) {
     if (!placement.has_payload() || is_read_in_place) return true;
-    if (transfer.fill(part, placement, staged->bytes(), counters_) == Status::kOk) return true;
+    const Status filled = transfer.fill(part, placement, staged->bytes(), counters_);
+    if (filled == Status::kOk) return true;
     server.memory.give_back(staged);
-    broken_ = &transfer;
+    broken_ = {&transfer, filled};
   }
   if (server.needs_slots()) (void)server.slots.grant(batch_.slots[n]);
   return false;

@@ -28,8 +28,13 @@ class Sender {
   bool push(ServerConnection& server);
   // Sends the pushes again that a lost path has not delivered, as far as there is room.
   bool repeat(ServerConnection& server);
-  // The transfer at the head of a queue whose payload could not be read, once; it must be taken off the queue.
-  Transfer* take_broken() { return std::exchange(broken_, nullptr); }
+  // The transfer at the head of a queue whose payload could not be read or encoded, once; it must be taken off the
+  // queue.
+  struct Broken {
+    Transfer* transfer = nullptr;
+    Status why = Status::kOk;
+  };
+  Broken take_broken() { return std::exchange(broken_, {}); }
 
  private:
   struct Batch {
@@ -61,7 +66,7 @@ class Sender {
   Counters& counters_;
   const std::uint32_t epoch_;
   std::uint64_t credit_ = 0;
-  Transfer* broken_ = nullptr;
+  Broken broken_;
   TraceKey stalled_;  // noted last
   Batch batch_;       // a member, because emptying 4 KiB for each call would cost as much as a push
 };

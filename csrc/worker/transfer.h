@@ -69,11 +69,11 @@ class Transfer {
 
   virtual tensor::Placement place(const Part& part) const = 0;
   // Staging: puts the payload into a buffer, and takes the answer out of it.
-  // Of one whose length depends on the values, it also says how long it is.
+  // Of one whose length depends on the values, fill() also says how long it is. kCodec: see compress/codec_call.h.
   virtual Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
-  // False: no server that keeps the protocol sends this.
-  [[nodiscard]] virtual bool take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
-                                         Counters& counters) = 0;
+  // kProtocol: no server that keeps the protocol sends this.
+  virtual Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                             Counters& counters) = 0;
 
   // In two phases: this partition will have no answer in this view; what has landed may be committed elsewhere.
   // `failed`: nowhere, because the server has failed its round, or never had this rank's part of it. Whether the next

@@ -316,8 +316,13 @@ bool WorkerLoop::step() {
     }
     if (server->queue.empty()) continue;
     found |= sender_.push(*server);
-    // A rank of this host is lost, and its rounds have been told. This one ends when the cause is known.
-    if (Transfer* broken = sender_.take_broken()) server->queue.remove(broken);
+    if (const auto [broken, why] = sender_.take_broken(); why == Status::kCodec) {
+      const Error error = codec_failure();
+      abort(*broken, *server, error.code(), error.what(), error.hint());
+    } else if (broken != nullptr) {
+      // A rank of this host is lost, and its rounds have been told. This one ends when the cause is known.
+      server->queue.remove(broken);
+    }
     if (server->queue.empty()) continue;
     blocked_ = has_work_ = true;
     if (server->needs_buffer) add_buffer(*server);
@@ -370,14 +375,21 @@ void WorkerLoop::on_answer(ServerConnection& server, std::uint32_t immediate, co
     if (transfer.operation != nullptr) return note_landed(*entry, immediate);
     return static_cast<HostContribution&>(transfer).land(immediate, entry->staged->bytes());
   }
-  if (entry->staged != nullptr) {
-    if (!transfer.take_answer(entry->part, transfer.place(entry->part), entry->staged->bytes(), counters_)) {
-      return on_lost(server, "it sent a result that the tensor's compression cannot have written");
-    }
-  }
+  if (entry->staged != nullptr && !take_answer(server, immediate)) return;
   counters_.partitions.add();
   counters_.received_bytes.add(entry->answer_length);
   complete(InFlightTable::index_of(immediate), true);
+}
+
+// Out of its buffer. False: it is no result, and the operation or the server ends by that.
+bool WorkerLoop::take_answer(ServerConnection& server, std::uint32_t immediate) {
+  const InFlight& entry = in_flight_[InFlightTable::index_of(immediate)];
+  Transfer& transfer = *entry.transfer;
+  switch (transfer.take_answer(entry.part, transfer.place(entry.part), entry.staged->bytes(), counters_)) {
+    case Status::kOk: return true;
+    case Status::kCodec: fail_answered(immediate, codec_failure()); return false;
+    default: on_lost(server, "it sent a result that the tensor's compression cannot have written"); return false;
+  }
 }
 
 // All members have their answers: those of this rank that are in buffers may go over its inputs.
@@ -391,9 +403,7 @@ void WorkerLoop::on_committed(ServerConnection& server, const tensor::Committed&
       return on_lost(server, "it committed a round whose result it has not sent");
     }
     const bool has_landed = entry->has_landed() || transfer.operation == nullptr;
-    if (has_landed && entry->staged != nullptr) {
-      (void)transfer.take_answer(entry->part, placement, entry->staged->bytes(), counters_);
-    }
+    if (has_landed && entry->staged != nullptr && !take_answer(server, immediate)) continue;
     counters_.partitions.add();
     counters_.received_bytes.add(entry->answer_length);
     complete(InFlightTable::index_of(immediate), true);

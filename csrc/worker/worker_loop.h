@@ -47,7 +47,8 @@ struct WorkerLoopOptions {
   std::uint64_t staging_bytes = 0;
   bool two_phase = false;  // see tensor::kTwoPhase
   std::uint32_t epoch = 1;
-  double silence_s = 10;  // after which a server that owes a reply counts as lost
+  double silence_s = 10;           // after which a server that owes a reply counts as lost
+  std::string name = "this rank";  // for errors that all ranks are told
 };
 
 class WorkerLoop final : public transport::Actor, public tensor::ContributionSender {
@@ -173,6 +174,9 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void send_cancel(Transfer& transfer, ServerConnection& server);
   void drop_unsent(Transfer& transfer);
   Error loss(const std::string& why) const;
+  bool take_answer(ServerConnection& server, std::uint32_t immediate);
+  void fail_answered(std::uint32_t immediate, const Error& why, InFlight::End end = InFlight::End::kAborted);
+  Error codec_failure() const;
   void check_deadlines();
   void check_replies();
   void owe(InFlight& entry, InFlight::Owed what);

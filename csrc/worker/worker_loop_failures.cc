@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "compress/codec_call.h"
 #include "core/log.h"
 #include "worker/worker_loop.h"
 
@@ -265,16 +266,27 @@ void WorkerLoop::on_push_failed(ServerConnection& server, const tensor::PushFail
   if (failed.immediate == tensor::kWholeSession) return on_lost(server, failed.what + " (" + failed.hint + ")");
   const InFlight* entry = find(failed.immediate, server);
   if (entry == nullptr) return;
-  Transfer& transfer = *entry->transfer;
-  const auto alive = transfer.operation == nullptr ? nullptr : transfer.operation->shared_from_this();
-  const bool first = transfer.fail(failed.code, failed.what, failed.hint);
   // A relay does not know either what becomes of its host's contribution when the view ends.
   const bool is_undecided = entry->part.for_host() && failed.code == ErrorCode::kRoundAborted;
-  end_when_unread(InFlightTable::index_of(failed.immediate),
-                  is_undecided ? InFlight::End::kUndecided : InFlight::End::kAborted);
+  fail_answered(failed.immediate, Error(failed.code, failed.what, failed.hint),
+                is_undecided ? InFlight::End::kUndecided : InFlight::End::kAborted);
+}
+
+// The server says no more about this partition. What else belongs to the operation is given up.
+void WorkerLoop::fail_answered(std::uint32_t immediate, const Error& why, InFlight::End end) {
+  const std::uint32_t index = InFlightTable::index_of(immediate);
+  Transfer& transfer = *in_flight_[index].transfer;
+  const auto alive = transfer.operation == nullptr ? nullptr : transfer.operation->shared_from_this();
+  const bool first = transfer.fail(why.code(), why.what(), why.hint());
+  end_when_unread(index, end);
   if (!first || !alive) return;
   if (when_failing) when_failing(alive);
   cancel(*alive);
+}
+
+Error WorkerLoop::codec_failure() const {
+  return {ErrorCode::kInvalidArgument, compress::CodecCall::take_failure() + " on " + options_.name,
+          compress::kMendCodec};
 }
 
 // Of what was answered, the answers are on their way. The server says that of every round that is over, also where this

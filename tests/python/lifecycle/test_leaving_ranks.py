@@ -238,7 +238,7 @@ def uses_what_the_gone_left(bps: Any) -> list[float]:
         time.sleep(0.01)  # what the server hears of rank 1 comes meanwhile
         bps.push(array, name=name, average=False)
         found.append(float(bps.pull(array.copy(), name=name, average=False)[-1]))
-    with pytest.raises(bps.PeerLostError, match="worker 1 .*has left the job"):  # it has contributed nothing to this
+    with pytest.raises(bps.PeerLostError, match=r"worker 1 .*has left the job"):  # it has contributed nothing to this
         bps.push_pull(array, name=names[0])
     return found
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from bps_rdma.compression import Codec, register
-from bps_rdma.errors import InvalidArgumentError, MismatchError, PeerLostError
+from bps_rdma.errors import InvalidArgumentError, MismatchError
 
 COUNT = 50_001
 SMALL = {"BYTEPS_PARTITION_BYTES": "16384", "BPS_MIN_PARTITION_BYTES": "16384", "BPS_TRANSPORT": "tcp"}
+NEVER = {"BPS_TIMEOUT": str(100 * harness.PATIENCE)}  # nobody waits for it
 
 
 def encode(array: np.ndarray, _: int) -> bytes:
@@ -99,22 +100,65 @@ def test_python_may_end() -> None:
     harness.run(left_running, workers=2, env=SMALL)
 
 
-def failing(bps: Any) -> None:
-    def raising(array: np.ndarray, _: int) -> bytes:
-        raise ZeroDivisionError("no such code")
+def failing(bps: Any, function: str, fails: str) -> None:
+    """A function of rank 0 fails, once in each of the two rounds: nobody is lost, and everybody is told what it was."""
+    fails_now = [True]
+
+    def failing_one(*args: Any) -> Any:
+        if not fails_now:
+            return encode(*args) if function == "encode" else decode(*args)
+        if fails == "raises":
+            raise ZeroDivisionError("no such code")
+        if fails == "returns too little":
+            return b"1234"
+        if fails == "waits":
+            running.wait()
+        else:
+            getattr(bps, fails)(*([np.ones(5, np.float32)] if fails == "push_pull" else []))
+        return b""
 
     reported: list[Any] = []
     sys.unraisablehook = lambda raised: reported.append(raised.exc_value)
-    register("cut", raising if bps.rank() == 0 else encode, decode, block=1, block_bytes=2)
-    bps.barrier()
-    with pytest.raises(PeerLostError, match="lost"):
-        bps.push_pull(values(0, 0), name="g", compression="cut:everywhere=1")
-    if bps.rank() == 0:
+    mine: dict[str, Any] = {"encode": encode, "decode": decode} | ({function: failing_one} if bps.rank() == 0 else {})
+    register("cut", **mine, block=1, block_bytes=2)
+    bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
+    why = {
+        "raises": "raised ZeroDivisionError: no such code",
+        "returns too little": "returned ",
+        "waits": "raised InvalidArgumentError: the codec 'cut' calls bps_rdma",
+    }.get(fails, "raised InvalidArgumentError: the codec 'cut' calls bps_rdma")
+    for _ in range(2):
+        running = bps.push_pull_async(np.ones(5, np.float32), name="other") if bps.rank() == 0 else None
+        with pytest.raises(InvalidArgumentError) as told:
+            bps.push_pull(values(0, 0), name="g", compression="cut:everywhere=1,feedback=1")
+        assert f"{function}() of the codec 'cut' {why}" in str(told.value), told.value
+        assert "push_pull of 'g', round " in str(told.value)
+        assert "on worker 0" in str(told.value)
+        bps.push_pull(np.ones(5, np.float32), name="other") if running is None else running.wait()
+    if bps.rank() == 0 and fails == "raises":
         assert isinstance(reported[0], ZeroDivisionError)
+    bps.barrier()
+    fails_now.clear()
+    bps.barrier()
+    of_ranks = [values(rank, 7) for rank in range(bps.size())]
+    sums = bps.push_pull(of_ranks[bps.rank()], average=False, name="g", compression="cut:everywhere=1,feedback=1")
+    assert np.abs(sums - sum(of_ranks)).max() < 0.1
 
 
-def test_a_function_that_raises_ends_the_job() -> None:
-    harness.run(failing, workers=2, servers=None, env=SMALL)
+@pytest.mark.parametrize(
+    "where",
+    [{"workers": 2}, {"workers": 2, "env": {"BPS_MIN_WORKERS": "1"}}, harness.on_hosts("aabb")],
+    ids=["tcp", "two phases", "two hosts"],
+)
+@pytest.mark.parametrize("function", ["encode", "decode"])
+def test_a_function_that_raises_is_told_to_all_ranks(where: dict[str, Any], function: str) -> None:
+    harness.run(failing, function, "raises", **where | {"env": SMALL | NEVER | where.get("env", {})})
+
+
+@pytest.mark.parametrize("fails", ["returns too little", "push_pull", "barrier", "metrics", "waits"])
+@pytest.mark.parametrize("function", ["encode", "decode"])
+def test_a_function_may_not_call_the_library(function: str, fails: str) -> None:
+    harness.run(failing, function, fails, workers=2, env=SMALL | NEVER)
 
 
 def refused(bps: Any) -> None:
@@ -158,3 +202,13 @@ def test_what_makes_no_sense_is_refused() -> None:
     for wrong in (code[:-1], b"\0" + code[1:], b""):
         with pytest.raises(InvalidArgumentError):
             codec.decode(wrong, COUNT)
+
+
+def test_a_codec_without_a_job_says_what_its_functions_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)
+    register("raising", lambda array, seed: 1 / 0, lambda code, elements: code.no_such, block=1, block_bytes=1)
+    with pytest.raises(InvalidArgumentError, match=r"encode\(\) of the codec 'raising' raised ZeroDivisionError"):
+        Codec("raising").encode(values(0, 0))
+    with pytest.raises(InvalidArgumentError, match=r"decode\(\) of the codec 'raising' raised AttributeError"):
+        Codec("raising").decode(b"\1" * 11, 10)
+    assert Codec("int8").decode(Codec("int8").encode([0.0, 0.0]), 2).tolist() == [0, 0]
