@@ -24,10 +24,16 @@ constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
 }  // namespace
 
-// By the number of its process, which is another one's once the peer has ended: so its handle is asked before.
+// By the number of its process, which may be another one's once the peer has ended and its parent has waited for it.
+// The handle of the process tells whether it has ended. A peer that has not when its memory has been read was the one
+// that was read. A write is not undone, so before it the peer is asked: that it reaches another process takes the end
+// of the peer, the wait of its parent, a whole turn of the kernel's numbers (at least 32768 new processes) and a
+// process of this user with memory at that address, all of them between two system calls in a row. No system call
+// writes by a handle; /proc/PID/mem, which stays with the memory that it was opened for, copies each page twice.
 Status ShmData::copy(bool read, std::byte* here, std::uint64_t there, std::uint64_t length) const {
-  if (!is_own_process() && (!process_ || has_ended(process_))) return Status::kPeerLost;
+  const auto is_gone = [this] { return !is_own_process() && (!process_ || has_ended(process_)); };
   while (length > 0) {
+    if (!read && is_gone()) return Status::kPeerLost;
     iovec local{here, length};
     iovec remote{reinterpret_cast<void*>(there), length};
     const ssize_t done =
@@ -37,7 +43,7 @@ Status ShmData::copy(bool read, std::byte* here, std::uint64_t there, std::uint6
     there += static_cast<std::uint64_t>(done);
     length -= static_cast<std::uint64_t>(done);
   }
-  return Status::kOk;
+  return read && is_gone() ? Status::kPeerLost : Status::kOk;
 }
 
 bool ShmData::peer_reaches(const Region& region) const {
