@@ -82,11 +82,37 @@ bool RdmaControl::post_receive(std::uint64_t buffer) {
 
 void RdmaControl::on_arrived(const ibv_wc& completion) {
   const std::uint64_t buffer = WrId(completion.wr_id).number();
-  if (completion.opcode != IBV_WC_RECV || buffer >= kControlReceives || completion.byte_len > kControlBuffer ||
-      !take({receive_buffer(buffer), completion.byte_len})) {
+  if (completion.opcode != IBV_WC_RECV || buffer >= kControlReceives || completion.byte_len > kControlBuffer) {
     return lose("it broke the protocol of control messages");
   }
-  if (connection && !post_receive(buffer)) lose("cannot post a receive buffer");
+  if (!budget_) {
+    budget_.emplace();
+    state.in_turn.push_back(this);
+  }
+  if (is_spent_) return held_.push_back({buffer, completion.byte_len});
+  handle({buffer, completion.byte_len});
+}
+
+void RdmaControl::handle(const Arrived& piece) {
+  if (!take({receive_buffer(piece.buffer), piece.bytes})) return lose("it broke the protocol of control messages");
+  is_spent_ = !budget_->spend(piece.bytes);
+  if (connection && !post_receive(piece.buffer)) lose("cannot post a receive buffer");
+}
+
+int RdmaControl::begin_turn() {
+  budget_.reset();
+  is_spent_ = false;
+  if (held_.empty()) return 0;
+  budget_.emplace();
+  state.in_turn.push_back(this);
+  int handled = 0;
+  while (!held_.empty() && !is_spent_ && !is_loss_told()) {
+    const Arrived piece = held_.front();
+    held_.pop_front();
+    handle(piece);
+    ++handled;
+  }
+  return handled + static_cast<int>(held_.size());
 }
 
 // Checks each piece against the pieces before it.
@@ -118,6 +144,8 @@ bool RdmaControl::take(std::span<const std::byte> piece) {
 }
 
 void RdmaControl::drop() {
+  std::erase(state.in_turn, this);
+  held_.clear();
   memory_.reset();
   waiting_.clear();
 }

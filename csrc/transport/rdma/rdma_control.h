@@ -4,11 +4,16 @@
 // Buffers of 4 KiB, registered once with the endpoint, on both sides; longer messages are cut, and put together again
 // in the order in which a queue pair delivers. What finds no free buffer waits in ordinary memory, as it would in a
 // socket. No payload and no remote memory: the queue pair allows neither.
+//
+// In a turn of the loop a peer may say as much as TurnBudget allows. What has arrived beyond that stays in its buffers,
+// which are not posted again meanwhile; so the peer's device waits when they are full.
 #pragma once
 
 #include <deque>
 #include <memory>
+#include <optional>
 
+#include "core/turn_budget.h"
 #include "transport/rdma/rdma_endpoint.h"
 #include "transport/rdma/wire.h"
 
@@ -28,6 +33,8 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
 
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;
+  int begin_turn() override;
+  bool holds_messages() const override { return !held_.empty(); }
   bool awaits_completions() const override { return !waiting_.empty(); }
   void look() override { acknowledgements.look(posted_, completed_); }
   void give_up_sends() override { waiting_.clear(); }
@@ -48,6 +55,11 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   // One piece, or, without bytes, a probe.
   void post_send(std::span<const std::byte> piece);
   bool post_receive(std::uint64_t buffer);
+  struct Arrived {
+    std::uint64_t buffer;
+    std::uint32_t bytes;
+  };
+  void handle(const Arrived& piece);
   bool take(std::span<const std::byte> piece);
 
   struct Free {
@@ -58,6 +70,9 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   std::uint64_t posted_ = 0;
   std::uint64_t completed_ = 0;
   std::deque<Waiting> waiting_;
+  std::optional<TurnBudget> budget_;  // of this turn, once something has arrived in it
+  bool is_spent_ = false;
+  std::deque<Arrived> held_;  // at most kControlReceives
   Bytes partial_;             // of a message that arrives in pieces
   std::size_t expected_ = 0;  // its whole size; 0: none has begun
 };

@@ -115,7 +115,8 @@ void RdmaData::on_arrived(const ibv_wc& completion) {
 int RdmaTransport::poll() {
   closed_.clear();
   if (!context_) return state_.losses_due ? tell_losses() : 0;
-  int found = take_completions(context_->sent.get()) + take_completions(context_->received.get());
+  int found = state_.in_turn.empty() ? 0 : begin_turn();
+  found += take_completions(context_->sent.get()) + take_completions(context_->received.get());
   if (found == 0) context_->settle();
   context_->shared_receives.repost();
   if (state_.losses_due) found += tell_losses();

@@ -7,6 +7,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "transport/rdma/acknowledgements.h"
 #include "transport/rdma/rc_connection.h"
@@ -14,6 +15,8 @@
 #include "transport/transport.h"
 
 namespace bps::transport::rdma {
+
+class RcEndpoint;
 
 // Of the transport that the endpoints belong to.
 struct TransportState {
@@ -24,6 +27,7 @@ struct TransportState {
   std::uint64_t losses = 0;  // noted so far
   bool losses_due = false;   // some of them are yet to be told
   bool port_down = false;
+  std::vector<RcEndpoint*> in_turn{};  // those to which begin_turn() matters with the next poll()
 };
 
 class RcEndpoint {
@@ -34,6 +38,10 @@ class RcEndpoint {
   // A request of ours is finished, and all before it.
   virtual void on_sent(std::uint64_t number) = 0;
   virtual void on_arrived(const ibv_wc& completion) = 0;
+  // A turn of the loop begins. Returns how many messages of the turns before it has handled, and still holds.
+  virtual int begin_turn() { return 0; }
+  // Arrived, and waits for a later turn: a loss is told after it.
+  virtual bool holds_messages() const { return false; }
   // Somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;
   // See RdmaTransport::look_for_silence().

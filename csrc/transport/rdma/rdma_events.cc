@@ -132,7 +132,7 @@ void RdmaTransport::on_device_events() {
 RcEndpoint* RdmaTransport::next_loss() const {
   RcEndpoint* next = nullptr;
   for (const auto& endpoint : endpoints_) {
-    if (!endpoint->is_lost() || endpoint->finished) continue;
+    if (!endpoint->is_lost() || endpoint->finished || endpoint->holds_messages()) continue;
     if (next == nullptr || endpoint->loss < next->loss) next = endpoint.get();
   }
   return next;
@@ -150,14 +150,24 @@ int RdmaTransport::tell_losses() {
     endpoint->drop();
     endpoint->tell_loss(port_trouble_.empty() ? "" : " (" + port_trouble_ + ")");
   }
-  state_.losses_due = false;
+  state_.losses_due = std::ranges::any_of(
+      endpoints_, [](const auto& one) { return one->is_lost() && !one->finished && one->holds_messages(); });
   return told;
+}
+
+int RdmaTransport::begin_turn() {
+  int found = 0;
+  turning_.swap(state_.in_turn);  // both keep their capacity
+  for (RcEndpoint* endpoint : turning_) found += endpoint->begin_turn();
+  turning_.clear();
+  return found;
 }
 
 // Gives everything back, since the kernel may wait for that; what is left of the transport refuses.
 void RdmaTransport::lose_device(const std::string& why) {
   log_warning(why);
   for (const auto& endpoint : endpoints_) endpoint->lose(why);
+  while (!state_.in_turn.empty()) begin_turn();  // nothing arrives any more
   const std::string device = context_->rail().device;
   tell_losses();
   let_go_of_device();

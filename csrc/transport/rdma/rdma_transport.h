@@ -53,6 +53,7 @@ class RdmaTransport final : public Transport {
   E* accept(std::unique_ptr<IncomingConnection> incoming, S& sink);
   template <typename E>
   E* own(std::unique_ptr<E> endpoint);
+  int begin_turn();
   int take_completions(ibv_cq* cq);
   void dispatch(const ibv_wc& completion);
 
@@ -80,6 +81,7 @@ class RdmaTransport final : public Transport {
   std::vector<std::unique_ptr<RcEndpoint>> endpoints_;
   std::vector<std::unique_ptr<RcEndpoint>> closed_;  // until no callback of theirs can be running
   std::unordered_map<std::uint32_t, RcEndpoint*> by_number_;
+  std::vector<RcEndpoint*> turning_;  // in begin_turn()
   Timer device_check_;
   std::optional<Timer> silence_check_;  // once there are paths
 };

@@ -49,6 +49,21 @@ TEST_P(Conformance, MessagesArriveWholeAndInOrder) {
   EXPECT_EQ(caller->counters().data_bytes.get(), 0U);
 }
 
+TEST_P(Conformance, APeerThatSendsWithoutEndLeavesTheLoopItsOtherWork) {
+  constexpr std::size_t kCount = 2000;
+  callee->call([&] { callee->sink.message_takes = std::chrono::microseconds(100); });
+  const Bytes message(1000, std::byte{7});
+  caller->call([&] {
+    for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(control->send(message), Status::kOk);
+  });
+  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.messages.size() == kCount; }));
+  callee->sink.look([&](const Recorder& sink) {
+    for (const auto& [turn, messages] : sink.messages_by_turn) EXPECT_LE(messages, 2 * TurnBudget::kMessages) << turn;
+    for (const Bytes& one : sink.messages) EXPECT_EQ(one, message);
+    return 0;
+  });
+}
+
 TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
   if (GetParam().transport == "shm-copy")
     GTEST_SKIP() << "plain memory is out of reach here; staging has its own tests";

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/hmac.h"
@@ -85,7 +87,11 @@ class Recorder final : public ControlSink, public DataSink {
     note([&] { ++written[token]; });
   }
   void on_message(ControlEndpoint&, std::span<const std::byte> message) override {
-    note([&] { messages.emplace_back(message.begin(), message.end()); });
+    note([&] {
+      messages.emplace_back(message.begin(), message.end());
+      if (turn) ++messages_by_turn[turn()];
+    });
+    if (message_takes.count() > 0) std::this_thread::sleep_for(message_takes);
   }
   void on_lost(Endpoint&, const std::string&) override {
     note([&] { ++lost; });
@@ -117,6 +123,9 @@ class Recorder final : public ControlSink, public DataSink {
   std::map<std::uint32_t, std::function<bool(std::uint64_t)>> whole;  // whether the last one had so many bytes
   std::map<std::uint64_t, std::size_t> written;
   std::vector<Bytes> messages;
+  std::chrono::microseconds message_takes{0};
+  std::function<std::uint64_t()> turn;  // of the loop
+  std::map<std::uint64_t, std::size_t> messages_by_turn;
   std::vector<Posted> descriptors;
   int lost = 0;
 
@@ -151,6 +160,7 @@ class Side {
     }
     transport = made.get();
     reactor_.add(std::move(made));
+    sink.turn = [this] { return reactor_.turns(); };
     reactor_.start();
   }
   ~Side() {
