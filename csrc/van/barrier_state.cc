@@ -45,9 +45,10 @@ bool BarrierState::empty() const {
   return std::ranges::all_of(waiting_, [](const auto& calls) { return calls.empty(); });
 }
 
-bool BarrierState::waits(std::uint32_t rank) const {
+std::size_t BarrierState::waiting(std::uint32_t rank) const {
   const auto found = std::ranges::lower_bound(ranks_, rank);
-  return found != ranks_.end() && *found == rank && !waiting_[static_cast<std::size_t>(found - ranks_.begin())].empty();
+  if (found == ranks_.end() || *found != rank) return 0;
+  return waiting_[static_cast<std::size_t>(found - ranks_.begin())].size();
 }
 
 }  // namespace bps::van

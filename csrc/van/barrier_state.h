@@ -20,6 +20,8 @@ class BarrierState {
     bool operator==(const Caller&) const = default;
   };
 
+  static constexpr std::size_t kMostWaiting = 65536;  // callers of one rank: it has no more threads
+
   explicit BarrierState(std::vector<std::uint32_t> ranks) : ranks_(std::move(ranks)), waiting_(ranks_.size()) {}
 
   // One caller of each rank, when this one was the last; otherwise nobody. The caller's rank is one of the ranks.
@@ -29,7 +31,8 @@ class BarrierState {
   // Cancels every call and returns the callers.
   std::vector<Caller> cancel_all();
   bool empty() const;
-  bool waits(std::uint32_t rank) const;
+  bool waits(std::uint32_t rank) const { return waiting(rank) > 0; }
+  std::size_t waiting(std::uint32_t rank) const;  // callers of it
   const std::vector<std::uint32_t>& ranks() const { return ranks_; }
 
  private:

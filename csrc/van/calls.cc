@@ -8,6 +8,7 @@
 namespace bps::van {
 namespace {
 
+constexpr const char* kUseNamesAgain = "use names and groups again in every step, in place of new ones";
 constexpr const char* kSeeItsLog = "look into the log of that process, then start the job again";
 
 std::string name_group(std::uint32_t id) {
@@ -22,6 +23,21 @@ Calls::Calls(MemberTable& members, Registry::Options options, Send send, std::fu
 void Calls::fail(const BarrierState::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint) {
   const Member& member = members_.worker(caller.rank);
   if (member.fate != Member::Fate::kLost) send_(member.peer, Failed{caller.call, code, text, hint});
+}
+
+// More callers of one rank than it can have threads.
+bool Calls::fail_if_too_many(std::size_t waiting, const BarrierState::Caller& caller, const std::string& what) {
+  if (waiting < BarrierState::kMostWaiting) return false;
+  fail(caller, ErrorCode::kInvalidArgument,
+       what + ": " + std::to_string(waiting) + " calls of rank " + std::to_string(caller.rank) + " wait for it already",
+       "wait for a call before you make so many more");
+  return true;
+}
+
+// Nobody waits for it any more.
+Calls::NewGroups::iterator Calls::drop(NewGroups::iterator asked) {
+  registry_.give_back(asked->second.first, Registry::bytes_of(asked->first.first, asked->first.second));
+  return new_groups_.erase(asked);
 }
 
 bool Calls::fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
@@ -60,13 +76,14 @@ std::string Calls::waiting() const {
 
 void Calls::declare(const Member& caller, const Declare& call) {
   const std::uint32_t rank = caller.rank();
-  auto [ids, problem, conflicts] = registry_.declare(rank, call.tensors);
+  auto [ids, problem, is_too_much, conflicts] = registry_.declare(rank, call.tensors);
   for (const auto& conflict : conflicts) {
     for (const std::uint32_t other : conflict.ranks) {
       const Member& member = members_.worker(other);
       if (member.fate == Member::Fate::kHere) send_(member.peer, TensorFailed{conflict.tensor, conflict.text});
     }
   }
+  if (is_too_much) return fail({rank, call.call}, ErrorCode::kInvalidArgument, problem, kUseNamesAgain);
   if (!problem.empty()) {
     return fail({rank, call.call}, ErrorCode::kMismatch, problem,
                 "all ranks of a group must declare a name with the same shape and element type");
@@ -85,6 +102,7 @@ void Calls::barrier(const Member& caller, const Barrier& call) {
   }
   if (fail_if_gone(caller, call.call, group->ranks, "barrier of " + name_group(group->id))) return;
   BarrierState& waiting = barriers_by_group_.try_emplace(group->id, group->ranks).first->second;
+  if (fail_if_too_many(waiting.waiting(rank), {rank, call.call}, "barrier of " + name_group(group->id))) return;
   if (call.partition_bytes > 0) registry_.limit_partitions(call.partition_bytes);
   const auto released = waiting.arrive({rank, call.call});
   if (!released.empty()) ++barriers_;
@@ -99,14 +117,26 @@ void Calls::new_group(const Member& caller, const NewGroup& call) {
   if (const std::string problem = registry_.check_group(call.ranks, rank); !problem.empty()) {
     return fail({rank, call.call}, ErrorCode::kInvalidArgument, problem, "pass the same ranks on each of them");
   }
-  if (fail_if_gone(caller, call.call, call.ranks, "group '" + call.name + "'")) return;
+  const std::string what = "group '" + call.name + "'";
+  if (fail_if_gone(caller, call.call, call.ranks, what)) return;
   if (const Group* known = registry_.find_group(call.ranks, call.name)) {
     const auto forming = forming_.find(known->id);
     if (forming == forming_.end()) return send_(caller.peer, GroupReady{call.call, known->id});
-    forming->second.callers.push_back({rank, call.call});
+    std::vector<BarrierState::Caller>& callers = forming->second.callers;
+    const auto own = std::ranges::count(callers, rank, &BarrierState::Caller::rank);
+    if (fail_if_too_many(static_cast<std::size_t>(own), {rank, call.call}, what)) return;
+    callers.push_back({rank, call.call});
     return;
   }
-  const auto waiting = new_groups_.try_emplace(GroupKey(call.ranks, call.name), call.ranks).first;
+  const GroupKey key(call.ranks, call.name);
+  auto waiting = new_groups_.find(key);
+  if (waiting == new_groups_.end()) {
+    const std::string problem = registry_.keep(rank, Registry::bytes_of(call.ranks, call.name), what);
+    if (!problem.empty()) return fail({rank, call.call}, ErrorCode::kInvalidArgument, problem, kUseNamesAgain);
+    waiting = new_groups_.try_emplace(key, call.ranks).first;
+    waiting->second.first = rank;
+  }
+  if (fail_if_too_many(waiting->second.waiting(rank), {rank, call.call}, what)) return;
   std::vector<BarrierState::Caller> all_here = waiting->second.arrive({rank, call.call});
   if (all_here.empty()) return;
   for (const auto& again : waiting->second.cancel_all()) all_here.push_back(again);  // ranks that asked twice
@@ -158,7 +188,7 @@ std::string Calls::missing_for(BarrierState::Caller caller) {
       if (key.second != entry->first.second || key.first == entry->first.first || waiting.empty()) continue;
       text += "; a group of the same name is asked for with " + name_ranks(key.first);
     }
-    if (entry->second.empty()) new_groups_.erase(entry);
+    if (entry->second.empty()) drop(entry);
     return text;
   }
   for (auto& [group, forming] : forming_) {
@@ -190,7 +220,7 @@ void Calls::gone(const Member& member) {
     for (const auto& caller : entry->second.cancel_all()) {
       fail(caller, ErrorCode::kPeerLost, "group '" + entry->first.second + "': " + member.farewell, kSeeItsLog);
     }
-    entry = new_groups_.erase(entry);
+    entry = drop(entry);
   }
   // What has left sums for the others until it closes its connection, and has to know their groups.
   if (member.fate == Member::Fate::kLost) disconnected(member);

@@ -45,11 +45,18 @@ class Calls {
 
  private:
   using GroupKey = std::pair<std::vector<std::uint32_t>, std::string>;
+  struct Asked : BarrierState {  // a group that not all of its ranks have asked for
+    using BarrierState::BarrierState;
+    std::uint32_t first = 0;  // the rank that did
+  };
+  using NewGroups = std::map<GroupKey, Asked>;
   struct Forming {  // a group that some server does not know yet
     std::vector<BarrierState::Caller> callers;
     std::vector<Peer> unaware;
   };
 
+  NewGroups::iterator drop(NewGroups::iterator asked);
+  bool fail_if_too_many(std::size_t waiting, const BarrierState::Caller& caller, const std::string& what);
   bool fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
                     const std::string& what);
   void fail(const BarrierState::Caller& caller, ErrorCode code, const std::string& text, const std::string& hint);
@@ -62,7 +69,7 @@ class Calls {
   Send send_;
   std::function<void()> on_step_;
   std::unordered_map<std::uint32_t, BarrierState> barriers_by_group_;
-  std::map<GroupKey, BarrierState> new_groups_;
+  NewGroups new_groups_;
   std::map<std::uint32_t, Forming> forming_;
   std::uint64_t declared_ = 0;
   std::uint64_t barriers_ = 0;

@@ -13,6 +13,7 @@ namespace bps::van {
 namespace {
 
 constexpr std::uint32_t kIdMask = (1U << 30) - 1;
+constexpr std::uint64_t kEntryBytes = 256;  // of a name or a group, beside its text and its ranks
 
 std::string describe(const TensorSpec& spec, std::uint32_t rank) {
   const std::string shape = spec.shape.empty() ? "of " + std::to_string(spec.count) + " elements" : spec.shape;
@@ -30,7 +31,8 @@ std::uint64_t Registry::fnv1a(std::uint32_t group, std::string_view name) {
   return hash;
 }
 
-Registry::Registry(Options options) : options_(std::move(options)), load_(options_.balanced ? options_.servers : 0) {
+Registry::Registry(Options options)
+    : options_(std::move(options)), load_(options_.balanced ? options_.servers : 0), kept_(options_.workers) {
   std::vector<std::uint32_t> all(options_.workers);
   std::iota(all.begin(), all.end(), 0);
   groups_.push_back({{0, std::move(all)}, {}});
@@ -55,9 +57,18 @@ Registry::Declared Registry::declare(std::uint32_t rank, std::span<const TensorS
                name_ranks(entry.group.ranks) + "), rank " + std::to_string(rank) + " does not");
       continue;
     }
-    const auto [found, is_new] = entry.tensors.try_emplace(spec.name);
+    auto found = entry.tensors.find(spec.name);
+    if (found == entry.tensors.end()) {
+      const std::string problem = keep(rank, bytes_of(entry.group, spec), "tensor '" + spec.name + "'");
+      if (!problem.empty()) {
+        complain(problem);
+        result.is_too_much = true;
+        break;
+      }
+      found = entry.tensors.try_emplace(spec.name).first;
+      add_tensor(entry.group, found->second, spec, rank);
+    }
     Tensor& tensor = found->second;
-    if (is_new) add_tensor(entry.group, tensor, spec, rank);
     if (!tensor.failure.empty()) {
       complain(tensor.failure);
       continue;
@@ -80,6 +91,24 @@ Registry::Declared Registry::declare(std::uint32_t rank, std::span<const TensorS
   }
   if (problems > 1) result.problem += " (and " + std::to_string(problems - 1) + " more tensors like it)";
   return result;
+}
+
+std::string Registry::keep(std::uint32_t rank, std::uint64_t bytes, const std::string& what) {
+  if (kept_[rank] + bytes <= options_.most_kept) {
+    kept_[rank] += bytes;
+    return "";
+  }
+  return what + " is one too many: what rank " + std::to_string(rank) + " was the first to declare, and the groups " +
+         "that it was the first to ask for, take " + std::to_string(options_.most_kept >> 20) + " MiB of the scheduler";
+}
+
+std::uint64_t Registry::bytes_of(const std::vector<std::uint32_t>& ranks, const std::string& name) {
+  return kEntryBytes + 2 * (ranks.size() * sizeof(std::uint32_t) + name.size());
+}
+
+std::uint64_t Registry::bytes_of(const Group& group, const TensorSpec& spec) const {
+  return kEntryBytes + 2 * spec.name.size() + spec.shape.size() + spec.compression.size() + group.size() / 8 +
+         load_.size() * sizeof(std::uint64_t);
 }
 
 void Registry::add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensors and groups of a job, by name. A pure state machine of the scheduler: no sockets, no clock.
 //
+// What one rank can make it keep is bounded, so that no member can take the memory of the scheduler, or by a name for
+// each call take that of all members by and by.
+//
 // A tensor's id is a hash of its group and name, so it does not depend on the order in which ranks declare; two names
 // that collide get neighbouring ids. A tensor on which ranks disagree stays failed: every rank that uses it is told.
 #pragma once
@@ -41,6 +44,7 @@ class Registry {
     bool balanced = false;                       // key hash `balanced`: keep count of the bytes on each server
     tensor::CutRule cut{};                       // for that
     std::shared_ptr<const Placements> before{};  // of the view before
+    std::uint64_t most_kept = 256 << 20;         // bytes for each rank, see keep(): some 700,000 names
     Hash hash = fnv1a;
   };
   explicit Registry(Options options);
@@ -53,6 +57,7 @@ class Registry {
   struct Declared {
     std::vector<TensorId> ids;        // one per specification, if all went well
     std::string problem;              // otherwise: what to tell the caller
+    bool is_too_much = false;         // and that is it: see keep()
     std::vector<Conflict> conflicts;  // new ones
   };
   Declared declare(std::uint32_t rank, std::span<const TensorSpec> specs);
@@ -61,6 +66,13 @@ class Registry {
   std::uint64_t partition_limit() const { return partition_limit_; }
   // What the next view's registry is to know.
   std::shared_ptr<const Placements> placements() const;
+
+  // Counts what a rank makes the scheduler keep: names that it is the first to declare, groups that it is the first to
+  // ask for. Returns what is wrong where that becomes too much, else "".
+  std::string keep(std::uint32_t rank, std::uint64_t bytes, const std::string& what);
+  void give_back(std::uint32_t rank, std::uint64_t bytes) { kept_[rank] -= bytes; }
+  // What a group costs.
+  static std::uint64_t bytes_of(const std::vector<std::uint32_t>& ranks, const std::string& name);
 
   // Why `ranks` cannot be a group made by `caller`, or "".
   std::string check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const;
@@ -84,6 +96,7 @@ class Registry {
     std::unordered_map<std::string, Tensor> tensors;
   };
 
+  std::uint64_t bytes_of(const Group& group, const TensorSpec& spec) const;
   void add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank);
   std::uint32_t free_id(std::uint32_t group, std::string_view name);
   const std::vector<std::uint64_t>& load_for(const TensorSpec& spec) const;
@@ -95,6 +108,7 @@ class Registry {
   std::map<std::pair<std::vector<std::uint32_t>, std::string>, std::uint32_t> group_ids_;
   std::unordered_set<std::uint32_t> tensor_ids_;
   std::vector<std::uint64_t> load_;  // bytes on each server, or slot
+  std::vector<std::uint64_t> kept_;  // by rank
 };
 
 }  // namespace bps::van

@@ -37,6 +37,31 @@ TEST(Registry, IdsDependOnNamesOnly) {
   EXPECT_EQ(forth.ids[0].id, 935657240U) << "FNV-1a of group and name, folded: traces and tools know it";
 }
 
+TEST(Registry, WhatOneRankMakesItKeepIsBounded) {
+  Registry registry({.workers = 3, .most_kept = 100'000});
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 1000; ++i) specs.push_back(spec("step " + std::to_string(i)));
+  const auto refused = declare(registry, 1, specs);
+  EXPECT_TRUE(refused.is_too_much);
+  EXPECT_GT(refused.ids.size(), 100U) << "those before";
+  EXPECT_NE(refused.problem.find("is one too many: what rank 1 was the first to declare"), std::string::npos)
+      << refused.problem;
+  EXPECT_EQ(declare(registry, 2, {specs[0]}).ids, std::vector(1, refused.ids[0])) << "others are not held up";
+  EXPECT_EQ(declare(registry, 2, {spec("mine")}).problem, "");
+  EXPECT_EQ(declare(registry, 1, {spec("mine")}).problem, "") << "nor is it, by what is known";
+  std::vector<TensorSpec> of_two(specs.begin() + 500, specs.begin() + 510);
+  EXPECT_EQ(declare(registry, 0, of_two).problem, "");
+  const Ranks pair{0, 1};
+  const std::uint64_t cost = Registry::bytes_of(pair, "g");
+  EXPECT_NE(registry.keep(1, cost, "group 'g'"), "") << "of one account";
+  std::size_t groups = 0;
+  while (groups < 10'000 && registry.keep(2, cost, "group 'g'").empty()) ++groups;
+  EXPECT_GT(groups, 100U);
+  EXPECT_LT(groups, 1000U);
+  registry.give_back(2, cost);
+  EXPECT_EQ(registry.keep(2, cost, "group 'g'"), "");
+}
+
 TEST(Registry, CollisionsGetNeighbours) {
   Registry registry({.workers = 1, .hash = [](std::uint32_t, std::string_view) { return (1ULL << 30) - 1; }});
   const auto ids = declare(registry, 0, {spec("a"), spec("b"), spec("c")}).ids;
