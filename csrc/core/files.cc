@@ -75,7 +75,9 @@ void check_owner(int folder, const struct stat& found, const std::string& path) 
 }
 
 Fd open_folder(const std::string& path) {
-  return Fd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  Fd folder(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) throw_errno("cannot open the folder " + path, "make it, or name another one");
+  return folder;
 }
 
 Fd open_own_folder(const std::string& path, mode_t mode) {

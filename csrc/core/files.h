@@ -29,7 +29,7 @@ FileName split_path(const std::string& path);
 // user to another one: then those of that one are ours.
 void check_owner(int folder, const struct stat& found, const std::string& path);
 
-// A folder that was named to this process: it may be a link, and another user's.
+// A folder that was named to this process: it may be a link, and another user's. Throws kTransport where there is none.
 Fd open_folder(const std::string& path);
 // A folder whose name others know: made, with the given mode, if it is not there. Throws unless it is a folder itself,
 // and of this user or root.

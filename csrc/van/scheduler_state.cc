@@ -32,7 +32,8 @@ std::optional<std::uint64_t> read_run(const Fd& folder, const std::string& path)
     fail(path, std::strerror(errno));
   }
   check_owner(folder.get(), opened.status, path);
-  if ((opened.status.st_mode & 022) != 0) fail(path, "other users can write it: chmod go-w " + path);
+  // Its owner, who may change it anyway, or root has let a group write: so Kubernetes does with volumes (fsGroup).
+  if ((opened.status.st_mode & S_IWOTH) != 0) fail(path, "every user can write it: chmod o-w " + path);
   std::array<char, kMostBytes> bytes{};
   const ssize_t size = ::read(opened.file.get(), bytes.data(), bytes.size());
   if (size < 0) fail(path, std::strerror(errno));
@@ -49,7 +50,6 @@ std::optional<std::uint64_t> read_run(const Fd& folder, const std::string& path)
 KnownRun read_or_make(const std::string& path) {
   const FileName name = split_path(path);
   const Fd folder = open_folder(name.folder);
-  if (!folder) fail(path, std::strerror(errno));
   if (const auto run = read_run(folder, path)) return {*run, true};
   std::uint64_t run = 0;
   while (run == 0) random_bytes(std::as_writable_bytes(std::span(&run, 1)));
@@ -70,7 +70,7 @@ KnownRun run_from_state(const std::string& path) {
     return read_or_make(path);
   } catch (const Error& error) {
     throw Error(ErrorCode::kInvalidArgument, std::string("BPS_SCHEDULER_STATE: ") + error.what(),
-                "name a file that this user can write and nobody else, another one for each job");
+                "name a file that not every user can write, in a folder that is there, another one for each job");
   }
 }
 

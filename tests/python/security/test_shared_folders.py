@@ -224,7 +224,9 @@ def by_link(path: Path) -> None:
     [
         (by_link, "is a symbolic link"),
         (lambda path: os.mkfifo(path, 0o600), "is not a regular file"),
-        (lambda path: valid(path, 0o666), "other users can write it"),
+        (lambda path: valid(path, 0o606), "every user can write it"),
+        (lambda path: valid(path, 0o666), "every user can write it"),
+        (lambda path: path.parent.rmdir(), "cannot open the folder"),
         pytest.param(
             lambda path: os.chown(valid(path), NOBODY, NOBODY), f"belongs to user {NOBODY}", marks=as_root, id="owner"
         ),
@@ -233,12 +235,30 @@ def by_link(path: Path) -> None:
 def test_a_state_that_others_may_have_written_is_refused(
     make: Callable[[Path], None], says: str, tmp_path: Path
 ) -> None:
-    state = tmp_path / "state"
+    state = tmp_path / "folder" / "state"
+    state.parent.mkdir()
     make(state)
     done = scheduler(state)
     assert done.returncode == 1
     assert says in done.stderr, done.stderr
+    assert "Bad file descriptor" not in done.stderr
     assert "BPS_SCHEDULER_STATE" in done.stderr
+
+
+@pytest.mark.parametrize("owner", [pytest.param(None, id="this user"), pytest.param(0, id="root", marks=as_root)])
+def test_a_state_whose_owner_or_root_lets_a_group_write_it_is_taken(owner: int | None, tmp_path: Path) -> None:
+    """As Kubernetes changes what lies in a volume with an fsGroup, when the next pod starts."""
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume").chmod(0o2775)
+    state = valid(tmp_path / "volume" / "state", 0o660)
+    if os.geteuid() == 0:
+        os.chown(state, owner or 0, NOBODY)
+    env = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "BPS_MIN_WORKERS": "1",
+           "DMLC_PS_ROOT_PORT": str(harness.free_port()), "BPS_SCHEDULER_STATE": str(state)}  # fmt: skip
+    with harness.Members(tmp_path) as members:
+        members.command("scheduler", [harness.binary("bps-scheduler")], harness.clean_env(**env))
+        members.eventually(lambda: "in the place of a scheduler that was lost" in members.log("scheduler"))
+    assert state.stat().st_mode & 0o777 == 0o660
 
 
 # ---- Names of local sockets
