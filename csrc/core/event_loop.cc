@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/error.h"
 #include "core/system_calls.h"
@@ -25,18 +26,34 @@ EventLoop::EventLoop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), doorbell_(::eve
 }
 
 void EventLoop::watch(int fd, std::uint32_t events, Ready ready) {
+  auto watch = std::make_shared<Watch>(Watch{fd, std::move(ready), events});
+  if (!set(EPOLL_CTL_ADD, *watch)) throw_errno("cannot watch a descriptor");
+  watches_[fd] = std::move(watch);
+}
+
+bool EventLoop::set(int operation, const Watch& watch) {
   epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_errno("cannot watch a descriptor");
-  watches_[fd] = std::make_shared<Watch>(Watch{fd, std::move(ready)});
+  event.events = watch.events;
+  event.data.fd = watch.fd;
+  return ::epoll_ctl(epoll_.get(), operation, watch.fd, &event) == 0;
 }
 
 void EventLoop::change(int fd, std::uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+  const auto found = watches_.find(fd);
+  if (found == watches_.end()) return;
+  found->second->events = events;
+  if (!found->second->rests) (void)set(EPOLL_CTL_MOD, *found->second);
+}
+
+// Taken out, because epoll tells of errors whatever it is asked for.
+void EventLoop::rest(int fd, double seconds) {
+  const auto found = watches_.find(fd);
+  if (found == watches_.end() || std::exchange(found->second->rests, true)) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  found->second->end_of_rest = after(seconds, [this, watch = found->second.get()] {  // whose timer this is
+    watch->rests = false;
+    (void)set(EPOLL_CTL_ADD, *watch);
+  });
 }
 
 void EventLoop::forget(int fd) {

@@ -52,6 +52,10 @@ class EventLoop {
   void watch(int fd, std::uint32_t events, Ready ready);
   void change(int fd, std::uint32_t events);
   void forget(int fd);
+  // Tells nothing of `fd` for a while: its system call lacks what the system is short of (is_shortage()), and being
+  // level-triggered it would be told of again and again meanwhile.
+  void rest(int fd, double seconds = kRest_s);
+  static constexpr double kRest_s = 0.001;
 
   // Calls `task` every `period_s` seconds, first after one period, until the timer is destroyed.
   [[nodiscard]] Timer every(double period_s, std::function<void()> task);
@@ -79,7 +83,11 @@ class EventLoop {
   struct Watch {
     int fd;
     Ready ready;
+    std::uint32_t events;
+    bool rests = false;
+    Timer end_of_rest{};
   };
+  bool set(int operation, const Watch& watch);
   int wait_for_events(std::span<epoll_event> events, Duration wait);
   int run_posted();
   int run_timers(Clock::time_point now);

@@ -42,7 +42,11 @@ JobId first_half(const Digest& digest) {
                        "install the same bps_rdma version everywhere");
 }
 
+constexpr double kPause_s = 0.005;  // no event tells that a shortage is over
+
+// After an attempt that failed. Where the system is short of something, the socket looks ready.
 void await(int fd, short events, const Deadline& deadline, const std::string& whom) {
+  if (is_shortage(errno)) sleep_until(Deadline::after(std::min(kPause_s, deadline.left_ms() / 1e3)));
   pollfd wait{fd, events, 0};
   const int ready = poll_until(wait, deadline);
   if (ready == 0) fail(whom + " did not complete the handshake in time", "check that it is running and not stopped");

@@ -79,6 +79,7 @@ void MessageStream::transmit() {
       continue;
     }
     if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && is_shortage(errno) && loop_ != nullptr) loop_->rest(socket_.get());
     break;
   }
   if (out_begin_ == out_.size()) {
@@ -123,7 +124,8 @@ void MessageStream::receive() {
     if (in_size_ == in_.size()) in_.resize(in_.size() * 2);  // bounded: a message beyond largest_ is refused
     const auto got = ::recv(socket_.get(), in_.data() + in_size_, in_.size() - in_size_, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) return;
+    if (got < 0 && is_shortage(errno)) return loop_->rest(socket_.get());
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0 && does_not_read_) return fail("it does not read what it is sent");
     if (got <= 0) return fail(got == 0 ? "connection closed" : std::strerror(errno));
     in_size_ += static_cast<std::size_t>(got);

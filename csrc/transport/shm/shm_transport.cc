@@ -198,7 +198,10 @@ void ShmData::on_socket() {
 bool ShmData::take_record() {
   if (is_lost()) return false;
   const Status status = records_.receive(socket_.get());
-  if (status == Status::kAgain) return false;
+  if (status == Status::kAgain) {
+    if (is_shortage(errno)) loop_.rest(socket_.get());
+    return false;
+  }
   if (status != Status::kOk) {
     lose("connection closed");
     return false;

@@ -88,7 +88,11 @@ void TcpData::transmit() {
     message.msg_iovlen = count;
     const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) break;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (sent < 0 && is_shortage(errno)) {
+      loop_.rest(socket_.get());
+      break;
+    }
     if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) break;  // what came before that is read first: receive()
     if (sent < 0) return lose(std::strerror(errno));
     auto left = static_cast<std::uint64_t>(sent);
@@ -139,7 +143,8 @@ void TcpData::receive() {
     if (whole) parts[static_cast<std::size_t>(count++)] = {scratch_.data(), room};
     const ssize_t got = ::readv(socket_.get(), parts.data(), count);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno))) return;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got < 0 && is_shortage(errno)) return loop_.rest(socket_.get());
     if (got <= 0) return lose(got == 0 ? "connection closed" : std::strerror(errno));
     const auto bytes = static_cast<std::uint64_t>(got);
     budget -= std::min(budget, bytes);

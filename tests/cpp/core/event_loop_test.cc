@@ -62,6 +62,32 @@ TEST(EventLoop, ChangesWhatItWaitsFor) {
   EXPECT_EQ(calls, 1);
 }
 
+// Ready all the time, as a socket is to which nothing can be sent because the system is short of memory.
+TEST(EventLoop, TellsNothingOfWhatRests) {
+  EventLoop loop;
+  Pipe pipe;
+  int calls = 0;
+  double rest = 1e6;
+  loop.watch(pipe.write.get(), EPOLLOUT, [&](std::uint32_t) {
+    ++calls;
+    loop.rest(pipe.write.get(), rest);
+  });
+  EXPECT_EQ(loop.turn(kLong), 1);
+  loop.change(pipe.write.get(), EPOLLOUT | EPOLLIN);
+  EXPECT_EQ(loop.turn(milliseconds(1)), 0);
+  EXPECT_EQ(calls, 1);
+  loop.forget(pipe.write.get());
+  rest = EventLoop::kRest_s;
+  loop.watch(pipe.write.get(), EPOLLOUT, [&](std::uint32_t) {
+    ++calls;
+    loop.rest(pipe.write.get(), rest);
+  });
+  while (calls < 4) loop.turn(kLong);  // after each rest
+  loop.forget(pipe.write.get());
+  EXPECT_EQ(loop.turn(milliseconds(3)), 0) << "in its rest";
+  EXPECT_EQ(calls, 4);
+}
+
 // Whichever of two is called first forgets both: the other may not be called any more, though it is ready.
 TEST(EventLoop, ForgetsInTheMiddleOfATurn) {
   EventLoop loop;
