@@ -21,6 +21,9 @@ inline constexpr std::size_t kLabelBytes = 128;
 inline constexpr std::uint64_t kMostRatio = 4096;
 inline constexpr std::uint64_t kMostFree = 4 << 20;
 inline constexpr std::size_t kMostText = kLabelBytes - 1;
+constexpr bool stands_for_too_much(std::uint64_t partition, std::uint64_t payload) {
+  return partition > kMostFree && partition / payload > kMostRatio;
+}
 using Label = std::array<std::byte, kLabelBytes>;
 
 // `text` has at most kMostText characters.

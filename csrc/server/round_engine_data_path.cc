@@ -201,7 +201,7 @@ std::uint64_t RoundEngine::compressed_bytes(Push& push, std::uint64_t room) {
   if (push.compression == nullptr) return 0;
   const std::uint64_t bytes =
       compress::kLabelBytes + push.compression->codec->encoded_size(header.length / sizeof(float));
-  return header.length > compress::kMostFree && header.length / bytes > compress::kMostRatio ? 0 : bytes;
+  return compress::stands_for_too_much(header.length, bytes) ? 0 : bytes;
 }
 
 void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {

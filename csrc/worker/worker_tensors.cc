@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "compress/label.h"
 #include "core/interrupt.h"
 #include "tensor/unrounded.h"
 #include "worker/worker.h"
@@ -121,6 +122,16 @@ void Worker::check_compression(const van::TensorSpec& spec) const {
                     ", and only float32 can be compressed",
                 "send it without compression, or convert it");
   }
+  const tensor::Partitioning cut = options_.cut.cut(spec.count * sizeof(float), sizeof(float));
+  if (cut.count() == 0) return;
+  const std::uint64_t partition = cut.piece(0).length;
+  const std::uint64_t payload = compress::kLabelBytes + compression->codec->encoded_size(partition / sizeof(float));
+  if (!compress::stands_for_too_much(partition, payload)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "'" + spec.name + "' cannot be compressed by '" + spec.compression + "': servers take no partition of " +
+                  std::to_string(partition) + " bytes in " + std::to_string(payload) + ", which is less than one in " +
+                  std::to_string(compress::kMostRatio),
+              "send more of it (k), or set BPS_PARTITION_BYTES to " + std::to_string(compress::kMostFree) + " or less");
 }
 
 std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like) {

@@ -23,6 +23,7 @@ from bodies.compression import (
 
 from bps_rdma import job
 from bps_rdma.compression import METHODS
+from bps_rdma.errors import InvalidArgumentError
 
 TCP = {"BPS_TRANSPORT": "tcp", "BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}
 DENSE = ("fp16", "bf16", "int8")
@@ -303,3 +304,20 @@ def test_a_name_is_compressed_in_the_next_view_too() -> None:
 def test_a_wrong_setting_is_told_at_once() -> None:
     with pytest.raises(harness.JobFailedError, match="no compression method 'zip'"):
         harness.run(by_default, workers=1, env=TCP | {"BPS_COMPRESSION": "zip"})
+
+
+def too_sparse(bps: Any) -> None:
+    large = np.ones(5 << 20, np.float32)
+    for text in ("topk:k=0.0000001", "randomk:k=0.0000001,feedback=1"):
+        with pytest.raises(InvalidArgumentError) as told:
+            bps.push_pull(large, name="sparse", compression=text)
+        assert f"'sparse' cannot be compressed by '{text}'" in str(told.value), told.value
+    assert bps.push_pull(large, name="sparse", average=False, compression="topk:k=0.001")[0] in (0, 2)
+    small = np.ones(1 << 20, np.float32)
+    small[7] = 5
+    assert bps.push_pull(small, name="small", average=False, compression="topk:k=0.0000001")[7] == 10
+
+
+def test_a_code_that_no_server_takes_is_refused_before_anything_is_sent() -> None:
+    large = {"BYTEPS_PARTITION_BYTES": str(16 << 20), "BPS_MIN_PARTITION_BYTES": str(16 << 20)}
+    harness.run(too_sparse, workers=2, servers=1, env=TCP | large)
