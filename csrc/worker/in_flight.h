@@ -52,6 +52,15 @@ struct InFlight {
   bool was_sent() const { return stage != Stage::kNeverSent; }
 };
 
+// How long a server may owe that, in times for silence. What becomes of a pending round is known when those are judged
+// for whom the server waits itself, of whom there may be two in a row. A relay that waits for its server has judged
+// that one before the ranks of its host judge the relay: it begins to wait no later than they do, and asks the
+// scheduler then.
+constexpr double silences_until(InFlight::Owed what, bool by_relay) {
+  if (what != InFlight::Owed::kOutcome) return 1;
+  return by_relay ? 5 : 3;
+}
+
 // Where the answer of a partition that wants data is written, as a server has to name it that answers by this rail.
 inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement, std::size_t rail) {
   const Transfer& transfer = *entry.transfer;

@@ -15,9 +15,6 @@ namespace {
 // be stopped for: the scheduler, which hears the server by another connection, decides what the silence means.
 constexpr auto kAskAfter = std::chrono::milliseconds(500);
 constexpr auto kSuspectAfter = std::chrono::milliseconds(2000);
-// What a pending round may take, in times for silence: its server, or relay, waits for as long for each of those that
-// it waits for itself, of which there may be two in a row.
-constexpr double kOutcomeSilences = 3;
 // What an answer that a server says it has posted may take beyond the time for silence: the slowest link that counts as
 // working delivers so many bytes in a second.
 constexpr double kSlowestLink = 1e6;
@@ -201,7 +198,7 @@ void WorkerLoop::check_replies() {
 }
 
 void WorkerLoop::owe(InFlight& entry, InFlight::Owed what) {
-  const double silences = what == InFlight::Owed::kOutcome ? kOutcomeSilences : 1;
+  const double silences = silences_until(what, entry.part.for_host());
   const double transfer_s = static_cast<double>(entry.server->bytes_in_flight()) / kSlowestLink;
   entry.owed = what;
   entry.due = Deadline::after(silences * options_.silence_s + transfer_s).at();
@@ -222,7 +219,7 @@ void WorkerLoop::check_owed(Clock::time_point now, bool was_stopped) {
                              : entry.owed == InFlight::Owed::kReply
                                  ? "it did not reply to an operation that was given up"
                                  : "it did not tell what became of an operation that was given up";
-    const double silences = entry.owed == InFlight::Owed::kOutcome ? kOutcomeSilences : 1;
+    const double silences = silences_until(entry.owed, entry.part.for_host());
     on_lost(server, what + " within " + in_words(silences * options_.silence_s) + " by the data network (" +
                         server.route + ") although the connection is open");
   }

@@ -11,6 +11,16 @@
 namespace bps::worker {
 namespace {
 
+TEST(SilencesUntil, ARelayHasJudgedItsServerBeforeItIsJudged) {
+  using Owed = InFlight::Owed;
+  for (const Owed what : {Owed::kReply, Owed::kAnswer}) {  // both come from the one that is asked
+    EXPECT_EQ(silences_until(what, true), 1);
+    EXPECT_EQ(silences_until(what, false), 1);
+  }
+  // It waits for the outcome itself, which the server owes it, and then for the scheduler.
+  EXPECT_GT(silences_until(Owed::kOutcome, true), silences_until(Owed::kOutcome, false) + 1);
+}
+
 class InFlightTest : public ::testing::Test {
  protected:
   InFlight& send(std::uint32_t& index) {
