@@ -7,7 +7,6 @@ import hashlib
 
 import numpy as np
 import torch
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 import bps_rdma
 from bps_rdma import Group
@@ -30,6 +29,8 @@ class BufferBroadcast:
         self._prefix = prefix
         self._group = group
         self._blocks: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
+        self._layout: list[tuple[torch.dtype, int]] = []  # dtype and size of all buffers
+        self._own = np.zeros(3, np.int64)  # what other ranks are told of it
 
     def run(self) -> None:
         """Overwrites all buffers by those of the root. Every rank of the group calls it.
@@ -40,7 +41,9 @@ class BufferBroadcast:
         root = self._group.ranks[0] if self._group else 0  # of the view of now
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in self._module.buffers():
-            alike.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+            # Two forwards may come before one backward, as of a GAN's critic: autograd, which has kept the buffer of
+            # the first one, must not take this for a change that the module has made. It counts no changes of `data`.
+            alike.setdefault((buffer.dtype, buffer.device), []).append(buffer.data)
         if alike:
             self._check([buffer for buffers in alike.values() for buffer in buffers])
         for number, ((dtype, device), buffers) in enumerate(alike.items()):
@@ -58,18 +61,18 @@ class BufferBroadcast:
             transfer.broadcast(block, root, Options(name=name, group=self._group, awaited=True)).wait()
             if not sends:
                 parts = typed.split([buffer.numel() for buffer in buffers])  # type: ignore[no-untyped-call]
-                for buffer, part in zip(buffers, parts, strict=True):
-                    # Two forwards may come before one backward, as of a GAN's critic: autograd, which has kept the
-                    # buffer of the first one, must not take this for a change that the module has made.
-                    with _unsafe_preserve_version_counter(buffer):
-                        buffer.copy_(part.view(buffer.shape))
+                shaped = [part.view(buffer.shape) for buffer, part in zip(buffers, parts, strict=True)]
+                torch._foreach_copy_(buffers, shaped)
 
     def _check(self, buffers: list[torch.Tensor]) -> None:
         """With other buffers a rank would wait under other names: a layer may enlarge its own on one rank alone."""
-        layout = [(str(buffer.dtype), buffer.numel()) for buffer in buffers]
-        digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "little")
-        own = np.array([digest, len(layout), sum(count for _, count in layout)], np.int64)
-        found = bps_rdma.all_gather(own, name=f"{self._prefix}.buffers", group=self._group).reshape(-1, own.size)
+        layout = [(buffer.dtype, buffer.numel()) for buffer in buffers]
+        if layout != self._layout:
+            digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "little")
+            self._own[:] = digest, len(layout), sum(count for _, count in layout)
+            self._layout = layout
+        name = f"{self._prefix}.buffers"
+        found = bps_rdma.all_gather(self._own, name=name, group=self._group).reshape(-1, self._own.size)
         for place, (theirs, number, elements) in enumerate(found):
             if theirs != found[0, 0]:
                 ranks = self._group.ranks if self._group else range(len(found))
