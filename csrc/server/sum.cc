@@ -26,7 +26,7 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-// What hosts have summed is read here as a whole, because what does not fit a float64 lies behind all elements.
+// The sums of hosts are read here as a whole, because the parts that do not fit a float64 lie behind all elements.
 Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const SumPlan& plan, WorkerSession*& broken,
                            tensor::UnroundedWriter* unrounded) {
   exact_.begin(what, unrounded);

@@ -217,7 +217,7 @@ std::vector<Operation::Unfinished> Operation::unfinished() const {
   return suspension_ ? suspension_->unfinished : std::vector<Unfinished>();
 }
 
-// Of a continuation, what it does not take again.
+// A continuation does not take these first bytes of the partition again.
 std::uint64_t Operation::begun(std::uint32_t partition) const {
   if (!is_continuation()) return 0;
   return std::ranges::lower_bound(suspension_->begun, partition, {}, &Begun::partition)->bytes;

@@ -48,8 +48,8 @@ struct Request {
   transport::Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
-  // Where the job does that, a lost server costs nothing: see tensor::kTwoPhase. Not for kSplit, whose push is over
-  // before its round is.
+  // A lost server then costs nothing: see tensor::kTwoPhase. kSplit cannot have it, because its push is over before its
+  // round is.
   bool two_phase = false;
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
 };
@@ -58,7 +58,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
  public:
   enum State : std::uint32_t { kPending = 0, kDone = 1, kFailed = 2 };
 
-  // What one loop sends to one server. Belongs to that loop.
+  // A portion is what one loop sends to one server. It belongs to that loop.
   class Portion final : public Transfer {
    public:
     tensor::Placement place(const Part& part) const override {
@@ -119,7 +119,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Throws what it failed with; returns when it is well.
   void rethrow() const;
 
-  // From any thread: the caller waits no longer. It is aborted at the loop's next look at the deadlines.
+  // The caller waits no longer: the operation is aborted when the loop looks at the deadlines next. Any thread may call
+  // this.
   void give_up() { given_up_.store(true, std::memory_order_relaxed); }
   bool is_given_up() const { return given_up_.load(std::memory_order_relaxed); }
   // Notes why it cannot complete. True for the first reason, which counts; the caller must then see to it that every
@@ -129,7 +130,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void explain(const std::string& detail);
   // The reason so far, or nothing.
   std::optional<Error> failure() const;
-  // What adds float32 of a tensor that was declared so; to servers that compression pays with.
+  // Operations that add float32 elements are compressed if their tensor was declared so, on the way to servers where
+  // compression pays.
   bool may_compress() const { return tensor->compressor && Compressor::applies(request.kind, request.op); }
   // A partition has ended without its answer. An operation whose answers all came is complete even if it was failing.
   void mark_incomplete() { special_.fetch_or(kIncomplete, std::memory_order_relaxed); }
@@ -137,9 +139,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void mark_given_back() { special_.fetch_or(kIncomplete | kGivenBack, std::memory_order_relaxed); }
   bool is_incomplete() const { return (special_.load(std::memory_order_relaxed) & kIncomplete) != 0; }
   bool is_timed() const { return (special_.load(std::memory_order_relaxed) & kTimed) != 0; }
-  // Since it was started; nothing of one without a deadline.
+  // The time since it was started; an operation without a deadline has none.
   std::optional<Duration> age(Clock::time_point now) const;
-  // Of one that is complete and timed.
+  // The operation is complete, and timed.
   void note_time(Duration age, Counters& counters) const;
   // `count` partitions are over; true with the last of them, after which the caller must end() it.
   bool finish(std::uint64_t count) { return remaining.fetch_sub(count, std::memory_order_acq_rel) == count; }
@@ -164,10 +166,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void write(std::uint32_t partition, std::span<const std::byte> from);
   // Takes the results that have landed in buffers. Nobody lacks them: they have been given.
   void take_landed();
-  // Whether it sums again what has not been committed in an earlier view.
+  // A continuation sums again what has not been committed in an earlier view.
   bool is_continuation() const { return (special_.load(std::memory_order_relaxed) & kContinuation) != 0; }
 
-  // What became of it there.
+  // This is what became of the operation there.
   enum class Resumption : std::uint8_t {
     kNone,       // that is not known yet
     kContinued,  // by another operation
@@ -223,7 +225,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   mutable std::mutex error_mutex_;  // failures only
   std::optional<Error> error_;
   bool explained_ = false;
-  // What most operations never have.
+  // Most operations never have one.
   struct Suspension {
     Plan plan;                 // of some partitions of the tensor: it continues an operation of an earlier view,
     std::vector<Begun> begun;  // whose results have begun to come, as far as this, and are not taken again

@@ -85,13 +85,13 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // A sentence that names the cause; empty until lose() was told it.
   void lose(const std::string& why) { why_lost_ = why; }
   const std::string& why_lost() const { return why_lost_; }
-  // Whether the server may still write to our memory although the connection is given up.
+  // The server may still write to our memory although the connection is given up.
   bool needs_fence() const { return direct() != nullptr && !direct()->is_fenced(); }
-  // Ends that, see DirectAccess::fence(), or has begun to: true while the server has still some time left to end.
+  // Ends the server's access, see DirectAccess::fence(), or has begun to: true while the server has time left to end.
   bool is_being_fenced();
   bool is_ending() const { return ends_by_.has_value(); }
   void note_ended() { ends_by_.reset(); }
-  // Of a server on this host, while one is kept: what it was about to write, once it can write no more.
+  // A server on this host may keep a log of what it was about to write, which is read once it can write no more.
   void keep_log(const tensor::RedoLogAt& where);
   const tensor::RedoLog* log() const { return log_ ? &*log_ : nullptr; }
   // The server has until then to finish by itself.
@@ -100,7 +100,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // For how long the server has said nothing although it owes a reply; asked at regular intervals. `forgive`: this
   // process was stopped itself, and cannot tell.
   Duration silence(Clock::time_point now, bool forgive);
-  // Once for each silence.
+  // True once for each silence.
   bool note_suspicion() { return !std::exchange(suspected_, true); }
   // The scheduler still hears a server that is silent here: so the network is cut, unless the server was stopped for a
   // while and speaks up now. Where its whole machine was, TCP sends again what that has missed, at the latest after as
@@ -137,15 +137,15 @@ class ServerConnection final : public transport::ControlSink, public transport::
     bytes_in_flight_ -= bytes;
     answered_ = heard_ = true;
   }
-  // Whether nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
+  // Nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
   bool is_stuck();
   void restart_stuck_timer() { answered_ = true; }
 
-  // Only the answer of a partition in flight, where that partition wants it: a late answer changes nothing.
+  // The server may write the answer of a partition in flight where that partition wants it, and nothing else.
   std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
                            std::uint32_t immediate) override;
   void on_cut_off(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t bytes) override;
-  // No more of an answer lands; how much of it has, by this.
+  // Lets no more of an answer land, and says how much of it has.
   std::uint64_t stop_landing(std::uint32_t immediate);
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) override;
   void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,

@@ -9,9 +9,9 @@ namespace {
 
 constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a loop; callers wait beyond
 constexpr double kDeadlineCheck_s = 0.25;
-// What a server cannot map it reads and writes by two system calls for each partition. For small tensors two copies by
-// the worker take less time. Measured: at 256 KiB staging takes less than half the time, at 1 MiB as long, because the
-// copies fill the cache.
+// A server reads and writes memory that it cannot map by two system calls for each partition. For small tensors two
+// copies by the worker take less time. Measured: at 256 KiB staging takes less than half the time, at 1 MiB as long,
+// because the copies fill the cache.
 constexpr std::uint64_t kLargestStagedIfCheap = 256 << 10;
 constexpr std::size_t kMostStagedIfCheap = 16;  // buffers; without a free one partitions do not wait, and go in place
 constexpr std::uint64_t kOwnTurnBytes = 256 << 10;  // some 100 us of summing

@@ -74,11 +74,11 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   // On the reactor's thread, before this rank's first operation on a tensor that was declared with a compression.
   void add_compressed(const std::shared_ptr<const Tensor>& tensor);
 
-  // From any thread; wake the reactor's progress, or drive it, next. Throws kTimeout when the loop does not keep up
-  // with the submissions. One loop of each operation watches its deadline.
+  // Any thread may submit, and then wakes the reactor's progress or drives it. Throws kTimeout when the loop does not
+  // keep up with the submissions. One loop of each operation watches its deadline.
   void submit(const std::shared_ptr<Operation>& operation, bool watches_deadline);
 
-  // On the reactor's thread: aborts every operation that `concerns` answers true for.
+  // Aborts every operation that `concerns` answers true for. The reactor's thread calls this, and what follows.
   void abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
                         const std::string& hint);
   // Cancels this loop's part of an operation that is failing.
@@ -92,11 +92,11 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void forget_memory(std::uint64_t identity);
   // No operation is on its way, waits to be sent, or has just been submitted.
   bool is_idle() const;
-  // What is not finished, at most so many partitions: first those that were sent.
+  // Lists partitions that are not finished, at most so many: first those that were sent.
   std::vector<OpenPartition> list_open(std::size_t most) const;
   WorkerUsage usage() const;
 
-  // From the rounds of this host.
+  // The rounds of this host call these.
   std::uint64_t largest() const override { return options_.largest_partition; }
   void contribute(std::uint32_t contribution, const tensor::PushHeader& header, std::int32_t priority,
                   std::uint32_t place) override;
@@ -108,7 +108,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   bool arm() override { return submissions_.empty() && !receipts_due_ && !landed_due_ && (!has_work_ || blocked_); }
   bool blocked() const override { return blocked_; }
 
-  // From the connections.
+  // The connections call these.
   std::size_t allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
                             std::uint32_t immediate) const;
   void on_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes);
@@ -122,7 +122,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void count_stale() { counters_.stale.add(); }
   // The transport reads the bytes of this push no more, whether they have left or not.
   void on_unread(ServerConnection& server, std::uint32_t immediate);
-  // What the memory is called that answers of the server are still to go to: on one rail, and on another.
+  // Gives the keys of the memory that answers of the server are still to go to: those on one rail, and on another.
   std::vector<tensor::AnswerKeys::Key> answer_keys(const ServerConnection& server, std::size_t rail,
                                                    std::size_t other) const;
   // An answer has come in that the server keeps until it is told.

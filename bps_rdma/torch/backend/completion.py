@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class Pending(Protocol):
-    """What a future waits for."""
+    """A future waits for one of these."""
 
     def next_fd(self) -> int:
         """Readable when another of its operations is over; -1 when all are."""
