@@ -76,9 +76,10 @@ int run_in_namespace() {
   const Bytes address = side.open();
   REQUIRE(::write(pipe[1], address.data(), address.size()) == static_cast<ssize_t>(address.size()));
   REQUIRE(side.sink.wait([](const auto& sink) { return !sink.descriptors.empty(); }));
-  const auto [header, span, from] = side.sink.look([](const auto& sink) { return sink.descriptors.front(); });
+  const auto posted = side.sink.look([](const auto& sink) { return sink.descriptors.front(); });
+  const RemoteSpan span = posted.span;
   std::array<std::byte, sizeof g_memory> mine{};
-  DirectAccess& direct = *from->direct();
+  DirectAccess& direct = *posted.from->direct();
   REQUIRE(side.call([&] { return direct.map(span) == nullptr; }));
   if (side.call([&] { return direct.get(span, mine.data()); }) != Status::kOk) return kCannotTell;  // not allowed here
   REQUIRE(mine.front() == kPeers && mine.back() == kPeers);
