@@ -65,18 +65,10 @@ class DirectAccess {
   virtual Status get(const RemoteSpan& span, std::byte* into) = 0;
   virtual Status put(const RemoteSpan& span, const std::byte* from) = 0;
 
-  // Lets the peer hold a region, which is shared memory, by a span of it. False: the connection is lost, or is full.
-  virtual bool share(const Region& /*region*/) { return false; }
-  // Memory of the peer that it has shared, which stays when the peer is gone; null where there is none, or it is mapped
-  // in part only.
-  virtual std::shared_ptr<shm::SharedMemory> hold(const RemoteSpan& /*span*/) { return nullptr; }
-
   // A peer that can write to our memory can do so after the connection has been given up: it may have been stopped
   // in the middle of a sum, and go on later. Before the memory is used again the peer must be fenced.
   // Whether the peer can write no more: it has closed its side of the connection, or has ended.
   virtual bool is_fenced() = 0;
-  // Of a peer that is_fenced(): delivers what it has posted before, also where the connection is lost.
-  virtual void take_rest() {}
   // Whether fence() could make sure of that. If not, the peer must be given buffers that nobody else uses.
   virtual bool can_fence() const = 0;
   // Ends the peer's process, whatever it does: soon it is_fenced(). Has no effect on one that is.

@@ -20,7 +20,6 @@ enum class Route : std::uint8_t {
 // When a result counts, after which the input is not needed any more.
 enum class Finality : std::uint8_t {
   kAnswer,      // when the answer has landed
-  kLogged,      // the same; the server keeps a redo log, from which a result is completed if the server is lost
   kCommit,      // when the server has told that all members have their answers
   kBulkCommit,  // the same, and the server is told of several landed answers at once
 };
@@ -52,8 +51,6 @@ struct RouteFacts {
   bool is_two_phase = false;
   bool is_continuation = false;  // some members have the result already, in a view that has ended
   bool lands_in_order = false;   // how much of an answer has come over the input is known at any time
-  bool is_logged = false;   // this server keeps a redo log that this rank reads, and the tensor's ranks share a host
-  bool others_log = false;  // other members read a redo log of this server
   Reach reach = Reach::kNetwork;
 };
 
@@ -65,18 +62,12 @@ struct Chosen {
 };
 
 // In two phases the input is needed again if the server is lost. An answer that lands in order replaces as much of it
-// as has come, which other members have, and so does one that the redo log tells of. Any other answer goes to a buffer.
+// as has come, and the other members have that part. Any other answer goes to a buffer.
 constexpr Chosen choose_route(const RouteFacts& facts) {
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
-  const bool is_fenced = facts.reach >= Reach::kUnreadable;
-  const bool is_logged = facts.is_two_phase && is_fenced && facts.is_logged;
-  const bool commits = facts.is_two_phase && !is_logged;
-  const bool aside = facts.is_two_phase && (facts.is_continuation || (commits && !facts.lands_in_order));
-  // A member that reads a redo log keeps the server from the next sum until it is told.
-  const bool in_bulk = commits && !aside && facts.is_registered && facts.is_push_pull && !facts.others_log &&
-                       facts.reach == Reach::kNetwork;
+  const bool aside = facts.is_two_phase && (facts.is_continuation || !facts.lands_in_order);
+  const bool in_bulk = !aside && facts.is_registered && facts.is_push_pull && facts.reach == Reach::kNetwork;
   const Finality finality = !facts.is_two_phase ? Finality::kAnswer
-                            : is_logged         ? Finality::kLogged
                             : in_bulk           ? Finality::kBulkCommit
                                                 : Finality::kCommit;
   if (!facts.is_registered) return {Route::kStaged, finality};

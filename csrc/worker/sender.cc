@@ -203,7 +203,6 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
     header.priority = entry.transfer->priority;
     header.place = entry.part.place;
   }
-  if (entry.transfer->finality == Finality::kLogged) header.place = tensor::PushHeader::kLogged;
   if (!placement.wants_data()) return;
   const transport::RemoteSpan answer = answer_span(entry, placement, rail);
   header.answer_key = answer.key;

@@ -102,8 +102,7 @@ void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   if (server.fails_over() && !path_check_) {
     path_check_ = reactor_.loop().every(transport::kPathCheck_s, [this] { check_paths(); });
   }
-  const bool wants_log = options_.two_phase && !server.needs_slots();
-  (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count, wants_log});
+  (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count});
   // Each server gets an equal share of the scheduling credit, so that what is less urgent on one server never takes the
   // credit of what is more urgent on another.
   const auto met =
@@ -195,7 +194,6 @@ void WorkerLoop::prepare(Operation::Portion& portion, ServerConnection& server) 
 
 RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerConnection& server) {
   const Operation& operation = *portion.operation;
-  const bool is_on_one_host = operation.tensor->is_on_one_host;
   const transport::DirectAccess* direct = server.direct();
   const bool can_fence = direct != nullptr && direct->can_fence();
   RouteFacts facts;
@@ -205,11 +203,6 @@ RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerC
   facts.is_two_phase = operation.request.two_phase;
   facts.is_continuation = operation.is_continuation();
   facts.lands_in_order = server.memory.transport().lands_in_order();
-  // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs. A round of a group on
-  // several hosts ends for those who read the log when the others have their answers, and no other round is summed
-  // meanwhile: there two phases cost less.
-  facts.is_logged = server.log() != nullptr && is_on_one_host && !portion.parts.front().for_host();
-  facts.others_log = is_on_one_host && server.may_keep_log;
   facts.reach = direct == nullptr ? Reach::kNetwork : can_fence ? Reach::kUnreadable : Reach::kUnfenced;
   return facts;
 }

@@ -190,7 +190,6 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void settle(ServerConnection& server, const tensor::PathLost& lost);
   void check_paths();
   void send_receipts();
-  static Landed redo(const InFlight& entry);
   Landed landed_of(std::uint32_t index);
   bool suspend(std::uint32_t index);
 

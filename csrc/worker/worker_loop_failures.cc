@@ -250,8 +250,6 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
     on_cancelled(server, *cancelled);
   } else if (const auto* committed = std::get_if<tensor::Committed>(&*decoded)) {
     on_committed(server, *committed);
-  } else if (const auto* log = std::get_if<tensor::RedoLogAt>(&*decoded)) {
-    server.keep_log(*log);
   } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
     if (contributions_.source() == nullptr) return;
     contributions_.source()->fail_round(round->group, round->tensor, round->partition, round->round,

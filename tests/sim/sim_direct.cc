@@ -77,16 +77,6 @@ bool SimData::is_fenced() {
   return far.machine == here().machine || far.end == nullptr || far.severed || !network_.is_alive(far.machine);
 }
 
-void SimData::take_rest() {
-  for (const WritePtr& write : std::exchange(landed_, {}))
-    sink->on_write(*this, write->op.immediate, write->bytes.size());
-}
-
-std::shared_ptr<transport::shm::SharedMemory> SimData::hold(const transport::RemoteSpan& span) {
-  const std::byte* bytes = find(span, true);
-  return bytes == nullptr ? nullptr : transport::shm::SharedMemory::find({bytes, span.length});
-}
-
 bool SimData::can_fence() const {
   return network_.conditions.may_fence || wire_->sides[0].machine == wire_->sides[1].machine;
 }

@@ -137,10 +137,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   std::byte* map(const transport::RemoteSpan& span) override;
   Status get(const transport::RemoteSpan& span, std::byte* into) override;
   Status put(const transport::RemoteSpan& span, const std::byte* from) override;
-  bool share(const transport::Region&) override { return !is_lost(); }
-  std::shared_ptr<transport::shm::SharedMemory> hold(const transport::RemoteSpan& span) override;
   bool is_fenced() override;
-  void take_rest() override;
   bool can_fence() const override;
   void fence() override;
 

@@ -56,10 +56,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   std::byte* map(const RemoteSpan& span) override;
   Status get(const RemoteSpan& span, std::byte* into) override;
   Status put(const RemoteSpan& span, const std::byte* from) override;
-  bool share(const Region& region) override { return !is_lost() && announce(region); }
-  std::shared_ptr<SharedMemory> hold(const RemoteSpan& span) override;
   bool is_fenced() override;
-  void take_rest() override;
   bool can_fence() const override { return may_end() || is_own_process(); }
   void fence() override;
 

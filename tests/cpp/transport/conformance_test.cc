@@ -345,7 +345,10 @@ TEST_P(Conformance, AMappingOutlivesItsWithdrawalUntilTheCallEnds) {
     // By a descriptor that the peer announces it with, perhaps after some tries of a faulty connection.
     const Deadline deadline = Deadline::after(30);
     while (direct.map(other) == nullptr && !deadline.passed()) {
-      caller->call([&] { (void)data->direct()->share(*second); });
+      caller->call([&] {
+        const Descriptor announces{.header = {}, .source = second.get(), .source_offset = 0, .length = 1};
+        (void)data->direct()->post({&announces, 1});
+      });
     }
     ASSERT_NE(direct.map(other), nullptr);
     EXPECT_EQ(direct.map(where), nullptr) << "it is withdrawn";

@@ -37,7 +37,6 @@ class BulkLandingTest : public ::testing::Test {
     tensor->group = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
     tensor->dtype = Dtype::kFloat32;
     tensor->bytes = bytes;
-    tensor->is_on_one_host = on_one_host;
     tensor->whole_plan.resize(1);
     for (std::uint32_t i = 0; i < pieces; ++i) tensor->whole_plan[0].push_back({i});
     Request request;
@@ -73,7 +72,6 @@ class BulkLandingTest : public ::testing::Test {
       WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPiece, .staging_bytes = 64 * kPiece}, reactor};
   ServerConnection* server = nullptr;
   std::uint64_t sequence = 0;
-  bool on_one_host = false;
 };
 
 TEST_F(BulkLandingTest, TheLastAnswerTellsOfAllBefore) {
@@ -97,15 +95,6 @@ TEST_F(BulkLandingTest, WhatLandsAfterACancelIsToldAtOnce) {
   worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
   land(0);
   EXPECT_EQ(told(), std::vector<std::size_t>{1}) << "the last one may never be summed";
-}
-
-// It holds up their next sum.
-TEST_F(BulkLandingTest, WhereOthersReadALogTheServerIsToldAtOnce) {
-  server->may_keep_log = true;
-  on_one_host = true;
-  const auto operation = submit(3);
-  land(0);
-  EXPECT_EQ(told(), std::vector<std::size_t>{1});
 }
 
 TEST_F(BulkLandingTest, WhatLandsAfterTheLastIsToldAtOnce) {

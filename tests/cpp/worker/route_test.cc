@@ -18,12 +18,12 @@ constexpr std::size_t kReaches = 6;
 // not known what a process of this host can do with it.
 std::vector<RouteFacts> all_facts() {
   std::vector<RouteFacts> all;
-  for (std::uint32_t bits = 0; bits < 1U << 9; ++bits) {
+  for (std::uint32_t bits = 0; bits < 1U << 7; ++bits) {
     for (std::size_t reach = 0; reach < kReaches; ++reach) {
       RouteFacts facts;
-      const std::array<bool*, 9> flags = {&facts.is_encoded,     &facts.is_registered, &facts.is_small,
-                                          &facts.is_push_pull,   &facts.is_two_phase,  &facts.is_continuation,
-                                          &facts.lands_in_order, &facts.is_logged,     &facts.others_log};
+      const std::array<bool*, 7> flags = {&facts.is_encoded,    &facts.is_registered, &facts.is_small,
+                                          &facts.is_push_pull,  &facts.is_two_phase,  &facts.is_continuation,
+                                          &facts.lands_in_order};
       for (std::size_t i = 0; i < flags.size(); ++i) *flags[i] = (bits >> i & 1) != 0;
       facts.reach = static_cast<Reach>(reach);
       if (facts.is_encoded && facts.is_two_phase) continue;
@@ -62,7 +62,7 @@ TEST(Route, KeepsTheInputUntilTheResultIsFinal) {
     const auto [route, finality] = choose_route(facts);
     if (!answers_go_over_inputs(route) || !survives_server(finality)) continue;
     EXPECT_FALSE(facts.is_continuation);
-    EXPECT_TRUE(facts.lands_in_order || finality == Finality::kLogged);
+    EXPECT_TRUE(facts.lands_in_order);
   }
 }
 
@@ -70,14 +70,10 @@ TEST(Route, HasTheFinalityThatTheServerKeeps) {
   for (const RouteFacts& facts : all_facts()) {
     const auto [route, finality] = choose_route(facts);
     EXPECT_EQ(survives_server(finality), facts.is_two_phase);
-    if (finality == Finality::kLogged) {
-      EXPECT_TRUE(facts.is_logged);
-      EXPECT_GE(facts.reach, Reach::kUnreadable) << "or nobody could end what writes beside the log";
-    }
     if (finality != Finality::kBulkCommit) continue;
     EXPECT_EQ(route, Route::kInPlace);
     EXPECT_EQ(facts.reach, Reach::kNetwork);
-    EXPECT_TRUE(facts.is_push_pull && !facts.others_log);
+    EXPECT_TRUE(facts.is_push_pull);
   }
 }
 
@@ -89,13 +85,11 @@ TEST(Route, TakesEachRouteAsOftenAsEver) {
     ++cases[{route, finality}];
   }
   const std::map<std::pair<Route, Finality>, int> expected = {
-      {{Route::kInPlace, Finality::kAnswer}, 160},      {{Route::kInPlace, Finality::kLogged}, 24},
-      {{Route::kInPlace, Finality::kCommit}, 24},       {{Route::kInPlace, Finality::kBulkCommit}, 4},
-      {{Route::kAnswersAside, Finality::kLogged}, 64},  {{Route::kAnswersAside, Finality::kCommit}, 128},
-      {{Route::kStagedIfCheap, Finality::kAnswer}, 32}, {{Route::kStagedIfCheap, Finality::kLogged}, 8},
-      {{Route::kStagedIfCheap, Finality::kCommit}, 4},  {{Route::kStaged, Finality::kAnswer}, 384},
-      {{Route::kStaged, Finality::kLogged}, 64},        {{Route::kStaged, Finality::kCommit}, 256},
-      {{Route::kEncoded, Finality::kAnswer}, 576},
+      {{Route::kInPlace, Finality::kAnswer}, 40},      {{Route::kInPlace, Finality::kCommit}, 8},
+      {{Route::kInPlace, Finality::kBulkCommit}, 2},   {{Route::kAnswersAside, Finality::kCommit}, 52},
+      {{Route::kStagedIfCheap, Finality::kAnswer}, 8}, {{Route::kStagedIfCheap, Finality::kCommit}, 2},
+      {{Route::kStaged, Finality::kAnswer}, 96},       {{Route::kStaged, Finality::kCommit}, 80},
+      {{Route::kEncoded, Finality::kAnswer}, 144},
   };
   EXPECT_EQ(cases, expected);
 }
