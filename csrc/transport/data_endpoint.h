@@ -55,8 +55,6 @@ class DirectAccess {
  public:
   // Whether the peer can read and write `region` itself.
   virtual bool peer_reaches(const Region& region) const = 0;
-  // Whether it maps the region, and so works on it where it lies; otherwise each access is a system call that copies.
-  virtual bool peer_maps(const Region& region) const = 0;
   virtual std::size_t post(std::span<const Descriptor> descriptors) = 0;
 
   // Where a span of the peer's memory is mapped here, or nullptr when it can only be copied. Checks the span against

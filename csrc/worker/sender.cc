@@ -120,7 +120,6 @@ bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& par
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
   if (is_read_in_place && !placement.wants_data()) return true;
-  if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return true;
   // There are no more buffers than partitions that can be sent.
   staged = take_buffer(server, yields);
   if (staged != nullptr) {

@@ -70,11 +70,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Tells the server which answers have come in.
   void send_receipts();
 
-  // In two phases: answers that are here, of which the server is told with the next send_landed(). Their number.
-  std::size_t note_landed(std::uint32_t immediate) {
-    landed_.immediates.push_back(immediate);
-    return landed_.immediates.size();
-  }
+  // In two phases: answers that are here, of which the server is told with the next send_landed().
+  void note_landed(std::uint32_t immediate) { landed_.immediates.push_back(immediate); }
   void forget_landed(std::uint32_t immediate) { std::erase(landed_.immediates, immediate); }
   void send_landed();
 

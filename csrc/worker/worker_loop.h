@@ -163,7 +163,6 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
   [[gnu::cold]] void lose_for_length(ServerConnection& server, std::uint64_t landed, std::uint64_t due);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
-  void note_landed(const InFlight& entry, std::uint32_t immediate);
   void send_landed();
 
   // worker_loop_failures.cc

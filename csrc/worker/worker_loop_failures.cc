@@ -108,7 +108,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
 void WorkerLoop::drop_unsent(Transfer& transfer) {
   const std::uint32_t unsent = transfer.unsent();
   if (unsent == 0) return;
-  if (survives_server(transfer.finality)) {
+  if (awaits_commit(transfer.finality)) {
     for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, {}, true);
   }
   transfer.next += unsent;

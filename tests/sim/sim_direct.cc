@@ -15,10 +15,6 @@ bool is_mapped(const Conditions& conditions, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-bool SimData::peer_maps(const transport::Region& region) const {
-  return is_mapped(network_.conditions, region.bytes());
-}
-
 std::size_t SimData::post(std::span<const transport::Descriptor> descriptors) {
   if (is_lost()) return 0;
   std::size_t room = descriptors.size();

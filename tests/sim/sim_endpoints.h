@@ -132,7 +132,6 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   // Both ends are on one host: sim_direct.cc.
   void share_memory() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
-  bool peer_maps(const transport::Region& region) const override;
   std::size_t post(std::span<const transport::Descriptor> descriptors) override;
   std::byte* map(const transport::RemoteSpan& span) override;
   Status get(const transport::RemoteSpan& span, std::byte* into) override;

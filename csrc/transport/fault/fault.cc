@@ -76,7 +76,6 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     return accepted;
   }
   bool peer_reaches(const Region& region) const override { return inner->direct()->peer_reaches(region); }
-  bool peer_maps(const Region& region) const override { return inner->direct()->peer_maps(region); }
   std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }
   Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
   Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }
