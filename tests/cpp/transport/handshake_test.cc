@@ -123,7 +123,7 @@ TEST(Handshake, GoldenBytes) {
   challenge.view = {.incarnation = 0x05060708'090a0b0c, .epoch = 0x01020304};
   fill(challenge.mac, 0x80);
   EXPECT_TRUE(std::ranges::equal(codec::encode(challenge),
-                                 concatenate({as_bytes({"BPSR\x10\0\x02\0", 8}), challenge.nonce,
+                                 concatenate({as_bytes({"BPSR\x0f\0\x02\0", 8}), challenge.nonce,
                                               as_bytes({"\x0c\x0b\x0a\x09\x08\7\6\5\4\3\2\1", 12}), challenge.mac})));
 }
 
