@@ -91,7 +91,8 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
 // On rail r its key is r.
 class FakeRegion final : public transport::Region {
  public:
-  FakeRegion(std::span<std::byte> bytes, std::size_t rails) : Region(bytes) {
+  FakeRegion(std::span<std::byte> bytes, std::size_t rails, bool by_address) : Region(bytes) {
+    if (by_address) origin_ = reinterpret_cast<std::uint64_t>(bytes.data());
     for (std::size_t rail = 1; rail < rails; ++rail) other_keys_.push_back(rail);
   }
 };
@@ -102,7 +103,7 @@ class FakeTransport final : public transport::Transport {
   bool lands_in_order() const override { return in_order; }
   transport::RegionPtr register_memory(std::span<std::byte> bytes) override {
     if (out_of_memory) throw Error(ErrorCode::kTransport, "no memory", "add some");
-    return std::make_shared<FakeRegion>(bytes, rails);
+    return std::make_shared<FakeRegion>(bytes, rails, by_address);
   }
   std::unique_ptr<transport::ControlEndpoint> connect_control(const transport::ConnectRequest&) override {
     return nullptr;
@@ -132,6 +133,7 @@ class FakeTransport final : public transport::Transport {
   void disarm() override {}
 
   std::size_t rails = 1;
+  bool by_address = false;  // remote addresses are pointers, as over RDMA
   bool in_order = false;
   bool out_of_memory = false;
   std::vector<std::unique_ptr<FakeControl>> control_ends;  // in the order in which they were accepted
