@@ -133,6 +133,8 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
     server.route = transport::to_string(kind);
+    server.may_keep_log =
+        self_.host_key == target.server.host_key && van::address_of(target.server, Kind::kShm) != nullptr;
     if (kind == Kind::kTcp) server.route += ", " + transport::tcp::in_words(as_text(request.address));
     std::vector<worker::ServerPath> attached;
     for (MadePath& path : made) attached.push_back(attach(std::move(path), *transport, server));

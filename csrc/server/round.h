@@ -32,6 +32,7 @@ struct Arrival {
   bool has_payload = false;
   bool is_compressed = false;  // its payload, and so what it is answered
   bool is_unrounded = false;   // its payload: see tensor::kUnrounded
+  bool is_logged = false;      // in two phases: it reads the redo log, and an answer is the last word
   bool pushed = false;
   bool unacknowledged = false;  // a push without a pull whose payload still has to be copied, once there is a slot
   bool pull_waiting = false;

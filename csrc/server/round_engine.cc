@@ -58,6 +58,7 @@ bool RoundEngine::resume() {
       if (waits_for_starved(*round)) wait(*round);
     }
   }
+  if (!behind_log_.empty()) resume_behind_log();
   const bool found = !waiting_.empty();
   for (std::size_t i = 0; i < waiting_.size(); ++i) {
     Round& round = *waiting_[i];
@@ -168,6 +169,7 @@ void RoundEngine::disagree(Round& round, Arrival& arrival, const Push& push) {
 // Tells everyone who waits for something. A member whose push was acknowledged learns of it when it pulls.
 void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing) {
   round.failure = std::move(why);
+  is_log_kept_ |= log_holder_ == &round;
   compressed_summer_.forget(round);
   const auto tell = [&](const Arrival& arrival, std::uint32_t immediate) {
     // With the end of the view nobody knows what becomes of the contribution of a host.

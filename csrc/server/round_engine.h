@@ -70,6 +70,10 @@ class RoundEngine final : public tensor::ContributionSource {
   void add_group(const van::Group& group) {
     groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, limits_.here));
   }
+  // Answers to this session that wait are dropped, because it is lost.
+  void drop_answers(const WorkerSession& session);
+  // For members that share memory with this process and want to know what it was about to write.
+  void log_to(tensor::RedoLog* log) { redo_log_ = log; }
   // The way to the servers for what this host contributes.
   void relay_by(tensor::ContributionSender* network) { network_ = network; }
 
@@ -226,6 +230,11 @@ class RoundEngine final : public tensor::ContributionSource {
   void propose(Round& round, Arrival& arrival, const std::byte* result);
   void end_landing(Round& round);
   void commit(Round& round);
+  void note_logged(Arrival& arrival, const Push& push) const;
+  bool has_logged(const Round& round) const;
+  bool is_log_held() const;
+  bool plan_log(Round& round);
+  void resume_behind_log();
 
   // round_engine_stored.cc
   const RoundGroup* add_alone(std::uint32_t rank);
@@ -269,9 +278,16 @@ class RoundEngine final : public tensor::ContributionSource {
   std::string last_failure_;
   std::unordered_map<std::uint32_t, Gone> gone_ranks_;
   std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> stored_;
-  StoredPartition storing_;      // of the pass in progress
-  std::vector<Round*> waiting_;  // those with Round::waits, each once; others may stand here, closed meanwhile
-  bool worker_ran_out_ = false;  // of slots: it may be the one that an open round waits for
+  StoredPartition storing_;  // of the pass in progress
+  tensor::RedoLog* redo_log_ = nullptr;
+  // The log tells of one partition at a time. While a member of that round may have to learn from it that the round is
+  // over, because its answer has not been posted, no other is summed over the log.
+  const Round* log_holder_ = nullptr;
+  bool is_log_kept_ = false;  // up to the end of the view, which is near: such an answer will not be posted any more
+  std::vector<const WorkerSession*> log_readers_;
+  std::vector<Round*> behind_log_;  // rounds with Round::waits, as below
+  std::vector<Round*> waiting_;     // those with Round::waits, each once; others may stand here, closed meanwhile
+  bool worker_ran_out_ = false;     // of slots: it may be the one that an open round waits for
 };
 
 }  // namespace bps::server

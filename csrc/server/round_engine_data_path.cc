@@ -76,6 +76,7 @@ void RoundEngine::take(Push& push) try {
   counters_.pushes.add();
   if (has_payload) counters_.received_bytes.add(push.payload);
   record(round, arrival, push);
+  if (round.is_two_phase()) note_logged(arrival, push);
   if (push.compression != nullptr) {
     arrival.is_compressed = true;
     round.compression = push.compression;
@@ -259,6 +260,7 @@ void RoundEngine::complete(Round& round) {
 void RoundEngine::sum(Round& round) {
   const bool keeps = round.first.kind >= tensor::OperationKind::kStore;
   plan_.read_from(round);
+  if (round.is_two_phase() && !plan_log(round)) return;
   if (plan_.sources.empty()) {
     if (keeps) return unstore(round);
     return fail(round, {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});

@@ -112,6 +112,7 @@ void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> m
 
 void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   if (attach.largest_payload > options_.largest_partition || !session.attach(attach)) return;
+  if (attach.wants_log) share_log(session);
   if (!attach.needs_slots) return;
   if (!pool_.serves(session.connections())) {
     counters_.stale.add();
@@ -126,6 +127,26 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
     session.window().open(attach.largest_payload, options_.window, memory);
   } catch (const Error& error) {
     reject(session, error);
+  }
+}
+
+// Without memory for the log its members are served as those that share no memory.
+void ServerLoop::share_log(WorkerSession& session) {
+  transport::DirectAccess* direct = session.direct();
+  if (direct == nullptr) return;
+  try {
+    if (!shared_log_.log) {
+      shared_log_.memory = transport::shm::SharedMemory::create(tensor::RedoLog::bytes());
+      shared_log_.log = std::make_unique<tensor::RedoLog>(shared_log_.memory->bytes());
+    }
+    transport::RegionPtr& region = shared_log_.regions[&session.connections()];
+    if (!region) region = session.connections().register_memory(shared_log_.memory->bytes());
+    if (!direct->share(*region)) return;
+    rounds_.log_to(shared_log_.log.get());
+    const transport::RemoteSpan all = region->remote(0, region->bytes().size());
+    session.send(tensor::RedoLogAt{all.key, all.address, all.length});
+  } catch (const Error& error) {
+    log_warning("cannot keep a redo log for " + session.name() + ": " + error.what());
   }
 }
 
@@ -197,6 +218,7 @@ void ServerLoop::forget_lost() {
   losses_due_ = false;
   for (const auto& session : sessions_) {
     if (!session->is_lost()) continue;
+    rounds_.drop_answers(*session);
     session->discard();
   }
   rounds_.fail_lost();

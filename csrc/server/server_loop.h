@@ -88,6 +88,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void on_lost(WorkerSession& session, const std::string& why) override;
   WorkerSession* admit(const transport::Hello& hello, transport::Transport& transport);
   void attach(WorkerSession& session, const tensor::Attach& attach);
+  void share_log(WorkerSession& session);
   void reject(WorkerSession& session, const Error& error);
   void settle(WorkerSession& session, const tensor::PathLost& lost);
   void check_paths();
@@ -96,6 +97,13 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   bool send_answers();
   void send_credits();
 
+  // The redo log, registered with each transport by which members share it.
+  struct SharedLog {
+    std::shared_ptr<transport::shm::SharedMemory> memory;
+    std::unique_ptr<tensor::RedoLog> log;
+    std::map<transport::Transport*, transport::RegionPtr> regions;
+  };
+
   const ServerLoopOptions options_;
   const van::Membership membership_;
   const van::Hosts hosts_;
@@ -103,6 +111,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   SlotPool pool_;
   SendsDue sends_due_;
   Sessions sessions_;
+  SharedLog shared_log_;
   RoundEngine rounds_;
   std::atomic<std::size_t> clients_{0};  // sessions that are not lost
   std::optional<Timer> path_check_;      // while a session has several paths

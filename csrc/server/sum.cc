@@ -14,6 +14,10 @@ namespace {
 // Blocks of two sources and one result fit into 1 MiB of second-level cache together, and copying a block between
 // processes takes much longer than the system call that it needs.
 constexpr std::uint64_t kBlock = 128 * 1024;
+static_assert(kBlock <= tensor::RedoLog::kBlock);
+// With a redo log a block is written once more than there are targets. It stays in the second-level cache meanwhile,
+// with the sources, so that this costs no traffic with the memory.
+constexpr std::uint64_t kLoggedBlock = 16 * 1024;
 
 }  // namespace
 
@@ -105,21 +109,31 @@ Status Summer::sum(const Reduction& what, std::uint64_t length, const SumPlan& p
     if (status != Status::kOk) return status;
   }
   const bool must_put = std::any_of(targets.begin(), targets.end(), [](const SumMemory& t) { return !t.bytes; });
-  for (std::uint64_t at = 0; at < length; at += kBlock) {
-    const std::uint64_t size = std::min(kBlock, length - at);
+  const std::uint64_t block_size = plan.log == nullptr || must_put ? kBlock : kLoggedBlock;
+  for (std::uint64_t at = 0; at < length; at += block_size) {
+    const std::uint64_t size = std::min(block_size, length - at);
     std::size_t used = 0;
     if (const Status status = read(what, plan, at, size, used, broken); status != Status::kOk) return status;
     out_.clear();
     for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) out_.push_back(target.bytes + at);
     }
-    if (must_put && out_.empty()) out_.push_back(used > 0 ? scratch(0) : scratch(used));
+    if (plan.log != nullptr) {
+      logged_.swap(out_);
+      out_.assign(1, plan.log->begin());
+    } else if (must_put && out_.empty()) {
+      out_.push_back(used > 0 ? scratch(0) : scratch(used));
+    }
     const std::byte* result = must_put ? out_.front() : nullptr;
     if (unrounded != nullptr) out_.assign(1, unrounded->sums() + at / element * sizeof(double));
     if (exact) {
       exact_.sum(at / element, size / element, in_, out_);
     } else {
       reduce(what, in_, out_, size / element);
+    }
+    if (plan.log != nullptr) {
+      plan.log->publish(plan.key, at, size);
+      for (std::byte* out : logged_) std::memcpy(out, out_.front(), size);
     }
     for (const SumMemory& target : targets) {
       if (target.bytes != nullptr) continue;

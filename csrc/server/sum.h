@@ -36,6 +36,7 @@ class Summer {
   std::vector<std::vector<std::byte>> copies_;  // of what hosts have summed and cannot be read where it lies
   std::vector<const std::byte*> in_;
   std::vector<std::byte*> out_;
+  std::vector<std::byte*> logged_;  // where a block goes once the redo log has it
 };
 
 }  // namespace bps::server

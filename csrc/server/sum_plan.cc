@@ -24,6 +24,7 @@ Reduction reduction_of(const Round& round) {
 
 void SumPlan::read_from(const Round& round) {
   sources.clear();
+  log = nullptr;
   for (const Arrival& arrival : round.arrivals) {
     if (!arrival.has_payload || arrival.is_compressed) continue;
     transport::DirectAccess* direct = arrival.data->direct();

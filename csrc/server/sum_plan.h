@@ -6,6 +6,7 @@
 
 #include "server/reduce.h"
 #include "server/round.h"
+#include "tensor/redo_log.h"
 
 namespace bps::server {
 
@@ -26,6 +27,8 @@ Reduction reduction_of(const Round& round);
 struct SumPlan {
   std::vector<SumMemory> sources;  // in the order of ranks
   std::vector<SumMemory> targets;
+  tensor::RedoLog* log = nullptr;  // each block goes there first
+  TraceKey key;                    // of what is written to the log
 
   // The payloads, where they are, but for those that are compressed.
   void read_from(const Round& round);

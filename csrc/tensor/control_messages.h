@@ -23,8 +23,9 @@ struct Attach {
   std::uint64_t largest_payload = 0;
   bool needs_slots = false;
   std::uint8_t data_endpoints = 1;
+  bool wants_log = false;  // of what is written to memory that both share: see RedoLogAt
   static constexpr void fields(auto& io, auto& m) {
-    io(m.largest_payload, m.needs_slots, m.data_endpoints);
+    io(m.largest_payload, m.needs_slots, m.data_endpoints, m.wants_log);
     io.require([&] { return m.data_endpoints > 0; });
   }
   bool operator==(const Attach&) const = default;
@@ -231,9 +232,18 @@ struct Committed {
   bool operator==(const Committed&) const = default;
 };
 
+// Server to worker: its redo log (redo_log.h), in memory that it shares.
+struct RedoLogAt {
+  std::uint64_t key = 0;
+  std::uint64_t address = 0;
+  std::uint64_t length = 0;
+  static constexpr void fields(auto& io, auto& m) { io(m.key, m.address, m.length); }
+  bool operator==(const RedoLogAt&) const = default;
+};
+
 // The position in this list is the type on the wire: append only.
 using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed, Received,
-                                    PathLost, PathBroken, AnswerKeys, Landed, Committed>;
+                                    PathLost, PathBroken, AnswerKeys, Landed, Committed, RedoLogAt>;
 
 // Texts beyond their limit are cut.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);

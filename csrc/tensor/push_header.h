@@ -51,7 +51,7 @@ enum PushFlags : std::uint8_t {
   kForHost = 16,  // from a rank to the relay of its host, which sums for all its ranks before it pushes: see place
   // The loss of the server must cost nothing: of each byte of the partition, at any time until the round is over, some
   // member has the result in its hands, or every member has its input. So an answer counts once all members have theirs
-  // (see Landed).
+  // (see Landed), or it is the last word of a server that keeps a redo log (see PushHeader::place).
   kTwoPhase = 32,
   // The payload is a label and a code (compress/), and so the answer is a code. Of float32 that is added, in one
   // operation that pushes and pulls.
@@ -90,8 +90,11 @@ struct PushHeader {
   // kForHost: of the operation, for the queue of the relay. kAccumulate: the group that has stored what is added to.
   // Else zero.
   std::int32_t priority;
-  // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: see Addition. Else zero.
+  // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: see Addition. kTwoPhase:
+  // kLogged, if the sender shares memory with the server and reads its redo log when it is lost. Else zero.
   std::uint32_t place;
+
+  static constexpr std::uint32_t kLogged = 1;
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);
@@ -113,7 +116,8 @@ struct PushHeader {
     const auto has = [&](std::uint8_t all) { return (m.flags & all) == all; };
     const auto has_any = [&](std::uint8_t some) { return (m.flags & some) != 0; };
     const bool accumulates = m.kind == OperationKind::kAccumulate;
-    if (!has(kForHost) && !accumulates && (m.priority != 0 || m.place != 0)) return false;
+    const std::uint32_t most = has(kTwoPhase) ? kLogged : 0;
+    if (!has(kForHost) && !accumulates && (m.priority != 0 || m.place > most)) return false;
     if (has(kTwoPhase) && !has(kBoth)) return false;
     if (has(kCompressed)) {
       const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;

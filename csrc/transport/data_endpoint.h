@@ -55,6 +55,8 @@ class DirectAccess {
  public:
   // Whether the peer can read and write `region` itself.
   virtual bool peer_reaches(const Region& region) const = 0;
+  // Whether it maps the region, and so works on it where it lies; otherwise each access is a system call that copies.
+  virtual bool peer_maps(const Region& region) const = 0;
   virtual std::size_t post(std::span<const Descriptor> descriptors) = 0;
 
   // Where a span of the peer's memory is mapped here, or nullptr when it can only be copied. Checks the span against
@@ -63,10 +65,18 @@ class DirectAccess {
   virtual Status get(const RemoteSpan& span, std::byte* into) = 0;
   virtual Status put(const RemoteSpan& span, const std::byte* from) = 0;
 
+  // Lets the peer hold a region, which is shared memory, by a span of it. False: the connection is lost, or is full.
+  virtual bool share(const Region& /*region*/) { return false; }
+  // Memory of the peer that it has shared, which stays when the peer is gone; null where there is none, or it is mapped
+  // in part only.
+  virtual std::shared_ptr<shm::SharedMemory> hold(const RemoteSpan& /*span*/) { return nullptr; }
+
   // A peer that can write to our memory can do so after the connection has been given up: it may have been stopped
   // in the middle of a sum, and go on later. Before the memory is used again the peer must be fenced.
   // Whether the peer can write no more: it has closed its side of the connection, or has ended.
   virtual bool is_fenced() = 0;
+  // Of a peer that is_fenced(): delivers what it has posted before, also where the connection is lost.
+  virtual void take_rest() {}
   // Whether fence() could make sure of that. If not, the peer must be given buffers that nobody else uses.
   virtual bool can_fence() const = 0;
   // Ends the peer's process, whatever it does: soon it is_fenced(). Has no effect on one that is.

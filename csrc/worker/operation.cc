@@ -427,7 +427,7 @@ bool Operation::Portion::suspend(std::uint32_t partition, const Landed& landed, 
 
 // On the loop's thread, which registered it. Not a part of finish(), which runs once for each partition.
 [[gnu::noinline]] void Operation::Portion::release_memory() {
-  if (output && route == Route::kInPlace && !output->is_current()) operation->mark_given_back();
+  if (output && lies_in_place() && !output->is_current()) operation->mark_given_back();
   input.reset();
   output.reset();
 }

@@ -78,6 +78,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
     void finish(std::uint32_t count, bool answered, Counters& counters) override;
 
    private:
+    // Whether a server, or a NIC, may have written to the caller's memory.
+    bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
     void release_memory();
   };
 

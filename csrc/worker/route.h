@@ -10,21 +10,27 @@
 namespace bps::worker {
 
 enum class Route : std::uint8_t {
-  kInPlace,       // the server, or the NIC, reads and writes the caller's memory
-  kAnswersAside,  // it reads the caller's memory, and answers go to staging buffers
-  kStaged,        // payloads and answers travel through staging buffers
-  kEncoded,       // the same, encoded by the tensor's codec
+  kInPlace,        // the server, or the NIC, reads and writes the caller's memory
+  kAnswersAside,   // it reads the caller's memory, and answers go to staging buffers
+  kStagedIfCheap,  // it could use the caller's memory; while a staging buffer is free, two copies take less time
+  kStaged,         // payloads and answers travel through staging buffers
+  kEncoded,        // the same, encoded by the tensor's codec
 };
 
 // When a result counts, after which the input is not needed any more.
 enum class Finality : std::uint8_t {
-  kAnswer,  // when the answer has landed
-  kCommit,  // when the server has told that all members have their answers
+  kAnswer,      // when the answer has landed
+  kLogged,      // the same; the server keeps a redo log, from which a result is completed if the server is lost
+  kCommit,      // when the server has told that all members have their answers
+  kBulkCommit,  // the same, and the server is told of several landed answers at once
 };
 
 // Whether a lost server costs an operation nothing: it is in two phases, see tensor::kTwoPhase.
+constexpr bool survives_server(Finality finality) {
+  return finality != Finality::kAnswer;
+}
 constexpr bool awaits_commit(Finality finality) {
-  return finality == Finality::kCommit;
+  return finality >= Finality::kCommit;
 }
 
 // What the server can do with the caller's memory. From kUnreadable on it is a process of this host that can be kept
@@ -33,16 +39,21 @@ enum class Reach : std::uint8_t {
   kNetwork,     // the transport moves the bytes
   kUnfenced,    // a process of this host that cannot be kept from writing
   kUnreadable,  // the kernel forbids copies between the processes
-  kReadable,    // it can read the input
-  kReachable,   // and write the output
+  kReadable,    // only the input
+  kCopies,      // input and output, by two system calls for a partition
+  kMapped,      // the server has mapped both
 };
 
 struct RouteFacts {
   bool is_encoded = false;     // the tensor has a codec, which this server is sent; such operations have one phase
   bool is_registered = false;  // the transport may use all of the caller's memory directly
+  bool is_small = false;       // copies of the whole operation stay in the cache
+  bool is_push_pull = false;
   bool is_two_phase = false;
   bool is_continuation = false;  // some members have the result already, in a view that has ended
   bool lands_in_order = false;   // how much of an answer has come over the input is known at any time
+  bool is_logged = false;   // this server keeps a redo log that this rank reads, and the tensor's ranks share a host
+  bool others_log = false;  // other members read a redo log of this server
   Reach reach = Reach::kNetwork;
 };
 
@@ -54,19 +65,29 @@ struct Chosen {
 };
 
 // In two phases the input is needed again if the server is lost. An answer that lands in order replaces as much of it
-// as has come, and the other members have that part. Any other answer goes to a buffer.
+// as has come, which other members have, and so does one that the redo log tells of. Any other answer goes to a buffer.
 constexpr Chosen choose_route(const RouteFacts& facts) {
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
-  const bool aside = facts.is_two_phase && (facts.is_continuation || !facts.lands_in_order);
-  const Finality finality = facts.is_two_phase ? Finality::kCommit : Finality::kAnswer;
+  const bool is_fenced = facts.reach >= Reach::kUnreadable;
+  const bool is_logged = facts.is_two_phase && is_fenced && facts.is_logged;
+  const bool commits = facts.is_two_phase && !is_logged;
+  const bool aside = facts.is_two_phase && (facts.is_continuation || (commits && !facts.lands_in_order));
+  // A member that reads a redo log keeps the server from the next sum until it is told.
+  const bool in_bulk = commits && !aside && facts.is_registered && facts.is_push_pull && !facts.others_log &&
+                       facts.reach == Reach::kNetwork;
+  const Finality finality = !facts.is_two_phase ? Finality::kAnswer
+                            : is_logged         ? Finality::kLogged
+                            : in_bulk           ? Finality::kBulkCommit
+                                                : Finality::kCommit;
   if (!facts.is_registered) return {Route::kStaged, finality};
   if (facts.reach == Reach::kNetwork) return {aside ? Route::kAnswersAside : Route::kInPlace, finality};
   // What a server could still write to when it is lost must not be the caller's memory.
-  if (aside || facts.reach < Reach::kReachable) {
+  if (aside || facts.reach < Reach::kCopies) {
     const bool is_read = facts.is_two_phase && facts.reach >= Reach::kReadable;
     return {is_read ? Route::kAnswersAside : Route::kStaged, finality};
   }
-  return {Route::kInPlace, finality};
+  if (facts.reach == Reach::kMapped) return {Route::kInPlace, finality};
+  return {facts.is_small ? Route::kStagedIfCheap : Route::kInPlace, finality};
 }
 
 }  // namespace bps::worker

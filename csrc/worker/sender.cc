@@ -120,6 +120,7 @@ bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& par
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
   if (is_read_in_place && !placement.wants_data()) return true;
+  if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return true;
   // There are no more buffers than partitions that can be sent.
   staged = take_buffer(server, yields);
   if (staged != nullptr) {
@@ -202,6 +203,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
     header.priority = entry.transfer->priority;
     header.place = entry.part.place;
   }
+  if (entry.transfer->finality == Finality::kLogged) header.place = tensor::PushHeader::kLogged;
   if (!placement.wants_data()) return;
   const transport::RemoteSpan answer = answer_span(entry, placement, rail);
   header.answer_key = answer.key;

@@ -29,9 +29,19 @@ bool ServerConnection::is_being_fenced() {
 }
 
 void ServerConnection::abandon() {
+  if (lost_) return;
+  if (log_ && !needs_fence()) {
+    for (const ServerStream& stream : paths_.streams()) stream.endpoint->direct()->take_rest();
+  }
   if (std::exchange(lost_, true)) return;
   repeats.clear();
   paths_.abandon();
+}
+
+void ServerConnection::keep_log(const tensor::RedoLogAt& where) {
+  if (direct() == nullptr || log_ || where.length < tensor::RedoLog::bytes()) return;
+  log_memory_ = direct()->hold({where.key, where.address, where.length});
+  if (log_memory_) log_.emplace(log_memory_->bytes());
 }
 
 void ServerConnection::open(std::vector<ServerPath> paths) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tensor/control_messages.h"
+#include "tensor/redo_log.h"
 #include "transport/transport.h"
 #include "worker/landing_slots.h"
 #include "worker/rail_shares.h"
@@ -70,8 +71,11 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Tells the server which answers have come in.
   void send_receipts();
 
-  // In two phases: answers that are here, of which the server is told with the next send_landed().
-  void note_landed(std::uint32_t immediate) { landed_.immediates.push_back(immediate); }
+  // In two phases: answers that are here, of which the server is told with the next send_landed(). Their number.
+  std::size_t note_landed(std::uint32_t immediate) {
+    landed_.immediates.push_back(immediate);
+    return landed_.immediates.size();
+  }
   void forget_landed(std::uint32_t immediate) { std::erase(landed_.immediates, immediate); }
   void send_landed();
 
@@ -87,6 +91,9 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool is_being_fenced();
   bool is_ending() const { return ends_by_.has_value(); }
   void note_ended() { ends_by_.reset(); }
+  // A server on this host may keep a log of what it was about to write, which is read once it can write no more.
+  void keep_log(const tensor::RedoLogAt& where);
+  const tensor::RedoLog* log() const { return log_ ? &*log_ : nullptr; }
   // The server has until then to finish by itself.
   Deadline fence_at = Deadline::after(0);
 
@@ -150,6 +157,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   const std::uint32_t node;
   const std::string name;  // for errors
   std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
+  // Other ranks of this host share memory with it, and may read its redo log.
+  bool may_keep_log = false;
   TransportMemory& memory;
   SendQueue queue;
   LandingSlots slots;
@@ -170,6 +179,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   bool needs_slots_ = false;
   std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
   tensor::Landed landed_;
+  std::shared_ptr<transport::shm::SharedMemory> log_memory_;
+  std::optional<tensor::RedoLog> log_;
   std::size_t other_rails_ = 0;  // of the server
   std::uint64_t bytes_in_flight_ = 0;
   std::size_t in_flight_ = 0;

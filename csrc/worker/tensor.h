@@ -25,7 +25,8 @@ struct Tensor {
   std::string name;
   std::uint32_t id = 0;
   std::shared_ptr<const van::Group> group;
-  std::uint16_t member = 0;  // our place in the group
+  std::uint16_t member = 0;     // our place in the group
+  bool is_on_one_host = false;  // all members of the group, as far as known
   Dtype dtype{};
   std::uint64_t bytes = 0;
   std::string shape;

@@ -50,6 +50,8 @@ class TransportMemory {
     free_.push_back(&buffers_.back());
   }
 
+  bool has_free() const { return !free_.empty(); }
+  std::size_t in_use() const { return buffers_.size() - free_.size(); }
   // nullptr when all are in use.
   StagingBuffer* take() {
     if (free_.empty()) return nullptr;

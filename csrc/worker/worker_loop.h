@@ -163,6 +163,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
   [[gnu::cold]] void lose_for_length(ServerConnection& server, std::uint64_t landed, std::uint64_t due);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
+  void note_landed(const InFlight& entry, std::uint32_t immediate);
   void send_landed();
 
   // worker_loop_failures.cc
@@ -189,6 +190,7 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   void settle(ServerConnection& server, const tensor::PathLost& lost);
   void check_paths();
   void send_receipts();
+  static Landed redo(const InFlight& entry);
   Landed landed_of(std::uint32_t index);
   bool suspend(std::uint32_t index);
 

@@ -108,7 +108,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
 void WorkerLoop::drop_unsent(Transfer& transfer) {
   const std::uint32_t unsent = transfer.unsent();
   if (unsent == 0) return;
-  if (awaits_commit(transfer.finality)) {
+  if (survives_server(transfer.finality)) {
     for (const Part& part : transfer.parts.subspan(transfer.next)) (void)transfer.suspend(part.partition, {}, true);
   }
   transfer.next += unsent;
@@ -250,6 +250,8 @@ void WorkerLoop::on_message(ServerConnection& server, std::span<const std::byte>
     on_cancelled(server, *cancelled);
   } else if (const auto* committed = std::get_if<tensor::Committed>(&*decoded)) {
     on_committed(server, *committed);
+  } else if (const auto* log = std::get_if<tensor::RedoLogAt>(&*decoded)) {
+    server.keep_log(*log);
   } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
     if (contributions_.source() == nullptr) return;
     contributions_.source()->fail_round(round->group, round->tensor, round->partition, round->round,

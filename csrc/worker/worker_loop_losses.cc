@@ -127,8 +127,9 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
     const InFlight& entry = in_flight_[i];
     if (entry.server != &server) continue;
     const Transfer& transfer = *entry.transfer;
+    // A redo log says something once the server has ended.
     const bool is_in_place = entry.staged == nullptr || transfer.route == Route::kAnswersAside;
-    reaches_callers |= entry.was_sent() && is_in_place;
+    reaches_callers |= entry.was_sent() && (is_in_place || transfer.finality == Finality::kLogged);
   }
   if (reaches_callers && server.is_being_fenced()) return;  // several end at once, and the loop goes on meanwhile
   server.note_ended();
@@ -147,6 +148,21 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
 
 // ---- What is left of a result whose round has not ended here
 
+// What the server had written, or was about to write, when it ended; or when it failed the round, after which it writes
+// nothing of it.
+Landed WorkerLoop::redo(const InFlight& entry) {
+  const Transfer& transfer = *entry.transfer;
+  const tensor::Placement placement = transfer.place(entry.part);
+  const bool has_ended = entry.server->is_lost() && !entry.server->needs_fence();
+  if (!(has_ended || entry.end != InFlight::End::kOpen) || !entry.was_sent() || !placement.wants_data()) return {};
+  const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
+  if (!last) return {};
+  std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
+  std::memcpy(to + last->at, last->block.data(), last->block.size());
+  if (entry.staged == nullptr) return {nullptr, last->end()};
+  return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
+}
+
 // Whether its buffer is needed in the next view.
 bool WorkerLoop::suspend(std::uint32_t index) {
   const InFlight& entry = in_flight_[index];
@@ -158,6 +174,7 @@ bool WorkerLoop::suspend(std::uint32_t index) {
 // From here on nothing more of it comes.
 Landed WorkerLoop::landed_of(std::uint32_t index) {
   InFlight& entry = in_flight_[index];
+  if (entry.transfer->finality == Finality::kLogged) return redo(entry);
   if (entry.staged != nullptr) return {entry.has_landed() ? entry.staged->memory : nullptr, 0};
   if (entry.has_landed()) return {nullptr, entry.answer_length};
   return {nullptr, std::max(entry.cut_off, entry.server->stop_landing(in_flight_.immediate_of(index)))};

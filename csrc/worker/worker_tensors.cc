@@ -159,6 +159,7 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->id = id.id;
   tensor->group = members;
   tensor->member = static_cast<std::uint16_t>(member);
+  tensor->is_on_one_host = options_.two_phase && van::hosts_of(*members, options_.hosts) == 1;
   tensor->dtype = dtype;
   tensor->bytes = bytes;
   tensor->shape = spec.shape;

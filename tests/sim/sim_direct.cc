@@ -15,6 +15,10 @@ bool is_mapped(const Conditions& conditions, std::span<const std::byte> bytes) {
 
 }  // namespace
 
+bool SimData::peer_maps(const transport::Region& region) const {
+  return is_mapped(network_.conditions, region.bytes());
+}
+
 std::size_t SimData::post(std::span<const transport::Descriptor> descriptors) {
   if (is_lost()) return 0;
   std::size_t room = descriptors.size();
@@ -71,6 +75,16 @@ bool SimData::is_fenced() {
   const auto& far = there();
   if (far.end != nullptr && far.end->transport_ == nullptr) return true;  // it has not accepted, and mapped nothing
   return far.machine == here().machine || far.end == nullptr || far.severed || !network_.is_alive(far.machine);
+}
+
+void SimData::take_rest() {
+  for (const WritePtr& write : std::exchange(landed_, {}))
+    sink->on_write(*this, write->op.immediate, write->bytes.size());
+}
+
+std::shared_ptr<transport::shm::SharedMemory> SimData::hold(const transport::RemoteSpan& span) {
+  const std::byte* bytes = find(span, true);
+  return bytes == nullptr ? nullptr : transport::shm::SharedMemory::find({bytes, span.length});
 }
 
 bool SimData::can_fence() const {

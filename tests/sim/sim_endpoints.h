@@ -132,11 +132,15 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   // Both ends are on one host: sim_direct.cc.
   void share_memory() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
+  bool peer_maps(const transport::Region& region) const override;
   std::size_t post(std::span<const transport::Descriptor> descriptors) override;
   std::byte* map(const transport::RemoteSpan& span) override;
   Status get(const transport::RemoteSpan& span, std::byte* into) override;
   Status put(const transport::RemoteSpan& span, const std::byte* from) override;
+  bool share(const transport::Region&) override { return !is_lost(); }
+  std::shared_ptr<transport::shm::SharedMemory> hold(const transport::RemoteSpan& span) override;
   bool is_fenced() override;
+  void take_rest() override;
   bool can_fence() const override;
   void fence() override;
 

@@ -76,10 +76,15 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     return accepted;
   }
   bool peer_reaches(const Region& region) const override { return inner->direct()->peer_reaches(region); }
+  bool peer_maps(const Region& region) const override { return inner->direct()->peer_maps(region); }
   std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }
   Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
   Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }
+  bool share(const Region& region) override { return inner->direct()->share(region); }
+  // What the peer has posted may be lost here: so there is no redo log, which knows nothing of that.
+  std::shared_ptr<shm::SharedMemory> hold(const RemoteSpan&) override { return nullptr; }
   bool is_fenced() override { return inner->direct()->is_fenced(); }
+  void take_rest() override { inner->direct()->take_rest(); }
   bool can_fence() const override { return inner->direct()->can_fence(); }
   void fence() override { inner->direct()->fence(); }
 

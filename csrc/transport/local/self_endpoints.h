@@ -89,6 +89,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
   }
 
   bool peer_reaches(const Region&) const override { return true; }
+  bool peer_maps(const Region&) const override { return true; }
   // Same process: addresses are pointers that this process itself wrote, so there is no wire to distrust.
   std::byte* map(const RemoteSpan& span) override { return to_pointer(span.address); }
   Status get(const RemoteSpan& span, std::byte* into) override {

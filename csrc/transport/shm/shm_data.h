@@ -51,11 +51,15 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   std::size_t write(std::span<const WriteOp> ops) override;
   bool is_flushed() const override { return is_lost() || !out_ || out_->is_drained(); }
   bool peer_reaches(const Region& region) const override;
+  bool peer_maps(const Region& region) const override;
   std::size_t post(std::span<const Descriptor> descriptors) override;
   std::byte* map(const RemoteSpan& span) override;
   Status get(const RemoteSpan& span, std::byte* into) override;
   Status put(const RemoteSpan& span, const std::byte* from) override;
+  bool share(const Region& region) override { return !is_lost() && announce(region); }
+  std::shared_ptr<SharedMemory> hold(const RemoteSpan& span) override;
   bool is_fenced() override;
+  void take_rest() override;
   bool can_fence() const override { return may_end() || is_own_process(); }
   void fence() override;
 
@@ -75,7 +79,6 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
   void retire(std::uint64_t key);
   bool refuse(std::uint64_t key);
-  bool peer_maps(const Region& region) const;
   bool announce(const Region& region);
   void note_shortage(int error);
   static std::string why_lost(int error);

@@ -295,6 +295,21 @@ bool ShmData::is_fenced() {
   return is_own_process() || is_closed(socket_.get()) || (process_ && has_ended(process_));
 }
 
+void ShmData::take_rest() {
+  RingEntry entry;
+  bool broken = false;
+  while (in_ && in_->take(entry, broken)) {
+    if (entry.kind == EntryKind::kWrite) sink->on_write(*this, entry.immediate, entry.span.length);
+  }
+}
+
+std::shared_ptr<SharedMemory> ShmData::hold(const RemoteSpan& span) {
+  const PeerRegion* region = find(span);
+  const bool is_whole = region != nullptr && region->piece && span.address == 0 &&
+                        region->mapped == region->piece->bytes().data() && span.length <= region->size;
+  return is_whole ? region->piece : nullptr;
+}
+
 void ShmData::fence() {
   if (is_fenced() || !may_end()) return;
   log_warning("ends process " + std::to_string(pid_) +

@@ -63,6 +63,7 @@ struct DirectData final : DataEndpoint, DirectAccess {
     return ops.size();
   }
   bool peer_reaches(const Region&) const override { return true; }
+  bool peer_maps(const Region&) const override { return true; }
   std::size_t post(std::span<const Descriptor>) override { return 0; }
   std::byte* map(const RemoteSpan& span) override {
     const auto bytes = std::as_writable_bytes(std::span(tensor));

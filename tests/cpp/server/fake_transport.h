@@ -47,6 +47,7 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   }
   void put_on_same_host() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
+  bool peer_maps(const transport::Region&) const override { return true; }
   std::size_t post(std::span<const transport::Descriptor> descriptors) override {
     if (!takes_descriptors) return 0;
     posted += descriptors.size();

@@ -103,6 +103,104 @@ TEST_F(TwoPhaseTest, WhatIsInBuffersOfThisHostIsConfirmedToo) {
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
+// ---- With a redo log
+
+class LoggedTest : public TwoPhaseTest {
+ protected:
+  LoggedTest() { engine.log_to(&log_); }
+  tensor::PushHeader logged(std::uint32_t worker, std::uint32_t round = 0) {
+    tensor::PushHeader made = header(worker, kBoth, round);
+    made.place = tensor::PushHeader::kLogged;
+    return made;
+  }
+  // All but the last rank share memory with the server.
+  void share_but_last() {
+    for (std::uint32_t i = 0; i + 1 < kWorkers; ++i) data(i).put_on_same_host();
+    use_slots(kWorkers - 1, 2);
+  }
+  void push_all(std::uint32_t round = 0) {
+    for (std::uint32_t i = 0; i + 1 < kWorkers; ++i) post(i, logged(i, round));
+    land(kWorkers - 1, header(kWorkers - 1, kBoth, round));
+  }
+  std::vector<std::byte> memory_ = std::vector<std::byte>(tensor::RedoLog::bytes() + 64);
+  tensor::RedoLog log_{aligned()};
+
+ private:
+  std::span<std::byte> aligned() {
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(memory_.data()) % 64;
+    return std::span(memory_).subspan(past == 0 ? 0 : 64 - past);
+  }
+};
+
+TEST_F(LoggedTest, AnAnswerIsTheLastWord) {
+  share_memory();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) post(i, logged(i));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(data(i).immediates(), Immediates{100 + i});
+  EXPECT_EQ(memory[0].front(), 6);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+  const auto last = log_.last_of({0, 11, 0, 0}, kBytes);
+  ASSERT_TRUE(last);
+  EXPECT_EQ(last->end(), kBytes);
+}
+
+TEST_F(LoggedTest, WhereNotAllReadTheLogThoseWhoDoAreToldLast) {
+  share_but_last();
+  push_all();
+  EXPECT_EQ(memory[0].front(), 6);
+  EXPECT_TRUE(data(0).writes.empty()) << "the last rank may lose what it is sent";
+  EXPECT_EQ(data(2).immediates(), Immediates{102});
+  engine.on_written(data(2).writes[0].token);
+  confirm(2);
+  EXPECT_EQ(data(0).immediates(), Immediates{100});
+  EXPECT_EQ(data(1).immediates(), Immediates{101});
+  EXPECT_EQ(committed(2), Immediates{102});
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(LoggedTest, TheLogTellsOfARoundUntilAllWhoReadItHaveTheirAnswers) {
+  share_but_last();
+  push_all(0);
+  push_all(1);
+  EXPECT_EQ(data(2).writes.size(), 1U) << "round 1 waits";
+  EXPECT_FALSE(engine.resume());
+  EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
+  data(0).room = 0;  // its ring is full
+  engine.on_written(data(2).writes[0].token);
+  confirm(2, 0);
+  EXPECT_FALSE(engine.resume());
+  EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
+  data(0).room = 10;
+  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_TRUE(engine.resume());
+  EXPECT_TRUE(log_.last_of({0, 11, 1, 0}, kBytes));
+}
+
+// Who reads the log finds the result that it has not been told of.
+TEST_F(LoggedTest, TheLogTellsOfARoundThatFailsAfterItsSumUpToTheEndOfTheView) {
+  share_but_last();
+  push_all(0);
+  engine.on_written(data(2).writes[0].token);
+  on_lost(*sessions[2], "worker 2 is lost");
+  engine.fail_lost();
+  EXPECT_EQ(failures(0).size(), 1U);
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, logged(i, 1));
+  (void)engine.resume();
+  EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
+}
+
+// Its connection has broken, and no member of the job is lost.
+TEST_F(LoggedTest, TheLogTellsOfARoundWhoseAnswerCannotBePostedUpToTheEndOfTheView) {
+  share_but_last();
+  push_all(0);
+  push_all(1);
+  on_lost(*sessions[0], "its connection broke");
+  sessions[0]->abandon(false);
+  engine.on_written(data(2).writes[0].token);
+  confirm(2, 0);
+  EXPECT_FALSE(engine.resume());
+  EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
+}
+
 TEST_F(TwoPhaseTest, PhasesAreTheSameForAll) {
   use_slots(2);
   land(0, header(0, kBoth));

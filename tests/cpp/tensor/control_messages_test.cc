@@ -18,7 +18,7 @@ std::vector<ControlMessage> samples() {
   for (std::uint32_t i = 0; i < 40; ++i) credits.slots.push_back({SlotNumber(i), i * 7ULL, i * 4096ULL, 8192});
   Credits of_rails{{{SlotNumber(1), 2, 3, 4}, {SlotNumber(5), 6, 7, 8}}, {9, 10, 11, 12}};
   return {Attach{1 << 22, true},
-          Attach{1 << 22, false, 2},
+          Attach{1 << 22, false, 2, true},
           credits,
           of_rails,
           Credits{},
@@ -36,7 +36,8 @@ std::vector<ControlMessage> samples() {
           AnswerKeys{1, 2, {}},
           Landed{{1, 0xffffffff}},
           Committed{{2}},
-          Committed{}};
+          Committed{},
+          RedoLogAt{1, 2, 3}};
 }
 
 TEST(ControlMessages, RoundTrip) {
@@ -95,6 +96,7 @@ TEST(ControlMessages, TypesKeepTheirNumbers) {
   EXPECT_EQ(type_of(AnswerKeys{}), std::byte{11});
   EXPECT_EQ(type_of(Landed{}), std::byte{12});
   EXPECT_EQ(type_of(Committed{}), std::byte{13});
+  EXPECT_EQ(type_of(RedoLogAt{}), std::byte{14});
 }
 
 TEST(ControlMessages, APathHasABoundedNumberOfStreams) {

@@ -279,6 +279,7 @@ TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
   auto mapped = registered(*caller, piece->bytes());
   auto copied = registered(*caller, plain);
   EXPECT_TRUE(data->direct()->peer_reaches(*mapped));
+  EXPECT_TRUE(data->direct()->peer_maps(*mapped));
   EXPECT_EQ(data->direct()->peer_reaches(*copied), GetParam().transport == "shm");
 
   Bytes header(64);
@@ -344,10 +345,7 @@ TEST_P(Conformance, AMappingOutlivesItsWithdrawalUntilTheCallEnds) {
     // By a descriptor that the peer announces it with, perhaps after some tries of a faulty connection.
     const Deadline deadline = Deadline::after(30);
     while (direct.map(other) == nullptr && !deadline.passed()) {
-      caller->call([&] {
-        const Descriptor announces{.header = {}, .source = second.get(), .source_offset = 0, .length = 1};
-        (void)data->direct()->post({&announces, 1});
-      });
+      caller->call([&] { (void)data->direct()->share(*second); });
     }
     ASSERT_NE(direct.map(other), nullptr);
     EXPECT_EQ(direct.map(where), nullptr) << "it is withdrawn";

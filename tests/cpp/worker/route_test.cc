@@ -12,17 +12,18 @@
 namespace bps::worker {
 namespace {
 
-constexpr std::size_t kReaches = 5;
+constexpr std::size_t kReaches = 6;
 
 // Those that a worker loop can ask about: encoded operations have one phase, and of memory that is not registered it is
 // not known what a process of this host can do with it.
 std::vector<RouteFacts> all_facts() {
   std::vector<RouteFacts> all;
-  for (std::uint32_t bits = 0; bits < 1U << 5; ++bits) {
+  for (std::uint32_t bits = 0; bits < 1U << 9; ++bits) {
     for (std::size_t reach = 0; reach < kReaches; ++reach) {
       RouteFacts facts;
-      const std::array<bool*, 5> flags = {&facts.is_encoded, &facts.is_registered, &facts.is_two_phase,
-                                          &facts.is_continuation, &facts.lands_in_order};
+      const std::array<bool*, 9> flags = {&facts.is_encoded,     &facts.is_registered, &facts.is_small,
+                                          &facts.is_push_pull,   &facts.is_two_phase,  &facts.is_continuation,
+                                          &facts.lands_in_order, &facts.is_logged,     &facts.others_log};
       for (std::size_t i = 0; i < flags.size(); ++i) *flags[i] = (bits >> i & 1) != 0;
       facts.reach = static_cast<Reach>(reach);
       if (facts.is_encoded && facts.is_two_phase) continue;
@@ -33,13 +34,17 @@ std::vector<RouteFacts> all_facts() {
   return all;
 }
 
+bool answers_go_over_inputs(Route route) {
+  return route == Route::kInPlace || route == Route::kStagedIfCheap;
+}
+
 TEST(Route, UsesTheCallersMemoryOnlyWhereThatIsSafe) {
   for (const RouteFacts& facts : all_facts()) {
     const Route route = choose_route(facts).route;
-    if (route != Route::kInPlace) continue;
+    if (!answers_go_over_inputs(route)) continue;
     EXPECT_FALSE(facts.is_encoded);
     EXPECT_TRUE(facts.is_registered);
-    EXPECT_TRUE(facts.reach == Reach::kNetwork || facts.reach == Reach::kReachable);
+    EXPECT_TRUE(facts.reach == Reach::kNetwork || facts.reach >= Reach::kCopies);
   }
 }
 
@@ -55,15 +60,25 @@ TEST(Route, ReadsTheCallersMemoryOnlyWhereThatIsPossible) {
 TEST(Route, KeepsTheInputUntilTheResultIsFinal) {
   for (const RouteFacts& facts : all_facts()) {
     const auto [route, finality] = choose_route(facts);
-    if (route != Route::kInPlace || !awaits_commit(finality)) continue;
+    if (!answers_go_over_inputs(route) || !survives_server(finality)) continue;
     EXPECT_FALSE(facts.is_continuation);
-    EXPECT_TRUE(facts.lands_in_order);
+    EXPECT_TRUE(facts.lands_in_order || finality == Finality::kLogged);
   }
 }
 
-TEST(Route, WaitsForTheCommitInTwoPhases) {
-  for (const RouteFacts& facts : all_facts())
-    EXPECT_EQ(awaits_commit(choose_route(facts).finality), facts.is_two_phase);
+TEST(Route, HasTheFinalityThatTheServerKeeps) {
+  for (const RouteFacts& facts : all_facts()) {
+    const auto [route, finality] = choose_route(facts);
+    EXPECT_EQ(survives_server(finality), facts.is_two_phase);
+    if (finality == Finality::kLogged) {
+      EXPECT_TRUE(facts.is_logged);
+      EXPECT_GE(facts.reach, Reach::kUnreadable) << "or nobody could end what writes beside the log";
+    }
+    if (finality != Finality::kBulkCommit) continue;
+    EXPECT_EQ(route, Route::kInPlace);
+    EXPECT_EQ(facts.reach, Reach::kNetwork);
+    EXPECT_TRUE(facts.is_push_pull && !facts.others_log);
+  }
 }
 
 // Whoever adds a fact or a route sees here how many cases change.
@@ -74,28 +89,40 @@ TEST(Route, TakesEachRouteAsOftenAsEver) {
     ++cases[{route, finality}];
   }
   const std::map<std::pair<Route, Finality>, int> expected = {
-      {{Route::kInPlace, Finality::kAnswer}, 8},       {{Route::kInPlace, Finality::kCommit}, 2},
-      {{Route::kAnswersAside, Finality::kCommit}, 10}, {{Route::kStaged, Finality::kAnswer}, 24},
-      {{Route::kStaged, Finality::kCommit}, 20},       {{Route::kEncoded, Finality::kAnswer}, 32},
+      {{Route::kInPlace, Finality::kAnswer}, 160},      {{Route::kInPlace, Finality::kLogged}, 24},
+      {{Route::kInPlace, Finality::kCommit}, 24},       {{Route::kInPlace, Finality::kBulkCommit}, 4},
+      {{Route::kAnswersAside, Finality::kLogged}, 64},  {{Route::kAnswersAside, Finality::kCommit}, 128},
+      {{Route::kStagedIfCheap, Finality::kAnswer}, 32}, {{Route::kStagedIfCheap, Finality::kLogged}, 8},
+      {{Route::kStagedIfCheap, Finality::kCommit}, 4},  {{Route::kStaged, Finality::kAnswer}, 384},
+      {{Route::kStaged, Finality::kLogged}, 64},        {{Route::kStaged, Finality::kCommit}, 256},
+      {{Route::kEncoded, Finality::kAnswer}, 576},
   };
   EXPECT_EQ(cases, expected);
 }
 
-// What users have most: one line for each.
+// What users have most: one row for each.
 TEST(Route, OfTheCommonCases) {
-  const auto route_of = [](Reach reach, bool is_two_phase, bool lands_in_order) {
-    return choose_route(
-        {.is_registered = true, .is_two_phase = is_two_phase, .lands_in_order = lands_in_order, .reach = reach});
+  const auto facts = [](Reach reach, bool is_two_phase, bool lands_in_order) {
+    return RouteFacts{.is_registered = true,
+                      .is_push_pull = true,
+                      .is_two_phase = is_two_phase,
+                      .lands_in_order = lands_in_order,
+                      .reach = reach};
   };
   constexpr Chosen kPlain{Route::kInPlace, Finality::kAnswer};
-  EXPECT_EQ(route_of(Reach::kNetwork, false, true), kPlain) << "over TCP";
-  EXPECT_EQ(route_of(Reach::kNetwork, false, false), kPlain) << "over RDMA";
-  EXPECT_EQ(route_of(Reach::kReachable, false, false), kPlain) << "on one host";
-  EXPECT_EQ(route_of(Reach::kUnreadable, false, false), (Chosen{Route::kStaged, Finality::kAnswer}));
-  EXPECT_EQ(route_of(Reach::kNetwork, true, true), (Chosen{Route::kInPlace, Finality::kCommit}));
-  EXPECT_EQ(route_of(Reach::kNetwork, true, false), (Chosen{Route::kAnswersAside, Finality::kCommit}));
-  EXPECT_EQ(route_of(Reach::kReachable, true, false), (Chosen{Route::kAnswersAside, Finality::kCommit}));
-  EXPECT_EQ(choose_route({.is_encoded = true}), (Chosen{Route::kEncoded, Finality::kAnswer}));
+  EXPECT_EQ(choose_route(facts(Reach::kNetwork, false, true)), kPlain) << "over TCP";
+  EXPECT_EQ(choose_route(facts(Reach::kNetwork, false, false)), kPlain) << "over RDMA";
+  EXPECT_EQ(choose_route(facts(Reach::kMapped, false, false)), kPlain) << "arrays of bps_rdma.empty() on one host";
+  EXPECT_EQ(choose_route(facts(Reach::kCopies, false, false)), kPlain) << "large tensors of the caller's on one host";
+  RouteFacts small = facts(Reach::kCopies, false, false);
+  small.is_small = true;
+  EXPECT_EQ(choose_route(small), (Chosen{Route::kStagedIfCheap, Finality::kAnswer})) << "and small ones";
+  EXPECT_EQ(choose_route(facts(Reach::kUnreadable, false, false)), (Chosen{Route::kStaged, Finality::kAnswer}));
+  EXPECT_EQ(choose_route(facts(Reach::kNetwork, true, true)), (Chosen{Route::kInPlace, Finality::kBulkCommit}));
+  EXPECT_EQ(choose_route(facts(Reach::kNetwork, true, false)), (Chosen{Route::kAnswersAside, Finality::kCommit}));
+  RouteFacts encoded;
+  encoded.is_encoded = true;
+  EXPECT_EQ(choose_route(encoded), (Chosen{Route::kEncoded, Finality::kAnswer}));
 }
 
 }  // namespace

@@ -337,6 +337,7 @@ def test_ranks_with_other_settings_are_told_so():
 
 
 def copies(bps: Any) -> int:
+    """Of this rank, once it knows the server's redo log."""
     array = bps.empty(COUNT, np.float32)
     before = 0
     for step in range(10):
@@ -350,5 +351,5 @@ def copies(bps: Any) -> int:
     return made
 
 
-def test_no_array_is_copied_for_it_over_tcp() -> None:
-    assert harness.run(copies, workers=2, servers=1, env=env("tcp")) == [0, 0]
+def test_no_array_is_copied_for_it(transport: str) -> None:
+    assert harness.run(copies, workers=2, servers=1, env=env(transport)) == [0, 0]

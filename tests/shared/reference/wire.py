@@ -138,7 +138,7 @@ class Seat:
         return struct.pack("<IB", self.epoch, kind) + fields
 
     def attach(self, largest: int = 1 << 16, needs_slots: bool = True) -> bytes:
-        return self.message(ATTACH, struct.pack("<Q?B", largest, needs_slots, 1))
+        return self.message(ATTACH, struct.pack("<Q?B?", largest, needs_slots, 1, False))
 
     def cancel(self, tensor: int, partitions: list[tuple[int, int]], round_number: int = 0, group: int = 0) -> bytes:
         """`partitions`: immediate and number of each."""

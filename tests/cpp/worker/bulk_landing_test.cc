@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::uint64_t kPiece = 1024;
 
-class LandingTest : public ::testing::Test {
+class BulkLandingTest : public ::testing::Test {
  protected:
-  LandingTest() {
+  BulkLandingTest() {
     transport.in_order = true;
     server = &worker_loop.add_server(0, 1, "server", transport);
     control.sink = server;
@@ -26,7 +26,8 @@ class LandingTest : public ::testing::Test {
       credits.slots.push_back({tensor::SlotNumber(i), 1, std::uint64_t{i} << 20, 2 * kPiece});
     worker_loop.on_message(*server, encode(credits, 1));
   }
-  std::shared_ptr<Operation> submit(std::uint32_t pieces) {
+  std::shared_ptr<Operation> submit(std::uint32_t pieces,
+                                    tensor::OperationKind kind = tensor::OperationKind::kPushPull) {
     const std::uint64_t bytes = kPiece * pieces;
     memory.emplace_back(bytes);
     const tensor::Partitioning cut(bytes, 4, kPiece);
@@ -36,10 +37,12 @@ class LandingTest : public ::testing::Test {
     tensor->group = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
     tensor->dtype = Dtype::kFloat32;
     tensor->bytes = bytes;
+    tensor->is_on_one_host = on_one_host;
     tensor->whole_plan.resize(1);
     for (std::uint32_t i = 0; i < pieces; ++i) tensor->whole_plan[0].push_back({i});
     Request request;
-    request.kind = tensor::OperationKind::kPushPull;
+    request.kind = kind;
+    request.root = 1;
     request.two_phase = true;
     request.input = request.output = memory.back().data();
     request.input_allocation = request.output_allocation = {memory.back(), memory.size()};
@@ -70,20 +73,60 @@ class LandingTest : public ::testing::Test {
       WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPiece, .staging_bytes = 64 * kPiece}, reactor};
   ServerConnection* server = nullptr;
   std::uint64_t sequence = 0;
+  bool on_one_host = false;
 };
 
-TEST_F(LandingTest, IsToldInTheNextTurn) {
+TEST_F(BulkLandingTest, TheLastAnswerTellsOfAllBefore) {
   const auto operation = submit(3);
   ASSERT_EQ(data.writes.size(), 3U);
-  worker_loop.on_answer(*server, header_of(1).immediate);
   land(0);
+  land(1);
+  EXPECT_EQ(told(), std::vector<std::size_t>{}) << "the others need the last one, too";
   land(2);
-  EXPECT_EQ(told(), (std::vector<std::size_t>{2, 1}));
+  EXPECT_EQ(told(), std::vector<std::size_t>{3});
 }
 
-TEST_F(LandingTest, BeforeACancelTheServerHearsOfWhatHasLanded) {
+TEST_F(BulkLandingTest, ALargeTensorIsToldOfInPieces) {
+  const auto operation = submit(20);
+  for (std::size_t i = 0; i < 20; ++i) land(i);
+  EXPECT_EQ(told(), (std::vector<std::size_t>{8, 8, 4}));
+}
+
+TEST_F(BulkLandingTest, WhatLandsAfterACancelIsToldAtOnce) {
   const auto operation = submit(3);
-  worker_loop.on_answer(*server, header_of(0).immediate);
+  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  land(0);
+  EXPECT_EQ(told(), std::vector<std::size_t>{1}) << "the last one may never be summed";
+}
+
+// It holds up their next sum.
+TEST_F(BulkLandingTest, WhereOthersReadALogTheServerIsToldAtOnce) {
+  server->may_keep_log = true;
+  on_one_host = true;
+  const auto operation = submit(3);
+  land(0);
+  EXPECT_EQ(told(), std::vector<std::size_t>{1});
+}
+
+TEST_F(BulkLandingTest, WhatLandsAfterTheLastIsToldAtOnce) {
+  const auto operation = submit(3);
+  land(2);
+  land(0);
+  land(1);
+  EXPECT_EQ(told(), (std::vector<std::size_t>{1, 1, 1}));
+}
+
+// Of a root's push the server keeps the credit until the others have told it.
+TEST_F(BulkLandingTest, ABroadcastIsToldOfAtOnce) {
+  const auto operation = submit(3, tensor::OperationKind::kBroadcast);
+  ASSERT_EQ(data.writes.size(), 3U);
+  land(0);
+  EXPECT_EQ(told(), std::vector<std::size_t>{1});
+}
+
+TEST_F(BulkLandingTest, BeforeACancelTheServerHearsOfWhatHasLanded) {
+  const auto operation = submit(3);
+  land(0);
   worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
   ASSERT_EQ(told(), std::vector<std::size_t>{1});
   const auto is_landed = [](const auto& message) { return std::holds_alternative<tensor::Landed>(message); };
