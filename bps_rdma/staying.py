@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from bps_rdma import _core
 
 _staying: dict[_core.Process, threading.Thread] = {}
-_of_parent: list[
-    _core.Process
-] = []  # of the process that this one was forked from, kept so that they are never destroyed
+# Of the process that this one was forked from: kept, so that they are never destroyed.
+_of_parent: list[_core.Process] = []
 
 
 def stay(process: _core.Process, patience: float, with_it: object) -> None:
@@ -40,9 +39,11 @@ def _stay(process: _core.Process, with_it: object) -> None:
 def _end(process: _core.Process, patience: float) -> None:
     if (thread := _staying.get(process)) is None:
         return
-    thread.join(patience)
-    process.end_stay()
-    thread.join()
+    try:
+        thread.join(patience)
+    finally:  # also at Ctrl-C
+        process.end_stay()
+        thread.join()
 
 
 def _after_fork_in_child() -> None:
