@@ -133,7 +133,7 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
     server.route = transport::to_string(kind);
-    server.may_keep_log =
+    server.log.others_may_read =
         self_.host_key == target.server.host_key && van::address_of(target.server, Kind::kShm) != nullptr;
     if (kind == Kind::kTcp) server.route += ", " + transport::tcp::in_words(as_text(request.address));
     std::vector<worker::ServerPath> attached;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The landing slots that a server has granted to a loop, as long as they are free. Threading: the loop's.
+// The landing slots that a server has granted to a loop, as long as they are free, and their keys on each rail of the
+// server. Threading: the loop's.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -30,6 +32,27 @@ class LandingSlots {
     return true;
   }
 
+  // Keeps the keys that credits bring for the rails of the server after the first. False: not as many as before,
+  // although a server has the same rails for all its slots.
+  bool keep_keys(const tensor::Credits& credits) {
+    if (credits.other_keys.empty()) return true;
+    const std::size_t keys = credits.other_keys.size() / credits.slots.size();
+    if (other_rails_ == 0) other_rails_ = keys;
+    if (other_rails_ != keys) return false;
+    for (std::size_t i = 0; i < credits.slots.size(); ++i) {
+      const std::size_t at = credits.slots[i].slot * other_rails_;
+      if (rail_keys_.size() < at + other_rails_) rail_keys_.resize(at + other_rails_);
+      std::copy_n(credits.other_keys.begin() + static_cast<std::ptrdiff_t>(i * other_rails_), other_rails_,
+                  rail_keys_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return true;
+  }
+  // The slot's key on a connection to that rail of the server.
+  std::uint64_t key(const tensor::SlotCredit& slot, std::size_t rail) const {
+    const std::size_t at = slot.slot * other_rails_ + rail - 1;
+    return rail == 0 || rail > other_rails_ || at >= rail_keys_.size() ? slot.key : rail_keys_[at];
+  }
+
   std::size_t small() const { return small_.size(); }
   std::size_t large() const { return large_.size(); }
 
@@ -37,6 +60,8 @@ class LandingSlots {
   std::vector<tensor::SlotCredit> small_;
   std::vector<tensor::SlotCredit> large_;
   std::vector<bool> free_;  // by number
+  std::size_t other_rails_ = 0;
+  std::vector<std::uint64_t> rail_keys_;  // of the other rails, by slot number
 };
 
 }  // namespace bps::worker

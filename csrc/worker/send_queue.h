@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,11 @@ class SendQueue {
   const std::vector<Transfer*>& all() const { return heap_; }
   // Takes out everything, for a server that is gone.
   std::vector<Transfer*> take_all() { return std::exchange(heap_, {}); }
+
+  // Bytes that are sent before the loop looks at what has come.
+  std::uint64_t most_per_turn = ~std::uint64_t{0};
+  // The first transfer waits for another staging buffer, which the loop's next turn adds.
+  bool needs_buffer = false;
 
  private:
   static bool later(const Transfer* a, const Transfer* b) {

@@ -18,12 +18,12 @@ bool Sender::push(ServerConnection& server) {
     if (accepted > 0) sent = true;
     if (accepted < batch_.size) {
       take_back(server, accepted);
-      if (++refused == server.data_endpoints()) break;
+      if (++refused == server.paths.streams().size()) break;
       continue;  // another connection may have room
     }
     refused = 0;
     bytes += batch_.bytes;
-    if (!room || bytes >= server.most_per_turn) break;
+    if (!room || bytes >= server.queue.most_per_turn) break;
   }
   if (!server.queue.empty()) {
     counters_.credit_stalls.add();
@@ -59,8 +59,8 @@ void Sender::trace_stall(ServerConnection& server) {
 bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
   batch_.bytes = 0;
-  batch_.endpoint = server.next_endpoint();
-  while (batch_.size < Batch::kMost && batch_.bytes < server.most_per_turn && !server.queue.empty()) {
+  batch_.endpoint = server.paths.next();
+  while (batch_.size < Batch::kMost && batch_.bytes < server.queue.most_per_turn && !server.queue.empty()) {
     Transfer& transfer = *server.queue.top();
     if (transfer.operation != nullptr && transfer.operation->is_failing()) {
       // On another loop: this one is about to be told to cancel its part.
@@ -98,9 +98,9 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   entry.length = placement.payload_bytes();
   entry.answer_length = placement.wants_data() ? placement.answer_bytes() : 0;
   entry.staged = staged;
-  server.count_sent(entry.length);
+  server.outstanding.note_sent(entry.length);
   batch_.bytes += entry.length;
-  if (yields) server.restart_stuck_timer();
+  if (yields) server.outstanding.restart_stall();
 
   describe(server, n, index, placement);
   batch_.entries[n] = index;
@@ -140,7 +140,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
   InFlight& entry = in_flight_[index];
   const Transfer& transfer = *entry.transfer;
   const StagingBuffer* staged = entry.staged;
-  const transport::Rails& rails = server.endpoint(batch_.endpoint).rails;
+  const transport::Rails& rails = server.paths.endpoint(batch_.endpoint).rails;
   write_header(n, index, placement, rails.here);
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
@@ -160,7 +160,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
                         .source = source,
                         .source_offset = source_offset,
                         .length = length,
-                        .target = {server.slot_key(slot, rails.there), slot.address, slot.capacity},
+                        .target = {server.slots.key(slot, rails.there), slot.address, slot.capacity},
                         .immediate = slot.slot,
                         .token = batch_.headers[n].immediate};
     entry.unsent_bytes = true;
@@ -172,8 +172,8 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
 }
 
 bool Sender::is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const {
-  if (credit_ == 0 || server.bytes_in_flight() == 0 || server.bytes_in_flight() + length <= credit_) return true;
-  yields = server.is_stuck();
+  if (credit_ == 0 || server.outstanding.bytes() == 0 || server.outstanding.bytes() + length <= credit_) return true;
+  yields = server.outstanding.check_stall();
   return yields;
 }
 
@@ -182,9 +182,9 @@ bool Sender::is_within_credit(ServerConnection& server, std::uint64_t length, bo
 StagingBuffer* Sender::take_buffer(ServerConnection& server, bool& yields) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer == nullptr) {
-    server.needs_buffer = yields || server.memory.may_grow() || server.is_stuck();
+    server.queue.needs_buffer = yields || server.memory.may_grow() || server.outstanding.check_stall();
   } else {
-    yields |= std::exchange(server.needs_buffer, false);
+    yields |= std::exchange(server.queue.needs_buffer, false);
   }
   return buffer;
 }
@@ -211,13 +211,13 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Plac
 }
 
 std::size_t Sender::post(ServerConnection& server) {
-  transport::DataEndpoint& endpoint = server.endpoint(batch_.endpoint);
-  server.count_batch(batch_.endpoint, batch_.bytes);
+  transport::DataEndpoint& endpoint = server.paths.endpoint(batch_.endpoint);
+  server.paths.charge(batch_.endpoint, batch_.bytes);
   if (server.needs_slots()) {
     const std::size_t accepted = endpoint.write({batch_.writes.data(), batch_.size});
-    if (server.fails_over()) {
+    if (server.paths.fails_over()) {
       for (std::size_t i = 0; i < accepted; ++i) {
-        server.note_push(batch_.slots[i], batch_.headers[i].immediate, batch_.endpoint);
+        server.pushes.note(batch_.slots[i], batch_.headers[i].immediate, server.paths.stream(batch_.endpoint));
       }
     }
     return accepted;
@@ -228,18 +228,18 @@ std::size_t Sender::post(ServerConnection& server) {
 bool Sender::repeat(ServerConnection& server) {
   bool sent = false;
   std::size_t refused = 0;
-  while (!server.repeats.empty() && refused < server.data_endpoints()) {
-    const RepeatedPush push = server.repeats.back();
+  while (!server.pushes.repeats.empty() && refused < server.paths.streams().size()) {
+    const RepeatedPush push = server.pushes.repeats.back();
     InFlight* entry = in_flight_.find(push.immediate, server);
     if (entry == nullptr || entry->end != InFlight::End::kOpen || entry->transfer->cancelled) {
       // Nobody waits for it. The server was told when the operation was given up, and has never seen this push.
       if (entry != nullptr) entry->stage = InFlight::Stage::kNeverSent;
       (void)server.slots.grant(push.slot);
-      server.repeats.pop_back();
+      server.pushes.repeats.pop_back();
       continue;
     }
     const tensor::Placement placement = entry->transfer->place(entry->part);
-    batch_.endpoint = server.next_endpoint();
+    batch_.endpoint = server.paths.next();
     batch_.slots[0] = push.slot;
     batch_.size = 1;
     batch_.bytes = placement.payload_bytes();
@@ -252,7 +252,7 @@ bool Sender::repeat(ServerConnection& server) {
     counters_.repeated.add();
     refused = 0;
     sent = true;
-    server.repeats.pop_back();
+    server.pushes.repeats.pop_back();
   }
   return sent;
 }
@@ -265,7 +265,7 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
     if (transfer->unsent() == 0) server.queue.add(transfer);
     --transfer->next;
     if (server.needs_slots()) (void)server.slots.grant(batch_.slots[i]);
-    server.count_unsent(entry.length);
+    server.outstanding.take_back(entry.length);
     if (entry.staged != nullptr && transfer->route == Route::kEncoded) {
       entry.staged->next = std::exchange(transfer->encoded, entry.staged);
     } else if (entry.staged != nullptr) {

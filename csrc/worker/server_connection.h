@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connection of a worker loop to one loop of one server: its endpoints, the landing slots that the server has
-// granted, and what waits to be sent. It is the sink of its endpoints.
+// The connection of a worker loop to one loop of one server, and the sink of its endpoints. It is composed of rooms:
+// the paths that reach the server, the landing slots that it has granted, the queue of what waits to be sent, what is
+// under way, and what is known of its silence and of its loss.
 //
 // Where the two are joined by several paths (transport/control_paths.h) it survives the loss of all but one: pushes
 // that a lost path has not delivered are repeated by the others.
@@ -9,19 +10,20 @@
 // Threading: the loop's.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tensor/control_messages.h"
-#include "tensor/redo_log.h"
 #include "transport/transport.h"
+#include "worker/held_log.h"
 #include "worker/landing_slots.h"
-#include "worker/rail_shares.h"
+#include "worker/outstanding.h"
 #include "worker/send_queue.h"
+#include "worker/server_loss.h"
 #include "worker/server_paths.h"
+#include "worker/silence.h"
 #include "worker/transport_memory.h"
 
 namespace bps::worker {
@@ -30,37 +32,33 @@ class WorkerLoop;
 
 class ServerConnection final : public transport::ControlSink, public transport::DataSink {
  public:
-  ServerConnection(WorkerLoop& loop, std::uint32_t its_node, std::string server_name, TransportMemory& registered,
-                   std::uint32_t epoch)
-      : node(its_node), name(std::move(server_name)), memory(registered), loop_(loop), epoch_(epoch) {}
+  struct Server {
+    std::uint32_t node = 0;
+    std::string name;  // for errors
+    std::uint32_t epoch = 0;
+    double silence_s = 10;  // after which it counts as lost while it owes a reply
+  };
+  ServerConnection(WorkerLoop& loop, Server server, TransportMemory& registered)
+      : node(server.node),
+        name(std::move(server.name)),
+        memory(registered),
+        silence(server.silence_s),
+        loop_(loop),
+        epoch_(server.epoch) {}
 
-  // Set-up: the connections, once they are attached with this as their sink.
-  void open(std::vector<ServerPath> paths);
-  bool is_open() const { return !paths_.streams().empty(); }
+  // Set-up: takes the connections, once they are attached with this as their sink.
+  void open(std::vector<ServerPath> all);
+  bool is_open() const { return !paths.streams().empty(); }
   bool send(const tensor::ControlMessage& message);
-  std::size_t data_endpoints() const { return paths_.streams().size(); }
   // Same-host servers read partitions in place; others need landing slots to write into.
-  bool needs_slots() const { return needs_slots_; }
-  transport::DirectAccess* direct() const { return paths_.streams().front().endpoint->direct(); }
-  // The endpoint that the next batch goes out by, and the bytes of that batch, whether there was room for it or not.
-  std::size_t next_endpoint() const { return shares_.next(); }
-  transport::DataEndpoint& endpoint(std::size_t index) { return *paths_.streams()[index].endpoint; }
-  void count_batch(std::size_t index, std::uint64_t bytes) { shares_.charge(index, bytes); }
-  // Closes the connection: from the return on nothing of the server comes in, and nothing is sent. A server that writes
-  // to this process's memory directly must have been fenced before that memory is used again.
-  void abandon();
-  bool is_lost() const { return lost_; }
+  bool needs_slots() const { return !paths.is_direct(); }
+  transport::DirectAccess* direct() const { return paths.streams().front().endpoint->direct(); }
+  // The server has something to say: an answer, or slots to push into.
+  bool owes_reply() const { return outstanding.partitions() > 0 || !queue.empty(); }
 
   // ---- Several paths
-  bool fails_over() const { return paths_.fails_over(); }
   // One that was lost is back.
-  void add_path(ServerPath path);
-  // Pushes that were posted, to find those that a lost path has not delivered.
-  void note_push(const tensor::SlotCredit& slot, std::uint32_t immediate, std::size_t endpoint) {
-    pushes_.note(slot, immediate, paths_.streams()[endpoint]);
-  }
-  // Those that have to be repeated; each holds its slot.
-  std::vector<RepeatedPush> repeats;
+  void add_path(ServerPath path) { paths.add(std::move(path)); }
   // Closes the paths by which the network carries nothing, as long as there are others.
   void check_paths();
   // The server has lost a path.
@@ -71,7 +69,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Tells the server which answers have come in.
   void send_receipts();
 
-  // In two phases: answers that are here, of which the server is told with the next send_landed(). Their number.
+  // ---- Two phases: answers that are here, of which the server is told with the next send_landed()
+  // Returns how many they are.
   std::size_t note_landed(std::uint32_t immediate) {
     landed_.immediates.push_back(immediate);
     return landed_.immediates.size();
@@ -79,67 +78,27 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void forget_landed(std::uint32_t immediate) { std::erase(landed_.immediates, immediate); }
   void send_landed();
 
-  // The scheduler has been asked for the cause of its loss.
-  void note_report() { reported_ = true; }
-  bool is_reported() const { return reported_; }
-  // A sentence that names the cause; empty until lose() was told it.
-  void lose(const std::string& why) { why_lost_ = why; }
-  const std::string& why_lost() const { return why_lost_; }
+  // ---- Loss
+  bool is_closed() const { return loss.is_closed(); }
+  // From the return on nothing of the server comes in, and nothing is sent. A server that writes to this process's
+  // memory directly must have been fenced before that memory is used again.
+  void close();
   // The server may still write to our memory although the connection is given up.
   bool needs_fence() const { return direct() != nullptr && !direct()->is_fenced(); }
-  // Ends the server's access, see DirectAccess::fence(), or has begun to: true while the server has time left to end.
-  bool is_being_fenced();
-  bool is_ending() const { return ends_by_.has_value(); }
-  void note_ended() { ends_by_.reset(); }
+  // Ends the server's process, if that is how it is fenced. True while the process has time left to end.
+  bool fence();
   // A server on this host may keep a log of what it was about to write, which is read once it can write no more.
   void keep_log(const tensor::RedoLogAt& where);
-  const tensor::RedoLog* log() const { return log_ ? &*log_ : nullptr; }
-  // The server has until then to finish by itself.
-  Deadline fence_at = Deadline::after(0);
-
-  // For how long the server has said nothing although it owes a reply; asked at regular intervals. `forgive`: this
-  // process was stopped itself, and cannot tell.
-  Duration silence(Clock::time_point now, bool forgive);
-  // True once for each silence.
-  bool note_suspicion() { return !std::exchange(suspected_, true); }
-  // The scheduler still hears a server that is silent here: so the network is cut, unless the server was stopped for a
-  // while and speaks up now. Where its whole machine was, TCP sends again what that has missed, at the latest after as
-  // much time again as has passed since the first attempt.
-  void expect_word_until(Clock::time_point now, Duration least) {
-    if (suspected_) word_expected_until_ = now + std::max(least, Duration(now - silent_since_));
-  }
-  bool is_expected(Clock::time_point now) const {
-    return suspected_ && word_expected_until_ != Clock::time_point::max() && now < word_expected_until_;
-  }
-  bool is_cut_off(Clock::time_point now) const { return suspected_ && now >= word_expected_until_; }
 
   void add_slots(const tensor::Credits& credits);
-  // The slot's key on a connection to that rail of the server.
-  std::uint64_t slot_key(const tensor::SlotCredit& slot, std::size_t rail) const;
-
-  // Partitions under way to the server, and their bytes. One that is cancelled before it was sent counts with no bytes.
-  std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
-  std::size_t partitions_in_flight() const { return in_flight_; }
-  void count_sent(std::uint64_t bytes) {
-    bytes_in_flight_ += bytes;
-    ++in_flight_;
-  }
-  void count_unsent(std::uint64_t bytes) {
-    bytes_in_flight_ -= bytes;
-    --in_flight_;
-  }
   void count_answered(std::uint64_t bytes) {
-    count_unsent(bytes);
-    answered_ = heard_ = true;
+    outstanding.note_answered(bytes);
+    silence.note_word();
   }
-  // In two phases the answer is here, and makes room for others; count_answered() follows, with no bytes.
   void count_landed(std::uint64_t bytes) {
-    bytes_in_flight_ -= bytes;
-    answered_ = heard_ = true;
+    outstanding.note_landed(bytes);
+    silence.note_word();
   }
-  // Nothing has been answered for a while. Only a sender that is held up asks, and only then is the clock read.
-  bool is_stuck();
-  void restart_stuck_timer() { answered_ = true; }
 
   // The server may write the answer of a partition in flight where that partition wants it, and nothing else.
   std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
@@ -157,43 +116,23 @@ class ServerConnection final : public transport::ControlSink, public transport::
   const std::uint32_t node;
   const std::string name;  // for errors
   std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
-  // Other ranks of this host share memory with it, and may read its redo log.
-  bool may_keep_log = false;
   TransportMemory& memory;
   SendQueue queue;
   LandingSlots slots;
-  // Bytes that are sent before the loop looks at what has come.
-  std::uint64_t most_per_turn = ~std::uint64_t{0};
-  bool needs_buffer = false;  // waits for another staging buffer, which the next step() adds
+  ServerPaths paths;
+  PushesBySlot pushes;  // where there are several paths
+  Outstanding outstanding;
+  Silence silence;
+  ServerLoss loss;
+  HeldLog log;
 
  private:
-  WorkerLoop& loop_;
-  const std::uint32_t epoch_;
   void break_path(std::uint16_t id, const std::string& why);
   void send_keys(std::uint16_t lost, std::size_t rail, const ServerPath& other);
-  void share();
 
-  ServerPaths paths_;
-  PushesBySlot pushes_;
-  RailShares shares_;
-  bool needs_slots_ = false;
-  std::vector<std::uint64_t> rail_keys_;  // of the server's rails after the first, by slot number
+  WorkerLoop& loop_;
+  const std::uint32_t epoch_;
   tensor::Landed landed_;
-  std::shared_ptr<transport::shm::SharedMemory> log_memory_;
-  std::optional<tensor::RedoLog> log_;
-  std::size_t other_rails_ = 0;  // of the server
-  std::uint64_t bytes_in_flight_ = 0;
-  std::size_t in_flight_ = 0;
-  bool answered_ = true;  // something, since is_stuck() was asked last
-  Clock::time_point last_answer_{};
-  bool heard_ = true;  // something, since silence() was asked last
-  bool suspected_ = false;
-  std::optional<Deadline> ends_by_;  // its process has been ended, and is not gone yet
-  Clock::time_point word_expected_until_ = Clock::time_point::max();
-  Clock::time_point silent_since_{};
-  bool lost_ = false;
-  bool reported_ = false;
-  std::string why_lost_;
 };
 
 }  // namespace bps::worker

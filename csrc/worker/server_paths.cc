@@ -31,6 +31,19 @@ void ServerPaths::add(ServerPath path) {
   for (transport::DataEndpoint* endpoint : path.data) streams_.push_back({endpoint, 0});
   told_.emplace_back(path.data.size());
   paths_.push_back(std::move(path));
+  is_direct_ = streams_.front().endpoint->direct() != nullptr;
+  share();
+}
+
+void ServerPaths::share() {
+  std::vector<std::uint32_t> speeds;
+  for (const ServerStream& stream : streams_) speeds.push_back(stream.endpoint->rails.speed);
+  shares_ = RailShares(speeds);
+}
+
+void ServerPaths::follow_rates() {
+  for (std::size_t i = 0; i < streams_.size(); ++i) shares_.note(i, streams_[i].endpoint->measured_rate());
+  shares_.follow();
 }
 
 const ServerPath* ServerPaths::find(std::uint16_t id) const {
@@ -71,6 +84,7 @@ std::optional<std::vector<std::uint32_t>> ServerPaths::close(std::uint16_t id, c
   told_.erase(told_.begin() + (found - paths_.begin()));
   settling_.push_back(std::move(*found));
   paths_.erase(found);
+  share();
   return received;
 }
 
@@ -112,16 +126,14 @@ std::vector<std::uint32_t> PushesBySlot::unanswered_by(std::uint16_t path) const
   return found;
 }
 
-std::vector<RepeatedPush> PushesBySlot::take_undelivered(const tensor::PathLost& lost) {
-  std::vector<RepeatedPush> found;
+void PushesBySlot::repeat_undelivered(const tensor::PathLost& lost) {
   for (Push& one : pushes_) {
     if (!one.under_way || one.path != lost.path) continue;
     const std::uint32_t received = one.stream < lost.received.size() ? lost.received[one.stream] : 0;
     if (static_cast<std::int32_t>(one.number - received) < 0) continue;
     one.under_way = false;
-    found.push_back(one.push);
+    repeats.push_back(one.push);
   }
-  return found;
 }
 
 }  // namespace bps::worker

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The paths of a worker loop to a server loop (transport/control_paths.h), and which pushes went out by which of them.
-// Threading: the loop's.
+// The paths of a worker loop to a server loop (transport/control_paths.h), how they share the load, and which pushes
+// went out by which of them. Threading: the loop's.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "tensor/control_messages.h"
 #include "transport/control_paths.h"
 #include "transport/data_endpoint.h"
+#include "worker/rail_shares.h"
 
 namespace bps::worker {
 
@@ -35,9 +36,19 @@ class ServerPaths {
   void add(ServerPath path);
   bool fails_over() const { return fails_over_; }
   transport::ControlPaths& control() { return control_; }
+  // The server works on our memory itself, and needs no slots.
+  bool is_direct() const { return is_direct_; }
   // Of all paths that are not lost; of the last one even then.
-  std::vector<ServerStream>& streams() { return streams_; }
   const std::vector<ServerStream>& streams() const { return streams_; }
+
+  // The number of the data connection that the next batch goes out by.
+  std::size_t next() const { return shares_.next(); }
+  ServerStream& stream(std::size_t number) { return streams_[number]; }
+  transport::DataEndpoint& endpoint(std::size_t number) { return *streams_[number].endpoint; }
+  // The bytes of a batch, whether there was room for it or not.
+  void charge(std::size_t number, std::uint64_t bytes) { shares_.charge(number, bytes); }
+  // Shares the load by what the network has carried lately.
+  void follow_rates();
 
   const ServerPath* find(std::uint16_t id) const;
   bool has_other_than(std::uint16_t id) const;
@@ -55,12 +66,16 @@ class ServerPaths {
   std::vector<tensor::Received> receipts();
 
  private:
+  void share();
+
   std::vector<ServerPath> paths_;
   std::vector<ServerPath> settling_;
   std::vector<ServerStream> streams_;
   std::vector<std::vector<std::uint32_t>> told_;  // for each path, what the server has been told has come in
   transport::ControlPaths control_;
+  RailShares shares_;
   bool fails_over_ = false;
+  bool is_direct_ = false;
 };
 
 // A push that its path has not delivered.
@@ -86,8 +101,11 @@ class PushesBySlot {
   }
   // Immediates of those that went out by this path.
   std::vector<std::uint32_t> unanswered_by(std::uint16_t path) const;
-  // Those that went out by a path and had not come in when the server closed it.
-  std::vector<RepeatedPush> take_undelivered(const tensor::PathLost& lost);
+  // Adds those to `repeats` that went out by a path and had not come in when the server closed it.
+  void repeat_undelivered(const tensor::PathLost& lost);
+
+  // What has to be sent again. Each of them holds its slot.
+  std::vector<RepeatedPush> repeats;
 
  private:
   struct Push {

@@ -41,7 +41,7 @@ WorkerLoop::~WorkerLoop() {
     for (const auto& server : servers_) {
       if (!server || !server->is_open()) continue;
       end_all_of(*server);
-      again |= server->is_ending();
+      again |= server->loss.is_ending();
     }
     if (again) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -92,14 +92,15 @@ ServerConnection& WorkerLoop::add_server(std::size_t place, std::uint32_t node, 
     known = memory_.insert(
         known, std::make_unique<TransportMemory>(transport, options_.largest_partition, options_.staging_bytes));
   }
-  servers_[place] = std::make_unique<ServerConnection>(*this, node, std::move(name), **known, options_.epoch);
+  servers_[place] = std::make_unique<ServerConnection>(
+      *this, ServerConnection::Server{node, std::move(name), options_.epoch, options_.silence_s}, **known);
   return *servers_[place];
 }
 
 void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   const auto count = static_cast<std::uint8_t>(paths.front().data.size());  // BPS_TCP_STREAMS and the like: at most 64
   server.open(std::move(paths));
-  if (server.fails_over() && !path_check_) {
+  if (server.paths.fails_over() && !path_check_) {
     path_check_ = reactor_.loop().every(transport::kPathCheck_s, [this] { check_paths(); });
   }
   const bool wants_log = options_.two_phase && !server.needs_slots();
@@ -112,7 +113,7 @@ void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   // The server of this process sums in the order in which it gets the pushes. They need no time on their way, so that a
   // few at a time are enough, and what is urgent overtakes the rest of the credit.
   if (options_.scheduling_credit > 0 && server.memory.transport().name() == "self") {
-    server.most_per_turn = kOwnTurnBytes;
+    server.queue.most_per_turn = kOwnTurnBytes;
   }
 }
 
@@ -153,8 +154,8 @@ bool WorkerLoop::take_submissions() {
 // Everything that can fail happens here, before the operation enters the send queue. One that fails stays out of it.
 void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
   Operation& operation = *portion.operation;
-  if (!server.why_lost().empty()) {
-    const Error why = loss(server.why_lost());
+  if (server.loss.is_known()) {
+    const Error why = loss(server.loss.why());
     abort(operation, why.code(), why.what(), why.hint());
   }
   if (operation.is_failing()) return;
@@ -208,8 +209,8 @@ RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerC
   // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs. A round of a group on
   // several hosts ends for those who read the log when the others have their answers, and no other round is summed
   // meanwhile: there two phases cost less.
-  facts.is_logged = server.log() != nullptr && is_on_one_host && !portion.parts.front().for_host();
-  facts.others_log = is_on_one_host && server.may_keep_log;
+  facts.is_logged = server.log.is_held() && is_on_one_host && !portion.parts.front().for_host();
+  facts.others_log = is_on_one_host && server.log.others_may_read;
   facts.reach = direct == nullptr ? Reach::kNetwork : can_fence ? Reach::kUnreadable : Reach::kUnfenced;
   return facts;
 }
@@ -274,8 +275,8 @@ void WorkerLoop::contribute(std::uint32_t number, const tensor::PushHeader& head
     return fail(Error(ErrorCode::kTransport, "this rank does not speak to that server for its host",
                       "install the same bps_rdma version everywhere and use the same settings on all ranks"));
   }
-  if (!server->why_lost().empty()) {
-    return fail(loss(server->why_lost()));
+  if (server->loss.is_known()) {
+    return fail(loss(server->loss.why()));
   }
   HostContribution& transfer = contributions_.make(number, header, priority, *server);
   if (!compressed_.empty() && Compressor::applies(header.kind, header.op)) {
@@ -293,7 +294,7 @@ void WorkerLoop::add_buffer(ServerConnection& server) {
   try {
     server.memory.add_buffer();
   } catch (const Error& error) {
-    server.needs_buffer = false;
+    server.queue.needs_buffer = false;
     abort(*server.queue.top(), server, error.code(), error.what(), error.hint());
   }
   has_work_ = true;
@@ -309,10 +310,10 @@ bool WorkerLoop::step() {
   has_work_ = false;
   blocked_ = false;
   for (const auto& server : servers_) {
-    if (!server || server->is_lost()) continue;
-    if (!server->repeats.empty()) {
+    if (!server || server->is_closed()) continue;
+    if (!server->pushes.repeats.empty()) {
       found |= sender_.repeat(*server);
-      if (!server->repeats.empty()) blocked_ = has_work_ = true;
+      if (!server->pushes.repeats.empty()) blocked_ = has_work_ = true;
     }
     if (server->queue.empty()) continue;
     found |= sender_.push(*server);
@@ -325,7 +326,7 @@ bool WorkerLoop::step() {
     }
     if (server->queue.empty()) continue;
     blocked_ = has_work_ = true;
-    if (server->needs_buffer) add_buffer(*server);
+    if (server->queue.needs_buffer) add_buffer(*server);
   }
   return found;
 }
@@ -429,7 +430,7 @@ void WorkerLoop::note_landed(const InFlight& entry, std::uint32_t immediate) {
 
 void WorkerLoop::note_landed(std::uint32_t contribution) {
   const HostContribution* landed = contributions_.find(contribution);
-  if (landed == nullptr || landed->server->is_lost()) return;
+  if (landed == nullptr || landed->server->is_closed()) return;
   landed->server->note_landed(landed->immediate());
   landed_due_ = true;
 }
@@ -437,7 +438,7 @@ void WorkerLoop::note_landed(std::uint32_t contribution) {
 void WorkerLoop::send_landed() {
   landed_due_ = false;
   for (const auto& server : servers_) {
-    if (server && !server->is_lost()) server->send_landed();
+    if (server && !server->is_closed()) server->send_landed();
   }
 }
 

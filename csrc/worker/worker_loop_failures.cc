@@ -11,10 +11,6 @@
 namespace bps::worker {
 namespace {
 
-// A server that owes a reply and is silent is asked for a sign of life, then reported. Shorter than what a process may
-// be stopped for: the scheduler, which hears the server by another connection, decides what the silence means.
-constexpr auto kAskAfter = std::chrono::milliseconds(500);
-constexpr auto kSuspectAfter = std::chrono::milliseconds(2000);
 // What an answer that a server says it has posted may take beyond the time for silence: the slowest link that counts as
 // working delivers so many bytes in a second.
 constexpr double kSlowestLink = 1e6;
@@ -62,8 +58,8 @@ void WorkerLoop::cancel(Transfer& transfer, ServerConnection& server) {
     transfer.encoded = std::exchange(unsent->next, nullptr);
     server.memory.give_back(unsent);
   }
-  const bool lost = server.is_lost();
-  if (lost || !server.why_lost().empty()) {
+  const bool lost = server.is_closed();
+  if (lost || server.loss.is_known()) {
     const bool all = transfer.unsent() == transfer.unfinished;
     drop_unsent(transfer);
     if (lost || all) return;
@@ -99,7 +95,7 @@ void WorkerLoop::send_cancel(Transfer& transfer, ServerConnection& server) {
     entry.server = &server;
     entry.part = transfer.parts[transfer.next];
     entry.stage = InFlight::Stage::kNeverSent;
-    server.count_sent(0);
+    server.outstanding.note_sent(0);
     add(index);
   }
   if (!message.partitions.empty()) send();
@@ -125,7 +121,7 @@ void WorkerLoop::cancel(std::uint32_t number, const Error& why) {
 
 void WorkerLoop::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
   ServerConnection* server = open_server(place);
-  if (server == nullptr || !server->why_lost().empty()) return;
+  if (server == nullptr || server->loss.is_known()) return;
   HostContribution& nobodys = contributions_.make(HostContributions::kNobody, header, 0, *server);
   abort(nobodys, *server, why.code(), why.what(), why.hint());
 }
@@ -148,7 +144,7 @@ void WorkerLoop::end_view(const Error& why) {
     for (HostContribution* contribution : contributions_.to(*server)) {
       abort(*contribution, *server, why.code(), why.what(), why.hint());
     }
-    if (server->is_reported() && server->why_lost().empty()) lose(*server, why.what());
+    if (server->loss.is_reported() && !server->loss.is_known()) lose(*server, why.what());
   }
 }
 
@@ -176,30 +172,29 @@ void WorkerLoop::check_deadlines() {
 
 void WorkerLoop::check_replies() {
   const auto now = Clock::now();
-  const bool was_stopped = now - std::exchange(last_check_, now) > kAskAfter;
+  const bool was_stopped = now - std::exchange(last_check_, now) > Silence::kPingAfter;
   if (is_owed_) check_owed(now, was_stopped);
   for (const auto& server : servers_) {
-    if (!server || (server->is_lost() && !server->is_ending())) continue;
-    if (!server->why_lost().empty()) {
-      if (server->is_ending() || server->fence_at.passed()) end_all_of(*server);
+    if (!server || server->is_closed()) continue;
+    if (server->loss.is_known()) {
+      if (server->loss.is_ending() || server->loss.is_due()) end_all_of(*server);
       continue;
     }
-    const Duration silence = server->silence(now, was_stopped);
-    if (silence < kAskAfter) continue;
-    const bool is_too_long = seconds(silence) > options_.silence_s && !server->is_expected(now);
-    if (is_too_long || server->is_cut_off(now)) {
-      on_lost(*server, "it has not replied for " + in_words(seconds(silence)) + " by the data network (" +
-                           server->route + ") although the connection is open");
-    } else {
-      if (silence > kSuspectAfter && server->note_suspicion() && when_silent) when_silent(server->node);
-      (void)server->send(tensor::Ping{});
+    const Silence::Verdict verdict = server->silence.judge(now, server->owes_reply(), was_stopped);
+    if (verdict == Silence::Verdict::kNothing) continue;
+    if (verdict == Silence::Verdict::kLost) {
+      on_lost(*server, "it has not replied for " + in_words(seconds(server->silence.length(now))) +
+                           " by the data network (" + server->route + ") although the connection is open");
+      continue;
     }
+    if (verdict == Silence::Verdict::kPingAndReport && when_silent) when_silent(server->node);
+    (void)server->send(tensor::Ping{});
   }
 }
 
 void WorkerLoop::owe(InFlight& entry, InFlight::Owed what) {
   const double silences = silences_until(what, entry.part.for_host());
-  const double transfer_s = static_cast<double>(entry.server->bytes_in_flight()) / kSlowestLink;
+  const double transfer_s = static_cast<double>(entry.server->outstanding.bytes()) / kSlowestLink;
   entry.owed = what;
   entry.due = Deadline::after(silences * options_.silence_s + transfer_s).at();
   is_owed_ = true;
@@ -214,7 +209,7 @@ void WorkerLoop::check_owed(Clock::time_point now, bool was_stopped) {
     is_owed_ = true;
     if (was_stopped) entry.due = std::max(entry.due, now + to_duration(options_.silence_s));
     ServerConnection& server = *entry.server;
-    if (now < entry.due || server.is_lost() || !server.why_lost().empty() || server.is_expected(now)) continue;
+    if (now < entry.due || server.is_closed() || server.loss.is_known() || server.silence.is_expected(now)) continue;
     const std::string what = entry.owed == InFlight::Owed::kAnswer ? "an answer that it has posted did not arrive"
                              : entry.owed == InFlight::Owed::kReply
                                  ? "it did not reply to an operation that was given up"
@@ -227,7 +222,7 @@ void WorkerLoop::check_owed(Clock::time_point now, bool was_stopped) {
 
 void WorkerLoop::on_reachable(std::uint32_t node) {
   for (const auto& server : servers_) {
-    if (server && server->node == node) server->expect_word_until(Clock::now(), kAskAfter);
+    if (server && server->node == node) server->silence.note_reachable(Clock::now());
   }
 }
 

@@ -8,25 +8,19 @@
 #include "worker/worker_loop.h"
 
 namespace bps::worker {
-namespace {
-
-// How long a server that is lost to the job, but still maps our memory, may take to acknowledge that it writes no more.
-constexpr double kFence_s = 1;
-
-}  // namespace
 
 // ---- Lost paths
 
 void WorkerLoop::check_paths() {
   for (const auto& server : servers_) {
-    if (server && server->fails_over()) server->check_paths();
+    if (server && server->paths.fails_over()) server->check_paths();
   }
 }
 
 void WorkerLoop::send_receipts() {
   receipts_due_ = false;
   for (const auto& server : servers_) {
-    if (server && server->fails_over() && !server->is_lost()) server->send_receipts();
+    if (server && server->paths.fails_over() && !server->is_closed()) server->send_receipts();
   }
 }
 
@@ -68,7 +62,7 @@ void WorkerLoop::settle(ServerConnection& server, const tensor::PathLost& lost) 
 
 ServerConnection* WorkerLoop::find_server(std::size_t place) {
   ServerConnection* server = place < servers_.size() ? servers_[place].get() : nullptr;
-  return server == nullptr || server->is_lost() || !server->why_lost().empty() ? nullptr : server;
+  return server == nullptr || server->is_closed() || server->loss.is_known() ? nullptr : server;
 }
 
 void WorkerLoop::add_path(ServerConnection& server, ServerPath path) {
@@ -79,19 +73,19 @@ void WorkerLoop::add_path(ServerConnection& server, ServerPath path) {
 // ---- Lost servers
 
 void WorkerLoop::on_lost(ServerConnection& server, const std::string& why) {
-  if (server.is_lost()) return;
-  if (!server.why_lost().empty()) return end_all_of(server);  // it was being fenced, and has gone by itself
+  if (server.is_closed()) return;
+  if (server.loss.is_known()) return end_all_of(server);  // it was being fenced, and has gone by itself
   // The end of the view is the cause, and nobody will name another one.
   if (!when_lost || view_ended_) return lose(server, server.name + " is lost: " + why);
-  server.note_report();
   // Operations wait until lose_server() tells the cause, which may be the loss of another member.
-  if (!server.needs_fence()) server.abandon();
+  server.loss.report();
+  if (!server.needs_fence()) server.close();
   when_lost(server.node, why);
 }
 
 void WorkerLoop::lose_server(std::uint32_t node, const std::string& why) {
   for (const auto& server : servers_) {
-    if (server && server->node == node && server->why_lost().empty()) lose(*server, why);
+    if (server && server->node == node && !server->loss.is_known()) lose(*server, why);
   }
 }
 
@@ -99,7 +93,7 @@ void WorkerLoop::lose_server(std::uint32_t node, const std::string& why) {
 // write to it no more: at once where closing the connection does that; a process of this host, which may live on, is
 // first asked, then stopped.
 void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
-  server.lose(why);
+  server.loss.learn(why);
   std::vector<std::shared_ptr<Operation>> concerned;
   const auto add = [&](const Transfer* transfer) {
     if (transfer->operation != nullptr) concerned.push_back(transfer->operation->shared_from_this());
@@ -108,7 +102,6 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     if (in_flight_[i].server == &server) add(in_flight_[i].transfer);
   }
-  if (server.needs_fence()) server.fence_at = Deadline::after(kFence_s);
   const Error error = loss(why);
   for (const auto& operation : concerned) abort(*operation, error.code(), error.what(), error.hint());
   for (HostContribution* contribution : contributions_.to(server)) {
@@ -116,7 +109,7 @@ void WorkerLoop::lose(ServerConnection& server, const std::string& why) {
   }
   // Of what failed before, for another reason, the part that was never sent is over as well.
   for (const auto& operation : concerned) cancel(*operation);
-  if (!server.needs_fence() || server.is_lost()) end_all_of(server);
+  if (!server.needs_fence() || server.is_closed()) end_all_of(server);
 }
 
 // Nothing that is still under way to this server will be answered. A process is ended for the sake of callers' memory
@@ -131,9 +124,8 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
     const bool is_in_place = entry.staged == nullptr || transfer.route == Route::kAnswersAside;
     reaches_callers |= entry.was_sent() && (is_in_place || transfer.finality == Finality::kLogged);
   }
-  if (reaches_callers && server.is_being_fenced()) return;  // several end at once, and the loop goes on meanwhile
-  server.note_ended();
-  server.abandon();
+  if (reaches_callers && server.fence()) return;  // several end at once, and the loop goes on meanwhile
+  server.close();
   std::vector<std::uint32_t> entries;
   for (std::uint32_t i = 0; i < in_flight_.size(); ++i) {
     if (in_flight_[i].server == &server) entries.push_back(i);
@@ -153,9 +145,9 @@ void WorkerLoop::end_all_of(ServerConnection& server) {
 Landed WorkerLoop::redo(const InFlight& entry) {
   const Transfer& transfer = *entry.transfer;
   const tensor::Placement placement = transfer.place(entry.part);
-  const bool has_ended = entry.server->is_lost() && !entry.server->needs_fence();
+  const bool has_ended = entry.server->is_closed() && !entry.server->needs_fence();
   if (!(has_ended || entry.end != InFlight::End::kOpen) || !entry.was_sent() || !placement.wants_data()) return {};
-  const auto last = entry.server->log()->last_of(trace_key(transfer, entry.part), placement.length);
+  const auto last = entry.server->log.log().last_of(trace_key(transfer, entry.part), placement.length);
   if (!last) return {};
   std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
   std::memcpy(to + last->at, last->block.data(), last->block.size());

@@ -9,13 +9,13 @@ namespace bps::worker {
 WorkerUsage WorkerLoop::usage() const {
   WorkerUsage usage;
   for (const auto& server : servers_) {
-    if (!server || server->is_lost()) continue;
+    if (!server || server->is_closed()) continue;
     usage.servers.push_back({.node = server->node,
                              .needs_slots = server->needs_slots(),
                              .small_slots = server->slots.small(),
                              .large_slots = server->slots.large(),
-                             .partitions_in_flight = server->partitions_in_flight(),
-                             .bytes_in_flight = server->bytes_in_flight()});
+                             .partitions_in_flight = server->outstanding.partitions(),
+                             .bytes_in_flight = server->outstanding.bytes()});
   }
   for (const auto& memory : memory_) usage.registered_bytes += memory->registered_bytes();
   const Clock::time_point now = Clock::now();

@@ -118,7 +118,7 @@ class Job {
   }
   void say(std::uint32_t server, std::span<const std::byte> message) {
     Server& from = servers_[server];
-    if (!from.connection->is_lost()) from.connection->on_message(from.control, message);
+    if (!from.connection->is_closed()) from.connection->on_message(from.control, message);
   }
   // One of the pushes that the liar was sent, or what it makes up.
   PushHeader push_of(std::uint32_t index) {
@@ -129,7 +129,7 @@ class Job {
   void answer(std::uint32_t server, const RemoteSpan& where, std::uint32_t immediate, std::uint64_t landed,
               std::byte value) {
     Server& from = servers_[server];
-    if (from.connection->is_lost()) return;
+    if (from.connection->is_closed()) return;
     if (where.length > 0) {
       if (from.connection->allows_write(from.data, where, immediate) == 0) return;
       auto* const at = reinterpret_cast<std::byte*>(where.address);
@@ -140,7 +140,7 @@ class Job {
   }
   void cut_off(std::uint32_t immediate, std::uint64_t bytes) {
     Server& from = servers_[kLiar];
-    if (!from.connection->is_lost()) from.connection->on_cut_off(from.data, immediate, bytes);
+    if (!from.connection->is_closed()) from.connection->on_cut_off(from.data, immediate, bytes);
   }
   // What the worker and the transport do by themselves; and the honest server, if it has its turn.
   void go_on(bool honest) {
@@ -155,7 +155,7 @@ class Job {
         one.over.push_back(false);
       }
       for (; one.written < one.data.writes.size(); ++one.written) {
-        if (!one.connection->is_lost()) one.connection->on_written(one.data, one.data.writes[one.written].token);
+        if (!one.connection->is_closed()) one.connection->on_written(one.data, one.data.writes[one.written].token);
       }
     }
     if (honest) behave();
@@ -167,7 +167,7 @@ class Job {
       fuzz::expect(one.operation->done());
       if (!one.operation->failure()) fuzz::expect(is_all(one.memory, kSum));
     }
-    if (!servers_[kLiar].connection->is_lost()) loop_.lose_server(kLiar, "the liar is lost");
+    if (!servers_[kLiar].connection->is_closed()) loop_.lose_server(kLiar, "the liar is lost");
     for (int i = 0; i < 200 && !loop_.is_idle(); ++i) go_on(true);
     for (const Call& one : calls_) fuzz::expect(one.operation->done());
     fuzz::expect(loop_.is_idle());

@@ -101,7 +101,7 @@ TEST_F(BulkLandingTest, WhatLandsAfterACancelIsToldAtOnce) {
 
 // It holds up their next sum.
 TEST_F(BulkLandingTest, WhereOthersReadALogTheServerIsToldAtOnce) {
-  server->may_keep_log = true;
+  server->log.others_may_read = true;
   on_one_host = true;
   const auto operation = submit(3);
   land(0);

@@ -238,9 +238,9 @@ class FailoverTest : public ::testing::Test {
 TEST_F(FailoverTest, BothRailsCarryBytes) {
   run_round(0, -1, [] {});
   for (One& one : workers) {
-    EXPECT_EQ(one.server->data_endpoints(), 2U);
-    EXPECT_GT(one.server->endpoint(0).received, 0U);
-    EXPECT_GT(one.server->endpoint(1).received, 0U);
+    EXPECT_EQ(one.server->paths.streams().size(), 2U);
+    EXPECT_GT(one.server->paths.endpoint(0).received, 0U);
+    EXPECT_GT(one.server->paths.endpoint(1).received, 0U);
   }
 }
 
@@ -261,7 +261,7 @@ TEST_F(FailoverTest, ARailThatBreaksCostsNoRound) {
         for (std::uint32_t i = 0; i < kWorkers; ++i) {
           One& one = workers[i];
           ASSERT_EQ(one.lost, (std::vector<std::pair<std::size_t, std::size_t>>{{0, rail}}));
-          ASSERT_EQ(one.server->data_endpoints(), 1U);
+          ASSERT_EQ(one.server->paths.streams().size(), 1U);
           one.lost.clear();
           one.loop->add_path(*one.server, connect(i, path, rail));  // it is back
         }
@@ -269,7 +269,8 @@ TEST_F(FailoverTest, ARailThatBreaksCostsNoRound) {
         run_round(round++, -1, [] {});
         if (HasFatalFailure()) return;
         for (One& one : workers) {
-          for (std::size_t i = 0; i < 2; ++i) ASSERT_GT(one.server->endpoint(i).received, 0U) << "it is used again";
+          for (std::size_t i = 0; i < 2; ++i)
+            ASSERT_GT(one.server->paths.endpoint(i).received, 0U) << "it is used again";
         }
       }
     }

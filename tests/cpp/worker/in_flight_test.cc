@@ -35,8 +35,8 @@ class InFlightTest : public ::testing::Test {
   WorkerLoop loop{WorkerLoopOptions{}, reactor};
   transport::local::SelfTransport transport{reactor.counters()};
   TransportMemory memory{transport, 1024, 4096};
-  ServerConnection server{loop, 0, "server", memory, 1};
-  ServerConnection other{loop, 1, "other", memory, 1};
+  ServerConnection server{loop, {0, "server", 1}, memory};
+  ServerConnection other{loop, {1, "other", 1}, memory};
   Operation::Portion portion;
   InFlightTable table;
 };

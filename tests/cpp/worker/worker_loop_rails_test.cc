@@ -102,8 +102,8 @@ TEST_F(WorkerLoopRailsTest, KeysOfAnotherNumberOfRailsAreNotBelieved) {
   credits.slots.push_back({tensor::SlotNumber(5), 1, 2, 2 * kRailPiece});
   credits.other_keys = {7, 8};
   worker_loop.on_message(*server, encode(credits, 1));
-  EXPECT_EQ(server->slot_key({tensor::SlotNumber(5), 1, 2, 3}, 2), 1U);
-  EXPECT_EQ(server->slot_key({tensor::SlotNumber(0), 1, 2, 3}, 1), 2000U);
+  EXPECT_EQ(server->slots.key({tensor::SlotNumber(5), 1, 2, 3}, 2), 1U);
+  EXPECT_EQ(server->slots.key({tensor::SlotNumber(0), 1, 2, 3}, 1), 2000U);
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
 }
 
