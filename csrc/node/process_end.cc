@@ -123,7 +123,7 @@ void Process::retire() {
   // One whose answers all came is complete although it was failing. Of one that was given up the memory is the
   // caller's.
   std::erase_if(incomplete_, [](const auto& operation) {
-    return operation->is_suspended() ? operation->is_given_up() : !operation->is_incomplete();
+    return operation->is_suspended() ? operation->completion.is_given_up() : !operation->completion.is_incomplete();
   });
   if (loops_) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",

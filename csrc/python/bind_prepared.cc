@@ -151,7 +151,7 @@ bool Prepared::done() const {
 
 int Prepared::completion_fd() {
   check_started();
-  return prepared_.current->completion_fd();
+  return prepared_.current->completion.descriptor();
 }
 
 std::string Prepared::describe() const {

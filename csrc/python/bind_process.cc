@@ -93,7 +93,7 @@ std::string lateness(const worker::Operation& operation) {
   return std::string(why->what()).substr(operation.describe().size() + 2);
 }
 
-std::map<std::uint32_t, std::uint64_t> by_partition(const std::vector<worker::Operation::Begun>& all) {
+std::map<std::uint32_t, std::uint64_t> by_partition(const std::vector<worker::Begun>& all) {
   std::map<std::uint32_t, std::uint64_t> found;
   for (const auto& [partition, bytes] : all) found[partition] = bytes;
   return found;
@@ -106,46 +106,47 @@ void bind_suspended(py::module_& module) {
       .def_property_readonly("tensor", [](const Operation& o) { return o.tensor; })
       .def_readonly("round", &Operation::round)
       .def_property_readonly(
-          "missing", [](const Operation& o) { return by_partition(o.missing()); },
+          "missing", [](const Operation& o) { return by_partition(o.suspension().missing()); },
           "Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The "
           "rest of the input is as it was.")
       .def_property_readonly(
-          "whole", [](const Operation& o) { return by_partition(o.whole()); },
+          "whole", [](const Operation& o) { return by_partition(o.suspension().whole()); },
           "Partitions whose result is wanted here and has come, and its bytes.")
       .def(
-          "length",
-          [](const Operation& o, std::uint32_t partition) {
-            return tensor::place(o.placed, o.cut(), partition).length;
-          },
+          "length", [](const Operation& o, std::uint32_t partition) { return o.suspension().length(partition); },
           py::arg("partition"), "Bytes of its result.")
       .def(
           "read",
           [](const Operation& o, std::uint32_t partition, const Memory& into) {
-            o.read(partition, {into.address, static_cast<std::size_t>(into.nbytes)});
+            o.suspension().read(partition, {into.address, static_cast<std::size_t>(into.nbytes)});
           },
           py::arg("partition"), py::arg("into"), "The first bytes of the result of a partition.")
       .def(
           "write",
           [](Operation& o, std::uint32_t partition, const Memory& from) {
-            o.write(partition, {from.address, static_cast<std::size_t>(from.nbytes)});
+            o.suspension().write(partition, {from.address, static_cast<std::size_t>(from.nbytes)});
           },
           py::arg("partition"), py::arg("from_"), "They come from another rank.")
-      .def("take_landed", &Operation::take_landed, "Takes the results that have landed in buffers.")
+      .def(
+          "take_landed", [](Operation& o) { o.suspension().take_landed(); },
+          "Takes the results that have landed in buffers.")
       .def_property_readonly(
           "has_failed", [](const Operation& o) { return !o.is_suspended(); },
           "At its deadline, on all ranks: its caller knows.")
       .def_property_readonly("lateness", &lateness, "Why it is not to be started again; empty where it may be.")
-      .def("complete", [](Operation& o) { o.resolve(Operation::Resumption::kComplete); })
-      .def("abort", [](Operation& o) { o.resolve(Operation::Resumption::kAborted); })
+      .def("complete", [](Operation& o) { o.suspension().resolve(worker::Resumption::kComplete); })
+      .def("abort", [](Operation& o) { o.suspension().resolve(worker::Resumption::kAborted); })
       .def(
           "fail",
           [](Operation& o, const std::string& why) {
-            o.resolve(Error(ErrorCode::kTimeout, o.describe() + ": " + why, kRaiseTimeout));
+            o.abort_suspended(Error(ErrorCode::kTimeout, o.describe() + ": " + why, kRaiseTimeout));
           },
           py::arg("why"), "Its deadline has passed on another rank.")
       .def(
           "continue_by",
-          [](Operation& o, const std::shared_ptr<Operation>& by) { o.resolve(Operation::Resumption::kContinued, by); },
+          [](Operation& o, const std::shared_ptr<Operation>& by) {
+            o.suspension().resolve(worker::Resumption::kContinued, by);
+          },
           py::arg("by"));
 }
 

@@ -23,7 +23,7 @@ class Handle {
   bool done() const { return pending_.operation->done() || forks_ != fork_count(); }
   bool taken() const { return taken_; }
   pybind11::object wait();
-  int completion_fd() { return pending_.operation->completion_fd(); }
+  int completion_fd() { return pending_.operation->completion.descriptor(); }
   std::string describe() const;
 
  private:

@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
-using Resumption = worker::Operation::Resumption;
+using worker::Resumption;
 
 constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
 // The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
@@ -76,7 +76,7 @@ void wait_for(worker::Operation& operation, bool abandons) {
     over = wait_interruptibly(operation, operation.request.timeout_s + kGrace_s);
   } catch (...) {
     if (abandons) {
-      operation.give_up();
+      operation.completion.give_up();
       const WithoutGil released;
       (void)operation.wait(Deadline::after(kGrace_s));
     }
@@ -88,25 +88,23 @@ void wait_for(worker::Operation& operation, bool abandons) {
 void settle(worker::Operation& operation, bool abandons) {
   wait_for(operation, abandons);
   if (!operation.is_suspended()) return;
-  if (operation.resumption() == Resumption::kNone) py::module_::import("bps_rdma.job").attr("resume")();
-  std::shared_ptr<worker::Operation> next;
-  if (operation.resumption(&next) == Resumption::kContinued) settle(*next, abandons);
+  if (operation.suspension().resumption() == Resumption::kNone) py::module_::import("bps_rdma.job").attr("resume")();
+  if (const auto next = operation.suspension().continued_by()) settle(*next, abandons);
 }
 
 void rethrow(const worker::Operation& operation) {
   if (!operation.is_suspended()) return operation.rethrow();
-  std::shared_ptr<worker::Operation> next;
-  const Resumption how = operation.resumption(&next);
-  if (how == Resumption::kContinued) return rethrow(*next);
-  if (how != Resumption::kComplete) operation.rethrow();
+  const worker::Suspension& suspension = operation.suspension();
+  if (const auto next = suspension.continued_by()) return rethrow(*next);
+  if (suspension.resumption() != Resumption::kComplete) operation.rethrow();
 }
 
 bool is_over(const worker::Operation& operation) {
   if (!operation.done()) return false;
   if (!operation.is_suspended()) return true;
-  std::shared_ptr<worker::Operation> next;
-  const Resumption how = operation.resumption(&next);
-  return how == Resumption::kContinued ? is_over(*next) : how != Resumption::kNone;
+  const worker::Suspension& suspension = operation.suspension();
+  const auto next = suspension.continued_by();
+  return next ? is_over(*next) : suspension.resumption() != Resumption::kNone;
 }
 
 void keep_until_over(PendingArrays arrays) {

@@ -69,6 +69,28 @@ class FlightRecorder {
                                           std::memory_order_relaxed);
   }
 
+  // The entry of one operation, if it has one, from begin() to end().
+  class Recording {
+   public:
+    void begin(FlightRecorder& recorder, std::uint64_t sequence, const Tensor& tensor, tensor::OperationKind kind,
+               std::uint32_t round, Clock::time_point now) {
+      entry_ = recorder.begin(sequence, tensor, kind, round, now);
+      began_ = now;
+    }
+    void end(std::uint64_t sequence, End how) {
+      if (entry_ != nullptr) FlightRecorder::end(*entry_, sequence, how, Clock::now() - began_);
+    }
+    // Since begin(); 0 without it.
+    std::int64_t age_ms() const {
+      if (began_ == Clock::time_point{}) return 0;
+      return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began_).count();
+    }
+
+   private:
+    Entry* entry_ = nullptr;
+    Clock::time_point began_{};
+  };
+
   // The newest ones, oldest first.
   std::vector<Record> list(std::size_t most) const;
 

@@ -18,7 +18,7 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
   require_alive(*prepared.tensor, prepared.request.kind);
   const std::uint32_t round = next_round(*prepared.tensor, prepared.request);
   const std::uint64_t sequence = sequence_.fetch_add(1);
-  const bool reusable = operation && operation->progress && operation->rearm(round, sequence);
+  const bool reusable = operation && operation->completion.progress && operation->rearm(round, sequence);
   if (!reusable) operation = make_operation(prepared.tensor, prepared.request, round, sequence);
   try {
     launch(operation, awaited);

@@ -72,7 +72,7 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
                                           std::uint32_t round, std::span<const std::uint32_t> only) {
   require_alive(*tensor, suspended.request.kind);
   const auto operation =
-      make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), suspended.begun(only));
+      make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), suspended.suspension().begun(only));
   launch(operation, false);
   return operation;
 }
@@ -140,20 +140,20 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
 
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                                   std::uint32_t round, std::uint64_t sequence,
-                                                  std::span<const Operation::Begun> only) const {
+                                                  std::span<const Begun> only) const {
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && Compressor::applies(what.kind, what.op);
   what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
   if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places(), only);
-  if (worker_loops_.size() == 1) operation->progress = worker_loops_.front().reactor->progress();
+  if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();
   return operation;
 }
 
 void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   submit(operation);
-  if (!awaited || !operation->progress) {
+  if (!awaited || !operation->completion.progress) {
     for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
   const Tensor& tensor = *operation->tensor;

@@ -145,7 +145,7 @@ class Worker {
   void require_direct() const;
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                             std::uint32_t round, std::uint64_t sequence,
-                                            std::span<const Operation::Begun> only = {}) const;
+                                            std::span<const Begun> only = {}) const;
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.

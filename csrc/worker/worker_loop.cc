@@ -141,7 +141,7 @@ bool WorkerLoop::take_submissions() {
     found = true;
     Operation& operation = *submission.operation;
     for (std::size_t place = 0; place < servers_.size(); ++place) {
-      Operation::Portion& portion = operation.portions[options_.index * servers_.size() + place];
+      Portion& portion = operation.portions[options_.index * servers_.size() + place];
       if (!portion.parts.empty()) admit(portion, *servers_[place]);
     }
     if (submission.watches_deadline) watched_.add(submission.operation);
@@ -152,7 +152,7 @@ bool WorkerLoop::take_submissions() {
 }
 
 // Everything that can fail happens here, before the operation enters the send queue. One that fails stays out of it.
-void WorkerLoop::admit(Operation::Portion& portion, ServerConnection& server) {
+void WorkerLoop::admit(Portion& portion, ServerConnection& server) {
   Operation& operation = *portion.operation;
   if (server.loss.is_known()) {
     const Error why = loss(server.loss.why());
@@ -178,7 +178,7 @@ void WorkerLoop::trace_queued(const Transfer& transfer, const ServerConnection& 
 }
 
 // Registers the memory, chooses the route, and makes the buffers that it needs.
-void WorkerLoop::prepare(Operation::Portion& portion, ServerConnection& server) {
+void WorkerLoop::prepare(Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
   RouteFacts facts = facts_of(portion, server);
   if (!facts.is_encoded) facts.is_registered = register_memory(portion, server);
@@ -194,7 +194,7 @@ void WorkerLoop::prepare(Operation::Portion& portion, ServerConnection& server) 
   if (!facts.is_encoded && !facts.is_registered) count_unwatched(portion);
 }
 
-RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerConnection& server) {
+RouteFacts WorkerLoop::facts_of(const Portion& portion, const ServerConnection& server) {
   const Operation& operation = *portion.operation;
   const bool is_on_one_host = operation.tensor->is_on_one_host;
   const transport::DirectAccess* direct = server.direct();
@@ -204,7 +204,7 @@ RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerC
   facts.is_small = operation.bytes() <= kLargestStagedIfCheap;
   facts.is_push_pull = portion.header->kind == tensor::OperationKind::kPushPull;
   facts.is_two_phase = operation.request.two_phase;
-  facts.is_continuation = operation.is_continuation();
+  facts.is_continuation = operation.continuation != nullptr;
   facts.lands_in_order = server.memory.transport().lands_in_order();
   // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs. A round of a group on
   // several hosts ends for those who read the log when the others have their answers, and no other round is summed
@@ -217,7 +217,7 @@ RouteFacts WorkerLoop::facts_of(const Operation::Portion& portion, const ServerC
 
 // Whether the transport may use all of it directly. Whether this rank contributes and wants bytes can differ from
 // partition to partition; a block that no partition uses has no bytes.
-bool WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& server) {
+bool WorkerLoop::register_memory(Portion& portion, ServerConnection& server) {
   const Request& request = portion.operation->request;
   transport::RegionCache& regions = server.memory.regions;
   if (regions.watches()) counters_.given_back.add(regions.drop_changed());
@@ -231,7 +231,7 @@ bool WorkerLoop::register_memory(Operation::Portion& portion, ServerConnection& 
   return (!sends || portion.input != nullptr) && (!receives || portion.output != nullptr);
 }
 
-Reach WorkerLoop::reach_of(const Operation::Portion& portion, const ServerConnection& server) {
+Reach WorkerLoop::reach_of(const Portion& portion, const ServerConnection& server) {
   const transport::DirectAccess* direct = server.direct();
   if (direct == nullptr) return Reach::kNetwork;
   if (!direct->can_fence()) return Reach::kUnfenced;
@@ -246,7 +246,7 @@ Reach WorkerLoop::reach_of(const Operation::Portion& portion, const ServerConnec
   return reaches(output) ? Reach::kCopies : Reach::kReadable;
 }
 
-void WorkerLoop::count_unwatched(const Operation::Portion& portion) {
+void WorkerLoop::count_unwatched(const Portion& portion) {
   for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.place(part).length);
 }
 

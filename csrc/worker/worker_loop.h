@@ -147,12 +147,12 @@ class WorkerLoop final : public transport::Actor, public tensor::ContributionSen
   };
 
   bool take_submissions();
-  void admit(Operation::Portion& portion, ServerConnection& server);
-  void prepare(Operation::Portion& portion, ServerConnection& server);
-  bool register_memory(Operation::Portion& portion, ServerConnection& server);
-  static RouteFacts facts_of(const Operation::Portion& portion, const ServerConnection& server);
-  static Reach reach_of(const Operation::Portion& portion, const ServerConnection& server);
-  void count_unwatched(const Operation::Portion& portion);
+  void admit(Portion& portion, ServerConnection& server);
+  void prepare(Portion& portion, ServerConnection& server);
+  bool register_memory(Portion& portion, ServerConnection& server);
+  static RouteFacts facts_of(const Portion& portion, const ServerConnection& server);
+  static Reach reach_of(const Portion& portion, const ServerConnection& server);
+  void count_unwatched(const Portion& portion);
   static bool compresses_to(const ServerConnection& server, const Tensor& tensor);
   ServerConnection* open_server(std::uint32_t place);
   void add_buffer(ServerConnection& server);

@@ -45,7 +45,7 @@ void WorkerLoop::abort(Transfer& transfer, ServerConnection& server, ErrorCode c
 void WorkerLoop::cancel(Operation& operation) {
   const auto alive = operation.shared_from_this();
   for (std::size_t place = 0; place < servers_.size(); ++place) {
-    Operation::Portion& portion = operation.portions[options_.index * servers_.size() + place];
+    Portion& portion = operation.portions[options_.index * servers_.size() + place];
     if (portion.unfinished > 0) cancel(portion, *servers_[place]);
   }
 }
@@ -159,7 +159,7 @@ void WorkerLoop::check_deadlines() {
   const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
   for (const auto& operation : watched) {
     if (operation->done() || operation->is_failing()) continue;
-    if (operation->is_given_up()) {
+    if (operation->completion.is_given_up()) {
       abort(*operation, ErrorCode::kPeerLost, "its caller was interrupted", "call it again on every rank of the group");
     }
     if (!operation->deadline.passed()) continue;

@@ -42,7 +42,7 @@ void Program::begin(View& view) {
 void Program::begin_era() {
   for (Call& call : calls_) {
     if (!call.operation) continue;
-    call.operation->resolve(worker::Operation::Resumption::kAborted);
+    call.operation->suspension().resolve(worker::Resumption::kAborted);
     note_returned(call);
     call.operation.reset();
     call.failed.clear();
@@ -136,7 +136,7 @@ void Program::start(std::size_t which) {
 
 // `round` of the tensor in this view; `only`: these partitions.
 void Program::launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
-                     std::uint32_t round, std::span<const worker::Operation::Begun> only) {
+                     std::uint32_t round, std::span<const worker::Begun> only) {
   call.operation = std::make_shared<worker::Operation>(tensor, request, round, sequence_++, 1, view_->places(), only);
   view_->worker_loop->submit(call.operation, true);
 }

@@ -88,7 +88,7 @@ class Program {
   void begin_era();
   void start(std::size_t tensor);
   void launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
-              std::uint32_t round, std::span<const worker::Operation::Begun> only = {});
+              std::uint32_t round, std::span<const worker::Begun> only = {});
   void end(std::size_t tensor);
   void complete(std::size_t tensor);
   static std::optional<Error> failure_of(const worker::Operation& operation);

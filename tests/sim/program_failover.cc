@@ -49,12 +49,12 @@ void Program::exchange() {
     if (calls_[i].is_suspended) {
       report.interrupted = calls_[i].round + 1;
       report.is_late = failure_of(*calls_[i].operation)->code() == ErrorCode::kTimeout ? 1 : 0;
-      for (const auto& [partition, bytes] : calls_[i].operation->missing()) {
+      for (const auto& [partition, bytes] : calls_[i].operation->suspension().missing()) {
         if (partition >= kMostPartitions) throw Violation("a shape with more partitions than a report has places");
         report.missing |= 1U << partition;
         report.have[partition] = static_cast<std::uint32_t>(bytes);
       }
-      for (const auto& whole : calls_[i].operation->whole()) report.whole |= 1U << whole.partition;
+      for (const auto& whole : calls_[i].operation->suspension().whole()) report.whole |= 1U << whole.partition;
     }
     for (std::size_t k = 0; k < std::min(calls_[i].failed.size(), std::size(report.failed)); ++k) {
       report.failed[k] = calls_[i].failed[k] + 1;
@@ -98,7 +98,7 @@ void Program::hear() {
     decisions_[i] = decide(reports_of(i), calls_[i].round);
     for (const Decision::Gift& gift : decisions_[i].gifts) {
       std::vector<std::byte> bytes(size_of(i, gift));
-      if (gift.rank == rank_) calls_[i].operation->read(gift.partition, bytes);
+      if (gift.rank == rank_) calls_[i].operation->suspension().read(gift.partition, bytes);
       gifts.insert(gifts.end(), bytes.begin(), bytes.end());
     }
   }
@@ -115,7 +115,7 @@ std::vector<Report> Program::reports_of(std::size_t which) const {
 
 std::uint64_t Program::size_of(std::size_t which, const Decision::Gift& gift) const {
   const worker::Operation& operation = *calls_[which].operation;
-  return gift.bytes.value_or(tensor::place(operation.placed, operation.cut(), gift.partition).length);
+  return gift.bytes.value_or(operation.suspension().length(gift.partition));
 }
 
 void Program::take_gifts() {
@@ -125,7 +125,7 @@ void Program::take_gifts() {
     if (!calls_[i].is_suspended) continue;
     for (const Decision::Gift& gift : decisions_[i].gifts) {
       const std::uint64_t size = size_of(i, gift);
-      calls_[i].operation->write(gift.partition, {exchange_.output.data() + gift.rank * all + at, size});
+      calls_[i].operation->suspension().write(gift.partition, {exchange_.output.data() + gift.rank * all + at, size});
       at += size;
       ++gifts_;
     }
@@ -150,7 +150,7 @@ void Program::go_on() {
 }
 
 void Program::go_on(std::size_t which, const Decision& decision) {
-  using Resumption = worker::Operation::Resumption;
+  using worker::Resumption;
   Call& call = calls_[which];
   const std::shared_ptr<worker::Operation> suspended = call.operation;
   network_.trace.note("goes on", identity_, which, static_cast<std::uint64_t>(decision.fate));
@@ -159,7 +159,7 @@ void Program::go_on(std::size_t which, const Decision& decision) {
     throw Violation("a rank has completed a call, and another one lacks its result: " + suspended->describe());
   }
   if (decision.fate == Decision::Fate::kFailed) {
-    suspended->resolve(Error(ErrorCode::kTimeout, "its deadline has passed on another rank", ""));
+    suspended->abort_suspended(Error(ErrorCode::kTimeout, "its deadline has passed on another rank", ""));
     if (call.round >= first_[which]) refuse(which, call.round);
     call.operation.reset();
     --open_;
@@ -168,17 +168,17 @@ void Program::go_on(std::size_t which, const Decision& decision) {
   }
   if (decision.fate == Decision::Fate::kAgain) {
     launch(call, view_->tensors[which], suspended->request, call.round - first_[which]);
-    return suspended->resolve(Resumption::kContinued, call.operation);
+    return suspended->suspension().resolve(Resumption::kContinued, call.operation);
   }
-  suspended->take_landed();
+  suspended->suspension().take_landed();
   if (decision.partitions.empty()) {
-    suspended->resolve(Resumption::kComplete);
+    suspended->suspension().resolve(Resumption::kComplete);
     return complete(which);
   }
   const std::uint32_t number = kRepeats * static_cast<std::uint32_t>(which + 1) + call.round;
   const auto tensor = view_->make_tensor(number, "repeat", shape_.tensors[which].elements);
-  launch(call, tensor, suspended->request, 0, suspended->begun(decision.partitions));
-  suspended->resolve(Resumption::kContinued, call.operation);
+  launch(call, tensor, suspended->request, 0, suspended->suspension().begun(decision.partitions));
+  suspended->suspension().resolve(Resumption::kContinued, call.operation);
 }
 
 // Worker::refuse(): who has not begun what has failed would wait for the others.

@@ -37,7 +37,7 @@ class InFlightTest : public ::testing::Test {
   TransportMemory memory{transport, 1024, 4096};
   ServerConnection server{loop, {0, "server", 1}, memory};
   ServerConnection other{loop, {1, "other", 1}, memory};
-  Operation::Portion portion;
+  Portion portion;
   InFlightTable table;
 };
 

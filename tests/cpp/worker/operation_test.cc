@@ -25,9 +25,9 @@ std::shared_ptr<Tensor> make_tensor(std::uint16_t member) {
   return tensor;
 }
 
-std::vector<std::uint32_t> partitions_of(const std::vector<Operation::Begun>& all) {
+std::vector<std::uint32_t> partitions_of(const std::vector<Begun>& all) {
   std::vector<std::uint32_t> partitions;
-  for (const Operation::Begun& one : all) partitions.push_back(one.partition);
+  for (const Begun& one : all) partitions.push_back(one.partition);
   return partitions;
 }
 
@@ -42,7 +42,7 @@ std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t mem
   for (const std::uint32_t partition : {5U, 0U, 3U, 1U, 4U, 2U}) {
     EXPECT_TRUE(operation.portions.front().suspend(partition, {}, false));
   }
-  return partitions_of(operation.missing());
+  return partitions_of(operation.suspension().missing());
 }
 
 TEST(Operation, WhatIsMissingIsInOrder) {
@@ -68,9 +68,10 @@ struct Late {
       const bool is_failed = failed && i == 2;
       EXPECT_EQ(operation->portions.front().suspend(i, {}, is_failed), !is_failed);
     }
-    operation->mark_incomplete();
-    operation->end();
+    operation->completion.mark_incomplete();
+    operation->end(counters);
   }
+  Counters counters;
   std::shared_ptr<Tensor> tensor = make_tensor(1);
   std::shared_ptr<Operation> operation;
 };
@@ -80,7 +81,7 @@ TEST(Operation, ADeadlineIsLeftToTheNextViewWhereNoServerHasSaidWhatBecameOfIt) 
   EXPECT_FALSE(late.operation->is_suspended()) << "the job ends, and no view follows";
   *late.tensor->view_ended = true;
   EXPECT_TRUE(late.operation->is_suspended());
-  EXPECT_EQ(late.operation->missing().size(), 6);
+  EXPECT_EQ(late.operation->suspension().missing().size(), 6);
 }
 
 TEST(Operation, ADeadlineThatAServerHasToldToAllIsAFailure) {

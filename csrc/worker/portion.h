@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The portion of an operation that one loop sends to one server. It belongs to that loop.
+#pragma once
+
+#include "worker/transfer.h"
+
+namespace bps::worker {
+
+class Portion final : public Transfer {
+ public:
+  inline tensor::Placement place(const Part& part) const override;
+  Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
+  Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+                     Counters& counters) override;
+  bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
+  void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
+  tensor::Cancel make_cancel() const override;
+  bool suspend(std::uint32_t partition, const Landed& landed, bool failed) override;
+  void finish(std::uint32_t count, bool answered, Counters& counters) override;
+
+  // Makes all of it unsent, for a start of the operation. Returns how many partitions it has.
+  std::uint64_t restart(std::uint64_t order);
+
+ private:
+  // Whether a server, or a NIC, may have written to the caller's memory.
+  bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
+  void release_memory();
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a caller asks for with one operation.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "tensor/placement.h"
+#include "transport/region_cache.h"
+
+namespace bps::worker {
+
+const char* name_of(tensor::OperationKind kind);
+
+struct Request {
+  tensor::OperationKind kind = tensor::OperationKind::kPushPull;
+  ReduceOp op = ReduceOp::kSum;
+  bool pushes = true;  // kSplit: push() and pull() are two requests of one round
+  bool pulls = true;
+  std::uint32_t root = 0;                  // place in the group; kBroadcast, kStore
+  tensor::Addition addition{};             // kAccumulate; with `again`, its tries are counted by the worker
+  bool again = false;                      // kAccumulate: the latest addition, whatever servers have of it
+  std::byte* input = nullptr;              // kReduceScatter: the whole tensor; kAllGather: the own shard
+  std::byte* output = nullptr;             // kReduceScatter: the own shard; kAllGather: the whole tensor
+  transport::Allocation input_allocation;  // the blocks around them, which are registered
+  transport::Allocation output_allocation;
+  std::int32_t priority = 0;  // higher first
+  double timeout_s = 300;
+  // A lost server then costs nothing: see tensor::kTwoPhase. kSplit cannot have it, because its push is over before its
+  // round is.
+  bool two_phase = false;
+  bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the end of a view leaves of an operation in two phases, and what the next view makes of it.
+//
+// Of each partition that has not been committed this rank has all of the result, its first bytes, or nothing; where the
+// result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
+// complete, continued by another one, or aborted. docs/internals.md "When a server is lost" tells how.
+// Threading: any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "worker/partition_layout.h"
+#include "worker/tensor.h"
+#include "worker/transfer.h"
+
+namespace bps::worker {
+
+class Operation;
+
+// A partition of which this rank has the first bytes of the result, where it belongs.
+struct Begun {
+  std::uint32_t partition;
+  std::uint64_t bytes;
+};
+
+// An operation that sums again what has not been committed in an earlier view: some partitions of a tensor.
+class Continuation {
+ public:
+  // `only`: the partitions, in order, and what has come of their results, which is not taken again.
+  Continuation(const Plan& all, std::span<const Begun> only);
+  const Plan& plan() const { return plan_; }
+  std::uint64_t begun(std::uint32_t partition) const;
+
+ private:
+  const std::vector<Begun> begun_;
+  Plan plan_;
+};
+
+// What became of the operation in the next view.
+enum class Resumption : std::uint8_t {
+  kNone,       // that is not known yet
+  kContinued,  // by another operation
+  kComplete,
+  kAborted,  // the next view has other workers, or it has failed on another rank
+};
+
+class Suspension {
+ public:
+  // `output`: where results belong. `continuation` may be null.
+  Suspension(const PartitionLayout& layout, std::byte* output, const Continuation* continuation)
+      : layout_(layout), output_(output), continuation_(continuation) {}
+
+  // A partition has not been committed, and this has landed of it.
+  void add(std::uint32_t partition, const Landed& landed);
+  // A server has said that a partition has failed, for all ranks.
+  void note_failed();
+  bool has_failed() const;
+
+  // The partitions whose result this rank wants, in order, and how much of it has come: those that it lacks at least a
+  // part of, and those that it has. Of the others it hears only that they are over, perhaps never: those that want them
+  // decide.
+  std::vector<Begun> missing() const { return wanted(false); }
+  std::vector<Begun> whole() const { return wanted(true); }
+  // How much of the results of these partitions is where it belongs.
+  std::vector<Begun> begun(std::span<const std::uint32_t> partitions) const;
+  // The bytes of a partition's result.
+  std::uint64_t length(std::uint32_t partition) const { return layout_.place(partition).length; }
+  // The first bytes of the result of a partition, for those who lack them, and from one who has them.
+  void read(std::uint32_t partition, std::span<std::byte> into) const;
+  void write(std::uint32_t partition, std::span<const std::byte> from);
+  // Takes the results that have landed in buffers. Nobody lacks them: they have been given.
+  void take_landed();
+
+  void resolve(Resumption how, std::shared_ptr<Operation> by = nullptr);
+  Resumption resumption() const;
+  // The operation that goes on with it, if it is continued.
+  std::shared_ptr<Operation> continued_by() const;
+
+ private:
+  struct Unfinished {
+    std::uint32_t partition;
+    Landed landed;
+  };
+  std::vector<Begun> wanted(bool whole) const;
+  std::uint64_t begun_before(std::uint32_t partition) const;
+
+  const PartitionLayout layout_;
+  std::byte* const output_;
+  const Continuation* const continuation_;
+  mutable std::mutex mutex_;
+  std::vector<Unfinished> unfinished_;
+  bool has_failed_ = false;
+  Resumption resumption_ = Resumption::kNone;
+  std::shared_ptr<Operation> continued_by_;
+};
+
+// Copies all of a result to where it belongs, but for its first bytes, which are there already.
+void copy_result(const tensor::Placement& placement, std::uint64_t first, const std::byte* from, std::byte* output);
+
+}  // namespace bps::worker
