@@ -91,14 +91,16 @@ void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) 
   Loop& loop = (*loops_)[index];
   loop.reactor->call([&] {
     loop.worker_loop = std::make_unique<worker::WorkerLoop>(options, *loop.reactor);
-    loop.worker_loop->when_silent = [this](std::uint32_t node) {
+    loop.worker_loop->events.when_silent = [this](std::uint32_t node) {
       if (!leaving_) van_->inquire(node);
     };
-    loop.worker_loop->when_lost = [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); };
-    loop.worker_loop->when_path_lost = [this, index](std::size_t place, std::size_t pair) {
+    loop.worker_loop->events.when_lost = [this](std::uint32_t node, const std::string& why) {
+      lose_connection(node, why);
+    };
+    loop.worker_loop->events.when_path_lost = [this, index](std::size_t place, std::size_t pair) {
       connector_->restore(index, place, pair);
     };
-    if (hosts_.active()) loop.worker_loop->relay_for(&loop.server_loop->relay_by(*loop.worker_loop));
+    if (hosts_.active()) loop.worker_loop->relay_for(&loop.server_loop->relay_by(loop.worker_loop->relay()));
   });
 }
 

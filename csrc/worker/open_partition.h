@@ -2,15 +2,19 @@
 // A partition that a worker loop has not finished, for people: what it belongs to and what it waits for.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace bps::worker {
 
+class Connections;
+class InFlightTable;
+
 struct OpenPartition {
-  std::string
-      operation;     // "push_pull of 'name', round 3"; empty: the contribution of this host, of which it is a relay
-  std::string name;  // of the tensor; empty likewise
+  std::string operation;  // "push_pull of 'name', round 3"; empty: this host's contribution, which a relay sends
+  std::string name;       // of the tensor; empty likewise
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t round = 0;
@@ -20,5 +24,8 @@ struct OpenPartition {
   int left_ms = 0;            // until the deadline of the operation; 0 of a contribution
   std::int64_t since_ms = 0;  // it began
 };
+
+// Lists partitions that are not finished, at most so many: first those that were sent.
+std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections, std::size_t most);
 
 }  // namespace bps::worker

@@ -25,12 +25,10 @@ enum class Finality : std::uint8_t {
   kBulkCommit,  // the same, and the server is told of several landed answers at once
 };
 
-// Whether a lost server costs an operation nothing: it is in two phases, see tensor::kTwoPhase.
-constexpr bool survives_server(Finality finality) {
-  return finality != Finality::kAnswer;
-}
+// The server says when results count. All but kAnswer are of operations in two phases (tensor::kTwoPhase), which a lost
+// server costs nothing.
 constexpr bool awaits_commit(Finality finality) {
-  return finality >= Finality::kCommit;
+  return finality == Finality::kCommit || finality == Finality::kBulkCommit;
 }
 
 // What the server can do with the caller's memory. From kUnreadable on it is a process of this host that can be kept

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "worker/worker_loop.h"
+#include "worker/receiver.h"
 
 namespace bps::worker {
 
@@ -43,17 +43,17 @@ void ServerConnection::open(std::vector<ServerPath> all) {
 void ServerConnection::add_slots(const tensor::Credits& credits) {
   for (const tensor::SlotCredit& slot : credits.slots) {
     if (!slots.grant(slot)) {
-      loop_.count_stale();
+      receiver_.count_stale();
     } else if (paths.fails_over()) {
       pushes.forget(slot.slot);
     }
   }
-  if (!slots.keep_keys(credits)) loop_.count_stale();
+  if (!slots.keep_keys(credits)) receiver_.count_stale();
 }
 
 std::size_t ServerConnection::allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
                                            std::uint32_t immediate) {
-  return loop_.allows_answer(*this, from.rails.here, where, immediate);
+  return receiver_.partitions().allows_answer(*this, from.rails.here, where, immediate);
 }
 
 std::uint64_t ServerConnection::stop_landing(std::uint32_t immediate) {
@@ -65,32 +65,32 @@ std::uint64_t ServerConnection::stop_landing(std::uint32_t immediate) {
 }
 
 void ServerConnection::on_cut_off(transport::DataEndpoint&, std::uint32_t immediate, std::uint64_t bytes) {
-  loop_.on_cut_off(*this, immediate, bytes);
+  receiver_.partitions().note_cut_off(*this, immediate, bytes);
 }
 
 void ServerConnection::on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) {
-  if (paths.fails_over()) loop_.note_receipt();
+  if (paths.fails_over()) receiver_.note_receipt();
   // A server that shares memory has written there before, and sends an immediate alone.
-  loop_.on_answer(*this, immediate, needs_slots() ? &from : nullptr, landed);
+  receiver_.on_answer(*this, immediate, needs_slots() ? &from : nullptr, landed);
 }
 
 void ServerConnection::on_written(transport::DataEndpoint&, std::uint64_t token) {
-  loop_.on_written(*this, static_cast<std::uint32_t>(token));
+  receiver_.partitions().note_unread(*this, static_cast<std::uint32_t>(token));
 }
 
 void ServerConnection::on_descriptor(transport::DataEndpoint&, std::span<const std::byte>,
                                      const transport::RemoteSpan&) {
-  loop_.count_stale();  // only workers post descriptors
+  receiver_.count_stale();  // only workers post descriptors
 }
 
 void ServerConnection::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {
   silence.note_word();
-  if (const auto received = paths.control().receive(message)) loop_.on_message(*this, *received);
+  if (const auto received = paths.control().receive(message)) receiver_.on_message(*this, *received);
 }
 
 void ServerConnection::on_lost(transport::Endpoint& peer, const std::string& why) {
   if (is_closed()) return;
-  if (!paths.has_other_than(peer.hello.path)) return loop_.on_lost(*this, why);
+  if (!paths.has_other_than(peer.hello.path)) return receiver_.on_lost(*this, why);
   break_path(peer.hello.path, why);
 }
 
@@ -109,7 +109,7 @@ void ServerConnection::on_path_broken(std::uint16_t id) {
   } else if (paths.has_other_than(id)) {
     break_path(id, "the server has lost it");
   } else {
-    loop_.on_lost(*this, "its last connection is lost");
+    receiver_.on_lost(*this, "its last connection is lost");
   }
 }
 
@@ -120,14 +120,14 @@ void ServerConnection::break_path(std::uint16_t id, const std::string& why) {
   if (path == nullptr) return;
   const std::size_t rail = path->rail();
   const auto lost = paths.close(id, why);
-  for (const std::uint32_t immediate : pushes.unanswered_by(id)) loop_.on_unread(*this, immediate);
+  for (const std::uint32_t immediate : pushes.unanswered_by(id)) receiver_.partitions().note_unread(*this, immediate);
   for (const ServerPath& other : paths.all()) send_keys(id, rail, other);
   (void)send(tensor::PathLost{id, *lost});
 }
 
 // Answers that are still to come may take this one, and name memory by its rail.
 void ServerConnection::send_keys(std::uint16_t lost, std::size_t rail, const ServerPath& other) {
-  const std::vector<tensor::AnswerKeys::Key> keys = loop_.answer_keys(*this, rail, other.rail());
+  const std::vector<tensor::AnswerKeys::Key> keys = receiver_.partitions().answer_keys(*this, rail, other.rail());
   std::span<const tensor::AnswerKeys::Key> rest(keys);
   do {
     const auto some = rest.first(std::min(rest.size(), tensor::kMostKeys));

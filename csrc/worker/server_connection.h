@@ -28,7 +28,7 @@
 
 namespace bps::worker {
 
-class WorkerLoop;
+class Receiver;
 
 class ServerConnection final : public transport::ControlSink, public transport::DataSink {
  public:
@@ -38,12 +38,12 @@ class ServerConnection final : public transport::ControlSink, public transport::
     std::uint32_t epoch = 0;
     double silence_s = 10;  // after which it counts as lost while it owes a reply
   };
-  ServerConnection(WorkerLoop& loop, Server server, TransportMemory& registered)
+  ServerConnection(Receiver& receiver, Server server, TransportMemory& registered)
       : node(server.node),
         name(std::move(server.name)),
         memory(registered),
         silence(server.silence_s),
-        loop_(loop),
+        receiver_(receiver),
         epoch_(server.epoch) {}
 
   // Set-up: takes the connections, once they are attached with this as their sink.
@@ -130,7 +130,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void break_path(std::uint16_t id, const std::string& why);
   void send_keys(std::uint16_t lost, std::size_t rail, const ServerPath& other);
 
-  WorkerLoop& loop_;
+  Receiver& receiver_;
   const std::uint32_t epoch_;
   tensor::Landed landed_;
 };

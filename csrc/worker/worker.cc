@@ -23,7 +23,7 @@ Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(option
 void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected) {
   const std::size_t index = worker_loops_.size();
   worker_loops_.push_back({worker_loop, reactor});
-  worker_loop->when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
+  worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
   };
   connected_.resize(worker_loops_.size() * places());

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerLoop::usage().
+#include "worker/worker_usage.h"
+
 #include <algorithm>
 #include <chrono>
 
-#include "worker/worker_loop.h"
+#include "worker/connections.h"
+#include "worker/watched_operations.h"
 
 namespace bps::worker {
-WorkerUsage WorkerLoop::usage() const {
+
+WorkerUsage usage_of(const Connections& connections, const WatchedOperations& watched) {
   WorkerUsage usage;
-  for (const auto& server : servers_) {
-    if (!server || server->is_closed()) continue;
+  for (const ServerConnection* server : connections.all()) {
+    if (server->is_closed()) continue;
     usage.servers.push_back({.node = server->node,
                              .needs_slots = server->needs_slots(),
                              .small_slots = server->slots.small(),
@@ -17,9 +20,9 @@ WorkerUsage WorkerLoop::usage() const {
                              .partitions_in_flight = server->outstanding.partitions(),
                              .bytes_in_flight = server->outstanding.bytes()});
   }
-  for (const auto& memory : memory_) usage.registered_bytes += memory->registered_bytes();
+  usage.registered_bytes = connections.registered_bytes();
   const Clock::time_point now = Clock::now();
-  for (const auto& operation : watched_) {
+  for (const auto& operation : watched) {
     if (operation->over()) continue;
     ++usage.open_operations;
     const std::chrono::duration<double> age = operation->age(now).value_or(Duration::zero());

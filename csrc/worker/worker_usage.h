@@ -7,6 +7,9 @@
 
 namespace bps::worker {
 
+class Connections;
+class WatchedOperations;
+
 struct WorkerUsage {
   struct Server {
     std::uint32_t node = 0;
@@ -22,5 +25,7 @@ struct WorkerUsage {
   std::uint64_t open_operations = 0;
   double oldest_s = 0;  // since the start of the oldest of them
 };
+
+WorkerUsage usage_of(const Connections& connections, const WatchedOperations& watched);
 
 }  // namespace bps::worker

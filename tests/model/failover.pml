@@ -116,7 +116,7 @@ inline send_push_home(p) {               // to the server of this partition in t
   home = 0
 }
 
-inline take_answer(s, p) {               // WorkerLoop::on_answer
+inline take_answer(s, p) {               // Receiver::on_answer
   if
   :: state[AT(w, p)] == SENT ->
 #ifdef BUG_ONE_PHASE
@@ -137,7 +137,7 @@ inline take_committed(p) {               // on_committed: over the input
   state[AT(w, p)] = DONE
 }
 
-inline end_view() {                      // Process::retire, Operation::suspend, failover.report
+inline end_view() {                      // Process::retire, Portion::suspend, failover.report
   worker_epoch[w] = epoch;
   suspended[w] = true;
   has_gifts[w] = false;

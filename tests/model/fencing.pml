@@ -42,10 +42,10 @@ mtype state[W * S] = IDLE;                 // the partition of this call on that
 bool has_result[W * S];
 bool failing[W], cancelled[W * S];
 bool abandoned[W * S];                     // the connection is closed
-bool knows[W * S];                         // ServerConnection::why_lost
+bool knows[W * S];                         // ServerLoss::why
 #define RETURNED(w) (state[LINE(w, 0)] == OVER && state[LINE(w, 1)] == OVER)
 
-inline send_cancel(w, s) {                 // WorkerLoop::cancel(Transfer&, ServerConnection&): once
+inline send_cancel(w, s) {                 // Cancellation::send_cancel: once
   if
   :: state[LINE(w, s)] == SENT && !cancelled[LINE(w, s)] && !abandoned[LINE(w, s)] ->
      cancelled[LINE(w, s)] = true;
@@ -54,13 +54,13 @@ inline send_cancel(w, s) {                 // WorkerLoop::cancel(Transfer&, Serv
   fi
 }
 
-inline abort(w) {                          // WorkerLoop::abort
+inline abort(w) {                          // Cancellation::abort
   failing[w] = true;
   send_cancel(w, 0);
   send_cancel(w, 1)
 }
 
-inline close_connection(w, s) {            // ServerConnection::abandon: nothing lands from then on
+inline close_connection(w, s) {            // ServerConnection::close: nothing lands from then on
   abandoned[LINE(w, s)] = true
 #ifndef BUG_NOT_CLOSED
   ;
@@ -81,7 +81,7 @@ inline goto_over(w, s) {
   fi
 }
 
-inline end_all_of(w, s) {                  // WorkerLoop::end_all_of
+inline end_all_of(w, s) {                  // ServerLosses::end_all_of
 #ifndef BUG_NO_FENCE
   if
   :: DIRECT && state[LINE(w, s)] == SENT -> alive[s] = false   // DirectAccess::fence

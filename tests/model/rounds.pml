@@ -57,7 +57,7 @@ inline end_of(w, p) {
   state[AT(w, p)] = OVER;
 }
 
-inline end_when_unread(w, p) {           // WorkerLoop::end_when_unread
+inline end_when_unread(w, p) {           // PartitionsInFlight::end_when_unread
   aborted[AT(w, p)] = true;
   if
   :: !unread[AT(w, p)] -> end_of(w, p)
@@ -67,7 +67,7 @@ inline end_when_unread(w, p) {           // WorkerLoop::end_when_unread
 
 #define CAN_CANCEL(p) (deadlines > 0 && (state[AT(w, p)] == QUEUED || state[AT(w, p)] == SENT))
 
-inline give_up(w, p) {                   // WorkerLoop::check_deadlines, send_cancel
+inline give_up(w, p) {                   // WorkerLoop::check_deadlines, Cancellation::send_cancel
   deadlines--;
   never_sent[AT(w, p)] = (state[AT(w, p)] == QUEUED);
   state[AT(w, p)] = CANCELLING;
@@ -84,7 +84,7 @@ inline take_aborted(w, p) {              // on_cancelled: no answer will come
   fi
 }
 
-inline take_answer(w, p) {               // WorkerLoop::on_answer: the bytes are in the caller's memory by now
+inline take_answer(w, p) {               // Receiver::on_answer: the bytes are in the caller's memory by now
   CHECK(state[AT(w, p)] != OVER);
   if
   :: state[AT(w, p)] == SENT -> has_result[AT(w, p)] = true

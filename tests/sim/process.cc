@@ -39,8 +39,8 @@ void Process::begin_view(const van::Welcome& welcome) {
   for (const van::Node& node : welcome.membership.nodes) machine_of.push_back(node.pid - 100);
   view_ = std::make_unique<View>(shape_, network_, welcome.membership, welcome.you, machine_of);
   if (view_->worker_loop) {
-    view_->worker_loop->when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
-    view_->worker_loop->when_silent = [this](std::uint32_t node) { tell(van::Suspect{node}); };
+    view_->worker_loop->events.when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
+    view_->worker_loop->events.when_silent = [this](std::uint32_t node) { tell(van::Suspect{node}); };
   }
   if (view_->server_loop) {
     view_->server_loop->when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };

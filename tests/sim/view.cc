@@ -54,7 +54,7 @@ void View::make_worker(const std::vector<Machine>& machine_of) {
     if (!needs_relay() || hosts.relays(rank(), server)) needed[server] = membership.server(server);
   }
   if (hosts.active()) {
-    worker_loop->relay_for(&server_loop->relay_by(*worker_loop));
+    worker_loop->relay_for(&server_loop->relay_by(worker_loop->relay()));
     for (const std::uint32_t local : hosts.ranks(hosts.host_of(rank()))) {
       needed[place_of_relay(local)] = membership.worker(local);
     }

@@ -24,7 +24,7 @@ class BulkLandingTest : public ::testing::Test {
     tensor::Credits credits;
     for (std::uint32_t i = 0; i < 64; ++i)
       credits.slots.push_back({tensor::SlotNumber(i), 1, std::uint64_t{i} << 20, 2 * kPiece});
-    worker_loop.on_message(*server, encode(credits, 1));
+    server->on_message(control, encode(credits, 1));
   }
   std::shared_ptr<Operation> submit(std::uint32_t pieces,
                                     tensor::OperationKind kind = tensor::OperationKind::kPushPull) {
@@ -52,7 +52,7 @@ class BulkLandingTest : public ::testing::Test {
     return operation;
   }
   void land(std::size_t which) {
-    worker_loop.on_answer(*server, header_of(which).immediate);
+    server->on_write(data, header_of(which).immediate, kPiece);
     worker_loop.step();
   }
   tensor::PushHeader header_of(std::size_t which) const {

@@ -102,7 +102,9 @@ class FailoverTest : public ::testing::Test {
     one.loop = std::make_unique<WorkerLoop>(
         WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kPieceBytes, .staging_bytes = 1 << 20},
         one.reactor);
-    one.loop->when_path_lost = [&one](std::size_t place, std::size_t pair) { one.lost.emplace_back(place, pair); };
+    one.loop->events.when_path_lost = [&one](std::size_t place, std::size_t pair) {
+      one.lost.emplace_back(place, pair);
+    };
     one.server = &one.loop->add_server(0, 99, "server", *one.transport);
     std::vector<ServerPath> paths;
     for (std::uint16_t pair = 0; pair < 2; ++pair)
@@ -284,7 +286,7 @@ TEST_F(FailoverTest, ARailThatBreaksCostsNoRound) {
 TEST_F(FailoverTest, TheLastRailIsAnError) {
   std::vector<std::string> why;
   for (One& one : workers) {
-    one.loop->when_lost = [&](std::uint32_t, const std::string& cause) { why.push_back(cause); };
+    one.loop->events.when_lost = [&](std::uint32_t, const std::string& cause) { why.push_back(cause); };
   }
   run_round(0, -1, [] {});  // both ends know of both rails
   EXPECT_EQ(break_rail(0, true), 2 * kWorkers);

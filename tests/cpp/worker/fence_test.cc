@@ -20,7 +20,7 @@ TEST_F(FenceTest, AServerThatReachesACallersMemoryIsEnded) {
 
 // It lies in a staging buffer, which nobody uses again.
 TEST_F(FenceTest, AServerThatHasTheContributionOfAHostIsLeftAlone) {
-  worker_loop->contribute(0, header, 0, 0);
+  worker_loop->relay().contribute(0, header, 0, 0);
   worker_loop->step();  // makes a buffer
   worker_loop->step();
   ASSERT_EQ(data.posted, 1U);
@@ -29,7 +29,7 @@ TEST_F(FenceTest, AServerThatHasTheContributionOfAHostIsLeftAlone) {
 }
 
 TEST_F(FenceTest, AServerThatWasOnlyToldThatAHostWillNotContributeIsLeftAlone) {
-  worker_loop->refuse(header, 0, Error(ErrorCode::kRoundAborted, "the view has ended", ""));
+  worker_loop->relay().refuse(header, 0, Error(ErrorCode::kRoundAborted, "the view has ended", ""));
   ASSERT_EQ(control.sent<tensor::Cancel>().size(), 1U);
   worker_loop.reset();
   EXPECT_EQ(data.fences, 0) << "it has nothing that it could write to";

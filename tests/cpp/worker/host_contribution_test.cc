@@ -60,29 +60,29 @@ using HostContributionInTwoPhases = RelayingLoop;
 TEST_F(HostContributionInTwoPhases, TheServerHearsOfTheAnswerForAHostWhenItsRanksHaveIt) {
   ServerConnection& server = *dynamic_cast<ServerConnection*>(control.sink);
   header.flags |= tensor::kTwoPhase;
-  worker_loop->contribute(0, header, 0, 0);
+  worker_loop->relay().contribute(0, header, 0, 0);
   worker_loop->step();
   worker_loop->step();
   ASSERT_EQ(data.posted, 1U);
-  worker_loop->on_answer(server, 0);
+  server.on_write(data, 0, 0);
   worker_loop->step();
   EXPECT_EQ(sum.events, std::vector<std::string>{"landed"});
   EXPECT_TRUE(control.sent<tensor::Landed>().empty());
-  worker_loop->note_landed(0);
+  worker_loop->relay().note_landed(0);
   worker_loop->step();
   ASSERT_EQ(control.sent<tensor::Landed>().size(), 1U);
   EXPECT_EQ(control.sent<tensor::Landed>()[0].immediates, std::vector<std::uint32_t>{0});
-  worker_loop->on_message(server, encode(tensor::Committed{{0}}, 1));
+  server.on_message(control, encode(tensor::Committed{{0}}, 1));
   EXPECT_EQ(sum.events, (std::vector<std::string>{"landed", "delivered"}));
 }
 
 TEST_F(HostContributionInTwoPhases, TheEndOfTheViewIsNoFailureOfWhatAHostHasContributed) {
   ServerConnection& server = *dynamic_cast<ServerConnection*>(control.sink);
   header.flags |= tensor::kTwoPhase;
-  worker_loop->contribute(0, header, 0, 0);
+  worker_loop->relay().contribute(0, header, 0, 0);
   worker_loop->step();
   worker_loop->step();
-  worker_loop->cancel(0, Error(ErrorCode::kTimeout, "a deadline has passed", ""));
+  worker_loop->relay().cancel(0, Error(ErrorCode::kTimeout, "a deadline has passed", ""));
   worker_loop->end_view(Error(ErrorCode::kRoundAborted, "the view has ended", ""));
   data.fenced = true;
   worker_loop->lose_server(server.node, "it has ended");

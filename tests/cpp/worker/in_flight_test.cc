@@ -32,11 +32,10 @@ class InFlightTest : public ::testing::Test {
   }
 
   transport::Reactor reactor{"test", transport::Spin{}};  // never started
-  WorkerLoop loop{WorkerLoopOptions{}, reactor};
   transport::local::SelfTransport transport{reactor.counters()};
-  TransportMemory memory{transport, 1024, 4096};
-  ServerConnection server{loop, {0, "server", 1}, memory};
-  ServerConnection other{loop, {1, "other", 1}, memory};
+  WorkerLoop loop{WorkerLoopOptions{.places = 2, .largest_partition = 1024}, reactor};
+  ServerConnection& server = loop.add_server(0, 0, "server", transport);
+  ServerConnection& other = loop.add_server(1, 1, "other", transport);
   Portion portion;
   InFlightTable table;
 };

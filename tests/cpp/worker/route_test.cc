@@ -60,7 +60,7 @@ TEST(Route, ReadsTheCallersMemoryOnlyWhereThatIsPossible) {
 TEST(Route, KeepsTheInputUntilTheResultIsFinal) {
   for (const RouteFacts& facts : all_facts()) {
     const auto [route, finality] = choose_route(facts);
-    if (!answers_go_over_inputs(route) || !survives_server(finality)) continue;
+    if (!answers_go_over_inputs(route) || finality == Finality::kAnswer) continue;
     EXPECT_FALSE(facts.is_continuation);
     EXPECT_TRUE(facts.lands_in_order || finality == Finality::kLogged);
   }
@@ -69,7 +69,7 @@ TEST(Route, KeepsTheInputUntilTheResultIsFinal) {
 TEST(Route, HasTheFinalityThatTheServerKeeps) {
   for (const RouteFacts& facts : all_facts()) {
     const auto [route, finality] = choose_route(facts);
-    EXPECT_EQ(survives_server(finality), facts.is_two_phase);
+    EXPECT_EQ(finality != Finality::kAnswer, facts.is_two_phase);
     if (finality == Finality::kLogged) {
       EXPECT_TRUE(facts.is_logged);
       EXPECT_GE(facts.reach, Reach::kUnreadable) << "or nobody could end what writes beside the log";

@@ -30,7 +30,7 @@ class WorkerLoopRailsTest : public ::testing::Test {
       credits.slots.push_back({tensor::SlotNumber(i), 1000 + i, i * 0x10000ULL, 2 * kRailPiece});
       credits.other_keys.push_back(2000 + i);
     }
-    worker_loop.on_message(*server, encode(credits, 1));
+    server->on_message(control, encode(credits, 1));
   }
   std::shared_ptr<Operation> submit(std::uint32_t pieces) {
     const std::uint64_t bytes = kRailPiece * pieces;
@@ -101,7 +101,7 @@ TEST_F(WorkerLoopRailsTest, KeysOfAnotherNumberOfRailsAreNotBelieved) {
   tensor::Credits credits;
   credits.slots.push_back({tensor::SlotNumber(5), 1, 2, 2 * kRailPiece});
   credits.other_keys = {7, 8};
-  worker_loop.on_message(*server, encode(credits, 1));
+  server->on_message(control, encode(credits, 1));
   EXPECT_EQ(server->slots.key({tensor::SlotNumber(5), 1, 2, 3}, 2), 1U);
   EXPECT_EQ(server->slots.key({tensor::SlotNumber(0), 1, 2, 3}, 1), 2000U);
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
@@ -135,7 +135,7 @@ TEST_F(WorkerLoopRailsTest, WhatWasNeverSentCannotBeAnswered) {
   server->on_write(first, immediate, 0);
   EXPECT_FALSE(operation->done());
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
-  worker_loop.on_message(*server, encode(tensor::Cancelled{{immediate}, {}, {}}, 1));
+  server->on_message(control, encode(tensor::Cancelled{{immediate}, {}, {}}, 1));
   EXPECT_TRUE(operation->done());
 }
 

@@ -211,7 +211,7 @@ class WorkerLoopOwedTest : public WorkerLoopTest {
     worker_loop.step();
     abort_all();
     std::string why;
-    worker_loop.when_lost = [&](std::uint32_t rank, const std::string& text) {
+    worker_loop.events.when_lost = [&](std::uint32_t rank, const std::string& text) {
       if (rank == 1) why = text;
     };
     if (reply) servers[1]->on_message(*controls[1], encode(*reply, 1));

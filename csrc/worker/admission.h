@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way of operations into a worker loop: they wait in a ring, and everything that can fail is set up before they
+// enter a send queue.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "core/metrics.h"
+#include "core/ring.h"
+#include "transport/reactor.h"
+#include "worker/cancellation.h"
+#include "worker/connections.h"
+#include "worker/operation.h"
+
+namespace bps::worker {
+
+// Whether a tensor that is declared with a compression travels compressed to a server. Within a host compression would
+// cost time and save nothing.
+bool compresses_to(const ServerConnection& server, const Tensor& tensor);
+// Puts a transfer into the send queue of its server.
+void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters);
+
+class Admission {
+ public:
+  Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation);
+
+  struct Submission {
+    std::shared_ptr<Operation> operation;
+    bool watches_deadline = false;
+  };
+  // Any thread. Throws kTimeout when the loop does not keep up with the submissions.
+  void submit(const std::shared_ptr<Operation>& operation, bool watches_deadline);
+
+  // ---- The loop's thread
+  bool is_empty() const { return submissions_.empty(); }
+  // False when there is none.
+  bool take(Submission& submission) { return submissions_.pop(submission); }
+  // Registers the memory of an operation, chooses its routes, makes the buffers that they need, and enqueues its parts.
+  // An operation that fails stays out of the queues.
+  void admit(Operation& operation);
+  // Makes another staging buffer for the first transfer in a server's queue.
+  void add_buffer(ServerConnection& server);
+
+ private:
+  void admit(Portion& portion, ServerConnection& server);
+  void prepare(Portion& portion, ServerConnection& server);
+  bool register_memory(Portion& portion, ServerConnection& server);
+
+  transport::Reactor& reactor_;
+  Counters& counters_;
+  Connections& connections_;
+  Cancellation& cancellation_;
+  MpscRing<Submission> submissions_;
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/connections.h"
+
+#include <algorithm>
+
+namespace bps::worker {
+
+ServerConnection& Connections::add(std::size_t place, Receiver& receiver, ServerConnection::Server server,
+                                   transport::Transport& transport) {
+  by_place_[place] = std::make_unique<ServerConnection>(receiver, std::move(server), memory_of(transport));
+  all_.clear();
+  for (const auto& one : by_place_) {
+    if (one) all_.push_back(one.get());
+  }
+  return *by_place_[place];
+}
+
+TransportMemory& Connections::memory_of(transport::Transport& transport) {
+  const auto known = std::ranges::find_if(memory_, [&](const auto& one) { return &one->transport() == &transport; });
+  if (known != memory_.end()) return **known;
+  return *memory_.emplace_back(std::make_unique<TransportMemory>(transport, buffer_bytes_, staging_bytes_));
+}
+
+std::size_t Connections::place_of(const ServerConnection& server) const {
+  const auto found = std::ranges::find_if(by_place_, [&](const auto& one) { return one.get() == &server; });
+  return static_cast<std::size_t>(found - by_place_.begin());
+}
+
+ServerConnection* Connections::find_open(std::size_t place) const {
+  if (place >= by_place_.size() || !by_place_[place] || !by_place_[place]->is_open()) return nullptr;
+  return by_place_[place].get();
+}
+
+ServerConnection* Connections::find_usable(std::size_t place) const {
+  ServerConnection* server = place < by_place_.size() ? by_place_[place].get() : nullptr;
+  return server == nullptr || server->is_closed() || server->loss.is_known() ? nullptr : server;
+}
+
+void Connections::forget_memory(std::uint64_t identity) {
+  for (const auto& memory : memory_) memory->regions.forget(identity);
+}
+
+std::uint64_t Connections::registered_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& memory : memory_) bytes += memory->registered_bytes();
+  return bytes;
+}
+
+void Connections::send_words() {
+  if (is_receipt_due_) {
+    for (ServerConnection* server : all_) {
+      if (server->paths.fails_over() && !server->is_closed()) server->send_receipts();
+    }
+  }
+  is_receipt_due_ = false;
+  if (is_landed_due_) send_landed();
+}
+
+void Connections::send_landed() {
+  is_landed_due_ = false;
+  for (ServerConnection* server : all_) {
+    if (!server->is_closed()) server->send_landed();
+  }
+}
+
+}  // namespace bps::worker

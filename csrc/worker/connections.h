@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The servers that a worker loop meets, by place; what is registered with the transports that reach them; whether their
+// send queues hold anything that could go out now; and whether they are owed words. Threading: the loop's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "worker/server_connection.h"
+
+namespace bps::worker {
+
+class Connections {
+ public:
+  // `places`: server loops of the job, then relays of this host that are not among them. `buffer_bytes`: of a staging
+  // buffer. `staging_bytes`: of all of them, for each transport.
+  Connections(std::size_t places, std::uint64_t buffer_bytes, std::uint64_t staging_bytes)
+      : buffer_bytes_(buffer_bytes), staging_bytes_(staging_bytes), by_place_(places) {}
+
+  // Set-up.
+  ServerConnection& add(std::size_t place, Receiver& receiver, ServerConnection::Server server,
+                        transport::Transport& transport);
+  // The number of places.
+  std::size_t places() const { return by_place_.size(); }
+  // A place that this loop meets.
+  ServerConnection& at(std::size_t place) { return *by_place_[place]; }
+  std::size_t place_of(const ServerConnection& server) const;
+  // A connection that has been opened, or nullptr; then one that has not been lost either.
+  ServerConnection* find_open(std::size_t place) const;
+  ServerConnection* find_usable(std::size_t place) const;
+  // All that there are, by place.
+  const std::vector<ServerConnection*>& all() const { return all_; }
+
+  void forget_memory(std::uint64_t identity);
+  std::uint64_t registered_bytes() const;
+
+  // Which is the cause of the losses that follow.
+  void end_view(const Error& why) { view_ended_ = why; }
+  bool has_view_ended() const { return view_ended_.has_value(); }
+  // What an operation fails with that needs this server, which is lost.
+  Error failure_of(const ServerConnection& server) const {
+    return view_ended_.value_or(Error(ErrorCode::kPeerLost, server.loss.why(), kRestartJob));
+  }
+
+  // ---- The send queues
+  // Something may go out, or has room now.
+  void note_work() {
+    if (queues_ == Queues::kIdle) queues_ = Queues::kReady;
+  }
+  // What is in a queue has no room. The loop looks again in each turn, and may sleep: whatever makes room wakes it.
+  void note_blocked() { queues_ = Queues::kBlocked; }
+  // Before the queues are looked at. False: there is no need.
+  bool take_work() { return std::exchange(queues_, Queues::kIdle) != Queues::kIdle; }
+  bool is_ready() const { return queues_ == Queues::kReady; }
+  bool is_blocked() const { return queues_ == Queues::kBlocked; }
+
+  // ---- Words about answers that have come in, which servers are told once a turn
+  // A server keeps the answer until it is told.
+  void note_receipt() { is_receipt_due_ = true; }
+  // In two phases: a server waits for its members to have the answer.
+  void note_landed() { is_landed_due_ = true; }
+  bool owes_words() const { return is_receipt_due_ || is_landed_due_; }
+  void send_words();
+  void send_landed();
+
+ private:
+  enum class Queues : std::uint8_t { kIdle, kReady, kBlocked };
+  TransportMemory& memory_of(transport::Transport& transport);
+
+  const std::uint64_t buffer_bytes_;
+  const std::uint64_t staging_bytes_;
+  std::vector<std::unique_ptr<TransportMemory>> memory_;     // one per transport
+  std::vector<std::unique_ptr<ServerConnection>> by_place_;  // null where this loop does not meet the server
+  std::vector<ServerConnection*> all_;
+  std::optional<Error> view_ended_;
+  Queues queues_ = Queues::kIdle;
+  bool is_receipt_due_ = false;
+  bool is_landed_due_ = false;
+};
+
+}  // namespace bps::worker

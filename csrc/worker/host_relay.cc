@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/host_relay.h"
+
+#include "worker/admission.h"
+
+namespace bps::worker {
+
+void HostRelay::contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
+                           std::uint32_t place) {
+  const auto fail = [&](const Error& why) { contributions_.source()->fail(number, why, {}); };
+  ServerConnection* server = connections_.find_open(place);
+  if (server == nullptr) {
+    return fail(Error(ErrorCode::kTransport, "this rank does not speak to that server for its host",
+                      "install the same bps_rdma version everywhere and use the same settings on all ranks"));
+  }
+  if (server->loss.is_known()) return fail(connections_.failure_of(*server));
+  HostContribution& transfer = contributions_.make(number, header, priority, *server);
+  if (!compressed_.empty() && Compressor::applies(header.kind, header.op)) {
+    const auto found = compressed_.find({header.group, header.tensor});
+    if (found != compressed_.end() && compresses_to(*server, *found->second)) transfer.compress(found->second);
+  }
+  enqueue(transfer, *server, connections_, counters_);
+}
+
+void HostRelay::cancel(std::uint32_t number, const Error& why) {
+  HostContribution* contribution = contributions_.find(number);
+  if (contribution != nullptr) cancellation_.abort(*contribution, *contribution->server, why);
+}
+
+void HostRelay::note_landed(std::uint32_t number) {
+  const HostContribution* contribution = contributions_.find(number);
+  if (contribution == nullptr || contribution->server->is_closed()) return;
+  contribution->server->note_landed(contribution->immediate());
+  connections_.note_landed();
+}
+
+void HostRelay::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
+  ServerConnection* server = connections_.find_open(place);
+  if (server == nullptr || server->loss.is_known()) return;
+  HostContribution& nobodys = contributions_.make(HostContributions::kNobody, header, 0, *server);
+  cancellation_.abort(nobodys, *server, why);
+}
+
+}  // namespace bps::worker

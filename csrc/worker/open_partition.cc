@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/open_partition.h"
+
+#include <utility>
+
+#include "worker/connections.h"
+#include "worker/in_flight.h"
+#include "worker/operation.h"
+
+namespace bps::worker {
+namespace {
+
+OpenPartition describe(const Transfer& transfer, const Part& part, const ServerConnection& server, bool is_sent) {
+  OpenPartition one;
+  one.group = transfer.header->group;
+  one.tensor = transfer.header->tensor;
+  one.round = transfer.header->round;
+  one.partition = part.partition;
+  one.server = server.name;
+  one.is_sent = is_sent;
+  if (transfer.operation == nullptr) return one;
+  one.operation = transfer.operation->describe();
+  one.name = transfer.operation->tensor->name;
+  one.left_ms = transfer.operation->deadline.left_ms();
+  one.since_ms = transfer.operation->age_ms();
+  return one;
+}
+
+}  // namespace
+
+std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections, std::size_t most) {
+  std::vector<OpenPartition> list;
+  for (std::uint32_t i = 0; i < sent.size() && list.size() < most; ++i) {
+    const InFlight& entry = sent[i];
+    if (entry.transfer != nullptr) list.push_back(describe(*entry.transfer, entry.part, *entry.server, true));
+  }
+  for (const ServerConnection* server : connections.all()) {
+    for (const Transfer* transfer : server->queue.all()) {
+      for (const Part& part : transfer->parts.subspan(transfer->next)) {
+        if (list.size() == most) return list;
+        list.push_back(describe(*transfer, part, *server, false));
+      }
+    }
+  }
+  return list;
+}
+
+}  // namespace bps::worker

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/receiver.h"
+
+#include "compress/codec_call.h"
+
+namespace bps::worker {
+
+void Receiver::lose_for_length(ServerConnection& server, std::uint64_t landed, std::uint64_t due) {
+  on_lost(server, "it sent an answer of " + std::to_string(landed) + " bytes instead of " + std::to_string(due));
+}
+
+void Receiver::on_answer(ServerConnection& server, std::uint32_t immediate, const transport::DataEndpoint* over,
+                         std::uint64_t landed) {
+  InFlight* entry = rooms_.partitions.find(immediate, server);
+  if (entry == nullptr) return;
+  if (over != nullptr && !over->is_whole(landed, entry->answer_length)) [[unlikely]]
+    return lose_for_length(server, landed, entry->answer_length);
+  if (!entry->was_sent()) return counters_.stale.add();  // no server can have answered it
+  if (awaits_commit(entry->transfer->finality)) return on_landed(server, *entry, immediate);
+  if (entry->staged != nullptr && !take_answer(server, immediate)) return;
+  rooms_.partitions.complete(InFlightTable::index_of(immediate));
+}
+
+// In two phases: the answer is here, and counts when the server commits it.
+void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_t immediate) {
+  if (entry.has_landed()) return counters_.stale.add();
+  entry.stage = InFlight::Stage::kLanded;
+  server.count_landed(std::exchange(entry.length, 0));
+  if (entry.transfer->operation != nullptr) return note_landed(entry, immediate);
+  static_cast<HostContribution*>(entry.transfer)->land(immediate, entry.staged->bytes());
+}
+
+// A push_pull over a network is over when all members have all of it, and until then what has landed takes no slot and
+// no credit. So the server is told of several partitions at once. Members that have answers in buffers keep these until
+// then, and one that reads a redo log keeps the server from the next sum: hence the limit, and none of this where there
+// is a log.
+void Receiver::note_landed(const InFlight& entry, std::uint32_t immediate) {
+  constexpr std::size_t kMostUntold = 8;
+  constexpr std::uint64_t kMostBytes = 4 << 20;
+  Transfer& transfer = *entry.transfer;
+  const bool is_last = entry.part.partition == transfer.parts.back().partition;
+  if (transfer.finality == Finality::kBulkCommit && (is_last || transfer.cancelled)) {
+    transfer.finality = Finality::kCommit;  // others may land after it, or it never lands
+  }
+  const std::size_t untold = entry.server->note_landed(immediate);
+  const bool is_enough = untold >= kMostUntold || untold * entry.answer_length >= kMostBytes;
+  if (transfer.finality == Finality::kCommit || is_enough) rooms_.connections.note_landed();
+}
+
+// Out of its buffer. False: it is no result, and the operation or the server ends by that.
+bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
+  const std::uint32_t index = InFlightTable::index_of(immediate);
+  switch (rooms_.partitions.take_answer(rooms_.partitions.table[index])) {
+    case Status::kOk: return true;
+    case Status::kCodec: rooms_.cancellation.fail(index, codec_failure()); return false;
+    default: on_lost(server, "it sent a result that the tensor's compression cannot have written"); return false;
+  }
+}
+
+Error Receiver::codec_failure() const {
+  return {ErrorCode::kInvalidArgument, compress::CodecCall::take_failure() + " on " + name_, compress::kMendCodec};
+}
+
+// ---- What servers say
+
+void Receiver::on_message(ServerConnection& server, std::span<const std::byte> message) {
+  const auto decoded = tensor::decode(message, epoch_);
+  if (!decoded) {
+    counters_.stale.add();
+  } else if (const auto* credits = std::get_if<tensor::Credits>(&*decoded)) {
+    server.add_slots(*credits);
+    rooms_.connections.note_work();
+  } else if (const auto* path = std::get_if<tensor::PathLost>(&*decoded)) {
+    rooms_.losses.settle(server, *path);
+  } else if (const auto* broken = std::get_if<tensor::PathBroken>(&*decoded)) {
+    server.on_path_broken(broken->path);
+  } else if (const auto* failed = std::get_if<tensor::PushFailed>(&*decoded)) {
+    on_push_failed(server, *failed);
+  } else if (const auto* cancelled = std::get_if<tensor::Cancelled>(&*decoded)) {
+    on_cancelled(server, *cancelled);
+  } else if (const auto* committed = std::get_if<tensor::Committed>(&*decoded)) {
+    on_committed(server, *committed);
+  } else if (const auto* log = std::get_if<tensor::RedoLogAt>(&*decoded)) {
+    server.keep_log(*log);
+  } else if (const auto* round = std::get_if<tensor::RoundFailed>(&*decoded)) {
+    if (rooms_.contributions.source() == nullptr) return;
+    rooms_.contributions.source()->fail_round(round->group, round->tensor, round->partition, round->round,
+                                              Error(round->code, round->what, round->hint));
+  }
+}
+
+// All members have their answers: those of this rank that are in buffers may go over its inputs.
+void Receiver::on_committed(ServerConnection& server, const tensor::Committed& committed) {
+  for (const std::uint32_t immediate : committed.immediates) {
+    const InFlight* entry = rooms_.partitions.find(immediate, server);
+    if (entry == nullptr) continue;
+    const Transfer& transfer = *entry->transfer;
+    const tensor::Placement placement = transfer.place(entry->part);
+    if (!awaits_commit(transfer.finality) || (placement.wants_data() && !entry->has_landed())) {
+      return on_lost(server, "it committed a round whose result it has not sent");
+    }
+    const bool has_landed = entry->has_landed() || transfer.operation == nullptr;
+    if (has_landed && entry->staged != nullptr && !take_answer(server, immediate)) continue;
+    rooms_.partitions.complete(InFlightTable::index_of(immediate));
+  }
+}
+
+void Receiver::on_push_failed(ServerConnection& server, const tensor::PushFailed& failed) {
+  if (failed.immediate == tensor::kWholeSession) return on_lost(server, failed.what + " (" + failed.hint + ")");
+  const InFlight* entry = rooms_.partitions.find(failed.immediate, server);
+  if (entry == nullptr) return;
+  // A relay does not know either what becomes of its host's contribution when the view ends.
+  const bool is_undecided = entry->part.for_host() && failed.code == ErrorCode::kRoundAborted;
+  rooms_.cancellation.fail(InFlightTable::index_of(failed.immediate), Error(failed.code, failed.what, failed.hint),
+                           is_undecided ? InFlight::End::kUndecided : InFlight::End::kAborted);
+}
+
+// The answers of what was answered are on their way. The server says that of every round that is over, also where this
+// worker has sent nothing that could have been answered. What is pending is decided by others.
+void Receiver::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
+  PartitionsInFlight& partitions = rooms_.partitions;
+  for (const std::uint32_t immediate : cancelled.aborted) {
+    const InFlight* entry = partitions.table.find(immediate, server);
+    if (entry == nullptr) continue;  // an error that was sent before has ended it
+    if (!cancelled.missing.empty()) entry->transfer->note_missing(server.name, cancelled.missing);
+    partitions.end_when_unread(InFlightTable::index_of(immediate));
+  }
+  for (const std::uint32_t immediate : cancelled.answered) {
+    InFlight* entry = partitions.table.find(immediate, server);
+    if (entry == nullptr) continue;  // it has arrived
+    if (entry->was_sent()) {
+      rooms_.watch.owe(*entry, InFlight::Owed::kAnswer);
+    } else {
+      partitions.end_when_unread(InFlightTable::index_of(immediate));
+    }
+  }
+  for (const std::uint32_t immediate : cancelled.pending) {
+    InFlight* entry = partitions.table.find(immediate, server);
+    if (entry != nullptr) rooms_.watch.owe(*entry, InFlight::Owed::kOutcome);
+  }
+}
+
+}  // namespace bps::worker

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/redo.h"
+
+#include <cstring>
+
+#include "worker/server_connection.h"
+
+namespace bps::worker {
+
+Landed redo(const InFlight& entry) {
+  const Transfer& transfer = *entry.transfer;
+  const tensor::Placement placement = transfer.place(entry.part);
+  const bool has_ended = entry.server->is_closed() && !entry.server->needs_fence();
+  if (!(has_ended || entry.end != InFlight::End::kOpen) || !entry.was_sent() || !placement.wants_data()) return {};
+  const auto last = entry.server->log.log().last_of(trace_key(transfer, entry.part), placement.length);
+  if (!last) return {};
+  std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
+  std::memcpy(to + last->at, last->block.data(), last->block.size());
+  if (entry.staged == nullptr) return {nullptr, last->end()};
+  return {last->end() == placement.length ? entry.staged->memory : nullptr, 0};
+}
+
+}  // namespace bps::worker
