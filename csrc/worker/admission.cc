@@ -36,7 +36,7 @@ RouteFacts facts_of(const Portion& portion, const ServerConnection& server) {
   return facts;
 }
 
-// What the server can do with memory that is registered.
+// Tells what the server can do with memory that is registered.
 Reach reach_of(const Portion& portion, const ServerConnection& server) {
   const transport::DirectAccess* direct = server.direct();
   if (direct == nullptr) return Reach::kNetwork;

@@ -15,8 +15,8 @@
 
 namespace bps::worker {
 
-// Whether a tensor that is declared with a compression travels compressed to a server. Within a host compression would
-// cost time and save nothing.
+// True when a tensor that is declared with a compression travels compressed to this server. Within a host compression
+// would cost time and save nothing.
 bool compresses_to(const ServerConnection& server, const Tensor& tensor);
 // Puts a transfer into the send queue of its server.
 void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters);

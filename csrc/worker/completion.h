@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has become of an operation, and the waits for that.
+// The state of an operation, and the waits for its end.
 //
 //   kPending ──► kFailing ──► kFailed
 //       │            └──────► kCompleteAnyway
@@ -59,7 +59,8 @@ class Completion {
   // Readable (eventfd) once done, for event loops; made at first use.
   int descriptor();
 
-  // Of the one loop that works on the operation; null when there are several. Set before the operation is submitted.
+  // The lock of the one loop that works on the operation; null when there are several. It is set before the operation
+  // is submitted.
   std::shared_ptr<transport::ProgressLock> progress;
 
  private:

@@ -24,17 +24,18 @@ namespace bps::worker {
 
 class Compressor {
  public:
-  // Of a tensor of float32 with so many elements, which no cut makes more partitions of. Throws std::bad_alloc.
+  // Makes one for a tensor of float32 with so many elements, which no cut makes more partitions of. Throws
+  // std::bad_alloc.
   Compressor(std::shared_ptr<const compress::Compression> compression, std::uint64_t elements,
              std::uint64_t partitions);
 
   const compress::Compression& compression() const { return *compression_; }
-  // Whether operations of this kind are compressed: those that add. Others travel as they are.
+  // True for the kinds of operation that are compressed: those that add. Others travel as they are.
   static bool applies(tensor::OperationKind kind, ReduceOp op) {
     const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
     return adds && (kind == tensor::OperationKind::kPushPull || kind == tensor::OperationKind::kReduceScatter);
   }
-  // What is remembered belongs to the cut of one kind of operation, the first one. False for the other one.
+  // Binds what is remembered to the cut of one kind of operation, the first one. False for another kind.
   bool bind(tensor::OperationKind kind);
 
   // Makes it a partition that travels compressed, if that is shorter.
@@ -57,7 +58,7 @@ class Compressor {
   // repeats it would send twice what had been left over.
   void note_failure() { failures_.fetch_add(1, std::memory_order_relaxed); }
 
-  // What is remembered of all elements, for a checkpoint; empty where the compression remembers nothing. May be
+  // Copies what is remembered of all elements, for a checkpoint; empty where the compression remembers nothing. May be
   // written. Of a tensor with this cut, while no operation on it is in progress.
   struct Remembered {
     std::span<float> residual;

@@ -40,10 +40,10 @@ class Connections {
   void forget_memory(std::uint64_t identity);
   std::uint64_t registered_bytes() const;
 
-  // Which is the cause of the losses that follow.
+  // The end of the view is the cause of the losses that follow.
   void end_view(const Error& why) { view_ended_ = why; }
   bool has_view_ended() const { return view_ended_.has_value(); }
-  // What an operation fails with that needs this server, which is lost.
+  // The error of operations that need this server, which is lost.
   Error failure_of(const ServerConnection& server) const {
     return view_ended_.value_or(Error(ErrorCode::kPeerLost, server.loss.why(), kRestartJob));
   }
@@ -53,7 +53,8 @@ class Connections {
   void note_work() {
     if (queues_ == Queues::kIdle) queues_ = Queues::kReady;
   }
-  // What is in a queue has no room. The loop looks again in each turn, and may sleep: whatever makes room wakes it.
+  // A queue holds something that has no room. The loop looks again in each turn, and may sleep: whatever makes room
+  // wakes it.
   void note_blocked() { queues_ = Queues::kBlocked; }
   // Before the queues are looked at. False: there is no need.
   bool take_work() { return std::exchange(queues_, Queues::kIdle) != Queues::kIdle; }
@@ -63,7 +64,7 @@ class Connections {
   // ---- Words about answers that have come in, which servers are told once a turn
   // A server keeps the answer until it is told.
   void note_receipt() { is_receipt_due_ = true; }
-  // In two phases: a server waits for its members to have the answer.
+  // A server in two phases waits for its members to have the answer.
   void note_landed() { is_landed_due_ = true; }
   bool owes_words() const { return is_receipt_due_ || is_landed_due_; }
   void send_words();

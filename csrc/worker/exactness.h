@@ -20,7 +20,7 @@ enum class Exactness : std::uint8_t {
 constexpr std::string_view kExact = "exact";
 constexpr std::string_view kExactToOdd = "exact:to_odd";
 
-// What a declaration says. Sums of integers are exact anyway.
+// Reads what a declaration says. Sums of integers are exact anyway.
 constexpr Exactness exactness_of(std::string_view text, Dtype dtype) {
   if (!is_floating(dtype)) return Exactness::kNone;
   return text == kExact ? Exactness::kRounded : text == kExactToOdd ? Exactness::kToOdd : Exactness::kNone;

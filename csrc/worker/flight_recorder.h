@@ -35,7 +35,7 @@ class FlightRecorder {
     std::atomic<std::uint64_t> outcome{0};  // see outcome_of()
   };
 
-  // What a list shows of one.
+  // One operation, as a list shows it.
   struct Record {
     std::uint64_t sequence;
     const Tensor* tensor;

@@ -25,7 +25,7 @@ Status HostContribution::fill(const Part& part, tensor::Placement& placement, st
   if (unrounded_bytes_ > 0) {
     if (const Status status = pool_->source()->read(number_, into); status != Status::kOk) return status;
     const std::uint64_t elements = header_.length / size_of(header_.dtype);
-    // Only of what is sent now: it may be made again, and be longer.
+    // This is the length of what is sent now: it may be made again, and be longer.
     placement.encoded = tensor::unrounded_bytes(into, elements);
     return Status::kOk;
   }

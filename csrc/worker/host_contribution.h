@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host contributes to one partition in one round: its ranks have pushed, and this process, their relay, sends
+// The contribution of a host to one partition in one round: its ranks have pushed, and this process, their relay, sends
 // the sum to the server.
 //
 // The sum is made when it can be sent (Transfer::fill), straight into the staging buffer that is sent, and the answer
@@ -31,11 +31,14 @@ class HostContribution final : public Transfer {
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }
   tensor::Cancel make_cancel() const override;
-  // Its ranks have what has landed.
-  bool suspend(std::uint32_t, const Landed&, bool failed) override { return is_undecided_ = !failed, false; }
+  // Its ranks have what has landed, so the next view needs nothing of it.
+  bool suspend(std::uint32_t, const Landed&, bool failed) override {
+    is_undecided_ = !failed;
+    return false;
+  }
   void finish(std::uint32_t count, bool answered, Counters& counters) override;
 
-  // In two phases: the answer is in its buffer. The server hears of it when the ranks of the host have it.
+  // The answer of a round in two phases is in its buffer. The server hears of it when the ranks of the host have it.
   void land(std::uint32_t immediate, const std::byte* result);
   std::uint32_t immediate() const { return immediate_; }
 
@@ -64,7 +67,7 @@ class HostContributions {
   // Without a source contributions end silently.
   void set_source(tensor::ContributionSource* source) { source_ = source; }
   tensor::ContributionSource* source() const { return source_; }
-  // Which is the reason from now on where none is known.
+  // The end of the view is the reason from now on where none is known.
   void end_view(const Error& why) { view_ended_ = why; }
 
   HostContribution& make(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,

@@ -26,7 +26,7 @@ class HostRelay final : public tensor::ContributionSender {
         contributions_(contributions),
         counters_(counters) {}
 
-  // What a host contributes to this tensor travels compressed.
+  // Contributions to this tensor travel compressed.
   void add_compressed(const std::shared_ptr<const Tensor>& tensor) {
     compressed_[{tensor->group->id, tensor->id}] = tensor;
   }

@@ -40,10 +40,10 @@ struct InFlight {
   bool unsent_bytes = false;        // the transport still reads the caller's memory to send them
   std::uint64_t length = 0;         // bytes that travel to the server,
   std::uint64_t answer_length = 0;  // and back
-  std::uint64_t cut_off = 0;        // so much of the answer has come over the input before a connection ended
+  std::uint64_t cut_off = 0;        // bytes of the answer that had come over the input when a connection ended
   StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
-  // What the server owes since the partition was cancelled, and by when. Without an end to this wait, a server that
-  // replies to everything else would keep the caller's memory for ever.
+  // The server owes this since the partition was cancelled. Without an end to this wait, a server that replies to
+  // everything else would keep the caller's memory for ever.
   enum class Owed : std::uint8_t { kNothing, kReply, kAnswer, kOutcome };
   Owed owed = Owed::kNothing;
   Clock::time_point due{};
@@ -52,16 +52,17 @@ struct InFlight {
   bool was_sent() const { return stage != Stage::kNeverSent; }
 };
 
-// How long a server may owe that, in times for silence. What becomes of a pending round is known when those are judged
-// for whom the server waits itself, of whom there may be two in a row. A relay that waits for its server has judged
-// that one before the ranks of its host judge the relay: it begins to wait no later than they do, and asks the
+// Tells how long a server may owe that, in times for silence. The outcome of a pending round is known when those are
+// judged for whom the server waits itself, of whom there may be two in a row. A relay that waits for its server has
+// judged that one before the ranks of its host judge the relay: it begins to wait no later than they do, and asks the
 // scheduler then.
 constexpr double silences_until(InFlight::Owed what, bool by_relay) {
   if (what != InFlight::Owed::kOutcome) return 1;
   return by_relay ? 5 : 3;
 }
 
-// Where the answer of a partition that wants data is written, as a server has to name it that answers by this rail.
+// Tells where the answer of a partition that wants data is written, as a server has to name it that answers by this
+// rail.
 inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement, std::size_t rail) {
   const Transfer& transfer = *entry.transfer;
   const bool staged = entry.staged != nullptr;

@@ -63,10 +63,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // All partitions are over: counts the operation, and lets waiters see that. It may vanish at any moment then.
   void end(Counters& counters);
 
-  // In two phases, once it has failed because its view has ended, or because of its deadline while the view's end keeps
-  // from this rank what became of it: the next view decides.
+  // True when the next view decides what becomes of it. It is in two phases, and has failed because its view has ended,
+  // or because of its deadline while the view's end keeps from this rank what became of it.
   bool is_suspended() const;
-  // What the next view is told of it, and makes of it. Made at first use.
+  // The part of it that the next view is told of, and decides. It is made at first use.
   Suspension& suspension() const;
   // It was aborted in the next view, with the reason that another rank gives.
   void abort_suspended(const Error& why);

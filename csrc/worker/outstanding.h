@@ -31,7 +31,8 @@ class Outstanding {
     take_back(bytes);
     has_answered_ = true;
   }
-  // In two phases: the answer is here, and makes room for others. note_answered() follows, with no bytes.
+  // The answer of an operation in two phases is here, and makes room for others. note_answered() follows, with no
+  // bytes.
   void note_landed(std::uint64_t bytes) {
     bytes_ -= bytes;
     has_answered_ = true;

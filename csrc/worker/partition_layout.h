@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where each partition of an operation lies in the caller's memory.
+// Tells where each partition of an operation lies in the caller's memory.
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,7 @@ void PartitionsInFlight::finish(std::uint32_t index, bool answered) {
                             entry.server->node, has_landed ? entry.answer_length : entry.length);
   }
   if (!answered && entry.has_landed()) entry.server->forget_landed(table.immediate_of(index));
-  // What has landed and is perhaps committed elsewhere stays where it is.
+  // A result that has landed, and is perhaps committed elsewhere, stays where it is.
   const bool is_kept = !answered && transfer->finality != Finality::kAnswer && suspend(index);
   if (entry.staged != nullptr && !is_kept) entry.server->memory.give_back(entry.staged);
   table.free(index);
@@ -97,7 +97,7 @@ bool PartitionsInFlight::suspend(std::uint32_t index) {
   return entry.transfer->suspend(entry.part.partition, landed, failed) && landed.aside;
 }
 
-// From here on nothing more of it comes.
+// Tells what has landed of a partition that ends. From here on nothing more of it comes.
 Landed PartitionsInFlight::landed_of(std::uint32_t index) {
   InFlight& entry = table[index];
   if (entry.transfer->finality == Finality::kLogged) return redo(entry);

@@ -20,10 +20,10 @@ class PartitionsInFlight {
 
   // The partition that an immediate from a server names, or nullptr, which is counted.
   InFlight* find(std::uint32_t immediate, const ServerConnection& server);
-  // Whether the server may write an answer there: see DataSink::allows_write().
+  // Decides whether the server may write an answer there: see DataSink::allows_write().
   std::size_t allows_answer(const ServerConnection& server, std::size_t rail, const transport::RemoteSpan& where,
                             std::uint32_t immediate) const;
-  // So many bytes of an answer have come over the input when its connection ended.
+  // Notes that so many bytes of an answer had come over the input when its connection ended.
   void note_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes);
   // The transport reads the bytes of a push no more, whether they have left or not.
   void note_unread(const ServerConnection& server, std::uint32_t immediate);

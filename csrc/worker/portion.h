@@ -22,7 +22,7 @@ class Portion final : public Transfer {
   std::uint64_t restart(std::uint64_t order);
 
  private:
-  // Whether a server, or a NIC, may have written to the caller's memory.
+  // True when a server, or a NIC, may have written to the caller's memory.
   bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
   void release_memory();
 };

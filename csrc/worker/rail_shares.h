@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the data connections to a server takes the next batch, so that each carries bytes in proportion to the speed
-// of its rail.
+// Chooses the data connection to a server that takes the next batch, so that each carries bytes in proportion to the
+// speed of its rail.
 //
 // Each connection has a clock that advances by the time its bytes take on its rail; the one that is furthest behind is
 // next. A connection that had no room for a batch is charged for it all the same: if it cannot keep up, the others take
@@ -43,7 +43,7 @@ class RailShares {
     clock += (bytes + kPerBatch) * connections_[connection].per_byte;
     if (clock >= kMostClock) rebase();
   }
-  // What a connection has carried lately, asked now and then.
+  // Takes in what a connection has carried lately; to be called now and then.
   void note(std::size_t connection, const transport::MeasuredRate& found) {
     std::uint64_t& rate = connections_[connection].rate;
     if (found.bytes_per_s == 0 || (found.at_least && found.bytes_per_s <= rate)) return;

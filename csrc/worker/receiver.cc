@@ -21,7 +21,7 @@ void Receiver::on_answer(ServerConnection& server, std::uint32_t immediate, cons
   rooms_.partitions.complete(InFlightTable::index_of(immediate));
 }
 
-// In two phases: the answer is here, and counts when the server commits it.
+// The answer of an operation in two phases is here, and counts when the server commits it.
 void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_t immediate) {
   if (entry.has_landed()) return counters_.stale.add();
   entry.stage = InFlight::Stage::kLanded;
@@ -47,7 +47,7 @@ void Receiver::note_landed(const InFlight& entry, std::uint32_t immediate) {
   if (transfer.finality == Finality::kCommit || is_enough) rooms_.connections.note_landed();
 }
 
-// Out of its buffer. False: it is no result, and the operation or the server ends by that.
+// Takes it out of its buffer. False: it is no result, and the operation or the server ends by that.
 bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
   const std::uint32_t index = InFlightTable::index_of(immediate);
   switch (rooms_.partitions.take_answer(rooms_.partitions.table[index])) {

@@ -23,7 +23,7 @@ namespace bps::worker {
 
 class Receiver {
  public:
-  // What it is composed with.
+  // The rooms that it works with.
   struct Rooms {
     Connections& connections;
     PartitionsInFlight& partitions;
@@ -44,7 +44,7 @@ class Receiver {
   void count_stale() { counters_.stale.add(); }
   // An answer has come in that the server keeps until it is told.
   void note_receipt() { rooms_.connections.note_receipt(); }
-  // What the connections tell of single partitions.
+  // The connections tell of single partitions here.
   PartitionsInFlight& partitions() { return rooms_.partitions; }
   // A codec has failed in its last call.
   Error codec_failure() const;

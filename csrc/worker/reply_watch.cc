@@ -8,8 +8,8 @@
 namespace bps::worker {
 namespace {
 
-// What an answer that a server says it has posted may take beyond the time for silence: the slowest link that counts as
-// working delivers so many bytes in a second.
+// Bytes that the slowest link which counts as working delivers in a second: an answer that a server says it has posted
+// may take that much beyond the time for silence.
 constexpr double kSlowestLink = 1e6;
 
 const char* name_of(InFlight::Owed what) {

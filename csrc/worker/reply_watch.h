@@ -18,7 +18,7 @@ class ReplyWatch {
   // `silence_s`: after that time a server that owes a reply counts as lost.
   explicit ReplyWatch(double silence_s) : silence_s_(silence_s) {}
 
-  // From now on the server owes that of a partition which was cancelled.
+  // The server owes this from now on, of a partition that was cancelled.
   void owe(InFlight& entry, InFlight::Owed what);
 
   struct Overdue {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a caller asks for with one operation.
+// A caller's request for one operation.
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ constexpr bool awaits_commit(Finality finality) {
   return finality == Finality::kCommit || finality == Finality::kBulkCommit;
 }
 
-// What the server can do with the caller's memory. From kUnreadable on it is a process of this host that can be kept
-// from writing, should it be lost.
+// Tells what the server can do with the caller's memory. From kUnreadable on it is a process of this host that can be
+// kept from writing, should it be lost.
 enum class Reach : std::uint8_t {
   kNetwork,     // the transport moves the bytes
   kUnfenced,    // a process of this host that cannot be kept from writing
@@ -62,8 +62,9 @@ struct Chosen {
   bool operator==(const Chosen&) const = default;
 };
 
-// In two phases the input is needed again if the server is lost. An answer that lands in order replaces as much of it
-// as has come, which other members have, and so does one that the redo log tells of. Any other answer goes to a buffer.
+// The input of an operation in two phases is needed again if the server is lost. An answer that lands in order replaces
+// as much of it as has come, which other members have, and so does one that the redo log tells of. Any other answer
+// goes to a buffer.
 constexpr Chosen choose_route(const RouteFacts& facts) {
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
@@ -79,7 +80,7 @@ constexpr Chosen choose_route(const RouteFacts& facts) {
                                                 : Finality::kCommit;
   if (!facts.is_registered) return {Route::kStaged, finality};
   if (facts.reach == Reach::kNetwork) return {aside ? Route::kAnswersAside : Route::kInPlace, finality};
-  // What a server could still write to when it is lost must not be the caller's memory.
+  // A server that could still write when it is lost must not reach the caller's memory.
   if (aside || facts.reach < Reach::kCopies) {
     const bool is_read = facts.is_two_phase && facts.reach >= Reach::kReadable;
     return {is_read ? Route::kAnswersAside : Route::kStaged, finality};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker loop has to send to one server, most urgent first: step 3 of the walk.
+// The transfers that a worker loop has to send to one server, most urgent first: step 3 of the walk.
 //
 // Entries are transfers, not partitions: one entry walks through all partitions that an operation has for this server,
 // so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.
@@ -30,7 +30,7 @@ class SendQueue {
   void remove(const Transfer* transfer) {
     if (std::erase(heap_, transfer) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
   }
-  // In no order.
+  // All transfers, in no order.
   const std::vector<Transfer*>& all() const { return heap_; }
   // Takes out everything, for a server that is gone.
   std::vector<Transfer*> take_all() { return std::exchange(heap_, {}); }

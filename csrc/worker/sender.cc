@@ -32,8 +32,8 @@ bool Sender::push(ServerConnection& server) {
   return sent;
 }
 
-// Before the call that sends, so that no server has a push before: clocks are compared by these times. What is taken
-// back is noted again.
+// Comes before the call that sends, so that no server has a push before: clocks are compared by these times. A push
+// that is taken back is noted again.
 void Sender::trace_sending(const ServerConnection& server) {
   TraceRing& ring = *counters_.trace;
   std::uint64_t now = 0;
@@ -47,7 +47,7 @@ void Sender::trace_sending(const ServerConnection& server) {
   }
 }
 
-// Once for each partition: a loop that is held up looks again and again.
+// Records each partition once: a loop that is held up looks again and again.
 void Sender::trace_stall(ServerConnection& server) {
   const Transfer& transfer = *server.queue.top();
   const TraceKey key = trace_key(transfer, transfer.parts[transfer.next]);
@@ -134,7 +134,7 @@ bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& par
   return false;
 }
 
-// What the transport needs to send entry `index` of the table as number n of the batch.
+// Writes what the transport needs to send entry `index` of the table as number n of the batch.
 void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t index,
                       const tensor::Placement& placement) {
   InFlight& entry = in_flight_[index];

@@ -3,8 +3,8 @@
 // the paths that reach the server, the landing slots that it has granted, the queue of what waits to be sent, what is
 // under way, and what is known of its silence and of its loss.
 //
-// Where the two are joined by several paths (transport/control_paths.h) it survives the loss of all but one: pushes
-// that a lost path has not delivered are repeated by the others.
+// A connection by several paths (transport/control_paths.h) survives the loss of all but one: pushes that a lost path
+// has not delivered are repeated by the others.
 //
 // Every server has a queue and credits of its own, so that a server that is busy never holds up another one.
 // Threading: the loop's.
@@ -80,8 +80,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
   // ---- Loss
   bool is_closed() const { return loss.is_closed(); }
-  // From the return on nothing of the server comes in, and nothing is sent. A server that writes to this process's
-  // memory directly must have been fenced before that memory is used again.
+  // Closes all paths: from the return on nothing of the server comes in, and nothing is sent. A server that writes to
+  // this process's memory directly must have been fenced before that memory is used again.
   void close();
   // The server may still write to our memory although the connection is given up.
   bool needs_fence() const { return direct() != nullptr && !direct()->is_fenced(); }

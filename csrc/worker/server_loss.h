@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has become of a server that a loop loses: from the broken connection to the moment when nothing of the server
-// can come any more.
+// The state of a server that a loop loses: from the broken connection to the moment when nothing of the server can come
+// any more.
 //
 //   kOpen -> kReported or kClosed -> kKnown -> kEnding -> kGone
 //

@@ -38,7 +38,7 @@ class ServerPaths {
   transport::ControlPaths& control() { return control_; }
   // The server works on our memory itself, and needs no slots.
   bool is_direct() const { return is_direct_; }
-  // Of all paths that are not lost; of the last one even then.
+  // The data connections of all paths that are not lost; of the last one even then.
   const std::vector<ServerStream>& streams() const { return streams_; }
 
   // The number of the data connection that the next batch goes out by.
@@ -53,16 +53,16 @@ class ServerPaths {
   const ServerPath* find(std::uint16_t id) const;
   bool has_other_than(std::uint16_t id) const;
   const std::vector<ServerPath>& all() const { return paths_; }
-  // Those by which the network carries nothing, although it does by another one.
+  // The paths by which the network carries nothing, although it does by another one.
   std::vector<std::uint16_t> silent() const;
-  // Nothing comes in by the path any more, and nothing goes out. Returns how many answers had come in by each of its
-  // data connections; nothing if it is no path in use.
+  // Closes a path: nothing comes in by it any more, and nothing goes out. Returns how many answers had come in by each
+  // of its data connections; nothing if it is no path in use.
   std::optional<std::vector<std::uint32_t>> close(std::uint16_t id, const std::string& why);
   // The server has not closed its end yet.
   bool is_settling(std::uint16_t id) const;
   std::optional<ServerPath> settle(std::uint16_t id);
   void abandon();
-  // What the server is to be told: paths by which answers have come in since the last call.
+  // The messages that the server is to be told: of each path by which answers have come in since the last call.
   std::vector<tensor::Received> receipts();
 
  private:
@@ -84,7 +84,7 @@ struct RepeatedPush {
   tensor::SlotCredit slot{};    // which it still holds
 };
 
-// For each landing slot the push that fills it, until the slot is granted again.
+// Remembers for each landing slot the push that fills it, until the slot is granted again.
 class PushesBySlot {
  public:
   void note(const tensor::SlotCredit& slot, std::uint32_t immediate, ServerStream& stream) {
@@ -99,12 +99,12 @@ class PushesBySlot {
   void forget(tensor::SlotNumber slot) {
     if (slot < pushes_.size()) pushes_[slot].under_way = false;
   }
-  // Immediates of those that went out by this path.
+  // Immediates of the pushes that went out by this path.
   std::vector<std::uint32_t> unanswered_by(std::uint16_t path) const;
   // Adds those to `repeats` that went out by a path and had not come in when the server closed it.
   void repeat_undelivered(const tensor::PathLost& lost);
 
-  // What has to be sent again. Each of them holds its slot.
+  // Pushes that have to be sent again. Each of them holds its slot.
   std::vector<RepeatedPush> repeats;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the end of a view leaves of an operation in two phases, and what the next view makes of it.
+// An operation in two phases whose view has ended: what is left of it, and what the next view makes of that.
 //
-// Of each partition that has not been committed this rank has all of the result, its first bytes, or nothing; where the
+// This rank has all of the result of a partition that has not been committed, or its first bytes, or nothing; where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
 // complete, continued by another one, or aborted. docs/internals.md "When a server is lost" tells how.
 // Threading: any thread.
@@ -40,7 +40,7 @@ class Continuation {
   Plan plan_;
 };
 
-// What became of the operation in the next view.
+// The end of an operation in the next view.
 enum class Resumption : std::uint8_t {
   kNone,       // that is not known yet
   kContinued,  // by another operation

@@ -43,8 +43,8 @@ struct Tensor {
   std::atomic<std::uint32_t> latest{0};  // and the round in which the latest addition was sent first
   std::atomic<bool> failed{false};       // the scheduler said that ranks disagree
   std::string why_failed;                // set before `failed`
-  // Of the job: an operation has failed because the view has ended. It may have been told so by another member, before
-  // this one has heard it from the scheduler.
+  // True, for all tensors of the job, when an operation has failed because the view has ended. It may have been told so
+  // by another member, before this one has heard it from the scheduler.
   std::shared_ptr<std::atomic<bool>> view_ended;
   std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
   std::string compression;                   // as it was declared

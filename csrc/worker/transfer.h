@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker loop sends to one server on behalf of somebody: the entry of a send queue.
+// The bytes that a worker loop sends to one server on behalf of an operation or a host: the entry of a send queue.
 //
 // There are two kinds: a part of an operation, that is the partitions of a tensor which this server sums, or the
 // contribution of a host to one partition, when this process is its host's relay. The sender, the table of partitions
@@ -35,7 +35,7 @@ struct Part {
   bool for_host() const { return place != kDirect; }
 };
 
-// What a rank has of the result of a partition in two phases, when its view ends.
+// The result of a partition in two phases, as far as a rank has it when its view ends.
 struct Landed {
   std::shared_ptr<transport::shm::SharedMemory> aside;  // all of it, in a buffer
   std::uint64_t in_place = 0;                           // its first bytes, where it belongs
@@ -58,7 +58,7 @@ class Transfer {
   // Encoding changes what is remembered of the tensor, and so is done once: partitions that were encoded and could not
   // be sent wait here, the next one first.
   StagingBuffer* encoded = nullptr;
-  // Where the bytes lie, and their blocks, registered with the server's transport before the transfer enters the send
+  // The bytes lie here. Their blocks are registered with the server's transport before the transfer enters the send
   // queue, and held until the last answer.
   const std::byte* input_bytes = nullptr;
   std::byte* output_bytes = nullptr;
@@ -68,23 +68,23 @@ class Transfer {
   std::uint32_t unsent() const { return static_cast<std::uint32_t>(parts.size()) - next; }
 
   virtual tensor::Placement place(const Part& part) const = 0;
-  // Staging: puts the payload into a buffer, and takes the answer out of it.
-  // Of one whose length depends on the values, fill() also says how long it is. kCodec: see compress/codec_call.h.
+  // Puts the payload into a staging buffer. Where its length depends on the values, fill() also says how long it is.
+  // kCodec: see compress/codec_call.h.
   virtual Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
-  // kProtocol: no server that keeps the protocol sends this.
+  // Takes the answer out of a staging buffer. kProtocol: no server that keeps the protocol sends this.
   virtual Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
                              Counters& counters) = 0;
 
-  // In two phases: this partition will have no answer in this view; what has landed may be committed elsewhere.
-  // `failed`: nowhere, because the server has failed its round, or never had this rank's part of it. Whether the next
-  // view has a use for it.
+  // A partition in two phases will have no answer in this view; what has landed may be committed elsewhere. `failed`:
+  // it is committed nowhere, because the server has failed its round, or never had this rank's part of it. True when
+  // the next view has a use for what has landed.
   virtual bool suspend(std::uint32_t partition, const Landed& landed, bool failed) = 0;
 
   // Notes why it cannot complete; true for the first reason, which counts.
   virtual bool fail(ErrorCode code, const std::string& what, const std::string& hint) = 0;
-  // Which ranks the server still waited for when it was cancelled.
+  // Tells which ranks the server still waited for when it was cancelled.
   virtual void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) = 0;
-  // What its server is told when it is given up, without the partitions.
+  // The message that its server is sent when it is cancelled, without the partitions.
   virtual tensor::Cancel make_cancel() const = 0;
   // Partitions are over; `answered` or not. With the last one it may vanish.
   virtual void finish(std::uint32_t count, bool answered, Counters& counters) = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker loop has registered with one transport: the callers' blocks, and staging buffers for tensors that the
-// servers behind that transport cannot reach.
+// The memory that a worker loop has registered with one transport: the callers' blocks, and staging buffers for tensors
+// that the servers behind that transport cannot reach.
 //
 // Staging: plain memory where the kernel forbids copies between processes. A partition is copied into a buffer before
 // the push and out of it after the answer. A relay sums what its host contributes straight into one. Buffers are made,
@@ -61,7 +61,7 @@ class TransportMemory {
   }
   void give_back(StagingBuffer* buffer) { free_.push_back(buffer); }
 
-  // Of callers' blocks and staging buffers. Walks through the blocks.
+  // Counts callers' blocks and staging buffers. Walks through the blocks.
   std::uint64_t registered_bytes() const { return regions.bytes() + buffers_.size() * buffer_bytes_; }
 
   transport::RegionCache regions;

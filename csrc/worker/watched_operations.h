@@ -13,7 +13,7 @@ namespace bps::worker {
 
 class WatchedOperations {
  public:
-  // Amortised: the list is walked when it has doubled, and by the deadlines' timer.
+  // Takes constant time on average: the list is walked when it has doubled, and by the deadlines' timer.
   void add(std::shared_ptr<Operation> operation) {
     if (std::exchange(operation->is_watched, true)) return;  // since an earlier round
     operations_.push_back(std::move(operation));

@@ -108,7 +108,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, c
   return operation;
 }
 
-// What is sent again names the round in which it was sent first.
+// An addition that is sent again names the round in which it was sent first.
 void Worker::count_tries(Tensor& tensor, Request& request, std::uint32_t round) {
   if (!request.again) tensor.latest.store(round);
   const std::uint32_t tries = round - tensor.latest.load();

@@ -49,13 +49,14 @@ class Worker {
   // Set-up: one per push loop, in order, with the places that it is connected to; both outlive the worker's last
   // operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
-  // Which worker loop meets which server loop: a partition's slot modulo the one and the other.
+  // True when a worker loop meets a server loop: a partition's slot modulo the one and the other.
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
-  // Where a worker loop can send: to the loops of all servers, in order, then to the relays of this host, unless those
-  // are the servers of its processes. A relay's loop has the index of the worker loop that sends to it.
+  // The number of places that a worker loop can send to: the loops of all servers, in order, then the relays of this
+  // host, unless those are the servers of its processes. A relay's loop has the index of the worker loop that sends to
+  // it.
   std::size_t places() const;
   std::size_t place_of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const;
-  // Which of them `worker_loop` needs: for its operations on all ranks, and as a relay.
+  // The places that `worker_loop` needs: for its operations on all ranks, and as a relay.
   std::vector<std::size_t> places_needed(std::size_t worker_loop, std::size_t worker_loops) const;
 
   // Groups other than all ranks may need more connections; they are made when a tensor is declared.
@@ -68,7 +69,7 @@ class Worker {
   // Starts what was prepared once more; `awaited` as in Request. Throws kInvalidArgument while it is in progress.
   void start(PreparedOperation& prepared, bool awaited);
 
-  // Of at most so many bytes; before there are tensors.
+  // Partitions have at most so many bytes; to be called before there are tensors.
   void limit_partitions(std::uint64_t bytes) { options_.cut.limit(bytes); }
 
   // Aborts an operation for all ranks; it is done when its memory is the caller's again.
@@ -78,19 +79,19 @@ class Worker {
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
   // Operations are in two phases where they can be.
   bool survives_servers() const { return options_.two_phase; }
-  // Whether the loss of servers has left nothing behind that the ranks cannot make good: they can for operations in two
-  // phases. Compression, weights that servers keep, and push() and pull() apart are not among these.
+  // True when the loss of servers has left nothing behind that the ranks cannot make good: they can for operations in
+  // two phases. Compression, weights that servers keep, and push() and pull() apart are not among these.
   bool can_go_on() const { return options_.two_phase && !has_one_phase_.load(); }
-  // In two phases: the operations that the end of the view has aborted, and the last ones that were not complete at
-  // their deadlines. Once the loops are down, those that are suspended can go on in the next view, if it has the same
-  // workers.
+  // Takes the operations in two phases that the end of the view has aborted, and the last ones that were not complete
+  // at their deadlines. Once the loops are down, those that are suspended can go on in the next view, if it has the
+  // same workers.
   std::vector<std::shared_ptr<Operation>> take_incomplete();
   // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
   std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
   // Goes on with one of them, or with some of its partitions (in order), as this round of a tensor of the new view.
   std::shared_ptr<Operation> resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
                                     std::uint32_t round, std::span<const std::uint32_t> only);
-  // Or without one that has failed at its deadline: whoever comes to this round fails at once, and does not wait.
+  // Goes on without one that has failed at its deadline: whoever comes to this round fails at once, and does not wait.
   void refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
               const std::string& why);
 
@@ -106,13 +107,13 @@ class Worker {
   van::Group world() const;
   std::shared_ptr<const van::Group> group(std::uint32_t id) const;
   std::uint32_t rank() const;
-  // By partition of the tensor as a whole: the server that sums it.
+  // The server that sums each partition of the tensor as a whole.
   std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
 
-  // From the van's thread.
+  // ---- From the van's thread
   // Aborts all operations with kRoundAborted, and refuses further ones.
   void end_view(const Error& why);
-  // From any thread: whether that has happened, or an operation has failed with kRoundAborted.
+  // True, for any thread, when that has happened or an operation has failed with kRoundAborted.
   bool view_ended() const { return *view_ended_; }
   void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
   // It has left as it should: what it has contributed to still completes, the rest fails.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has failed, who is lost, and what can be synchronised no more.
+// Failures, lost members, and tensors that can be synchronised no more.
 #include <algorithm>
 #include <utility>
 
@@ -25,8 +25,8 @@ void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std
   if (on_failure && !is_end) on_failure();
 }
 
-// Of deadlines that pass over and over, the last ones: another rank is not further behind than that. Of what the view's
-// end has aborted, everything: its callers wait for the next view.
+// Keeps all that the view's end has aborted: its callers wait for the next view. Where deadlines pass over and over,
+// the last ones are enough: another rank is not further behind than that.
 void Worker::note_incomplete(const std::shared_ptr<Operation>& operation) {
   switch (operation->failure()->code()) {
     case ErrorCode::kRoundAborted: return aborted_.push_back(operation);
@@ -51,7 +51,7 @@ std::string Worker::last_failure() const {
   return last_failed_ ? last_failed_->failure()->what() : last_refusal_;
 }
 
-// Whether the loss of a member keeps the group from summing: it belongs to it, sums for it, or may be the relay of
+// True when the loss of a member keeps the group from summing: it belongs to it, sums for it, or may be the relay of
 // ranks that do.
 bool Worker::concerns(const van::Node& gone, const van::Group& group) const {
   if (gone.server_rank >= 0) return true;
@@ -123,8 +123,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
   }
 }
 
-// Answers to what that member has contributed to are on their way.
-// What becomes of operations in progress the servers decide, who know what that member has contributed to.
+// The servers decide about operations in progress, because they know what that member has contributed to.
 void Worker::leave_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
   left_.emplace_back(node, why);

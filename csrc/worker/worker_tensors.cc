@@ -232,7 +232,7 @@ std::vector<std::size_t> Worker::places_needed(std::size_t worker_loop, std::siz
   return list;
 }
 
-// Whether a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group need not
+// True when a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group need not
 // leave the host at all.
 bool Worker::needs_relay(const van::Group& group, std::uint32_t server) const {
   const van::Hosts& hosts = options_.hosts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker loop uses at this moment, for gauges.
+// The resources that a worker loop uses at this moment, for gauges.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct WorkerUsage {
   };
   std::vector<Server> servers;
   std::uint64_t registered_bytes = 0;
-  // Of the operations whose deadline this loop watches: each has one such loop.
+  // Operations whose deadline this loop watches: each has one such loop.
   std::uint64_t open_operations = 0;
   double oldest_s = 0;  // since the start of the oldest of them
 };
