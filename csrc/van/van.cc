@@ -101,9 +101,9 @@ class Van::Impl {
     require_joined();
     const Deadline deadline = Deadline::after(timeout_s);
     say_goodbye("", std::move(failure), suspends, deadline);
-    const SchedulerSession::End end = session_.wait_for_end(deadline);
+    const SchedulerSession::End end = session_.end().wait(deadline);
     if (end == SchedulerSession::End::kSchedulerLost) {
-      throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
+      throw Error(ErrorCode::kPeerLost, session_.end().why(), "look into the log of the scheduler");
     }
     return end != SchedulerSession::End::kNotYet;
   }
@@ -118,18 +118,18 @@ class Van::Impl {
 
   bool wait_for_end() {
     require_joined();
-    return session_.wait_for_end(Deadline::never()) == SchedulerSession::End::kWell;
+    return session_.end().wait(Deadline::never()) == SchedulerSession::End::kWell;
   }
 
   // The view has ended, and the job has not.
   void require_next_view() {
-    switch (session_.end_so_far()) {
+    switch (session_.end().so_far()) {
       case SchedulerSession::End::kSchedulerLost:
-        throw Error(ErrorCode::kPeerLost, session_.why_lost(), "look into the log of the scheduler");
+        throw Error(ErrorCode::kPeerLost, session_.end().why(), "look into the log of the scheduler");
       case SchedulerSession::End::kWell:
       case SchedulerSession::End::kBadly:
         throw Error(ErrorCode::kPeerLost,
-                    session_.why_lost().empty() ? "every worker has left the job" : session_.why_lost(),
+                    session_.end().why().empty() ? "every worker has left the job" : session_.end().why(),
                     "start the job again");
       default: break;
     }
@@ -149,12 +149,12 @@ class Van::Impl {
   void say_goodbye(std::string exception, std::string failure, bool suspends, const Deadline& deadline) {
     if (left_.exchange(true)) return;
     session_.calls().close();
-    auto [lost_node, reason] = session_.first_loss();
+    auto [lost_node, reason] = session_.end().first_loss();
     PendingCalls::Call call(session_.calls(), "leaving the job", kLeaveCall);
     session_.leave(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason),
                          std::move(failure), suspends});
     // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
-    if (session_.end_so_far() == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
+    if (session_.end().so_far() == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
   }
 
   // False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
@@ -208,7 +208,7 @@ class Van::Impl {
     if (answer && std::holds_alternative<Answer>(*answer)) return std::move(std::get<Answer>(*answer));
     const auto* missing = answer ? std::get_if<Missing>(&*answer) : nullptr;
     if (answer && missing == nullptr) unexpected();
-    std::string reason = missing == nullptr ? session_.why_scheduler_lost() : missing->text;
+    std::string reason = missing == nullptr ? session_.end().why_scheduler_lost() : missing->text;
     if (reason.empty()) reason = "no answer";
     throw Error(ErrorCode::kTimeout, call.what() + " took longer than " + seconds_text(timeout_s) + ": " + reason,
                 "look into the logs of the ranks that are missing, or raise BPS_TIMEOUT");
@@ -259,7 +259,7 @@ void Van::announce_leaving(double timeout_s, const std::string& failure) {
   impl_->announce_leaving(timeout_s, failure);
 }
 bool Van::has_ended() const {
-  return impl_->session_.end_so_far() != SchedulerSession::End::kNotYet;
+  return impl_->session_.end().so_far() != SchedulerSession::End::kNotYet;
 }
 void Van::suspect(std::uint32_t node, const std::string& why) {
   impl_->suspect(node, why);
@@ -277,7 +277,7 @@ const std::vector<std::uint16_t>& Van::scheduler_ports() const {
   return impl_->options_.scheduler_ports;
 }
 std::string Van::why_lost() const {
-  return impl_->session_.why_scheduler_lost();
+  return impl_->session_.end().why_scheduler_lost();
 }
 bool Van::awaits_scheduler() const {
   return impl_->session_.is_away();
@@ -301,19 +301,19 @@ Clock::time_point Van::heard() const {
   return impl_->session_.heard();
 }
 double Van::resume_patience_s() const {
-  return impl_->session_.resume_patience_ms() / 1e3;
+  return impl_->session_.end().resume_patience_ms() / 1e3;
 }
 std::string Van::why_ended() const {
-  return impl_->session_.why_lost();
+  return impl_->session_.end().why();
 }
 bool Van::view_ended() const {
-  return impl_->session_.view_ended();
+  return impl_->session_.end().view_ended();
 }
 void Van::require_next_view() const {
   impl_->require_next_view();
 }
 void Van::give_up() {
-  impl_->session_.give_up();
+  impl_->session_.end().set(SchedulerSession::End::kBadly, "");
 }
 
 }  // namespace bps::van

@@ -37,7 +37,7 @@ byte deaths = DEATHS, endings = ENDINGS;
 // ---- Workers
 byte committed[W];                       // steps
 byte view[W];
-byte ended[W];                           // barriers, in this view: SchedulerSession::barriers_
+byte ended[W];                           // barriers, in this view: RejoinReport::note_barrier
 bool waits[W];                           // for the end of one
 bool told[W];                            // that its view has ended
 byte home[W];                              // its scheduler

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The peers whose connections broke, until it is known what became of them, and those that are lost. Threading: the
+// van's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+namespace bps::van {
+
+class PeerSuspicions {
+ public:
+  // The connection to a node broke, for this reason. The first one counts.
+  void add(std::uint32_t node, const std::string& why) { suspected_.emplace(node, why); }
+  // Why a node is suspected, or nothing.
+  std::optional<std::string> why(std::uint32_t node) const {
+    const auto found = suspected_.find(node);
+    return found == suspected_.end() ? std::nullopt : std::optional(found->second);
+  }
+  // One of those that are suspected, or nothing.
+  std::optional<std::uint32_t> any() const {
+    return suspected_.empty() ? std::nullopt : std::optional(suspected_.begin()->first);
+  }
+  // It is known now that a node is lost. False when it was known before.
+  bool note_lost(std::uint32_t node) {
+    suspected_.erase(node);
+    return lost_.insert(node).second;
+  }
+  bool is_lost(std::uint32_t node) const { return lost_.contains(node); }
+
+ private:
+  std::map<std::uint32_t, std::string> suspected_;
+  std::set<std::uint32_t> lost_;
+};
+
+}  // namespace bps::van

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "van/session_end.h"
+
+#include "core/interrupt.h"
+
+namespace bps::van {
+
+void SessionEnd::set(How how, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (how_ != How::kNotYet && how_ != How::kViewEnded) return;
+  how_ = how;
+  why_ = why;
+  changed_.notify_all();
+}
+
+SessionEnd::How SessionEnd::so_far() const {
+  const std::lock_guard lock(mutex_);
+  return how_;
+}
+
+SessionEnd::How SessionEnd::wait(const Deadline& deadline) const {
+  std::unique_lock lock(mutex_);
+  (void)wait_until(lock, changed_, deadline, [this] { return how_ != How::kNotYet; });
+  return how_;
+}
+
+std::string SessionEnd::why() const {
+  const std::lock_guard lock(mutex_);
+  return why_;
+}
+
+void SessionEnd::note_loss(std::uint32_t node, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (first_loss_.why.empty()) first_loss_ = {node, why};
+}
+
+SessionEnd::Loss SessionEnd::first_loss() const {
+  const std::lock_guard lock(mutex_);
+  return first_loss_;
+}
+
+void SessionEnd::note_scheduler_lost(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  why_scheduler_lost_ = why;
+}
+
+std::string SessionEnd::why_scheduler_lost() const {
+  const std::lock_guard lock(mutex_);
+  if (!why_scheduler_lost_.empty()) return why_scheduler_lost_;
+  return how_ == How::kSchedulerLost ? why_ : "";
+}
+
+}  // namespace bps::van

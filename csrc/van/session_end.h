@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the session with the scheduler has ended so far, for all threads of the process.
+//
+// A view that has ended may still be followed by the end of the job; any other end is final.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/clock.h"
+
+namespace bps::van {
+
+class SessionEnd {
+ public:
+  enum class How : std::uint8_t { kNotYet, kWell, kBadly, kSchedulerLost, kViewEnded };
+  struct Loss {
+    std::uint32_t node = 0;
+    std::string why;  // empty: nobody was lost
+  };
+
+  void set(How how, const std::string& why);
+  How so_far() const;
+  // kNotYet when the deadline passed first.
+  How wait(const Deadline& deadline) const;
+  // Why the view, or the job, has ended.
+  std::string why() const;
+
+  // Only the first loss counts.
+  void note_loss(std::uint32_t node, const std::string& why);
+  Loss first_loss() const;
+
+  // How the scheduler was lost, while this node goes on, or looks for another one; empty: it is there again.
+  void note_scheduler_lost(const std::string& why);
+  // The same also where this is the end; or nothing.
+  std::string why_scheduler_lost() const;
+
+  // False when the scheduler before this one has told it, too.
+  bool note_view_ended() { return !view_ended_.exchange(true); }
+  bool view_ended() const { return view_ended_; }
+  // The workers of the view have suspended the job: how long the next one may take to begin; 0: they have not.
+  void note_patience(std::uint32_t ms) { resume_patience_ms_ = ms; }
+  std::uint32_t resume_patience_ms() const { return resume_patience_ms_; }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  How how_ = How::kNotYet;  // this and what follows: guarded by mutex_
+  std::string why_;
+  std::string why_scheduler_lost_;
+  Loss first_loss_;
+  std::atomic<bool> view_ended_{false};
+  std::atomic<std::uint32_t> resume_patience_ms_{0};
+};
+
+}  // namespace bps::van
