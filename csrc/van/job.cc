@@ -15,34 +15,30 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-// What a process has sent before it died may be read after somebody else has said that it did. The end of its
-// connection follows it closely.
-constexpr std::chrono::milliseconds kFreshAfter{100};
-// Of a connection between the same two members, without a committed step between them.
-constexpr int kMostBreaks = 2;
-
 }  // namespace
 
 Job::Job(Options options, Events events)
     : options_(std::move(options)),
       events_(std::move(events)),
-      rendezvous_(options_.registry.workers, options_.registry.servers, options_.origin),
-      reunion_(options_.run),
+      phase_(Gathering{.rendezvous = {options_.registry.workers, options_.registry.servers, options_.origin}}),
       inquiries_(events_.send) {}
 
 bool Job::knows(Peer peer) const {
-  return patience_.contains(peer) || reunion_.knows(peer) ||
+  const auto* reuniting = phase_.in<Reuniting>();
+  return patience_.contains(peer) || (reuniting != nullptr && reuniting->reunion.knows(peer)) ||
          (members_ && (members_->find(peer) != nullptr || members_->find_before(peer) != nullptr));
 }
 
 bool Job::receive(Peer peer, Message&& message) {
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
-  if (const auto* asked = std::get_if<Ask>(&message))
-    return inquiries_.ask(peer, *asked, members_.get(), [this] { return describe().end(); }), true;
-  if (const auto* report = std::get_if<Rejoin>(&message)) return rejoin(peer, *report);
-  if (phase_ == Phase::kReuniting && reunion_.knows(peer)) {  // calls have to be made again in the next view
-    if (const auto* leave = std::get_if<Leave>(&message)) reunion_.add_leave(peer, *leave);
+  if (const auto* asked = std::get_if<Ask>(&message)) {
+    inquiries_.ask(peer, *asked, members_.get(), [this] { return describe().end(); });
     return true;
+  }
+  if (const auto* report = std::get_if<Rejoin>(&message)) return rejoin(peer, *report);
+  if (auto* reuniting = phase_.in<Reuniting>(); reuniting != nullptr && reuniting->reunion.knows(peer)) {
+    if (const auto* leave = std::get_if<Leave>(&message)) reuniting->reunion.add_leave(peer, *leave);
+    return true;  // calls have to be made again in the next view
   }
   // Nothing of the view before is of interest any more, and its welcome to this one may not have been read yet.
   if (members_ && members_->find_before(peer) != nullptr) return !std::holds_alternative<Leave>(message);
@@ -54,8 +50,11 @@ bool Job::receive(Peer peer, Message&& message) {
     return true;
   }
   if (member == nullptr || member->fate == Member::Fate::kLost) return false;
-  if (const auto* reply = std::get_if<Reply>(&message)) return inquiries_.reply(*member, *reply), true;
-  if ((phase_ == Phase::kRenewing || is_suspended_) && !std::holds_alternative<Leave>(message) &&
+  if (const auto* reply = std::get_if<Reply>(&message)) {
+    inquiries_.reply(*member, *reply);
+    return true;
+  }
+  if ((phase_.is<Renewing>() || !calls_) && !std::holds_alternative<Leave>(message) &&
       !std::holds_alternative<Suspect>(message)) {
     return true;  // a call of the view that has ended: it has failed where it came from
   }
@@ -68,32 +67,40 @@ bool Job::receive(Peer peer, Message&& message) {
                         [&](const Declare& call) { return of_worker(&Calls::declare, call); },
                         [&](const Barrier& call) { return of_worker(&Calls::barrier, call); },
                         [&](const NewGroup& call) { return of_worker(&Calls::new_group, call); },
-                        [&](const GroupAck& ack) { return calls_->group_ack(*member, ack), true; },
-                        [&](const Cancel& call) { return calls_->cancel(*member, call), true; },
-                        [&](const Leave& call) { return leave(*member, call), true; },
+                        [&](const GroupAck& ack) {
+                          calls_->group_ack(*member, ack);
+                          return true;
+                        },
+                        [&](const Cancel& call) {
+                          calls_->cancel(*member, call);
+                          return true;
+                        },
+                        [&](const Leave& call) {
+                          leave(*member, call);
+                          return true;
+                        },
                         [&](const Suspect& call) { return suspect(*member, call); },
                         [](const auto&) { return false; },
                     },
                     message);
 }
 
-// As JSON: which processes it waits for, and which calls wait for which ranks.
-// What every Ask is told.
+// Tells every Ask, as JSON, which processes the job waits for, and which calls wait for which ranks.
 JsonObject Job::describe() const {
-  constexpr const char* kPhases[] = {"gathering", "reuniting", "running", "renewing", "over"};
+  constexpr const char* kPhases[] = {"gathering", "reuniting", "running", "renewing", "suspended", "over"};
   JsonObject state;
-  const char* phase =
-      is_suspended_ && phase_ == Phase::kGathering ? "suspended" : kPhases[static_cast<std::size_t>(phase_)];
-  state.add("phase", std::string(phase)).add("epoch", epoch_);
-  state.add("missing", phase_ == Phase::kGathering   ? rendezvous_.missing()
-                       : phase_ == Phase::kReuniting ? reunion_.progress()
-                                                     : "");
-  if (phase_ == Phase::kRenewing) {
+  state.add("phase", std::string(kPhases[static_cast<std::size_t>(phase())])).add("epoch", epoch_);
+  std::string missing;
+  if (const auto* gathering = phase_.in<Gathering>()) missing = gathering->rendezvous.missing();
+  if (const auto* suspended = phase_.in<Suspended>()) missing = suspended->rendezvous.missing();
+  if (const auto* reuniting = phase_.in<Reuniting>()) missing = reuniting->reunion.progress();
+  state.add("missing", missing);
+  if (const auto* renewing = phase_.in<Renewing>()) {
     JsonList awaited;
     for (const Member& member : members_->members()) {
       if (member.is_awaited()) awaited.add(member.node->id);
     }
-    state.add("why_renewed", why_renewed_).add_raw("awaited", awaited.end());
+    state.add("why_renewed", renewing->why).add_raw("awaited", awaited.end());
   }
   if (calls_) state.add_raw("calls", calls_->waiting());
   state.add_raw("members", members_ ? describe_members(*members_, events_.silence_ms) : "[]");
@@ -108,32 +115,37 @@ std::string Job::dump() const {
 }
 
 bool Job::join(Peer peer, const Join& join) {
-  if (knows(peer) || phase_ == Phase::kOver) return false;  // cut off by a job that is over, a caller tries again
+  if (knows(peer) || phase_.is<Over>()) return false;  // cut off by a job that is over, a caller tries again
   // The job is running, and will be known here soon.
-  const bool is_new_job = phase_ == Phase::kGathering && !is_suspended_;
-  if (phase_ == Phase::kReuniting || (is_new_job && join.renews != 0)) return false;
+  if (phase_.is<Reuniting>() || (phase_.is<Gathering>() && join.renews != 0)) return false;
+  const bool is_suspended = phase_.is<Suspended>();
   // It has found this scheduler before that knew of the view to come.
-  const std::uint32_t next_epoch = epoch_ + (phase_ == Phase::kRunning ? 1 : 0);
-  if ((options_.min_workers != 0 || is_suspended_) && join.epoch != next_epoch) return false;
-  if (join.renews != 0 && is_suspended_) return resume_server(peer, join), true;
-  if (join.renews != 0) return join_again(peer, join), true;
-  if (options_.min_workers != 0 && phase_ != Phase::kGathering && !give_up_) return enter(peer, join), true;
-  // Some have suspended the job, and the others are about to.
-  if (phase_ == Phase::kRunning && can_be_suspended()) return false;
-  std::optional<Refused> refused;
-  if (phase_ != Phase::kGathering) {
-    refused = Refused{ErrorCode::kMismatch, "the job is running already: all its members have joined",
-                      "another process uses the same BPS_JOB_ID: give each job its own, and end left-over processes"};
+  const std::uint32_t next_epoch = epoch_ + (phase_.is<Running>() ? 1 : 0);
+  if ((options_.min_workers != 0 || is_suspended) && join.epoch != next_epoch) return false;
+  const bool gathers = phase_.is<Gathering>() || is_suspended;
+  if (join.renews != 0) {
+    is_suspended ? resume_server(peer, join) : join_again(peer, join);
+  } else if (gathers) {
+    gather(peer, join);
+  } else if (options_.min_workers != 0 && !phase_.given_up()) {
+    enter(peer, join);
+  } else if (phase_.is<Running>() && can_be_suspended()) {
+    return false;  // some have suspended the job, and the others are about to
   } else {
-    refused = rendezvous_.add(peer, join);
+    refuse(peer, {ErrorCode::kMismatch, "the job is running already: all its members have joined",
+                  "another process uses the same BPS_JOB_ID: give each job its own, and end left-over processes"});
   }
-  if (refused) return refuse(peer, *refused), true;
+  return true;
+}
+
+void Job::gather(Peer peer, const Join& join) {
+  Rendezvous& rendezvous = *phase_.rendezvous();
+  if (const auto refused = rendezvous.add(peer, join)) return refuse(peer, *refused);
   const auto patience = std::min(options_.join_timeout, std::chrono::milliseconds(join.patience_ms));
   // Before workers resume a suspended job, a new server waits for as long as the others.
-  const bool waits_on = is_suspended_ && join.node.worker_rank == kNoRank;
+  const bool waits_on = phase_.is<Suspended>() && join.node.worker_rank == kNoRank;
   patience_[peer] = waits_on ? Clock::time_point::max() : Clock::now() + patience;
-  if (rendezvous_.complete()) start(rendezvous_.seat());
-  return true;
+  if (rendezvous.complete()) start(rendezvous.seat());
 }
 
 void Job::refuse(Peer peer, const Refused& why) {
@@ -142,13 +154,12 @@ void Job::refuse(Peer peer, const Refused& why) {
 }
 
 void Job::start(Rendezvous::Seating seating) {
-  const bool begins_anew = std::exchange(is_suspended_, false);
+  const bool begins_anew = phase_.is<Suspended>();
   if (begins_anew) release_spare_servers(seating.peers);
-  phase_ = Phase::kRunning;
+  phase_.begin(Running{});
   patience_.clear();
   suspicions_.clear();
-  lost_in_view_ = 0;
-  left_early_ = false;
+  is_whole_ = true;
   seating.membership.epoch = epoch_;
   seating.membership.take_slots(members_ && !begins_anew ? members_->membership().slots : std::vector<std::uint64_t>());
   // Who connects from here on will be in the next view, if in any.
@@ -165,7 +176,7 @@ void Job::start(Rendezvous::Seating seating) {
   if (calls_) registry.before = calls_->placements();
   registry.cut.server_loops = members_->membership().all_server_loops();
   calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] {
-    breaks_.clear();
+    suspicions_.forget_breaks();
     let_in();
   });
   Welcome welcome{.silence_ms = options_.silence_ms, .run = options_.run, .membership = members_->membership()};
@@ -196,9 +207,9 @@ void Job::leave(Member& member, const Leave& leave) {
     } else {
       member.farewell += " because of a loss: " + member.cause;
     }
-    left_early_ = true;
-    if (phase_ == Phase::kRunning && goes_on()) end_view(member.cause);
-    if (phase_ != Phase::kOver) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
+    is_whole_ = false;
+    if (phase_.is<Running>() && goes_on()) end_view(member.cause);
+    if (!phase_.is<Over>()) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
   }
   events_.send(member.peer, Done{.call = leave.call});  // from now on it may close its connections
   gone(member);
@@ -208,7 +219,7 @@ void Job::leave(Member& member, const Leave& leave) {
 void Job::gone(const Member& member) {
   answer_suspicions(member);
   if (have_all_left() && can_be_suspended()) return end_if_all_left();  // also instead of a view that has not begun
-  if (phase_ == Phase::kRenewing) {
+  if (phase_.is<Renewing>()) {
     begin_when_all_are_back();
   } else if (calls_) {
     calls_->gone(member);
@@ -221,12 +232,7 @@ void Job::gone(const Member& member) {
 bool Job::suspect(const Member& from, const Suspect& suspect) {
   const Member* about = members_->by_node(suspect.node);
   if (about == nullptr) return false;
-  const auto is_same = [&](const Suspicion& one) {
-    return one.from == from.peer && one.node == suspect.node && one.broken == suspect.broken;
-  };
-  if (std::ranges::none_of(suspicions_, is_same)) {  // who asks again and again is answered once
-    suspicions_.push_back({from.peer, suspect.node, Clock::now(), suspect.broken});
-  }
+  suspicions_.add(from.peer, suspect.node, suspect.broken);
   if (about->fate != Member::Fate::kHere) answer_suspicions(*about);
   return true;
 }
@@ -234,32 +240,25 @@ bool Job::suspect(const Member& from, const Suspect& suspect) {
 void Job::answer_suspicions(const Member& about) {
   const std::uint32_t node = about.node->id;
   const bool is_here = about.fate == Member::Fate::kHere;
-  const auto now = Clock::now();
-  const auto concerns = [&](const Suspicion& one) {
-    return one.node == node && (!is_here || now - one.since >= kFreshAfter);
-  };
-  if (is_here && phase_ == Phase::kRunning && goes_on()) {
-    const auto broken = std::ranges::find_if(suspicions_, [&](const auto& one) { return one.broken && concerns(one); });
-    Member* const from = broken == suspicions_.end() ? nullptr : members_->find(broken->from);
+  if (is_here && phase_.is<Running>() && goes_on()) {
+    const auto peer = suspicions_.find_broken(node, is_here);
+    Member* const from = peer ? members_->find(*peer) : nullptr;
     if (from != nullptr) return end_view_of_broken(*from, *members_->find(about.peer));
   }
-  for (const Suspicion& suspicion : suspicions_) {
-    if (!concerns(suspicion)) continue;
+  for (const Peer peer : suspicions_.take(node, is_here)) {
     if (is_here) {
-      events_.send(suspicion.from, Reachable{node});
+      events_.send(peer, Reachable{node});
     } else {
-      events_.send(suspicion.from, PeerLost{node, about.cause.empty() ? about.farewell : about.cause});
+      events_.send(peer, PeerLost{node, about.cause.empty() ? about.farewell : about.cause});
     }
   }
-  std::erase_if(suspicions_, concerns);
 }
 
 // The two would otherwise count each other as lost, and so would the ranks that wait for them. In the next view they
 // connect again; where the network lets them do that over and over, and then carries nothing, one of them is lost.
 void Job::end_view_of_broken(Member& from, Member& about) {
-  const auto pair = std::minmax(from.node->identity, about.node->identity);
   const std::string both = from.node->describe() + " and " + about.node->describe();
-  if (++breaks_[pair] <= kMostBreaks) {
+  if (suspicions_.count_break(from.node->identity, about.node->identity)) {
     return end_view("the connection between " + both + " broke, although both are here");
   }
   Member& lost = choose_lost(from, about);
@@ -276,49 +275,53 @@ Member& Job::choose_lost(Member& one, Member& other) {
   };
   if (is_spare(one) != is_spare(other)) return is_spare(one) ? one : other;
   if (one.is_worker() != other.is_worker()) return one.is_worker() ? one : other;
-  const auto breaks = [this](const Member& member) {
-    return std::ranges::count_if(breaks_, [id = member.node->identity](const auto& each) {
-      return each.first.first == id || each.first.second == id;
-    });
-  };
+  const auto breaks = [this](const Member& member) { return suspicions_.broken_pairs_of(member.node->identity); };
   return breaks(one) > breaks(other) ? one : other;
 }
 
 void Job::closed(Peer peer, const std::string& why) {
   inquiries_.closed(peer);
-  if (reunion_.knows(peer)) {
-    reunion_.remove(peer);
-    if (reunion_.empty()) reunite();
+  if (auto* reuniting = phase_.in<Reuniting>(); reuniting != nullptr && reuniting->reunion.knows(peer)) {
+    reuniting->reunion.remove(peer);
+    if (reuniting->reunion.empty()) reunite();
     return;
   }
-  std::erase_if(suspicions_, [peer](const Suspicion& one) { return one.from == peer; });
-  if (patience_.erase(peer) != 0) {
-    alone_since_ = Clock::now();
-    const bool was_last_worker = is_suspended_ && rendezvous_.has_workers();
-    rendezvous_.remove(peer);
-    if (was_last_worker && !rendezvous_.has_workers()) resume_deadline_ = Clock::now() + options_.resume_timeout;
-    std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });
-    Member* const member = members_ ? members_->find_renewed(peer) : nullptr;
-    if (member == nullptr) return;
-    // Until workers come, a server may lose the connection by which it waits, and make another one.
-    if (is_suspended_ && member->connected) return void(member->renewed_as = 0);
-    lose(*member, why);
+  suspicions_.forget(peer);
+  if (patience_.erase(peer) != 0) return stop_waiting(peer, why);
+  if (Member* const member = members_ ? members_->find_before(peer) : nullptr) {
+    member->before = 0;
     return;
   }
-  if (Member* const member = members_ ? members_->find_before(peer) : nullptr) return void(member->before = 0);
   Member* const member = members_ ? members_->find(peer) : nullptr;
   if (member == nullptr || !std::exchange(member->connected, false)) return;
   if (calls_ && member->fate == Member::Fate::kLeft) calls_->disconnected(*member);
-  const bool has_come_again = member->renewed_as != 0 && !give_up_;
-  if (member->fate == Member::Fate::kHere && phase_ != Phase::kOver && !has_come_again) lose(*member, why);
+  const bool has_come_again = member->renewed_as != 0 && !phase_.given_up();
+  if (member->fate == Member::Fate::kHere && !phase_.is<Over>() && !has_come_again) lose(*member, why);
+}
+
+// The connection has ended by which a process waits for the others.
+void Job::stop_waiting(Peer peer, const std::string& why) {
+  if (auto* gathering = phase_.in<Gathering>()) gathering->alone_since = Clock::now();
+  auto* suspended = phase_.in<Suspended>();
+  const bool had_workers = suspended != nullptr && suspended->rendezvous.has_workers();
+  if (Rendezvous* rendezvous = phase_.rendezvous()) rendezvous->remove(peer);
+  if (had_workers && !suspended->rendezvous.has_workers()) suspended->until = Clock::now() + options_.resume_timeout;
+  std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });
+  Member* const member = members_ ? members_->find_renewed(peer) : nullptr;
+  if (member == nullptr) return;
+  if (suspended != nullptr && member->connected) {
+    member->renewed_as = 0;  // until workers come, a server may lose this connection, and make another one
+  } else {
+    lose(*member, why);
+  }
 }
 
 void Job::lose(Member& member, const std::string& why) {
   member.fate = Member::Fate::kLost;
   member.farewell = member.cause = member.node->describe() + " was lost: " + why;
   ++lost_;
-  ++lost_in_view_;
-  if (phase_ == Phase::kRunning && goes_on()) end_view(member.cause);
+  is_whole_ = false;
+  if (phase_.is<Running>() && goes_on()) end_view(member.cause);
   tell_all(PeerLost{member.node->id, member.cause});
   if (events_.on_lost) events_.on_lost(member.farewell);
   gone(member);
@@ -330,12 +333,10 @@ bool Job::have_all_left() const {
 }
 
 void Job::end_if_all_left() {
-  if (phase_ == Phase::kOver || is_suspended_ || !have_all_left()) return;
-  const bool well = lost_in_view_ == 0 && !left_early_;
-  if (can_be_suspended()) return suspend(well);
-  finish();
-  ended_well_ = well;
-  tell_all(AllLeft{ended_well_});
+  if (phase_.is<Over>() || phase_.is<Suspended>() || !have_all_left()) return;
+  if (can_be_suspended()) return suspend(is_whole_);
+  finish(is_whole_);
+  tell_all(AllLeft{is_whole_});
 }
 
 void Job::tell_here(const Message& message) {

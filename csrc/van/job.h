@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One job as the scheduler sees it: gathering, running, over. No sockets: messages and losses come in, messages go out.
+// One job as the scheduler sees it (job_phase.h). No sockets: messages and losses come in, messages go out.
 //
 // Where min_workers allows it, the loss of a member ends a view, and not the job; so does a connection between two
 // members that breaks although both are here: in the next view they make another one. The survivors are told, and join
@@ -20,7 +20,6 @@
 
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,15 +29,15 @@
 #include "core/json.h"
 #include "van/calls.h"
 #include "van/inquiries.h"
+#include "van/job_phase.h"
 #include "van/member_table.h"
-#include "van/rendezvous.h"
-#include "van/reunion.h"
+#include "van/suspicions.h"
 
 namespace bps::van {
 
 class Job {
  public:
-  enum class Phase : std::uint8_t { kGathering, kReuniting, kRunning, kRenewing, kOver };
+  using Phase = JobPhase::Name;
   struct Options {
     Registry::Options registry;       // with the numbers of workers and servers
     std::uint32_t silence_ms = 1500;  // told to the members
@@ -71,12 +70,12 @@ class Job {
   std::optional<Clock::time_point> join_deadline() const;
   void give_up();
 
-  Phase phase() const { return phase_; }
+  Phase phase() const { return phase_.name(); }
   // What SIGUSR1 shows of it, as JSON: the phase, its members, who waits for whom in a call, and the groups.
   std::string dump() const;
   // Once over: every worker left and nobody was lost.
-  bool ended_well() const { return ended_well_; }
-  // Whether this peer waits for the others, is a member, or is what a member was in the view before.
+  bool ended_well() const { return phase_.is<Over>() && phase_.in<Over>()->well; }
+  // True when this peer waits for the others, is a member, or is what a member was in the view before.
   bool knows(Peer peer) const;
   bool waits(Peer peer) const { return patience_.contains(peer) || waits_for_resume(peer); }
   std::uint32_t epoch() const { return epoch_; }
@@ -88,8 +87,10 @@ class Job {
  private:
   JsonObject describe() const;
   bool join(Peer peer, const Join& join);
+  void gather(Peer peer, const Join& join);
+  void stop_waiting(Peer peer, const std::string& why);
   bool rejoin(Peer peer, const Rejoin& report);
-  void begin_reunion();
+  void begin_reunion(Reunion&& reunion);
   void reunite();
   void start(Rendezvous::Seating seating);
   bool goes_on() const;
@@ -108,7 +109,7 @@ class Job {
   void begin_when_all_are_back();
   void gone(const Member& member);
   void refuse(Peer peer, const Refused& why);
-  void finish();
+  void finish(bool well);
   void leave(Member& member, const Leave& leave);
   bool suspect(const Member& from, const Suspect& about);
   void answer_suspicions(const Member& about);
@@ -121,36 +122,17 @@ class Job {
 
   const Options options_;
   const Events events_;
-  Phase phase_ = Phase::kGathering;
-  bool ended_well_ = false;
-  Rendezvous rendezvous_;
-  Reunion reunion_;
-  std::optional<Clock::time_point> reunion_deadline_;
-  Clock::time_point alone_since_ = Clock::now();          // the last member has gone, before all have come
-  std::unordered_map<Peer, Clock::time_point> patience_;  // of members that wait for the others
+  JobPhase phase_;
+  std::unordered_map<Peer, Clock::time_point> patience_;  // until when members wait for the others
   std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;
   Inquiries inquiries_;
-  // Members whose connection to another one broke, while it is not known whether that one is lost.
-  struct Suspicion {
-    Peer from;
-    std::uint32_t node;
-    Clock::time_point since;
-    bool broken;
-  };
-  std::vector<Suspicion> suspicions_;
-  // How often the connection between two members broke although both are here, since a step was committed last.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, int> breaks_;
+  Suspicions suspicions_;
   // Processes that wait for the end of a step, or of the view, to enter the job.
   std::vector<std::pair<Peer, Node>> entering_;
-  bool is_suspended_ = false;                         // until the members have gathered again
-  std::optional<Clock::time_point> resume_deadline_;  // while no worker has come
   std::uint32_t epoch_ = 1;
-  std::string why_renewed_;         // of the view to come
-  std::optional<Refused> give_up_;  // too few are left to begin it
-  bool left_early_ = false;         // a member left because of a loss
+  bool is_whole_ = true;  // nobody of this view was lost, or left because of a loss
   std::uint64_t lost_ = 0;
-  std::uint64_t lost_in_view_ = 0;
   std::uint64_t refused_ = 0;
 };
 

@@ -28,23 +28,18 @@ bool Job::can_be_suspended() const {
          std::ranges::any_of(members_->members(), [](const Member& member) { return member.suspends; });
 }
 
-// What it was in the view that has ended, which says nothing more.
+// It was this in the view that has ended, and says nothing more.
 bool Job::waits_for_resume(Peer peer) const {
-  return is_suspended_ && phase_ == Phase::kGathering && members_->find(peer) != nullptr;
+  return phase_.is<Suspended>() && members_->find(peer) != nullptr;
 }
 
 // All workers have left.
 void Job::suspend(bool well) {
-  is_suspended_ = true;
-  ended_well_ = well;  // if nobody resumes it
-  phase_ = Phase::kGathering;
-  rendezvous_ = Rendezvous::of_suspended_job();
+  phase_.begin(Suspended{.well = well, .until = Clock::now() + options_.resume_timeout});
   calls_.reset();
   suspicions_.clear();
-  breaks_.clear();
-  give_up_.reset();
+  suspicions_.forget_breaks();
   ++epoch_;
-  resume_deadline_ = Clock::now() + options_.resume_timeout;
   if (events_.on_epoch) events_.on_epoch(epoch_);  // before anybody is told to join
   // Who has joined a view that does not begin, or waits to enter the job, tries again and is part of this one.
   entering_.clear();
@@ -72,8 +67,9 @@ void Job::resume_server(Peer peer, const Join& join) {
   node.server_rank = member->node->server_rank;
   member->renewed_as = peer;
   patience_[peer] = Clock::time_point::max();
-  rendezvous_.add_again(peer, std::move(node));
-  if (rendezvous_.complete()) start(rendezvous_.seat());
+  Rendezvous& rendezvous = *phase_.rendezvous();
+  rendezvous.add_again(peer, std::move(node));
+  if (rendezvous.complete()) start(rendezvous.seat());
 }
 
 // Servers that have come too late, or more than the workers want. Each hears it by the connection of the view before.
@@ -86,14 +82,15 @@ void Job::release_spare_servers(const std::vector<Peer>& seated) {
 }
 
 void Job::give_up_suspended() {
-  const bool has_workers = rendezvous_.has_workers();
+  const Suspended& suspended = *phase_.in<Suspended>();
+  const bool has_workers = suspended.rendezvous.has_workers();
   const std::string why =
-      has_workers ? "the suspended job was not resumed by all members in time: " + rendezvous_.missing()
+      has_workers ? "the suspended job was not resumed by all members in time: " + suspended.rendezvous.missing()
                   : "nobody has resumed the job for " + seconds_text(options_.resume_timeout) + ", and it is over";
-  ended_well_ = ended_well_ && !has_workers;
-  finish();
+  const bool well = suspended.well && !has_workers;
+  finish(well);
   if (events_.on_suspended) events_.on_suspended(why);
-  tell_here(AllLeft{ended_well_, why});
+  tell_here(AllLeft{well, why});
   const Refused refused{ErrorCode::kTimeout, why,
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
   for (const auto& [peer, until] : std::exchange(patience_, {})) {

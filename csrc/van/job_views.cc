@@ -8,7 +8,7 @@ namespace bps::van {
 
 // ---- From one view to the next
 
-// Whether those who are here can be a view.
+// True when those who are here can be a view.
 bool Job::goes_on() const {
   if (options_.min_workers == 0 || !members_) return false;
   std::uint32_t workers = 0;
@@ -22,10 +22,8 @@ bool Job::goes_on() const {
 }
 
 void Job::end_view(const std::string& why) {
-  phase_ = Phase::kRenewing;
-  rendezvous_ = Rendezvous(0, 0);
+  phase_.begin(Renewing{.why = why});
   suspicions_.clear();
-  why_renewed_ = why;
   ++epoch_;
   std::vector<std::uint32_t> left;
   for (const Member& member : members_->members()) {
@@ -47,25 +45,29 @@ void Job::end_view(const std::string& why) {
 // ---- In the place of a lost scheduler
 
 bool Job::rejoin(Peer peer, const Rejoin& report) {
-  if (phase_ == Phase::kOver || knows(peer)) return false;
-  const bool has_come = phase_ == Phase::kRunning || phase_ == Phase::kRenewing || is_suspended_;
-  if (has_come || options_.min_workers == 0) {
-    // What a process was in an earlier view, while it is in this one, needs no answer.
+  if (phase_.is<Over>() || knows(peer)) return false;
+  const bool may_come = phase_.is<Gathering>() || phase_.is<Reuniting>();
+  if (!may_come || options_.min_workers == 0) {
+    // A process that is in this view was something else in an earlier one, which needs no answer.
     const Member* known = members_ ? members_->by_identity(report.self().identity) : nullptr;
     if (known != nullptr && known->connected && members_->membership().epoch > report.membership.epoch) return true;
-    return refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it came back too late"}), true;
+    refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it came back too late"});
+    return true;
   }
-  if (auto refused = reunion_.add(peer, report)) return refuse(peer, *refused), true;
-  if (phase_ == Phase::kGathering) begin_reunion();
-  if (reunion_.complete()) reunite();
+  auto* reuniting = phase_.in<Reuniting>();
+  Reunion first(options_.run);
+  if (const auto refused = (reuniting != nullptr ? reuniting->reunion : first).add(peer, report)) {
+    refuse(peer, *refused);
+    return true;
+  }
+  if (reuniting == nullptr) begin_reunion(std::move(first));
+  if (phase_.in<Reuniting>()->reunion.complete()) reunite();
   return true;
 }
 
 // New processes that have come already do not know of which view they will be; they try again.
-void Job::begin_reunion() {
-  phase_ = Phase::kReuniting;
-  reunion_deadline_ = Clock::now() + options_.reunion_patience;
-  rendezvous_ = Rendezvous(0, 0);
+void Job::begin_reunion(Reunion&& reunion) {
+  phase_.begin(Reuniting{.reunion = std::move(reunion), .until = Clock::now() + options_.reunion_patience});
   for (const auto& [peer, until] : std::exchange(patience_, {})) {
     if (events_.close) events_.close(peer);
   }
@@ -73,13 +75,10 @@ void Job::begin_reunion() {
 
 // The view that was lost with its scheduler is known, as far as it can be; it ends.
 void Job::reunite() {
-  reunion_deadline_.reset();
-  if (reunion_.empty()) {  // all are gone again
-    phase_ = Phase::kGathering;
-    rendezvous_ = Rendezvous(options_.registry.workers, options_.registry.servers);
-    return;
+  const Reunion reunion = std::move(phase_.in<Reuniting>()->reunion);
+  if (reunion.empty()) {  // all are gone again
+    return phase_.begin(Gathering{.rendezvous = {options_.registry.workers, options_.registry.servers}});
   }
-  const Reunion reunion = std::exchange(reunion_, Reunion(options_.run));
   members_ = std::make_unique<MemberTable>(reunion.seating());
   epoch_ = members_->membership().epoch;
   std::vector<Member*> lost;
@@ -95,7 +94,7 @@ void Job::reunite() {
     member.farewell = member.cause =
         member.node->describe() + " was lost: it did not come back to the scheduler that was started again";
     ++lost_;
-    ++lost_in_view_;
+    is_whole_ = false;
     lost.push_back(&member);
   }
   for (const auto& [peer, message] : reunion.owed()) events_.send(peer, message);
@@ -111,8 +110,8 @@ void Job::reunite() {
   for (const auto& [peer, message] : reunion.leaves()) {
     if (Member* const member = members_->find(peer)) leave(*member, message);
   }
-  if (phase_ == Phase::kRenewing) begin_when_all_are_back();
-  if (phase_ != Phase::kOver) end_if_all_left();
+  if (phase_.is<Renewing>()) begin_when_all_are_back();
+  if (!phase_.is<Over>()) end_if_all_left();
 }
 
 // ---- Those who enter
@@ -128,7 +127,7 @@ void Job::enter(Peer peer, const Join& join) {
 }
 
 void Job::let_in() {
-  if (phase_ != Phase::kRunning || entering_.empty()) return;
+  if (!phase_.is<Running>() || entering_.empty()) return;
   std::string names;
   for (const auto& [peer, node] : entering_) {
     names += (names.empty() ? "" : ", ") + std::string("a process on ") + node.host + " (pid " +
@@ -139,83 +138,90 @@ void Job::let_in() {
 
 void Job::join_again(Peer peer, const Join& join) {
   Member* const member = members_->by_identity(join.node.identity);
-  if (phase_ != Phase::kRenewing || member == nullptr || member->fate != Member::Fate::kHere ||
-      member->renewed_as != 0) {
-    return refuse(peer, give_up_.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
+  auto* renewing = phase_.in<Renewing>();
+  const auto given_up = phase_.given_up();
+  const bool is_awaited = renewing != nullptr && member != nullptr && member->is_awaited();
+  if (!is_awaited || given_up) {
+    return refuse(peer, given_up.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
                                                   "it was lost, or took too long to join the next view"}));
   }
-  if (give_up_) return refuse(peer, *give_up_);
   Node node = join.node;
   node.worker_rank = member->node->worker_rank;
   node.server_rank = member->node->server_rank;
   member->renewed_as = peer;
-  rendezvous_.add_again(peer, std::move(node));
+  renewing->rendezvous.add_again(peer, std::move(node));
   patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
   begin_when_all_are_back();
 }
 
 // Or when nobody can come any more.
 void Job::begin_when_all_are_back() {
-  if (!goes_on() && !give_up_) {
-    give_up_ = Refused{ErrorCode::kPeerLost,
-                       why_renewed_ + "; fewer workers are left than BPS_MIN_WORKERS demands, which is " +
-                           std::to_string(options_.min_workers),
-                       "start the job again from its last checkpoint"};
+  Renewing& renewing = *phase_.in<Renewing>();
+  if (!goes_on() && !renewing.give_up) {
+    renewing.give_up = Refused{ErrorCode::kPeerLost,
+                               renewing.why + "; fewer workers are left than BPS_MIN_WORKERS demands, which is " +
+                                   std::to_string(options_.min_workers),
+                               "start the job again from its last checkpoint"};
   }
-  if (give_up_) {
+  if (renewing.give_up) {
     entering_.clear();
     for (const auto& [peer, until] : std::exchange(patience_, {})) {
-      rendezvous_.remove(peer);
-      refuse(peer, *give_up_);
+      renewing.rendezvous.remove(peer);
+      refuse(peer, *renewing.give_up);
     }
     return;
   }
   if (std::ranges::any_of(members_->members(), &Member::is_awaited)) return;
-  for (auto& [peer, node] : std::exchange(entering_, {})) rendezvous_.add_new(peer, std::move(node));
-  start(rendezvous_.seat_again());
+  for (auto& [peer, node] : std::exchange(entering_, {})) renewing.rendezvous.add_new(peer, std::move(node));
+  start(renewing.rendezvous.seat_again());
 }
 
 std::optional<Clock::time_point> Job::join_deadline() const {
-  std::optional<Clock::time_point> first = reunion_deadline_;
-  if (is_suspended_ && !rendezvous_.has_workers()) first = resume_deadline_;
-  const bool is_alone = phase_ == Phase::kGathering && !is_suspended_ && patience_.empty();
-  if (options_.ends_alone && is_alone) first = alone_since_ + options_.join_timeout;
+  std::optional<Clock::time_point> first;
+  if (const auto* reuniting = phase_.in<Reuniting>()) first = reuniting->until;
+  const auto* suspended = phase_.in<Suspended>();
+  if (suspended != nullptr && !suspended->rendezvous.has_workers()) first = suspended->until;
+  const auto* gathering = phase_.in<Gathering>();
+  const bool is_alone = gathering != nullptr && patience_.empty();
+  if (options_.ends_alone && is_alone) first = gathering->alone_since + options_.join_timeout;
   for (const auto& [peer, until] : patience_) {
     if (until != Clock::time_point::max()) first = std::min(first.value_or(until), until);
   }
   return first;
 }
 
-void Job::finish() {
-  phase_ = Phase::kOver;
+void Job::finish(bool well) {
+  phase_.begin(Over{well});
   if (events_.on_over) events_.on_over();
 }
 
 void Job::give_up() {
-  if (phase_ == Phase::kReuniting) return reunite();
-  if (is_suspended_) return give_up_suspended();
-  if (phase_ == Phase::kRunning) return void(refuse_late());
-  if (phase_ == Phase::kRenewing) {
-    if (refuse_late()) return;  // it was not for one of the members
+  if (phase_.is<Over>()) return;
+  if (phase_.is<Reuniting>()) return reunite();
+  if (phase_.is<Suspended>()) return give_up_suspended();
+  const bool was_entering = refuse_late();
+  if (was_entering || phase_.is<Running>()) return;  // it was not for one of the members
+  if (auto* renewing = phase_.in<Renewing>()) {
     std::string awaited;
     for (const Member& member : members_->members()) {
       if (member.is_awaited()) awaited += (awaited.empty() ? "" : ", ") + member.node->describe();
     }
-    give_up_ = Refused{ErrorCode::kTimeout, "the next view could not begin: it waits for " + awaited,
-                       "look into the logs of these processes, or raise BPS_TIMEOUT"};
+    renewing->give_up = Refused{ErrorCode::kTimeout, "the next view could not begin: it waits for " + awaited,
+                                "look into the logs of these processes, or raise BPS_TIMEOUT"};
     return begin_when_all_are_back();
   }
-  finish();
+  const std::string missing = phase_.in<Gathering>()->rendezvous.missing();
+  finish(false);
   if (patience_.empty()) events_.on_lost("no member has come within BPS_JOIN_TIMEOUT");
-  const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + rendezvous_.missing(),
+  const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + missing,
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
   for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
 }
 
-// Of those who wait to enter. False: none is too late.
+// Refuses those who have waited too long to enter. False: there are none.
 bool Job::refuse_late() {
-  const std::string why = phase_ == Phase::kRunning ? "the workers have not ended a step"
-                                                    : "the view that it is to be part of has not begun";
+  const std::string why =
+      phase_.is<Running>() ? "the workers have not ended a step" : "the view that it is to be part of has not begun";
   const auto refused = std::erase_if(entering_, [&, now = Clock::now()](const auto& one) {
     const auto waiting = patience_.find(one.first);
     if (waiting == patience_.end() || waiting->second > now) return false;

@@ -24,7 +24,7 @@ namespace {
 
 // How long a connection stays open that has not asked to join or was refused: the reason must have time to arrive.
 constexpr auto kLinger = std::chrono::seconds(2);
-// Of the time-out, after which members go on without a silent scheduler: the rest is for messages on their way.
+// The part of the time-out after which members go on without a silent scheduler: the rest is for messages on their way.
 constexpr double kMostSilence = 0.9;
 constexpr double kBeatSeconds = 0.5;  // as members send theirs, or more often where the time-out is short
 constexpr double kBeatsPerTimeout = 12;
@@ -165,7 +165,7 @@ class Scheduler::Impl {
     return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
   }
 
-  // Who connects from here on is told of this view.
+  // A process that connects from here on is told of this view.
   void begin(std::uint32_t epoch) {
     listener_loop_.call([&] { credentials_.view.epoch = epoch; });
   }
@@ -205,7 +205,8 @@ class Scheduler::Impl {
   // kind: once it has been silent for so long that some may have, it decides nothing any more. Checked before anything
   // is decided, because connections that were closed meanwhile may be seen before the next heartbeat.
   bool step_down() {
-    if (!options_.is_outlived || stopping_ || job_.phase() == Job::Phase::kGathering) return stopping_;
+    const bool gathers = job_.phase() == Job::Phase::kGathering || job_.phase() == Job::Phase::kSuspended;
+    if (!options_.is_outlived || stopping_ || gathers) return stopping_;
     const std::chrono::duration<double> silence = Clock::now() - last_beat_;
     if (silence.count() < kMostSilence * options_.heartbeat_timeout_s) return false;
     log_warning("this scheduler was stopped for " + std::to_string(silence.count()).substr(0, 4) +
@@ -270,7 +271,7 @@ class Scheduler::Impl {
     for (const auto& [peer, seconds] : silent) {
       std::string why = "silent for " + std::to_string(seconds).substr(0, 4) + " s";
       if (hears_nobody) why += ", and so are all others: the scheduler's own network may be cut";
-      // Whoever has not joined yet, or again, was stopped before it could, perhaps: it tries once more.
+      // A process that has not joined yet, or again, was stopped before it could, perhaps: it tries once more.
       if (job_.knows(peer)) {
         send(peer, Refused{ErrorCode::kPeerLost, "this process was " + why + "; the job goes on without it",
                            "raise BPS_HEARTBEAT_TIMEOUT if processes may be stopped for so long"});

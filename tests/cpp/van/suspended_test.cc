@@ -49,7 +49,7 @@ TEST_F(Suspended, TheServersWaitAndKeepTheirRanks) {
   EXPECT_TRUE(server(0).told && server(1).told);
   job.renew(server(1));
   job.renew(server(0));
-  EXPECT_EQ(job.job().phase(), Job::Phase::kGathering);
+  EXPECT_EQ(job.job().phase(), Job::Phase::kSuspended);
   job.resume(1, 2, 2);
   job.resume(0, 2, 2);
   expect_view(2, 2, 2);
@@ -115,7 +115,7 @@ TEST_F(Suspended, MoreServersAreWantedThanThereAre) {
   renew_servers();
   job.kill(server(0));
   job.resume(0, 1, 3);
-  EXPECT_EQ(job.job().phase(), Job::Phase::kGathering);
+  EXPECT_EQ(job.job().phase(), Job::Phase::kSuspended);
   job.resume(kNoRank, 2, 2);  // its own numbers are those of its start
   job.resume(kNoRank, 2, 2);
   expect_view(1, 3, 2);

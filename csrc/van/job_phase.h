@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The phases of a job as the scheduler sees it, each with what is valid in it alone. docs/internals.md has the diagram.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "core/clock.h"
+#include "van/rendezvous.h"
+#include "van/reunion.h"
+
+namespace bps::van {
+
+// The members come.
+struct Gathering {
+  Rendezvous rendezvous;
+  Clock::time_point alone_since = Clock::now();  // the last member has gone
+};
+// A scheduler was lost: its members come to the one in its place.
+struct Reuniting {
+  Reunion reunion;
+  Clock::time_point until;
+};
+// A view is in progress.
+struct Running {};
+// A view has ended: its members come again, for the next one.
+struct Renewing {
+  std::string why;
+  Rendezvous rendezvous{0, 0};
+  std::optional<Refused> give_up{};  // too few are left to begin the view
+};
+// The workers have left to come back: the job is resumed when they do.
+struct Suspended {
+  bool well = true;  // if nobody resumes it
+  Rendezvous rendezvous = Rendezvous::of_suspended_job();
+  Clock::time_point until{};  // while no worker has come
+};
+struct Over {
+  bool well = false;  // every worker left and nobody was lost
+};
+
+class JobPhase {
+ public:
+  enum class Name : std::uint8_t { kGathering, kReuniting, kRunning, kRenewing, kSuspended, kOver };
+
+  explicit JobPhase(Gathering first) : now_(std::move(first)) {}
+  Name name() const { return static_cast<Name>(now_.index()); }
+  template <typename Phase>
+  void begin(Phase phase) {
+    now_ = std::move(phase);
+  }
+  template <typename Phase>
+  bool is() const {
+    return std::holds_alternative<Phase>(now_);
+  }
+  // Null in any other phase.
+  template <typename Phase>
+  Phase* in() {
+    return std::get_if<Phase>(&now_);
+  }
+  template <typename Phase>
+  const Phase* in() const {
+    return std::get_if<Phase>(&now_);
+  }
+  // Where those who join are seated; null while nobody is.
+  Rendezvous* rendezvous() {
+    if (auto* gathering = in<Gathering>()) return &gathering->rendezvous;
+    if (auto* renewing = in<Renewing>()) return &renewing->rendezvous;
+    if (auto* suspended = in<Suspended>()) return &suspended->rendezvous;
+    return nullptr;
+  }
+  // Why the next view does not begin, or nothing.
+  std::optional<Refused> given_up() const {
+    const auto* renewing = in<Renewing>();
+    return renewing == nullptr ? std::nullopt : renewing->give_up;
+  }
+
+ private:
+  std::variant<Gathering, Reuniting, Running, Renewing, Suspended, Over> now_;  // in the order of Name
+};
+
+}  // namespace bps::van

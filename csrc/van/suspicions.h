@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Members whose connection to another one broke, while it is not known whether that one is lost, and how often
+// connections broke. Belongs to the scheduler's thread.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/clock.h"
+#include "van/rendezvous.h"
+
+namespace bps::van {
+
+class Suspicions {
+ public:
+  // Who asks again and again is answered once.
+  void add(Peer from, std::uint32_t node, bool is_broken) {
+    const auto is_same = [&](const Suspicion& one) {
+      return one.from == from && one.node == node && one.is_broken == is_broken;
+    };
+    if (std::ranges::none_of(open_, is_same)) open_.push_back({from, node, Clock::now(), is_broken});
+  }
+  bool empty() const { return open_.empty(); }
+  void clear() { open_.clear(); }
+  // This connection has ended.
+  void forget(Peer from) {
+    std::erase_if(open_, [from](const Suspicion& one) { return one.from == from; });
+  }
+  // Who has told that its connection to a node broke, and can be answered.
+  std::optional<Peer> find_broken(std::uint32_t node, bool is_here) const {
+    const auto found = std::ranges::find_if(open_, [&, now = Clock::now()](const Suspicion& one) {
+      return one.is_broken && is_due(one, node, is_here, now);
+    });
+    return found == open_.end() ? std::nullopt : std::optional(found->from);
+  }
+  // Takes those who are to hear now whether the node is here.
+  std::vector<Peer> take(std::uint32_t node, bool is_here) {
+    std::vector<Peer> due;
+    std::erase_if(open_, [&, now = Clock::now()](const Suspicion& one) {
+      if (!is_due(one, node, is_here, now)) return false;
+      due.push_back(one.from);
+      return true;
+    });
+    return due;
+  }
+
+  // The connection between two members, told by their identities, broke although both are here. False: that has
+  // happened too often since a step was committed.
+  bool count_break(std::uint64_t one, std::uint64_t other) { return ++breaks_[std::minmax(one, other)] <= kMostBreaks; }
+  // How many members have lost connections to this one.
+  std::ptrdiff_t broken_pairs_of(std::uint64_t identity) const {
+    return std::ranges::count_if(
+        breaks_, [&](const auto& each) { return each.first.first == identity || each.first.second == identity; });
+  }
+  void forget_breaks() { breaks_.clear(); }
+
+ private:
+  struct Suspicion {
+    Peer from;
+    std::uint32_t node;
+    Clock::time_point since;
+    bool is_broken;
+  };
+  // What a process has sent before it died may be read after somebody else has said that it did. The end of its
+  // connection follows it closely.
+  static constexpr std::chrono::milliseconds kFreshAfter{100};
+  static constexpr int kMostBreaks = 2;
+
+  static bool is_due(const Suspicion& one, std::uint32_t node, bool is_here, Clock::time_point now) {
+    return one.node == node && (!is_here || now - one.since >= kFreshAfter);
+  }
+
+  std::vector<Suspicion> open_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, int> breaks_;
+};
+
+}  // namespace bps::van
