@@ -20,13 +20,13 @@ namespace {
 constexpr std::uint64_t kLeastCreditInBytes = 1000;
 // A link that takes longer is slow beyond doubt.
 constexpr double kMeasure_s = 5;
-// Where RDMA is used TCP may not get through at all, which says nothing about the link.
+// TCP may not get through at all where RDMA is used, which says nothing about the link.
 constexpr double kMeasureForRdma_s = 2;
 // One TCP connection fills links up to this rate, bytes per second: 10 Gbit/s. What it carries over a faster one says
 // little about RDMA.
 constexpr double kMostOfTcp = 1.25e9;
 
-// Whether TCP takes the link by which `kind` reaches the server: a rail of RDMA may be another network.
+// True when TCP takes the link by which `kind` reaches the server: a rail of RDMA may be another network.
 bool tcp_takes_link(const van::Node& server, transport::Kind kind) {
   if (kind != transport::Kind::kRdma) return kind == transport::Kind::kTcp;
   const auto tcp = transport::tcp::parse_addresses(as_text(*van::address_of(server, transport::Kind::kTcp)));
@@ -84,7 +84,7 @@ void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) 
   worker::WorkerLoopOptions options = loop_options(options_.settings.worker);
   options.index = index;
   options.two_phase = worker.survives_servers();
-  options.places = worker.places();
+  options.places = worker.places().count();
   options.epoch = van_->membership().epoch;
   options.name = van_->self().describe();
   options.silence_s = options_.settings.deadlines.heartbeat;
@@ -151,7 +151,7 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
   const Deadline deadline = Deadline::after(patience_s);
   for (std::size_t i = 0; i < options_.worker_loops; ++i) {
     make_worker_loop(i, *worker);
-    const std::vector<std::size_t> places = worker->places_needed(i, options_.worker_loops);
+    const std::vector<std::size_t> places = worker->places().needed(i, options_.worker_loops, worker->world());
     for (const std::size_t place : places) connector_->connect(i, place, deadline);
     Loop& loop = (*loops_)[i];
     loop.reactor->call([&] { loop.reactor->add(loop.worker_loop.get()); });
@@ -168,7 +168,7 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
   return worker;
 }
 
-// From any thread, and perhaps with mutex_ held: by one that tells the worker of a loss.
+// Any thread calls this, perhaps with mutex_ held: one that tells the worker of a loss.
 void Process::note_failure(Failure failure) {
   if (options_.settings.dump_dir.empty()) return;
   const std::lock_guard lock(inspection_mutex_);

@@ -294,7 +294,8 @@ void bind_process(py::module_& module) {
                                return identities;
                              }),
                              "By server rank: a number of its process that is the same in all views.")
-      .def("servers_of", as_call(+[](Process& p, const worker::Tensor& t) { return p.worker().servers_of(t); }),
+      .def("servers_of",
+           as_call(+[](Process& p, const worker::Tensor& t) { return p.worker().places().servers_of(t); }),
            py::arg("tensor"), "By partition: the rank of the server that sums it.")
       .def("shutdown", &shutdown, py::arg("timeout_s"), py::arg("suspends") = false, MayWait(),
            "Leaves the job. False if the others did not all leave in time, or a member was lost.")

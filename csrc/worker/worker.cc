@@ -14,7 +14,10 @@ constexpr const char* kRaiseTimeout = "check that every rank of the group calls 
 
 }  // namespace
 
-Worker::Worker(WorkerOptions options, van::Van& van) : options_(std::move(options)), van_(van) {
+Worker::Worker(WorkerOptions options, van::Van& van)
+    : options_(std::move(options)),
+      van_(van),
+      places_(options_.key_map, options_.loops_per_server, options_.own_server, options_.hosts, rank()) {
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
@@ -26,8 +29,8 @@ void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std:
   worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
   };
-  connected_.resize(worker_loops_.size() * places());
-  for (const std::size_t place : connected) connected_[index * places() + place] = true;
+  connected_.resize(worker_loops_.size() * places_.count());
+  for (const std::size_t place : connected) connected_[index * places_.count() + place] = true;
 }
 
 void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
@@ -146,7 +149,8 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   const bool is_compressed = tensor->compressor && Compressor::applies(what.kind, what.op);
   what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
   if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
-  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places(), only);
+  auto operation =
+      std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(), only);
   if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();
   return operation;
 }

@@ -22,6 +22,7 @@
 #include "transport/reactor.h"
 #include "van/hosts.h"
 #include "van/van.h"
+#include "worker/places.h"
 #include "worker/prepared_operation.h"
 #include "worker/worker_loop.h"
 
@@ -43,21 +44,13 @@ class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);
 
-  // Makes a connection of a worker loop to a place (see place_of) that it lacks. Blocks; throws what connecting throws.
+  // Makes a connection of a worker loop to a place that it lacks. Blocks; throws what connecting throws.
   using Connect = std::function<void(std::size_t worker_loop, std::size_t place)>;
 
-  // Set-up: one per push loop, in order, with the places that it is connected to; both outlive the worker's last
-  // operation.
+  // Set-up: one per push loop, in order, with the places (places.h) that it is connected to; both outlive the worker's
+  // last operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
-  // True when a worker loop meets a server loop: a partition's slot modulo the one and the other.
-  static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
-  // The number of places that a worker loop can send to: the loops of all servers, in order, then the relays of this
-  // host, unless those are the servers of its processes. A relay's loop has the index of the worker loop that sends to
-  // it.
-  std::size_t places() const;
-  std::size_t place_of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const;
-  // The places that `worker_loop` needs: for its operations on all ranks, and as a relay.
-  std::vector<std::size_t> places_needed(std::size_t worker_loop, std::size_t worker_loops) const;
+  const Places& places() const { return places_; }
 
   // Groups other than all ranks may need more connections; they are made when a tensor is declared.
   void connect_by(Connect connect) { connect_ = std::move(connect); }
@@ -107,8 +100,6 @@ class Worker {
   van::Group world() const;
   std::shared_ptr<const van::Group> group(std::uint32_t id) const;
   std::uint32_t rank() const;
-  // The server that sums each partition of the tensor as a whole.
-  std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
 
   // ---- From the van's thread
   // Aborts all operations with kRoundAborted, and refuses further ones.
@@ -130,10 +121,6 @@ class Worker {
   };
   std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id,
                                       const Tensor* like = nullptr);
-  Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
-            std::span<const std::uint64_t> load) const;
-  std::size_t slots() const;
-  bool needs_relay(const van::Group& group, std::uint32_t server) const;
   void connect(const Plan& plan);
   bool concerns(const van::Node& gone, const van::Group& group) const;
   void check_compression(const van::TensorSpec& spec) const;
@@ -157,6 +144,7 @@ class Worker {
 
   WorkerOptions options_;
   van::Van& van_;
+  const Places places_;
   std::vector<LoopOf> worker_loops_;
   Connect connect_;
   std::mutex connecting_mutex_;  // for moments: who connects has is_connecting_, and others can be interrupted

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups, declared tensors, and where the servers of their partitions are.
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "compress/label.h"
@@ -17,11 +16,6 @@ std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t g
   auto tensor = make_tensor(spec, van_.declare(std::span(&spec, 1)).front(), &like);
   const std::lock_guard lock(mutex_);
   return more_tensors_.emplace_back(std::move(tensor));
-}
-
-bool Worker::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
-  const std::size_t common = std::gcd(worker_loops, shards);
-  return worker_loop % common == shard % common;
 }
 
 std::uint32_t Worker::rank() const {
@@ -172,109 +166,15 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
       each.reactor->call([&] { each.worker_loop->add_compressed(tensor); });
     }
   }
-  if (!id.server_load.empty() && id.server_load.size() != slots()) {
+  if (!id.server_load.empty() && id.server_load.size() != places_.slots()) {
     throw Error(ErrorCode::kInternal, "the scheduler has told the load of another number of servers",
                 "report this as a bug");
   }
-  tensor->whole_plan = plan(*tensor, tensor->whole, false, id.server_load);
-  tensor->sharded_plan = plan(*tensor, tensor->sharded, true, id.server_load);
+  tensor->whole_plan = places_.plan(*tensor, tensor->whole, false, id.server_load, worker_loops_.size());
+  tensor->sharded_plan = places_.plan(*tensor, tensor->sharded, true, id.server_load, worker_loops_.size());
   connect(tensor->whole_plan);
   connect(tensor->sharded_plan);
   return tensor;
-}
-
-std::size_t Worker::slots() const {
-  return options_.key_map.slots.empty() ? options_.key_map.servers : options_.key_map.slots.size();
-}
-
-std::vector<std::uint32_t> Worker::servers_of(const Tensor& tensor) const {
-  std::vector<std::uint32_t> servers(tensor.whole.count());
-  for (std::size_t i = 0; i < tensor.whole_plan.size(); ++i) {
-    for (const Part& part : tensor.whole_plan[i]) {
-      const std::size_t place = part.for_host() ? part.place : i % places();
-      servers[part.partition] = static_cast<std::uint32_t>(place / options_.loops_per_server);
-    }
-  }
-  return servers;
-}
-
-std::size_t Worker::places() const {
-  const std::size_t servers = options_.key_map.servers * options_.loops_per_server;
-  if (!options_.hosts.active() || !options_.own_server.empty()) return servers;
-  return servers + options_.hosts.ranks(options_.hosts.host_of(rank())).size();
-}
-
-std::size_t Worker::place_of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const {
-  const std::size_t shards = options_.loops_per_server;
-  if (!options_.own_server.empty()) return options_.own_server[worker_rank] * shards + worker_loop;
-  return options_.key_map.servers * shards + options_.hosts.local_index(worker_rank);
-}
-
-std::vector<std::size_t> Worker::places_needed(std::size_t worker_loop, std::size_t worker_loops) const {
-  const std::size_t shards = options_.loops_per_server;
-  const van::Hosts& hosts = options_.hosts;
-  std::vector<bool> needed(places());
-  for (std::uint32_t server = 0; server < options_.key_map.servers; ++server) {
-    const bool direct = !hosts.active() || !needs_relay(*group(0), server) || hosts.relays(rank(), server);
-    for (std::size_t shard = 0; direct && shard < shards; ++shard) {
-      if (meets(worker_loop, worker_loops, shard, shards)) needed[server * shards + shard] = true;
-    }
-  }
-  if (hosts.active()) {
-    for (const std::uint32_t local : hosts.ranks(hosts.host_of(rank()))) {
-      needed[place_of_relay(local, worker_loop)] = true;
-    }
-  }
-  std::vector<std::size_t> list;
-  for (std::size_t place = 0; place < needed.size(); ++place) {
-    if (needed[place]) list.push_back(place);
-  }
-  return list;
-}
-
-// True when a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group need not
-// leave the host at all.
-bool Worker::needs_relay(const van::Group& group, std::uint32_t server) const {
-  const van::Hosts& hosts = options_.hosts;
-  if (!hosts.active()) return false;
-  const std::uint32_t here = hosts.host_of(rank());
-  if (van::hosts_of(group, hosts) == 1) return hosts.host_of_server(server) != here;
-  return std::ranges::count(group.ranks, here, [&](std::uint32_t member) { return hosts.host_of(member); }) > 1;
-}
-
-Plan Worker::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
-                  std::span<const std::uint64_t> load) const {
-  const std::size_t shards = options_.loops_per_server;
-  const std::size_t width = places();
-  Plan plan(worker_loops_.size() * width);
-  std::vector<std::uint64_t> balance(load.begin(), load.end());
-  const tensor::BalancedPlacement balanced(balance, cut);
-  std::vector<bool> by_relay(options_.key_map.servers);
-  for (std::uint32_t server = 0; server < by_relay.size(); ++server) {
-    by_relay[server] = needs_relay(*tensor.group, server);
-  }
-  for (std::uint32_t i = 0; i < cut.count(); ++i) {
-    const tensor::Partitioning::Piece piece = cut.piece(i);
-    std::uint32_t server;
-    if (own_shards && !options_.own_server.empty()) {
-      server = options_.own_server[tensor.group->ranks[piece.shard]];
-    } else if (!load.empty()) {
-      server = tensor::owner_of(options_.key_map, balanced.slot(i), tensor.id, i);
-    } else {
-      server = tensor::server_of(options_.key_map, tensor.id, i);
-    }
-    const std::uint32_t spread = tensor::spread_of(tensor.id, i);
-    const std::size_t worker_loop = spread % worker_loops_.size();
-    const std::size_t place = server * shards + spread % shards;
-    if (by_relay[server]) {
-      const std::uint32_t relay =
-          options_.hosts.relay(options_.hosts.host_of(rank()), server, tensor::relay_hash(spread));
-      plan[worker_loop * width + place_of_relay(relay, worker_loop)].push_back({i, static_cast<std::uint32_t>(place)});
-    } else {
-      plan[worker_loop * width + place].push_back({i});
-    }
-  }
-  return plan;
 }
 
 void Worker::connect(const Plan& plan) {
@@ -292,7 +192,7 @@ void Worker::connect(const Plan& plan) {
       worker.connecting_changed_.notify_one();
     }
   } end{*this};
-  const std::size_t width = places();
+  const std::size_t width = places_.count();
   for (std::size_t i = 0; i < plan.size(); ++i) {
     if (plan[i].empty() || connected_[i]) continue;
     connect_(i / width, i % width);

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The places that a worker loop can send to, and which of them each partition of a tensor takes.
+//
+// Places are the loops of all servers, in order, then the relays of this host, unless those are the servers of its
+// processes. A relay's loop has the index of the worker loop that sends to it. Threading: pure, once made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tensor/key_map.h"
+#include "van/hosts.h"
+#include "worker/tensor.h"
+
+namespace bps::worker {
+
+class Places {
+ public:
+  // `own_server`: the server rank of each worker rank's own process, or empty. `rank`: of this worker.
+  Places(tensor::KeyMapConfig key_map, std::uint16_t loops_per_server, std::vector<std::uint32_t> own_server,
+         van::Hosts hosts, std::uint32_t rank)
+      : key_map_(std::move(key_map)),
+        loops_per_server_(loops_per_server),
+        own_server_(std::move(own_server)),
+        hosts_(std::move(hosts)),
+        rank_(rank) {}
+
+  std::size_t count() const;
+  // The entries of the load that the scheduler tells with a tensor.
+  std::size_t slots() const;
+  // The places that a worker loop needs: for its operations on all ranks, and as a relay.
+  std::vector<std::size_t> needed(std::size_t worker_loop, std::size_t worker_loops, const van::Group& all) const;
+  // The places of a tensor's partitions, by worker loop and place. `own_shards`: a shard is summed where it is wanted.
+  Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards, std::span<const std::uint64_t> load,
+            std::size_t worker_loops) const;
+  // The server that sums each partition of the tensor as a whole.
+  std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
+
+ private:
+  static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
+  std::size_t of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const;
+  bool needs_relay(const van::Group& group, std::uint32_t server) const;
+
+  const tensor::KeyMapConfig key_map_;
+  const std::uint16_t loops_per_server_;
+  const std::vector<std::uint32_t> own_server_;
+  const van::Hosts hosts_;
+  const std::uint32_t rank_;
+};
+
+}  // namespace bps::worker
