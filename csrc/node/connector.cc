@@ -254,7 +254,7 @@ bool Connector::try_restore(std::size_t index, std::size_t place, std::size_t pa
   return true;
 }
 
-// For how many seconds to try one of several pairs of rails; 0: it has failed with this node before.
+// Tells for how many seconds to try one of several pairs of rails; 0: it has failed with this node before.
 double Connector::patience(std::uint32_t node, std::size_t pair) const {
   const std::lock_guard lock(mutex_);
   const auto known = rails_tried_.find(pair);

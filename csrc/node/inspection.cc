@@ -34,7 +34,7 @@ constexpr timeval kClientPatience{.tv_sec = 1, .tv_usec = 0};
 constexpr std::size_t kMostQuestions = 16;
 constexpr std::size_t kMostRelays = 8;
 
-// For the handler, which may run at any time.
+// The handler uses these, and may run at any time.
 std::atomic<int> g_event{-1};
 std::atomic<pid_t> g_process{0};
 std::atomic<int> g_handlers{0};  // that may be about to write
@@ -44,7 +44,7 @@ void add_one(int event) {
   (void)!::write(event, &one, sizeof one);
 }
 
-// Whether it was counted up since.
+// True when it was counted up since.
 bool take(int event) {
   std::uint64_t count = 0;
   return ::read(event, &count, sizeof count) == sizeof count;
@@ -76,7 +76,7 @@ unsigned long long pid_namespace() {
   return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
-// Whether the other side is a process of this user, or of root.
+// True when the other side is a process of this user, or of root.
 bool is_same_user(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;

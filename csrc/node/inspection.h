@@ -33,7 +33,7 @@
 
 namespace bps::node {
 
-// What makes a process write what it knows.
+// A failure that makes a process write what it knows.
 enum class Failure : std::uint8_t {
   kOfOperation,  // a worker's
   kOfRound,      // a server's
@@ -50,14 +50,14 @@ class Inspection {
     std::function<void(Failure)> write_file;  // see BPS_DUMP_DIR
   };
 
-  // Of several objects the newest one gets the signal.
+  // The newest one of several objects gets the signal.
   explicit Inspection(Source source);
   // Waits for a reply that is under way, and writes what is to be written.
   ~Inspection();
   Inspection(const Inspection&) = delete;
   Inspection& operator=(const Inspection&) = delete;
 
-  // From any thread; returns at once.
+  // Any thread may call this; returns at once.
   void ask(const van::Question& question);
   void note_failure(Failure failure);
 

@@ -31,7 +31,7 @@ Bytes to_address(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// What nobody knows.
+// A key that nobody knows.
 transport::Credentials no_credentials() {
   transport::Credentials none;
   random_bytes(none.job);

@@ -20,9 +20,9 @@ class Listeners {
  public:
   using Enter = std::function<void(transport::Kind, std::unique_ptr<transport::IncomingConnection>)>;
 
-  // For peers on this host alone.
+  // Listens for peers on this host alone.
   explicit Listeners(Enter enter);
-  // For all. Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
+  // Listens for all peers. Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
   Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std::vector<transport::rdma::Rail>& rdma,
             Enter enter);
   ~Listeners();
@@ -31,7 +31,7 @@ class Listeners {
 
   // Nobody can connect before this; waits until it holds.
   void use(const transport::Credentials& credentials);
-  // Where peers connect, for the scheduler to tell them.
+  // The addresses at which peers connect, for the scheduler to tell them.
   const std::vector<van::TransportAddress>& addresses() const { return addresses_; }
 
  private:

@@ -38,7 +38,7 @@ bool has_address(const ifaddrs& one) {
   return one.ifa_addr != nullptr && (one.ifa_addr->sa_family == AF_INET || one.ifa_addr->sa_family == AF_INET6);
 }
 
-// Of an interface that is up, leads to other hosts, and is not excluded.
+// The address of an interface that is up, leads to other hosts, and is not excluded.
 std::string address_of_another(const std::string& excluded) {
   const Interfaces all = list_interfaces();
   for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {

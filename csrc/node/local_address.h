@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which address of this host its peers should use.
+// Chooses the address of this host that its peers should use.
 #pragma once
 
 #include <string>
@@ -14,11 +14,11 @@ std::string local_address(const std::string& wanted, const std::string& interfac
 
 // Throws kInvalidArgument when it does not exist or has no address.
 std::string address_of_interface(const std::string& interface);
-// What a list of interfaces means, as NCCL reads NCCL_SOCKET_IFNAME: names, or beginnings of names, with commas; '=' in
+// Reads a list of interfaces as NCCL reads NCCL_SOCKET_IFNAME: names, or beginnings of names, with commas; '=' in
 // front: names only; '^' in front: all but these, which names none. A word that is no beginning is kept as it is.
 std::vector<std::string> interface_names(const std::string& list);
 std::vector<std::string> interface_names(const std::string& list, const std::vector<std::string>& all);
-// Whether a list with '^' in front leaves out this interface.
+// True when a list with '^' in front leaves out this interface.
 bool excludes(const std::string& list, const std::string& interface);
 // The interface that has this numeric address, or "".
 std::string interface_with(const std::string& address);
@@ -35,7 +35,7 @@ std::string numeric_address(const std::string& host);
 // 127.0.0.0/8, ::1, or "localhost", which no other host can mean. A name does not count, wherever it leads: many hosts
 // map their own to a loopback address.
 bool is_loopback(const std::string& host);
-// Whether this name or address leads back to this host.
+// True when this name or address leads back to this host.
 bool is_of_this_host(const std::string& host);
 
 std::string host_name();

@@ -50,12 +50,13 @@ class Loops {
 
   std::size_t size() const { return loops_.size(); }
   Loop& operator[](std::size_t index) { return *loops_[index]; }
-  // What RDMA works on; none when it is not used.
+  // The rails that RDMA works on; none when it is not used.
   const std::vector<transport::rdma::Rail>& rails() const { return rails_; }
   // And TCP.
   const std::vector<transport::tcp::TcpRail>& tcp_rails() const { return tcp_rails_; }
 
-  // Once all members are known. `when_lost`: the connection to a worker broke; answer with lose_node().
+  // Starts the server loops when all members are known. `when_lost`: the connection to a worker broke; answer with
+  // lose_node().
   using WhenLost = std::function<void(std::uint32_t node, const std::string& why)>;
   // `when_failed`: a round has.
   void start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost,
@@ -68,18 +69,18 @@ class Loops {
   void end_view(const Error& why);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
-  // Whether the server loops have done what they have begun. False when a loop has not answered by the deadline.
+  // True when the server loops have done what they have begun. False when a loop has not answered by the deadline.
   bool are_servers_quiet(const Deadline& deadline) const;
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();
 
-  // For one watchdog: the name of a loop that has made no progress since this answered "" last. Wakes it.
+  // Tells one watchdog the name of a loop that has made no progress since this answered "" last, and wakes that loop.
   std::string find_stuck();
-  // Whether a worker is connected to a server loop.
+  // True when a worker is connected to a server loop.
   bool serves() const;
 
-  // What each loop is working on. A loop that has not answered by the deadline says nothing. At most `most` partitions
-  // and rounds of each.
+  // Lists what each loop is working on. A loop that has not answered by the deadline says nothing. At most `most`
+  // partitions and rounds of each.
   struct OpenState {
     std::string loop;
     bool answered = false;
@@ -95,9 +96,9 @@ class Loops {
 
   // Summed over the loops.
   std::vector<std::pair<std::string, std::uint64_t>> counters() const;
-  // From the start to the end of complete operations.
+  // The times from the start to the end of complete operations.
   MetricFamily operation_times() const;
-  // What each loop uses. One that has not answered by the deadline says nothing.
+  // Lists what each loop uses. One that has not answered by the deadline says nothing.
   struct Usage {
     std::string loop;
     bool answered = false;

@@ -85,7 +85,7 @@ bool Process::awaits_next_view() const {
   return van_->view_ended();
 }
 
-// Whether the view that this process joins, or is in, is still to be. Once it has joined, the scheduler speaks to it
+// Throws when the view that this process joins, or is in, is not to be. Once it has joined, the scheduler speaks to it
 // and no more to what it was before.
 void Process::check_view(const Process* before) const {
   const bool has_joined = van_ && van_->joined();
@@ -134,7 +134,7 @@ void Process::bring_up(const Process* before) {
   if (trace_) start_trace();
 }
 
-// From before it joins: whom a start waits for is worth knowing, too.
+// Begins before the process joins: whom a start waits for is worth knowing, too.
 void Process::inspect() {
   auto inspection =
       std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return dump(with_stacks); },

@@ -89,25 +89,27 @@ class Process {
   // After depart(): returns when all others have left, too, or after end_stay(). Everything is taken down then.
   void stay();
   void end_stay();
-  // Whether nothing of it is left that peers or threads could use.
+  // True when nothing of it is left that peers or threads could use.
   bool is_down() const { return down_; }
   // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
   void abort(const std::string& exception);
   // Servers: blocks until the job is over; false when it ended early.
   bool wait_for_end();
-  // Once it has been renewed: what was under way, and can go on if the next view has the same workers; and what has
-  // failed at its deadline on all ranks, as other ranks may not have been told.
+  // Takes, when it has been renewed, what was under way, and can go on if the next view has the same workers; and what
+  // has failed at its deadline on all ranks, as other ranks may not have been told.
   std::vector<std::shared_ptr<worker::Operation>> take_incomplete() { return std::move(incomplete_); }
-  // Whether the job goes on without this object: renew().
+  // True when the job goes on without this object: renew().
   bool view_ended();
 
-  // By which the other members reach this host: of the first of its interfaces that the job uses. Numeric, or a name.
+  // The address by which the other members reach this host: that of the first of its interfaces that the job uses.
+  // Numeric, or a name.
   std::string address() const { return tcp_rails().front().address; }
-  // Whether operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on() names.
+  // True when operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on()
+  // names.
   bool two_phase() const { return options_.may_fail_over(); }
-  // Once it has been renewed: whether nothing was done in its view that does not survive.
+  // True, when it has been renewed, if nothing was done in its view that does not survive.
   bool can_go_on() const { return can_go_on_; }
-  // Whether only those who were told a secret can be members.
+  // True when only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
   // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and "silent_loops", those
   // that have not answered within two seconds and are not part of the former.
@@ -152,7 +154,7 @@ class Process {
   void listen();
   void start_servers();
 
-  // From the van's thread and from the loops.
+  // ---- The van's thread and the loops call these
   van::VanEvents events();
   void use(const transport::View& view);
   bool is_hosted_by_rank_0() const;

@@ -23,7 +23,7 @@ using Type = MetricFamily::Type;
 
 constexpr double kPatienceForLoops_s = 2;
 
-// Of all loops that have answered.
+// The sum over all loops that have answered.
 struct Sum {
   double slot_bytes = 0;
   double open_rounds = 0;

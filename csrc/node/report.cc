@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process tells of itself, as JSON. Everything is read from where it is anyway: the data path does nothing for
+// A process's report of itself, as JSON. Everything is read from where it is anyway: the data path does nothing for
 // it.
 #include <sys/resource.h>
 #include <unistd.h>

@@ -18,7 +18,7 @@ namespace bps::node {
 
 class Retries {
  public:
-  // What is tried; its failures are counted together.
+  // The thing that is tried; its failures are counted together.
   using Key = std::array<std::size_t, 3>;
   // True when it has worked, or is not to be tried again.
   using Task = std::function<bool()>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Prometheus is told of a scheduler, and how a process of any role is made to tell it. Threading: any thread.
+// Tells Prometheus of a scheduler, and makes a process of any role tell it. Threading: any thread.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ MetricFamilies scheduler_families(const van::Scheduler& scheduler);
 // Serves `text` at this port. Without a free port nothing is served, and the log says so.
 std::unique_ptr<MetricsServer> serve(const MetricsSettings& settings, std::uint32_t port,
                                      std::function<std::string()> text);
-// Of a process that is the scheduler alone, if BPS_METRICS_PORT wants it.
+// Serves a process that is the scheduler alone, if BPS_METRICS_PORT wants it.
 std::unique_ptr<MetricsServer> serve_scheduler(const MetricsSettings& settings, const van::Scheduler& scheduler);
 
 }  // namespace bps::node

@@ -70,7 +70,8 @@ bool is_of_this_user(const std::string& path) {
   return !path.empty() && path.front() == '/' && ::stat(path.c_str(), &found) == 0 && found.st_uid == ::geteuid();
 }
 
-// Where the file may lie, the best first. A variable that names another user's folder, as after `sudo -E`, is ignored.
+// Lists where the file may lie, the best first. A variable that names another user's folder, as after `sudo -E`, is
+// ignored.
 std::vector<std::string> candidates() {
   const std::string uid = std::to_string(::geteuid());
   std::vector<std::string> found;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the threads of this program are, as its own run time system shows it.
+// Shows where the threads of this program are, as its own run time system tells it.
 //
 // Threading: any thread. Errors: without somebody who shows them there is no text.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace bps::node {
 
-// From now on, until it is called with nothing. Waits for a call that is under way.
+// Uses this from now on, until it is called with nothing. Waits for a call that is under way.
 void show_stacks_by(std::function<std::string()> show);
 std::string stacks();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who this process is in its job, and the options that follow from that and from the settings.
+// The place of this process in its job, and the options that follow from that and from the settings.
 //
 // Everything here is parsed and checked once, before anything is started; what cannot be used throws kInvalidArgument.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace bps::node {
 
-// What the launcher's variables say, already understood.
+// The launcher's variables, already understood.
 struct Startup {
   std::int32_t worker_rank = van::kNoRank;
   std::int32_t server_rank = van::kNoRank;
@@ -59,18 +59,18 @@ struct ProcessOptions {
 
   std::size_t loops() const { return std::max(worker_loops, server_loops); }
   bool allows(transport::Kind kind) const;
-  // Whether operations survive the loss of servers, if no host sums first: what it has summed is lost with its relay.
+  // True when operations survive the loss of servers, if no host sums first: what it has summed is lost with its relay.
   bool may_fail_over() const {
     if (settings.job.server_failover == "auto" && settings.worker.async) return false;  // servers keep the weights
     return settings.job.server_failover != "0" && settings.job.min_workers > 0 && !startup.joint;
   }
-  // Whether this worker is willing and able to sum with the ranks of its host first.
+  // True when this worker is willing and able to sum with the ranks of its host first.
   bool sums_on_host() const {
     return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && allows(transport::Kind::kShm);
   }
   // The address of this host that peers should use.
   std::string address() const;
-  // Which of the host's ports RDMA should work on, as far as the settings of the network say.
+  // The ports of the host that RDMA should work on, as far as the settings of the network say.
   transport::rdma::GidWish rdma_wish() const;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the system counts: this process, and the ports of RDMA devices. Read from /proc and /sys at each call; what is
+// The system's counts of this process, and of the ports of RDMA devices. Read from /proc and /sys at each call; what is
 // not there is left out. Threading: any thread.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace bps::node {
 std::vector<transport::tcp::TcpRail> find_tcp_rails(const TransportSettings& settings,
                                                     const std::string& scheduler_host);
 
-// In Mbit/s, as the driver tells; 0 when it does not know. `folder`: where the kernel shows its interfaces.
+// The speed in Mbit/s, as the driver tells; 0 when it does not know. `folder`: where the kernel shows its interfaces.
 std::uint32_t interface_speed(const std::string& interface, const std::string& folder = "/sys/class/net");
 
 // "eth0 10.0.0.1 (25 Gbit/s)", for people.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether and where a process traces. Threading: pure.
+// Decides whether and where a process traces. Threading: pure.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace bps::node {
 
 // nullptr when nothing is traced.
 std::unique_ptr<TraceWriter> make_trace(const TraceSettings& settings);
-// Where this process writes it: a folder for each rank, as several hosts may share the disk; with BytePS's variables a
-// folder for each local rank, as there. Views after the first one have files of their own.
+// The place where this process writes it: a folder for each rank, as several hosts may share the disk; with BytePS's
+// variables a folder for each local rank, as there. Views after the first one have files of their own.
 std::string trace_file(const TraceSettings& settings, const van::Node& self, std::uint32_t local_rank,
                        std::uint32_t epoch);
 

@@ -222,7 +222,7 @@ void Calls::gone(const Member& member) {
     }
     entry = drop(entry);
   }
-  // What has left sums for the others until it closes its connection, and has to know their groups.
+  // A server that has left sums for the others until it closes its connection, and has to know their groups.
   if (member.fate == Member::Fate::kLost) disconnected(member);
 }
 

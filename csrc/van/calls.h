@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What members ask of the scheduler while a job runs: tensors, groups, barriers.
+// The calls of members to the scheduler while a job runs: tensors, groups, barriers.
 //
 // A call that needs a rank which has left or is lost fails at once, naming it; so do those that already wait when a
 // rank goes. Belongs to the scheduler's thread.
@@ -35,7 +35,7 @@ class Calls {
   void gone(const Member& member);
   // A member that has left sums for the others no more.
   void disconnected(const Member& member);
-  // As JSON: which ranks wait in barriers, or to form a group, and for whom.
+  // Tells as JSON which ranks wait in barriers, or to form a group, and for whom.
   std::string waiting() const;
   std::string groups() const { return registry_.describe_groups(); }
   std::shared_ptr<const Registry::Placements> placements() const { return registry_.placements(); }

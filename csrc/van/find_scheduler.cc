@@ -52,7 +52,7 @@ FoundScheduler connect(const std::string& host, std::uint16_t port, const transp
   return {std::move(socket), session, where};
 }
 
-// What the tries at all ports have shown so far.
+// The tries at all ports, and what they have shown so far.
 class Tries {
  public:
   explicit Tries(bool one_port) : one_port_(one_port) {}
@@ -67,7 +67,7 @@ class Tries {
     if (found != Found::kOther && dynamic_cast<const transport::UnresolvedError*>(&error) == nullptr) return;
     const auto now = Clock::now();
     if (!first_other_) first_other_ = now;
-    // At some of several ports there may be others.
+    // Other programs may listen at some of several ports.
     if (!warned_ && (one_port_ || now - *first_other_ > kOthersTime)) {
       warned_ = true;
       log_warning(std::string(error.what()) + "; this process goes on looking for BPS_JOIN_TIMEOUT");

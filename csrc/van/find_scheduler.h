@@ -22,7 +22,7 @@ struct FoundScheduler {
   std::string where;           // "host:port"
 };
 
-// What listens at the only port, and will not be this job's scheduler, is an error at once (another version, another
+// A listener at the only port that will not be this job's scheduler is an error at once (another version, another
 // secret), or when it has been there for some seconds (another job, another program). Otherwise throws the most
 // informative error of all tries when the deadline has passed: these, or kUnreachable. Warns of what may well be the
 // reason as soon as that is seen.
@@ -32,7 +32,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
                               const transport::Credentials& credentials, const Deadline& deadline,
                               const std::string& hint = "");
 
-// Where another scheduler of this job listens on this host, or "".
+// Tells where another scheduler of this job listens on this host, or "".
 std::string find_rival(const std::vector<std::uint16_t>& ports, const transport::Credentials& credentials);
 
 }  // namespace bps::van

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks share a host, and which of them speaks for the others.
+// Tells which ranks share a host, and which of them speaks for the others.
 //
 // Ranks of one host share its links. For a group on several hosts the ranks of a host therefore sum among themselves
 // first, at one of them, the relay, which sends one contribution for all of them and receives one answer. Each server
@@ -19,7 +19,7 @@ class Hosts {
   Hosts() = default;
   explicit Hosts(const Membership& members);
 
-  // Whether sums happen on the host first: more than one host has workers, some host has several, and every worker is
+  // True when sums happen on the host first: more than one host has workers, some host has several, and every worker is
   // willing (BPS_HOST_SUM) and able to share memory. Nothing below needs to be asked otherwise.
   bool active() const { return active_; }
   // Hosts are numbered in the order of their lowest rank.
@@ -35,7 +35,7 @@ class Hosts {
   // The rank that speaks for `host` towards a server. `hash` spreads the partitions of one server over several ranks
   // where there are fewer servers than ranks on the host.
   std::uint32_t relay(std::uint32_t host, std::uint32_t server_rank, std::uint64_t hash) const;
-  // Whether relay() can be this rank for some hash.
+  // True when relay() can be this rank for some hash.
   bool relays(std::uint32_t worker_rank, std::uint32_t server_rank) const;
 
  private:
@@ -61,7 +61,7 @@ struct Contributor {
   bool is_host() const { return members.size() > 1; }
 };
 
-// Who contributes to the rounds of a group, in the order of summing.
+// The contributors to the rounds of a group, in the order of summing.
 class Contributors {
  public:
   // Every member by itself.
@@ -74,11 +74,11 @@ class Contributors {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   std::uint32_t size() const { return static_cast<std::uint32_t>(list_.size()); }
   const Contributor& operator[](std::uint32_t index) const { return list_[index]; }
-  // Which contributor a member belongs to, or kNone.
+  // The contributor that a member belongs to, or kNone.
   std::uint32_t of_member(std::uint32_t member) const {
     return member < of_member_.size() ? of_member_[member] : kNone;
   }
-  // Whether one of them stands for several ranks.
+  // True when one of them stands for several ranks.
   bool has_hosts() const { return has_hosts_; }
 
  private:

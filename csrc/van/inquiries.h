@@ -39,7 +39,7 @@ class Inquiries {
   std::uint64_t last_number_ = 0;
 };
 
-// What the scheduler knows of its members, as JSON; `silence_ms`: since it heard of a peer last.
+// Tells what the scheduler knows of its members, as JSON; `silence_ms`: since it heard of a peer last.
 std::string describe_members(MemberTable& members, const std::function<std::int64_t(Peer)>& silence_ms);
 
 }  // namespace bps::van

@@ -52,7 +52,7 @@ struct Node {
   bool has_state = false;      // of the job: it was in the view before, or has suspended the job
   std::vector<TransportAddress> addresses;
 
-  // Whether it may run server loops: to sum for all, or for its host.
+  // True when it may run server loops: to sum for all, or for its host.
   bool sums() const { return server_rank >= 0 || sums_on_host; }
   // A worker without a loop, or a server, could not do anything. Everybody has tables of all loops.
   static constexpr std::uint16_t kMostLoops = 64;  // as the settings allow
@@ -88,9 +88,9 @@ struct Membership {
   const Node* by_id(std::uint32_t id) const;
   // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
   std::string name_of(std::uint32_t id) const;
-  // By slot: the rank of its server, or tensor::kNoServer.
+  // The rank of each slot's server, or tensor::kNoServer.
   std::vector<std::uint32_t> server_of_slot() const;
-  // For the servers of this view: the slots of the view before, none for the first one.
+  // Deals slots to the servers of this view. `before`: the slots of the view before, none for the first one.
   void take_slots(std::vector<std::uint64_t> before);
   // Loops of all servers together, and of as many for each slot without a server: tensors are cut as they were.
   std::uint32_t all_server_loops() const;
@@ -118,7 +118,7 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
-// What a rank says of a tensor when it first uses the name; all ranks of the group must say the same.
+// A tensor as a rank declares it when it first uses the name; all ranks of the group must say the same.
 struct TensorSpec {
   std::uint32_t group = 0;
   std::string name;

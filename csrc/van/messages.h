@@ -231,8 +231,8 @@ struct ViewEnded {
   bool operator==(const ViewEnded&) const = default;
 };
 
-// What the members of a job are doing, for people. Somebody asks the scheduler, which asks each member and passes on
-// what they reply. Who asks need not be a member, but has to know the job's secret.
+// These tell people what the members of a job are doing. Somebody asks the scheduler, which asks each member and passes
+// on what they reply. Who asks need not be a member, but has to know the job's secret.
 struct Ask {  // -> scheduler; the reply is Asked, and then a Told of each member that replies
   std::uint32_t call = 0;
   bool stacks = false;  // also where the threads of Python programs are

@@ -21,7 +21,7 @@ struct Origin {
   bool operator==(const Origin&) const = default;
 };
 
-// Whether both may be ranks of one job.
+// True when both may be ranks of one job.
 bool may_belong_together(const Origin& a, const Origin& b);
 // The command as it was typed.
 std::string command_of(const Origin& origin);

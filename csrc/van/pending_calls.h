@@ -54,12 +54,12 @@ class PendingCalls {
   void break_all(const Error& why);
   // This process leaves the job: the calls that wait fail with kNotInitialized, and so do further ones.
   void close();
-  // For a new connection.
+  // Makes it ready for a new connection.
   void reset();
   std::vector<WaitingCall> list();
-  // What the calls without an answer have asked, in the order of their numbers.
+  // The questions of the calls without an answer, in the order of their numbers.
   std::vector<Message> requests();
-  // What the call of this number has asked, if it still waits.
+  // The question of the call of this number, if it still waits.
   std::optional<Message> request(std::uint32_t number);
 
  private:

@@ -150,7 +150,7 @@ void Registry::limit_partitions(std::uint64_t bytes) {
   options_.cut.limit(partition_limit_);
 }
 
-// As the workers will place it: they start from the same load and cut the tensor by the same rule.
+// Places it as the workers will: they start from the same load and cut the tensor by the same rule.
 void Registry::place(const TensorSpec& spec, const std::vector<std::uint64_t>& from) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
   std::vector<std::uint64_t> after = from;

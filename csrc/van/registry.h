@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensors and groups of a job, by name. A pure state machine of the scheduler: no sockets, no clock.
 //
-// What one rank can make it keep is bounded, so that no member can take the memory of the scheduler, or by a name for
-// each call take that of all members by and by.
+// The memory that one rank can make it keep is bounded, so that no member can take the memory of the scheduler, or by a
+// name for each call take that of all members by and by.
 //
 // A tensor's id is a hash of its group and name, so it does not depend on the order in which ranks declare; two names
 // that collide get neighbouring ids. A tensor on which ranks disagree stays failed: every rank that uses it is told.
@@ -30,8 +30,8 @@ class Registry {
   using Hash = std::function<std::uint64_t(std::uint32_t group, std::string_view name)>;
   static std::uint64_t fnv1a(std::uint32_t group, std::string_view name);
 
-  // Of key hash `balanced`: from which load a tensor was placed, by its group and name. In the next view it is placed
-  // from the same, and so stays where it is.
+  // With key hash `balanced`, the load from which a tensor was placed, by its group and name. In the next view it is
+  // placed from the same, and so stays where it is.
   struct Placed {
     TensorSpec spec;
     std::vector<std::uint64_t> load;
@@ -64,14 +64,14 @@ class Registry {
   // Workers wish for partitions of at most so many bytes, before they declare anything. The smallest wish, 0: none.
   void limit_partitions(std::uint64_t bytes);
   std::uint64_t partition_limit() const { return partition_limit_; }
-  // What the next view's registry is to know.
+  // The placements that the next view's registry is to know.
   std::shared_ptr<const Placements> placements() const;
 
   // Counts what a rank makes the scheduler keep: names that it is the first to declare, groups that it is the first to
   // ask for. Returns what is wrong where that becomes too much, else "".
   std::string keep(std::uint32_t rank, std::uint64_t bytes, const std::string& what);
   void give_back(std::uint32_t rank, std::uint64_t bytes) { kept_[rank] -= bytes; }
-  // What a group costs.
+  // The cost of a group.
   static std::uint64_t bytes_of(const std::vector<std::uint32_t>& ranks, const std::string& name);
 
   // Why `ranks` cannot be a group made by `caller`, or "".
@@ -80,7 +80,7 @@ class Registry {
   const Group& add_group(std::vector<std::uint32_t> ranks, const std::string& name);
   // nullptr for an id that does not exist. Group 0, all workers, always does.
   const Group* group(std::uint32_t id) const;
-  // As JSON: [{"id", "name", "ranks"}].
+  // Lists the groups as JSON: [{"id", "name", "ranks"}].
   std::string describe_groups() const;
 
  private:

@@ -8,7 +8,7 @@
 namespace bps::van {
 namespace {
 
-// Of each kind, in a job that was suspended: what one process says there is memory for.
+// The most members of each kind in a job that was suspended: what one process says there is memory for.
 constexpr std::uint32_t kMostMembers = 1U << 20;
 
 std::string counts(std::uint32_t workers, std::uint32_t servers) {
@@ -107,7 +107,7 @@ void Rendezvous::remove(Peer peer) {
   forget_unused_numbers();
 }
 
-// Whoever comes next tells them.
+// The next process that comes tells them.
 void Rendezvous::forget_unused_numbers() {
   if (!is_resumed_ || has_workers()) return;
   workers_ = servers_ = kMostMembers;

@@ -28,20 +28,21 @@ class Reunion {
   void remove(Peer peer);
   bool knows(Peer peer) const { return reports_.contains(peer); }
   bool empty() const { return reports_.empty(); }
-  // Whether every process of the view has come back or had left.
+  // True when every process of the view has come back or had left.
   bool complete() const;
   // "2 of 3 processes came back".
   std::string progress() const;
 
-  // Of the view that counts; peers[i] is 0 for a node that has not come back. Not to be called while empty().
+  // The seating of the view that counts; peers[i] is 0 for a node that has not come back. Not to be called while
+  // empty().
   Rendezvous::Seating seating() const;
-  // Whether this node had left the job before.
+  // True when this node had left the job before.
   bool has_left(std::uint32_t node) const;
   // Processes that came back and are not in the view that counts.
   std::vector<Peer> strangers() const;
   const std::unordered_map<Peer, Leave>& leaves() const { return leaves_; }
-  // What the lost scheduler has answered to some members, and has not, or not heard to have, answered to others: the
-  // barriers that have ended, and the groups that have been made.
+  // The answers that the lost scheduler has given to some members and perhaps not to others: the barriers that have
+  // ended, and the groups that have been made.
   std::vector<std::pair<Peer, Message>> owed() const;
 
  private:

@@ -31,7 +31,7 @@ struct SchedulerOptions {
   std::uint64_t run = 0;             // of the job, as the scheduler had it in whose place this one is; 0: a new run
   bool balanced = false;             // key hash `balanced`: answer declares with the bytes on each server
   tensor::CutRule cut{};             // for that; the server loops come from the members
-  // For people: a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
+  // Tells people that a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
   std::function<void(const std::string& why)> on_lost;
   // The workers have suspended the job, or nobody has resumed it.
   std::function<void(const std::string& what)> on_suspended = nullptr;
@@ -48,15 +48,15 @@ class Scheduler {
   std::uint16_t port() const;
   // Blocks until every node has left or the job failed; true when it ended well.
   bool wait();
-  // Whether it has ended because it was silent for so long that members may have gone on without it. The job may be
+  // True when it has ended because it was silent for so long that members may have gone on without it. The job may be
   // running, so another scheduler may be started in its place.
   bool stepped_down() const;
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
-  // What the job does, as JSON, for people; {"error"} when the scheduler's thread does not answer soon. From any
+  // Tells people what the job does, as JSON; {"error"} when the scheduler's thread does not answer soon. From any
   // thread.
   std::string dump() const;
-  // What the scheduler counted: declares, barriers, lost nodes, refused callers; and what is not a counter: members,
+  // The counts of the scheduler: declares, barriers, lost nodes, refused callers; and what is not a counter: members,
   // the number of the view, and for how long the most silent member has said nothing, as of the last look (four in the
   // time-out of heartbeats).
   struct Counters {

@@ -114,7 +114,7 @@ void SchedulerSession::receive(Message&& message) {
   if (!receive_news(message)) receive_answer(std::move(message));
 }
 
-// What nobody here has asked for. False: the message is something else.
+// Takes what nobody here has asked for. False: the message is something else.
 bool SchedulerSession::receive_news(const Message& message) {
   if (const auto* info = std::get_if<GroupInfo>(&message)) {
     learn(info->group);
@@ -233,7 +233,7 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
   const End end = end_.so_far();
   const bool may_follow = end == End::kNotYet || end == End::kViewEnded;
   if (options_.outlives_scheduler && options_.scheduler_patience_s > 0 && joined() && may_follow) return search(why);
-  // In a view that has ended there is nothing to go on with.
+  // A view that has ended leaves nothing to go on with.
   if (options_.outlives_scheduler && joined() && end == End::kNotYet) return go_on_alone(why);
   expel(why);
 }

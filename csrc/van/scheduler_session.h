@@ -45,7 +45,7 @@ class SchedulerSession {
   // How it has ended so far; any thread may ask, and wait.
   SessionEnd& end() { return end_; }
 
-  // From any thread.
+  // ---- Any thread may call these
   void open(FoundScheduler scheduler, Join join);
   void hang_up();
   // The process has joined the view that follows the one that has ended, by another session.
@@ -60,7 +60,7 @@ class SchedulerSession {
   Clock::time_point heard() const { return Clock::time_point(Duration(heard_ns_)); }
   const Membership& membership() const { return seat_.membership; }  // once joined
   const Node& self() const { return *seat_.self; }                   // once joined
-  // Whether it looks for another scheduler.
+  // True while it looks for another scheduler.
   bool is_away() const { return state_ == State::kSearching; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which transport reaches which peer: a pure function of the two nodes and the setting.
+// Chooses the transport that reaches a peer: a pure function of the two nodes and the setting.
 //
 // A process reaches itself by kSelf whatever the setting says. Another one it reaches by the first of the allowed
 // transports that both sides can use.
@@ -25,7 +25,7 @@ transport::Kind select_transport(std::span<const transport::Kind> allowed, const
 // nullptr when the node does not listen by this transport.
 const Bytes* address_of(const Node& node, transport::Kind kind);
 
-// Whether both are in one network namespace of one machine, by which loopback addresses lead from one to the other.
+// True when both are in one network namespace of one machine, by which loopback addresses lead from one to the other.
 bool share_loopback(const Node& a, const Node& b);
 
 // Equal on processes that can share memory and abstract sockets: the boot and the network namespace, and what the user

@@ -153,7 +153,7 @@ class Van::Impl {
     PendingCalls::Call call(session_.calls(), "leaving the job", kLeaveCall);
     session_.leave(Leave{call.number(), lost_node, reason.empty() ? std::move(exception) : std::move(reason),
                          std::move(failure), suspends});
-    // Once the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
+    // When the scheduler knows why we leave, nobody takes our closed connections for the cause of their trouble.
     if (session_.end().so_far() == SchedulerSession::End::kNotYet) (void)call.wait(deadline);
   }
 

@@ -77,7 +77,7 @@ struct WaitingCall {
   std::int64_t since_ms = 0;
 };
 
-// What to do about kRoundAborted.
+// The advice that goes with kRoundAborted.
 inline constexpr const char* kRepeat =
     "catch RoundAbortedError and repeat the step: rank(), size() and groups are those of the next view by then";
 
@@ -99,9 +99,8 @@ class Van {
   const Membership& membership() const;
   const Node& self() const;
 
-  // Waits until all ranks of the group are here.
-  // Of all workers, before they declare anything: also agrees on partitions of at most so many bytes, 0: no wish.
-  // Returns the smallest wish of all, or 0.
+  // Waits until all ranks of the group are here. The group of all workers, before they declare anything, also agrees on
+  // partitions of at most so many bytes; 0: no wish. Returns the smallest wish of all, or 0.
   std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes = 0);
   // The same at the end of a step, when nothing is under way: the view may end there for a process that wants to enter.
   void end_step(const Group& group, double timeout_s);
@@ -110,14 +109,14 @@ class Van {
   // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.
   Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
 
-  // From any thread: a connection to this node broke. Asks the scheduler what became of it; on_lost then names the
+  // Any thread: a connection to this node broke. Asks the scheduler what became of it; on_lost then names the
   // first cause, which is that connection only if the node is still running.
   void suspect(std::uint32_t node, const std::string& why);
-  // From any thread: this node is silent, though the connection to it is open. If the scheduler loses it, on_lost
+  // Any thread: this node is silent, though the connection to it is open. If the scheduler loses it, on_lost
   // follows as always; if the scheduler hears it, on_reachable.
   void inquire(std::uint32_t node);
 
-  // From any thread.
+  // Any thread may reply.
   void reply(const Reply& reply);
 
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
@@ -128,29 +127,29 @@ class Van {
   bool leave(double timeout_s, const std::string& failure = "", bool suspends = false);
   // The first half of it: returns when those who wait for this process are being told.
   void announce_leaving(double timeout_s, const std::string& failure);
-  // Whether the job, the view or the connection to the scheduler has ended.
+  // True when the job, the view or the connection to the scheduler has ended.
   bool has_ended() const;
   // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
   // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
   void abort(const std::string& exception);
-  // For servers: blocks until every worker has left, the job is lost, or the view has ended; true when it ended well.
+  // Blocks a server until every worker has left, the job is lost, or the view has ended; true when it ended well.
   bool wait_for_end();
   bool view_ended() const;
-  // Of a server whose workers have suspended the job: how long the next view may take to begin; 0: they have not.
+  // Tells a server whose workers have suspended the job how long the next view may take to begin; 0: they have not.
   double resume_patience_s() const;
-  // What the scheduler has said of the end of the job, or of the view.
+  // The words of the scheduler about the end of the job, or of the view.
   std::string why_ended() const;
-  // Of a van whose view has ended: throws kPeerLost when there will be no next one.
+  // Throws kPeerLost when the view has ended and no next one will follow.
   void require_next_view() const;
   bool joined() const;
   // The process has joined the next view by another van: this one needs the scheduler no more.
   void retire();
-  // Where it looks for the scheduler.
+  // The address at which it looks for the scheduler.
   const std::string& scheduler_host() const;
   const std::vector<std::uint16_t>& scheduler_ports() const;
   // How the scheduler was lost, or nothing.
   std::string why_lost() const;
-  // Whether the scheduler is lost, and this node waits for one in its place.
+  // True when the scheduler is lost, and this node waits for one in its place.
   bool awaits_scheduler() const;
   // The calls that wait for the scheduler.
   std::vector<WaitingCall> waiting_calls() const;
