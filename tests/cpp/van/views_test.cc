@@ -306,6 +306,18 @@ TEST(LostScheduler, TheViewThatSomeHaveBeenWelcomedToCounts) {
   EXPECT_EQ(job.members()[1].epoch, 3);
 }
 
+// No tables for calls exist in such a job.
+TEST(LostScheduler, ACallAfterTheJobHasEndedWithoutAnotherViewIsIgnored) {
+  Simulation job(1, 2, 0, 1);
+  job.replace_scheduler();
+  rejoin_all(job);
+  for (const SimulatedMember& member : job.members()) {
+    (void)job.job().receive(member.peer, Leave{.call = 1, .lost_node = 0, .reason = "", .failure = ""});
+  }
+  ASSERT_EQ(job.job().phase(), Job::Phase::kOver);
+  EXPECT_TRUE(job.job().receive(job.members()[0].peer, Barrier{.call = 2}));
+}
+
 TEST(LostScheduler, OneThatTellsOfAnotherViewIsRefused) {
   Simulation job(1, 3, 0, 2);
   job.replace_scheduler();
