@@ -11,14 +11,12 @@
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/unknown_settings.h"
-#include "node/connector.h"
-#include "node/listeners.h"
+#include "node/hosted_scheduler.h"
 #include "node/local_address.h"
-#include "node/loops.h"
 #include "node/tcp_rails.h"
 #include "node/trace.h"
+#include "node/view.h"
 #include "transport/shm/shared_memory.h"
-#include "van/find_scheduler.h"
 #include "van/scheduler.h"
 #include "van/select.h"
 #include "van/van.h"
@@ -118,20 +116,27 @@ void Process::bring_up(const Process* before) {
     log_warning(std::string("no process of this host shares memory with this one (memfd_create: ") +
                 std::strerror(error) + "): TCP is used in its place");
   }
-  if (options_.startup.hosts_scheduler && !scheduler_) make_scheduler();
+  if (options_.startup.hosts_scheduler && !scheduler_) scheduler_ = host_scheduler(options_, secret_);
   make_van();
   trace_ = make_trace(options_.settings.trace);
-  loops_ = std::make_unique<Loops>(options_, tcp_rails(), view_credentials_, trace_.get());
-  listen();
+  make_view();
   inspect();
   van_->join(describe_self(), options_.startup.workers, options_.startup.servers);
   if (before != nullptr) before->van_->retire();
   set_log(options_.settings.log_level, van_->self().describe());
-  hosts_ = van::Hosts(van_->membership());
-  start_servers();
-  if (options_.startup.is_worker()) make_worker();
+  view_->start(*van_);
   serve_metrics();
   if (trace_) start_trace();
+}
+
+void Process::make_view() {
+  auto view = std::make_unique<View>(
+      options_, tcp_rails(), trace_.get(),
+      View::Events{.suspect = [this](std::uint32_t node, const std::string& why) { van_->suspect(node, why); },
+                   .inquire = [this](std::uint32_t node) { van_->inquire(node); },
+                   .on_failure = [this](Failure failure) { note_failure(failure); }});
+  const std::lock_guard lock(mutex_);
+  view_ = std::move(view);
 }
 
 // Begins before the process joins: whom a start waits for is worth knowing, too.
@@ -145,65 +150,11 @@ void Process::inspect() {
   inspection_ = std::move(inspection);
 }
 
-// Servers are reached by everybody, the relays of a host by its ranks.
-void Process::listen() {
-  const auto enter = [this](transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
-    loops_->accept(kind, std::move(incoming));
-  };
-  if (options_.startup.is_server()) {
-    listeners_ = std::make_unique<Listeners>(loops_->tcp_rails(), loops_->rails(), enter);
-  } else if (options_.sums_on_host()) {
-    listeners_ = std::make_unique<Listeners>(enter);
-  }
-}
-
-void Process::start_servers() {
-  if (options_.startup.is_server() || hosts_.active()) {
-    loops_->start_servers(
-        van_->membership(), van_->self(),
-        [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); },
-        [this] { note_failure(Failure::kOfRound); });
-  } else {
-    listeners_.reset();
-  }
-}
-
-void Process::make_scheduler() {
-  const Startup& startup = options_.startup;
-  van::SchedulerOptions options;
-  options.ports = startup.scheduler_ports;
-  options.workers = startup.workers;
-  options.servers = startup.servers;
-  options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
-  options.join_timeout_s = options_.settings.deadlines.join;
-  options.balanced = options_.key_hash == tensor::KeyHash::kBalanced;
-  options.cut = options_.cut;
-  options.min_workers = options_.settings.job.min_workers;
-  options.address = scheduler_listens_at(startup, secret_);
-  options.origin = startup.origin;
-  std::vector<std::uint16_t> others = startup.scheduler_ports;
-  try {
-    scheduler_ = std::make_unique<van::Scheduler>(options, secret_.credentials);
-    std::erase(others, scheduler_->port());
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kPortTaken || van::find_rival(others, secret_.credentials).empty()) throw;
-  }
-  // Ranks that look for one of two schedulers of this name would find either.
-  if (const std::string where = van::find_rival(others, secret_.credentials); !where.empty()) {
-    scheduler_.reset();
-    throw Error(
-        ErrorCode::kMismatch,
-        "another process with rank 0 of the job '" + startup.job + "' runs on this host, its scheduler at " + where,
-        "give each job a MASTER_PORT or BPS_JOB_ID of its own, and each process a rank; end processes that are "
-        "left over");
-  }
-}
-
 void Process::make_van() {
   van::VanOptions options;
   options.scheduler_host = options_.startup.scheduler_host;
   // Without the network, whichever of this host's names its ranks were told.
-  if (is_hosted_by_rank_0() && (secret_.one_host || is_of_this_host(options.scheduler_host))) {
+  if (options_.is_hosted_by_rank_0() && (secret_.one_host || is_of_this_host(options.scheduler_host))) {
     options.scheduler_host = "127.0.0.1";
   }
   options.scheduler_hint = options_.startup.scheduler_hint;
@@ -215,7 +166,7 @@ void Process::make_van() {
   if (resume_patience_s_ > 0) options.join_timeout_s = resume_patience_s_;
   options.renews = renews_;
   options.heartbeat_timeout_s = options_.settings.deadlines.heartbeat;
-  options.outlives_scheduler = options_.settings.job.min_workers > 0 && !is_hosted_by_rank_0();
+  options.outlives_scheduler = options_.settings.job.min_workers > 0 && !options_.is_hosted_by_rank_0();
   options.scheduler_patience_s = options_.settings.deadlines.scheduler;
   van_ = std::make_unique<van::Van>(options, secret_.credentials, events());
 }
@@ -239,23 +190,19 @@ van::Node Process::describe_self() const {
   self.host_key = van::host_key(options_.settings.transport.host_id);
   self.sums_on_host = options_.sums_on_host();
   self.has_state = options_.startup.is_worker() && (renews_ != 0 || options_.startup.resumes);
-  if (listeners_) self.addresses = listeners_->addresses();
-  if (!options_.startup.is_server() && !loops_->rails().empty()) {
-    // Nobody connects to a worker by it, but servers of the same fabric are reached by RDMA only if it has RDMA too.
-    self.addresses.push_back({std::string(transport::to_string(transport::Kind::kRdma)), {}});
-  }
+  view_->describe(self);
   return self;
 }
 
 van::VanEvents Process::events() {
   return {
       .on_view = [this](const transport::View& view) { use(view); },
-      .on_lost = [this](std::uint32_t node, const std::string& why) { lose_node(node, why); },
-      .on_left = [this](std::uint32_t node, const std::string& why) { leave_node(node, why); },
+      .on_lost = [this](std::uint32_t node, const std::string& why) { in_view(&View::lose_node, node, why); },
+      .on_left = [this](std::uint32_t node, const std::string& why) { in_view(&View::leave_node, node, why); },
       .on_reachable =
           [this](std::uint32_t node) {
             const std::lock_guard lock(mutex_);
-            if (worker_) worker_->on_reachable(node);
+            if (view_ && view_->worker()) view_->worker()->on_reachable(node);
           },
       .on_view_ended = [this](const std::string& why) { end_view(why); },
       .on_question =
@@ -266,78 +213,50 @@ van::VanEvents Process::events() {
       .on_group =
           [this](const van::Group& group, std::function<void()> known) {
             const std::lock_guard lock(mutex_);
-            if (loops_) loops_->add_group(group, std::move(known));
+            if (view_) view_->loops().add_group(group, std::move(known));
           },
       .on_tensor_failed =
           [this](std::uint32_t tensor, const std::string& why) {
             const std::lock_guard lock(mutex_);
-            if (worker_) worker_->fail_tensor(tensor, why);
+            if (view_ && view_->worker()) view_->worker()->fail_tensor(tensor, why);
           },
       .find_stuck =
           [this] {
             const std::lock_guard lock(mutex_);
-            return loops_ ? loops_->find_stuck() : "";
+            return view_ ? view_->loops().find_stuck() : "";
           },
       .is_in_use =
           [this] {
             const std::lock_guard lock(mutex_);
-            return loops_ && loops_->serves();
+            return view_ && view_->loops().serves();
           },
   };
 }
 
-// On the van's thread. A process of an earlier run of this job has other credentials from here on.
+void Process::in_view(void (View::*tell)(std::uint32_t, const std::string&), std::uint32_t node,
+                      const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (view_) ((*view_).*tell)(node, why);
+}
+
+// On the van's thread.
 void Process::use(const transport::View& view) {
   const std::lock_guard lock(mutex_);
-  view_credentials_ = secret_.credentials.of(view);
   incarnation_ = view.incarnation;
-  if (listeners_) listeners_->use(view_credentials_);
-}
-
-// The scheduler: where servers are counted it is a process of its own.
-bool Process::is_hosted_by_rank_0() const {
-  return options_.startup.joint && !options_.settings.job.servers;
-}
-
-void Process::lose_node(std::uint32_t node, const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  if (options_.startup.is_worker() && !worker_ && !leaving_) {
-    early_events_.push_back({node, why, true});
-    return;
-  }
-  if (worker_ && !leaving_) {
-    const bool host_lost = node == 0 && is_hosted_by_rank_0();
-    worker_->lose_node(node, host_lost ? why + "; " + membership().worker(0)->describe() + " hosts it" : why);
-  }
-  if (node != 0 && loops_) loops_->lose_node(node, why);
-}
-
-void Process::leave_node(std::uint32_t node, const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  if (options_.startup.is_worker() && !worker_ && !leaving_) {
-    early_events_.push_back({node, why, false});
-    return;
-  }
-  if (worker_ && !leaving_) worker_->leave_node(node, why);
-  if (loops_) loops_->leave_node(node, why);
+  if (view_) view_->use(secret_.credentials.of(view));
 }
 
 void Process::end_view(const std::string& why) {
   const std::lock_guard lock(mutex_);
-  const Error error(ErrorCode::kRoundAborted, why, van::kRepeat);
-  if (loops_) loops_->end_view(error);
-  if (worker_) worker_->end_view(error);
-}
-
-void Process::lose_connection(std::uint32_t node, const std::string& why) {
-  if (!leaving_) van_->suspect(node, why);
+  if (view_) view_->end_view(Error(ErrorCode::kRoundAborted, why, van::kRepeat));
 }
 
 worker::Worker& Process::worker() {
-  if (!worker_) {
+  worker::Worker* const worker = view_ ? view_->worker() : nullptr;
+  if (worker == nullptr) {
     throw Error(ErrorCode::kInvalidArgument, "this process is a server, not a worker", "call this on workers only");
   }
-  return *worker_;
+  return *worker;
 }
 
 const van::Membership& Process::membership() const {
@@ -346,14 +265,22 @@ const van::Membership& Process::membership() const {
 
 bool Process::view_ended() {
   const std::lock_guard lock(mutex_);
-  return van_->view_ended() || (worker_ && worker_->view_ended());
+  const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
+  return van_->view_ended() || (worker != nullptr && worker->view_ended());
 }
 
 std::vector<std::string> Process::routes() const {
   std::vector<std::string> names;
-  if (!connector_) return names;
-  for (const transport::Kind kind : connector_->routes()) names.emplace_back(transport::to_string(kind));
+  if (!view_) return names;
+  for (const transport::Kind kind : view_->routes()) names.emplace_back(transport::to_string(kind));
   return names;
+}
+
+// Any thread calls this, perhaps with mutex_ held: one that tells the worker of a loss.
+void Process::note_failure(Failure failure) {
+  if (options_.settings.dump_dir.empty()) return;
+  const std::lock_guard lock(inspection_mutex_);
+  if (inspection_) inspection_->note_failure(failure);
 }
 
 }  // namespace bps::node

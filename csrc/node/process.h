@@ -7,7 +7,7 @@
 // job. When a view ends and the job goes on (BPS_MIN_WORKERS), everything fails with kRoundAborted; renew() then takes
 // the process into the next view.
 //
-// Threading: from any thread. Whoever may meet a shutdown() of another thread, or of a signal handler, holds a
+// Threading: any thread. A caller that may meet a shutdown() of another thread, or of a signal handler, holds a
 // Process::Call meanwhile: it throws kNotInitialized once the shutdown has begun, and nothing is taken down before it
 // ends. Waits end at the shutdown, and can be interrupted (core/interrupt.h). A process that is forked may do nothing
 // with the object, not even destroy it.
@@ -34,7 +34,6 @@
 #include "node/startup.h"
 #include "transport/handshake.h"
 #include "transport/tcp/tcp_rails.h"
-#include "van/hosts.h"
 
 namespace bps::van {
 class Scheduler;
@@ -48,9 +47,7 @@ class Worker;
 
 namespace bps::node {
 
-class Connector;
-class Listeners;
-class Loops;
+class View;
 
 class Process {
  public:
@@ -138,30 +135,20 @@ class Process {
   void check_view(const Process* before) const;
   bool awaits_next_view() const;
   bool begin_leaving();
+  std::string last_failure() const;
   bool leave(const std::function<bool()>& say_goodbye);
   void take_down();
   void take_down_loops();
-  template <typename T>
-  void end_without_lock(std::unique_ptr<T>& one);
   void retire();
-  void make_scheduler();
   void make_van();
   van::Node describe_self() const;
-  void make_worker();
-  std::unique_ptr<worker::Worker> connect_worker();
-  std::uint64_t wished_partition() const;
-  void make_worker_loop(std::size_t index, const worker::Worker& worker);
-  void listen();
-  void start_servers();
+  void make_view();
 
   // ---- The van's thread and the loops call these
   van::VanEvents events();
   void use(const transport::View& view);
-  bool is_hosted_by_rank_0() const;
-  void lose_node(std::uint32_t node, const std::string& why);
-  void leave_node(std::uint32_t node, const std::string& why);
+  void in_view(void (View::*tell)(std::uint32_t, const std::string&), std::uint32_t node, const std::string& why);
   void end_view(const std::string& why);
-  void lose_connection(std::uint32_t node, const std::string& why);
   void end_operations();
 
   void serve_metrics();
@@ -182,28 +169,16 @@ class Process {
   const double resume_patience_s_ = 0;         // for workers that resume the job; 0: it was not suspended
   const std::uint64_t identity_;               // the same in all views
   std::atomic<std::uint64_t> incarnation_{0};  // of the scheduler; 0: not found yet
-  transport::Credentials view_credentials_;    // for connections between members; set before this process joins
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
   std::unique_ptr<TraceWriter> trace_;        // outlives the loops
   std::unique_ptr<TraceWriter> ended_trace_;  // of this view at its end, or of the one before: is written yet
-  std::unique_ptr<Loops> loops_;
-  std::unique_ptr<Listeners> listeners_;
-  van::Hosts hosts_;
-  std::unique_ptr<Connector> connector_;
-  std::atomic<bool> leaving_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> down_{false};
-  // The van may report losses before the worker is made, and when the loops are gone. Nobody who has the lock waits for
-  // a loop, ends a thread, or destroys what could: only the listeners' thread, which takes no lock of this object.
+  // Guards view_, for the van's thread. Nobody who has the lock waits for a loop, ends a thread, or destroys what
+  // could.
   mutable std::mutex mutex_;
-  std::unique_ptr<worker::Worker> worker_;
-  struct EarlyEvent {
-    std::uint32_t node;
-    std::string why;
-    bool lost;  // or left as it should
-  };
-  std::vector<EarlyEvent> early_events_;
+  std::unique_ptr<View> view_;
   std::vector<std::shared_ptr<worker::Operation>> incomplete_;
   bool can_go_on_ = false;
   std::mutex inspection_mutex_;

@@ -6,11 +6,9 @@
 
 #include "core/interrupt.h"
 #include "core/log.h"
-#include "node/connector.h"
-#include "node/listeners.h"
-#include "node/loops.h"
 #include "node/process.h"
 #include "node/trace.h"
+#include "node/view.h"
 #include "van/scheduler.h"
 #include "van/van.h"
 #include "worker/worker.h"
@@ -29,10 +27,10 @@ constexpr double kCallPatience_s = 10;  // for calls of other threads to end: al
 // Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
 // servers acknowledge that, or are fenced.
 void Process::end_operations() {
-  if (!worker_) return;
+  if (!view_ || !view_->worker()) return;
   const Deadline deadline = Deadline::after(options_.settings.deadlines.heartbeat + kFenceGrace_s);
-  (void)worker_->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
-                                "wait for your handles before shutdown()", deadline);
+  (void)view_->worker()->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
+                                        "wait for your handles before shutdown()", deadline);
 }
 
 void Process::abort(const std::string& exception) {
@@ -49,26 +47,32 @@ void Process::abort(const std::string& exception) {
 bool Process::begin_leaving() {
   if (!calls_.close(CallGate::After::kNothing)) return false;
   end_operations();
-  leaving_ = true;
+  if (view_) view_->begin_leaving();
   return true;
+}
+
+// How the last operation failed, or nothing.
+std::string Process::last_failure() const {
+  const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
+  return worker == nullptr ? "" : worker->last_failure();
 }
 
 bool Process::shutdown(double timeout_s, bool suspends) {
   if (!begin_leaving()) return false;
   return leave([&] {
     // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
-    return van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s,
-                       worker_ ? worker_->last_failure() : "", suspends);
+    return van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s, last_failure(),
+                       suspends);
   });
 }
 
 bool Process::depart(double timeout_s) {
   if (!begin_leaving()) return false;
   try {
-    van_->announce_leaving(timeout_s, worker_ ? worker_->last_failure() : "");
+    van_->announce_leaving(timeout_s, last_failure());
     // A program may end at once now, without Python's help. The others get the results that are due to them.
     const Deadline deadline = Deadline::after(std::min(timeout_s, kQuietPatience_s));
-    while (!loops_->are_servers_quiet(deadline) && !deadline.passed() && !van_->has_ended()) {
+    while (!view_->loops().are_servers_quiet(deadline) && !deadline.passed() && !van_->has_ended()) {
       sleep_until(Deadline::after(kQuietLook_s));
     }
   } catch (const Error& error) {
@@ -109,13 +113,14 @@ void Process::retire() {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
   const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
-  if (worker_) worker_->end_view(ended);  // another member may have told us before the scheduler did
+  // Another member may have told us before the scheduler did.
+  if (view_ && view_->worker()) view_->worker()->end_view(ended);
   end_operations();
   calls_.run_when_empty(
       [this] {
-        if (worker_) {
-          incomplete_ = worker_->take_incomplete();
-          can_go_on_ = worker_->can_go_on();
+        if (worker::Worker* const worker = view_ ? view_->worker() : nullptr) {
+          incomplete_ = worker->take_incomplete();
+          can_go_on_ = worker->can_go_on();
         }
         take_down_loops();
       },
@@ -125,17 +130,10 @@ void Process::retire() {
   std::erase_if(incomplete_, [](const auto& operation) {
     return operation->is_suspended() ? operation->completion.is_given_up() : !operation->completion.is_incomplete();
   });
-  if (loops_) {
+  if (view_) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
                 "end the threads that use bps_rdma");
   }
-}
-
-template <typename T>
-void Process::end_without_lock(std::unique_ptr<T>& one) {
-  std::unique_ptr<T> ended;
-  const std::lock_guard lock(mutex_);
-  ended.swap(one);
 }
 
 void Process::take_down_loops() {
@@ -145,14 +143,13 @@ void Process::take_down_loops() {
     ended.swap(inspection_);
   }
   metrics_server_.reset();
-  leaving_ = true;
-  if (connector_) connector_->stop();
-  if (loops_) loops_->stop();
-  // Each in its turn, and without the lock: listeners end a thread, which enters into the loops until then.
-  end_without_lock(listeners_);
-  end_without_lock(worker_);
-  end_without_lock(connector_);
-  end_without_lock(loops_);
+  if (view_) view_->stop();
+  std::unique_ptr<View> ended;  // without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    ended.swap(view_);
+  }
+  ended.reset();
   if (!trace_) return;
   trace_->stop();
   ended_trace_ = std::move(trace_);
@@ -160,7 +157,12 @@ void Process::take_down_loops() {
 
 void Process::take_down() {
   take_down_loops();
-  end_without_lock(van_);
+  std::unique_ptr<van::Van> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended.swap(van_);
+  }
+  ended.reset();
   scheduler_.reset();
   down_ = true;
 }

@@ -8,11 +8,10 @@
 
 #include "core/counter_families.h"
 #include "core/log.h"
-#include "node/connector.h"
-#include "node/loops.h"
 #include "node/process.h"
 #include "node/scheduler_metrics.h"
 #include "node/system_metrics.h"
+#include "node/view.h"
 #include "van/scheduler.h"
 #include "van/van.h"
 
@@ -89,8 +88,8 @@ MetricFamilies peer_families(const Sum& sum, const van::Membership& members) {
 }  // namespace
 
 std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
-  auto all = loops_->counters();
-  const Sum sum = sum_of(loops_->usage(Deadline::after(kPatienceForLoops_s)));
+  auto all = view_->loops().counters();
+  const Sum sum = sum_of(view_->loops().usage(Deadline::after(kPatienceForLoops_s)));
   all.emplace_back("slot_bytes", static_cast<std::uint64_t>(sum.slot_bytes));
   all.emplace_back("open_rounds", static_cast<std::uint64_t>(sum.open_rounds));
   all.emplace_back("silent_loops", static_cast<std::uint64_t>(sum.silent_loops));
@@ -100,7 +99,7 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
 MetricFamilies Process::metric_families() const {
   const van::Node& self = van_->self();
   const van::Membership& members = van_->membership();
-  const std::vector<Loops::Usage> loops = loops_->usage(Deadline::after(kPatienceForLoops_s));
+  const std::vector<Loops::Usage> loops = view_->loops().usage(Deadline::after(kPatienceForLoops_s));
   const Sum sum = sum_of(loops);
   MetricFamilies families;
   families.push_back(gauge("bps_info", "Always 1; its labels are the version and the host of this process.")
@@ -110,7 +109,7 @@ MetricFamilies Process::metric_families() const {
   families.push_back(gauge("bps_servers", "Servers of this view.", members.servers));
   const std::chrono::duration<double> silence = Clock::now() - van_->heard();
   families.push_back(gauge("bps_heartbeat_age_seconds", "Time since the scheduler was heard last.", silence.count()));
-  append(families, counter_families(loops_->counters()));
+  append(families, counter_families(view_->loops().counters()));
   MetricFamily up =
       gauge("bps_loop_up", "1: this loop answered within two seconds. 0: it did not, and gauges lack what it uses.");
   for (const Loops::Usage& loop : loops) up.add(loop.answered ? 1 : 0, {{"loop", loop.loop}});
@@ -125,7 +124,7 @@ MetricFamilies Process::metric_families() const {
               "Memory that loops have registered with transports; what two have registered counts twice.",
               sum.registered_bytes));
     append(families, peer_families(sum, members));
-    families.push_back(loops_->operation_times());
+    families.push_back(view_->loops().operation_times());
     MetricFamily connections =
         gauge("bps_connections",
               "Connections of loops to loops of servers, by transport: shm, tcp, rdma, or self within the process.");
@@ -139,7 +138,7 @@ MetricFamilies Process::metric_families() const {
                            "Time since the first push of the oldest round that is open.", sum.oldest_round_s));
   families.push_back(gauge("bps_slot_memory_bytes", "Landing slots and room for results.", sum.slot_bytes));
   std::vector<RdmaPort> ports;
-  for (const transport::rdma::Rail& rail : loops_->rails()) {
+  for (const transport::rdma::Rail& rail : view_->loops().rails()) {
     const RdmaPort port{rail.device, rail.port};
     if (std::ranges::find(ports, port) == ports.end()) ports.push_back(port);
   }

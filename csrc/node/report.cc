@@ -13,9 +13,9 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "node/local_address.h"
-#include "node/loops.h"
 #include "node/process.h"
 #include "node/stacks.h"
+#include "node/view.h"
 #include "van/ask_scheduler.h"
 #include "van/van.h"
 #include "worker/worker.h"
@@ -184,23 +184,20 @@ std::string Process::dump(bool with_stacks) const {
   }
   object.add_raw("calls", calls.end());
   object.add_raw("loops",
-                 describe_loops(loops_->open_state(kMostPerLoop, Deadline::after(kPatienceForState_s)), object));
+                 describe_loops(view_->loops().open_state(kMostPerLoop, Deadline::after(kPatienceForState_s)), object));
   JsonList recent;
   std::string groups = "[]";  // of these operations
   std::string last_failure;
-  {
-    const std::lock_guard lock(mutex_);
-    if (worker_) {
-      const auto operations = worker_->recent(kMostRecent);
-      for (const auto& one : operations) recent.add_raw(to_json(one));
-      groups = groups_of(operations);
-      last_failure = worker_->last_failure();
-    }
+  if (const worker::Worker* const worker = view_->worker()) {
+    const auto operations = worker->recent(kMostRecent);
+    for (const auto& one : operations) recent.add_raw(to_json(one));
+    groups = groups_of(operations);
+    last_failure = worker->last_failure();
   }
   JsonObject counters;
-  for (const auto& [name, count] : loops_->counters()) counters.add(name, count);
+  for (const auto& [name, count] : view_->loops().counters()) counters.add(name, count);
   JsonList recent_rounds;
-  for (const auto& one : loops_->recent_rounds(kMostRecent)) recent_rounds.add_raw(to_json(one));
+  for (const auto& one : view_->loops().recent_rounds(kMostRecent)) recent_rounds.add_raw(to_json(one));
   object.add("last_failure", last_failure)
       .add_raw("recent_rounds", recent_rounds.end())
       .add_raw("recent", recent.end())

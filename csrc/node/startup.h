@@ -68,6 +68,8 @@ struct ProcessOptions {
   bool sums_on_host() const {
     return startup.is_worker() && settings.worker.host_sum && !settings.worker.async && allows(transport::Kind::kShm);
   }
+  // The scheduler is in the process of rank 0. Where servers are counted it is a process of its own.
+  bool is_hosted_by_rank_0() const { return startup.joint && !settings.job.servers; }
   // The address of this host that peers should use.
   std::string address() const;
   // The ports of the host that RDMA should work on, as far as the settings of the network say.

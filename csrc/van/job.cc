@@ -191,7 +191,7 @@ void Job::leave(Member& member, const Leave& leave) {
   member.fate = Member::Fate::kLeft;
   member.suspends = leave.suspends;
   member.farewell = member.node->describe() + (leave.suspends ? " has suspended the job" : " has left the job");
-  // It may have left because another rank is about to: whoever waits for it wants to know that one.
+  // It may have left because another rank is about to: those who wait for it want to know that one.
   if (!leave.failure.empty()) member.farewell += ", after: " + leave.failure;
   if (leave.reason.empty()) {
     // Also those that have left, itself among them: what they sum for others may wait for what it will not push.
@@ -266,7 +266,7 @@ void Job::end_view_of_broken(Member& from, Member& about) {
   events_.send(lost.peer, Refused{ErrorCode::kPeerLost, lost.cause, "look for what cuts the network between the two"});
 }
 
-// A server without which the job goes on, or whoever has lost more connections.
+// Chooses a server without which the job goes on, or else the member that has lost more connections.
 Member& Job::choose_lost(Member& one, Member& other) {
   const auto is_spare = [this](const Member& member) {
     return !member.is_worker() && std::ranges::any_of(members_->members(), [&](const Member& each) {

@@ -22,7 +22,7 @@ std::uint32_t to_ms(std::chrono::milliseconds time) {
 
 }  // namespace
 
-// The others will have left, too, or be lost: whoever suspends the job has the say.
+// The others will have left, too, or be lost: a member that suspends the job has the say.
 bool Job::can_be_suspended() const {
   return options_.resume_timeout.count() > 0 && members_ &&
          std::ranges::any_of(members_->members(), [](const Member& member) { return member.suspends; });

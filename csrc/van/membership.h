@@ -78,8 +78,8 @@ struct Membership {
   std::uint32_t servers = 0;
   std::uint32_t epoch = 1;  // of this view: what another epoch's members send is dropped
   // Keys belong to slots. There are as many as the first view had servers, and more when more enter. Each is named by
-  // the identity of the server that has it, or had it until it was lost: whoever enters takes the first of those.
-  // Empty: slot i is that of server i.
+  // the identity of the server that has it, or had it until it was lost: a process that enters takes the first of
+  // those. Empty: slot i is that of server i.
   std::vector<std::uint64_t> slots{};
 
   // nullptr for a rank or an id that does not exist.

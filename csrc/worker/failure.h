@@ -13,7 +13,8 @@ namespace bps::worker {
 
 class Failure {
  public:
-  // `begins` is asked under the lock, for whoever sees the operation failing finds the reason. False when it says so.
+  // `begins` is asked under the lock, so that a thread that sees the operation failing finds the reason. Returns false
+  // when `begins` says so, or when there is a reason already.
   template <typename Begins>
   bool note(Error why, Begins begins) {
     const std::lock_guard lock(mutex_);

@@ -99,10 +99,10 @@ void Suspension::take_landed() {
   }
 }
 
-void Suspension::resolve(Resumption how, std::shared_ptr<Operation> by) {
+void Suspension::resolve(Resumption how, std::shared_ptr<Operation> next) {
   const std::lock_guard lock(mutex_);
   resumption_ = how;
-  continued_by_ = std::move(by);
+  continued_by_ = std::move(next);
   unfinished_.clear();
 }
 

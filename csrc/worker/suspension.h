@@ -75,7 +75,7 @@ class Suspension {
   // Takes the results that have landed in buffers. Nobody lacks them: they have been given.
   void take_landed();
 
-  void resolve(Resumption how, std::shared_ptr<Operation> by = nullptr);
+  void resolve(Resumption how, std::shared_ptr<Operation> next = nullptr);
   Resumption resumption() const;
   // The operation that goes on with it, if it is continued.
   std::shared_ptr<Operation> continued_by() const;

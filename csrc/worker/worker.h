@@ -84,7 +84,8 @@ class Worker {
   // Goes on with one of them, or with some of its partitions (in order), as this round of a tensor of the new view.
   std::shared_ptr<Operation> resume(const std::shared_ptr<Tensor>& tensor, const Operation& suspended,
                                     std::uint32_t round, std::span<const std::uint32_t> only);
-  // Goes on without one that has failed at its deadline: whoever comes to this round fails at once, and does not wait.
+  // Goes on without one that has failed at its deadline: a rank that comes to this round fails at once, and does not
+  // wait.
   void refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
               const std::string& why);
 

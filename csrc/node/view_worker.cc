@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker of a process: its options, its loops and their connections to the servers.
+// The worker of a view: its options, its loops and their connections to the servers.
 #include <algorithm>
 
 #include "core/log.h"
-#include "node/connector.h"
-#include "node/process.h"
+#include "node/view.h"
 #include "tensor/partition.h"
 #include "transport/rdma/listener_address.h"
 #include "transport/tcp/link_probe.h"
@@ -80,19 +79,19 @@ worker::WorkerLoopOptions loop_options(const WorkerSettings& settings) {
 
 }  // namespace
 
-void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) {
+void View::make_worker_loop(std::size_t index, const worker::Worker& worker, van::Van& van) {
   worker::WorkerLoopOptions options = loop_options(options_.settings.worker);
   options.index = index;
   options.two_phase = worker.survives_servers();
   options.places = worker.places().count();
-  options.epoch = van_->membership().epoch;
-  options.name = van_->self().describe();
+  options.epoch = van.membership().epoch;
+  options.name = van.self().describe();
   options.silence_s = options_.settings.deadlines.heartbeat;
-  Loop& loop = (*loops_)[index];
+  Loop& loop = loops_[index];
   loop.reactor->call([&] {
     loop.worker_loop = std::make_unique<worker::WorkerLoop>(options, *loop.reactor);
     loop.worker_loop->events.when_silent = [this](std::uint32_t node) {
-      if (!leaving_) van_->inquire(node);
+      if (!is_leaving_) events_.inquire(node);
     };
     loop.worker_loop->events.when_lost = [this](std::uint32_t node, const std::string& why) {
       lose_connection(node, why);
@@ -106,11 +105,11 @@ void Process::make_worker_loop(std::size_t index, const worker::Worker& worker) 
 
 // The largest partition that this process wishes for: what the user has set, or what suits the link of its host, which
 // the first rank of the host measures, by a TCP connection. 0: no wish.
-std::uint64_t Process::wished_partition() const {
+std::uint64_t View::wished_partition(const van::Van& van) const {
   const WorkerSettings& settings = options_.settings.worker;
   if (settings.partition_given) return settings.partition_bytes;
-  const van::Membership& members = van_->membership();
-  const van::Node& self = van_->self();
+  const van::Membership& members = van.membership();
+  const van::Node& self = van.self();
   const std::uint32_t host = hosts_.host_of(static_cast<std::uint32_t>(self.worker_rank));
   if (hosts_.ranks(host).front() != static_cast<std::uint32_t>(self.worker_rank)) return 0;
   // Each host measures with another server, where there are several.
@@ -127,7 +126,7 @@ std::uint64_t Process::wished_partition() const {
                                         .hello = {.node = self.id},
                                         .deadline = Deadline::after(is_rdma ? kMeasureForRdma_s : kMeasure_s),
                                         .whom = server.describe()},
-                                       view_credentials_);
+                                       credentials_);
       if (is_rdma && rate > kMostOfTcp) return 0;
       const std::uint64_t bytes = tensor::partition_for_link(rate);
       log_info("the link to " + server.describe() + " carries " + std::to_string(static_cast<long>(rate / 1e6)) +
@@ -142,18 +141,18 @@ std::uint64_t Process::wished_partition() const {
   return 0;
 }
 
-std::unique_ptr<worker::Worker> Process::connect_worker() {
-  worker::WorkerOptions options = worker_options(options_, van_->membership(), hosts_);
-  options.trace = trace_.get();
-  auto worker = std::make_unique<worker::Worker>(std::move(options), *van_);
-  connector_ = std::make_unique<Connector>(options_, van_->membership(), van_->self(), hosts_, *loops_);
+std::unique_ptr<worker::Worker> View::connect_worker(van::Van& van) {
+  worker::WorkerOptions options = worker_options(options_, van.membership(), hosts_);
+  options.trace = trace_;
+  auto worker = std::make_unique<worker::Worker>(std::move(options), van);
+  connector_ = std::make_unique<Connector>(options_, van.membership(), van.self(), hosts_, loops_);
   const double patience_s = options_.settings.deadlines.join;
   const Deadline deadline = Deadline::after(patience_s);
   for (std::size_t i = 0; i < options_.worker_loops; ++i) {
-    make_worker_loop(i, *worker);
+    make_worker_loop(i, *worker, van);
     const std::vector<std::size_t> places = worker->places().needed(i, options_.worker_loops, worker->world());
     for (const std::size_t place : places) connector_->connect(i, place, deadline);
-    Loop& loop = (*loops_)[i];
+    Loop& loop = loops_[i];
     loop.reactor->call([&] { loop.reactor->add(loop.worker_loop.get()); });
     worker->add_loop(loop.worker_loop.get(), loop.reactor.get(), places);
   }
@@ -161,27 +160,20 @@ std::unique_ptr<worker::Worker> Process::connect_worker() {
     connector_->connect(worker_loop, place, Deadline::after(patience_s));
   });
   // All ranks cut tensors in the same way. And a relay that is not connected yet could not pass on what it is sent.
-  if (has_several_hosts(van_->membership())) {
-    const std::uint64_t most = van_->barrier(worker->world(), patience_s, wished_partition());
+  if (has_several_hosts(van.membership())) {
+    const std::uint64_t most = van.barrier(worker->world(), patience_s, wished_partition(van));
     if (most > 0) worker->limit_partitions(most);
   }
   return worker;
 }
 
-// Any thread calls this, perhaps with mutex_ held: one that tells the worker of a loss.
-void Process::note_failure(Failure failure) {
-  if (options_.settings.dump_dir.empty()) return;
-  const std::lock_guard lock(inspection_mutex_);
-  if (inspection_) inspection_->note_failure(failure);
-}
-
-void Process::make_worker() {
-  auto worker = connect_worker();
-  worker->on_failure = [this] { note_failure(Failure::kOfOperation); };
+void View::make_worker(van::Van& van) {
+  worker_ = connect_worker(van);
+  worker_->on_failure = [this] { events_.on_failure(Failure::kOfOperation); };
   std::vector<EarlyEvent> early;
   {
     const std::lock_guard lock(mutex_);
-    worker_ = std::move(worker);
+    ready_worker_ = worker_.get();
     early.swap(early_events_);
   }
   for (const auto& [node, why, lost] : early) lost ? lose_node(node, why) : leave_node(node, why);

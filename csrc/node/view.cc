@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/view.h"
+
+#include <utility>
+
+#include "van/van.h"
+
+namespace bps::node {
+
+View::View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> rails, TraceWriter* trace, Events events)
+    : options_(options),
+      trace_(trace),
+      events_(std::move(events)),
+      loops_(options, std::move(rails), credentials_, trace) {
+  const auto enter = [this](transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
+    loops_.accept(kind, std::move(incoming));
+  };
+  // Servers are reached by everybody, the relays of a host by its ranks.
+  if (options_.startup.is_server()) {
+    listeners_ = std::make_unique<Listeners>(loops_.tcp_rails(), loops_.rails(), enter);
+  } else if (options_.sums_on_host()) {
+    listeners_ = std::make_unique<Listeners>(enter);
+  }
+}
+
+// Listeners end a thread, which enters into the loops until then.
+View::~View() {
+  stop();
+  listeners_.reset();
+  worker_.reset();
+  connector_.reset();
+}
+
+void View::describe(van::Node& self) const {
+  if (listeners_) self.addresses = listeners_->addresses();
+  if (!options_.startup.is_server() && !loops_.rails().empty()) {
+    // Nobody connects to a worker by it, but servers of the same fabric are reached by RDMA only if it has RDMA too.
+    self.addresses.push_back({std::string(transport::to_string(transport::Kind::kRdma)), {}});
+  }
+}
+
+void View::start(van::Van& van) {
+  members_ = &van.membership();
+  hosts_ = van::Hosts(*members_);
+  start_servers(van);
+  if (options_.startup.is_worker()) make_worker(van);
+}
+
+void View::start_servers(van::Van& van) {
+  if (options_.startup.is_server() || hosts_.active()) {
+    loops_.start_servers(
+        van.membership(), van.self(),
+        [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); },
+        [this] { events_.on_failure(Failure::kOfRound); });
+  } else {
+    listeners_.reset();
+  }
+}
+
+void View::stop() {
+  is_leaving_ = true;
+  if (connector_) connector_->stop();
+  loops_.stop();
+}
+
+void View::use(const transport::Credentials& credentials) {
+  credentials_ = credentials;
+  if (listeners_) listeners_->use(credentials_);
+}
+
+void View::lose_node(std::uint32_t node, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (is_early()) return early_events_.push_back({node, why, true});
+  if (worker::Worker* const working = worker(); working != nullptr && !is_leaving_) {
+    const bool host_lost = node == 0 && options_.is_hosted_by_rank_0();
+    working->lose_node(node, host_lost ? why + "; " + members_->worker(0)->describe() + " hosts it" : why);
+  }
+  if (node != 0) loops_.lose_node(node, why);
+}
+
+void View::leave_node(std::uint32_t node, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (is_early()) return early_events_.push_back({node, why, false});
+  if (worker::Worker* const working = worker(); working != nullptr && !is_leaving_) working->leave_node(node, why);
+  loops_.leave_node(node, why);
+}
+
+void View::end_view(const Error& why) {
+  loops_.end_view(why);
+  if (worker::Worker* const working = worker()) working->end_view(why);
+}
+
+void View::lose_connection(std::uint32_t node, const std::string& why) {
+  if (!is_leaving_) events_.suspect(node, why);
+}
+
+}  // namespace bps::node

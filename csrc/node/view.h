@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process has in one view of its job: its loops, its listeners, its connections to servers and its worker. They
+// are made and destroyed as one.
+//
+// Made before the process joins, because the scheduler has to be told where it listens; start() completes it when the
+// process has joined. stop() ends the threads, and the destructor takes everything down.
+//
+// Threading: the van's thread and the loops tell it of losses, also before the worker is made. Nobody who has the lock
+// waits for a loop, ends a thread, or destroys what could. Everything else belongs to the owner.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/trace_writer.h"
+#include "node/connector.h"
+#include "node/inspection.h"
+#include "node/listeners.h"
+#include "node/loops.h"
+#include "node/startup.h"
+#include "transport/handshake.h"
+#include "transport/tcp/tcp_rails.h"
+#include "van/hosts.h"
+#include "worker/worker.h"
+
+namespace bps::node {
+
+class View {
+ public:
+  // Called by any thread, perhaps with the lock held.
+  struct Events {
+    std::function<void(std::uint32_t node, const std::string& why)> suspect;  // a connection broke
+    std::function<void(std::uint32_t node)> inquire;                          // a node is silent
+    std::function<void(Failure)> on_failure;
+  };
+
+  // `trace`: which the loops tell what they do, or null; outlives this object.
+  View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> rails, TraceWriter* trace, Events events);
+  ~View();
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  // Adds what the other members need to connect to this process.
+  void describe(van::Node& self) const;
+  // The process has joined: starts the server loops, and connects the worker, if it is one.
+  void start(van::Van& van);
+  // This process leaves: lost connections are nobody's fault from here on.
+  void begin_leaving() { is_leaving_ = true; }
+  // Ends the threads, and the attempts to connect.
+  void stop();
+
+  Loops& loops() { return loops_; }
+  const Loops& loops() const { return loops_; }
+  // Null on a process that is no worker, and before start() has made it.
+  worker::Worker* worker() const { return ready_worker_.load(std::memory_order_acquire); }
+  std::vector<transport::Kind> routes() const {
+    return connector_ ? connector_->routes() : std::vector<transport::Kind>();
+  }
+
+  // ---- The van's thread
+  // A process of an earlier run of this job has other credentials from here on.
+  void use(const transport::Credentials& credentials);
+  void lose_node(std::uint32_t node, const std::string& why);
+  void leave_node(std::uint32_t node, const std::string& why);
+  void end_view(const Error& why);
+
+ private:
+  struct EarlyEvent {
+    std::uint32_t node;
+    std::string why;
+    bool lost;  // or left as it should
+  };
+  bool is_early() const { return options_.startup.is_worker() && !worker() && !is_leaving_; }
+  void start_servers(van::Van& van);
+  void make_worker(van::Van& van);
+  std::unique_ptr<worker::Worker> connect_worker(van::Van& van);
+  void make_worker_loop(std::size_t index, const worker::Worker& worker, van::Van& van);
+  std::uint64_t wished_partition(const van::Van& van) const;
+  void lose_connection(std::uint32_t node, const std::string& why);
+
+  const ProcessOptions& options_;
+  TraceWriter* const trace_;
+  const Events events_;
+  transport::Credentials credentials_;  // for connections between members; set before this process joins
+  Loops loops_;
+  std::unique_ptr<Listeners> listeners_;
+  const van::Membership* members_ = nullptr;  // once joined
+  van::Hosts hosts_;
+  std::unique_ptr<Connector> connector_;
+  std::unique_ptr<worker::Worker> worker_;
+  std::atomic<worker::Worker*> ready_worker_{nullptr};
+  std::atomic<bool> is_leaving_{false};
+  std::mutex mutex_;
+  std::vector<EarlyEvent> early_events_;  // guarded by mutex_
+};
+
+}  // namespace bps::node
