@@ -17,24 +17,23 @@ constexpr const char* kRaiseTimeout = "check that every rank of the group calls 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
       van_(van),
-      places_(options_.key_map, options_.loops_per_server, options_.own_server, options_.hosts, rank()) {
+      places_(options_.key_map, options_.loops_per_server, options_.own_server, options_.hosts, rank()),
+      late_connections_(places_.count()) {
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
 }
 
 void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected) {
-  const std::size_t index = worker_loops_.size();
   worker_loops_.push_back({worker_loop, reactor});
   worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
   };
-  connected_.resize(worker_loops_.size() * places_.count());
-  for (const std::size_t place : connected) connected_[index * places_.count() + place] = true;
+  late_connections_.add_loop(connected);
 }
 
 void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
-  note_failure(operation, "");
+  note_failure(operation);
   for (const LoopOf& each : worker_loops_) {
     if (each.worker_loop == except) continue;
     each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });

@@ -6,9 +6,7 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +20,8 @@
 #include "transport/reactor.h"
 #include "van/hosts.h"
 #include "van/van.h"
+#include "worker/failed_operations.h"
+#include "worker/late_connections.h"
 #include "worker/places.h"
 #include "worker/prepared_operation.h"
 #include "worker/worker_loop.h"
@@ -44,16 +44,13 @@ class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);
 
-  // Makes a connection of a worker loop to a place that it lacks. Blocks; throws what connecting throws.
-  using Connect = std::function<void(std::size_t worker_loop, std::size_t place)>;
-
   // Set-up: one per push loop, in order, with the places (places.h) that it is connected to; both outlive the worker's
   // last operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
   const Places& places() const { return places_; }
 
   // Groups other than all ranks may need more connections; they are made when a tensor is declared.
-  void connect_by(Connect connect) { connect_ = std::move(connect); }
+  void connect_by(LateConnections::Connect connect) { late_connections_.connect_by(std::move(connect)); }
 
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
   // another dtype or size, on this rank or on another one.
@@ -78,7 +75,7 @@ class Worker {
   // Takes the operations in two phases that the end of the view has aborted, and the last ones that were not complete
   // at their deadlines. Once the loops are down, those that are suspended can go on in the next view, if it has the
   // same workers.
-  std::vector<std::shared_ptr<Operation>> take_incomplete();
+  std::vector<std::shared_ptr<Operation>> take_incomplete() { return failed_.take_incomplete(); }
   // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
   std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
   // Goes on with one of them, or with some of its partitions (in order), as this round of a tensor of the new view.
@@ -95,7 +92,7 @@ class Worker {
   // the first one.
   std::function<void()> on_failure;
   // How an operation has failed, or why it could not be started, if none was started since.
-  std::string last_failure() const;
+  std::string last_failure() const { return failed_.last(sequence_.load()); }
 
   van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
   van::Group world() const;
@@ -122,7 +119,6 @@ class Worker {
   };
   std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id,
                                       const Tensor* like = nullptr);
-  void connect(const Plan& plan);
   bool concerns(const van::Node& gone, const van::Group& group) const;
   void check_compression(const van::TensorSpec& spec) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
@@ -139,41 +135,30 @@ class Worker {
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
-  void note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal);
-  void note_incomplete(const std::shared_ptr<Operation>& operation);
+  void note_failure(const std::shared_ptr<Operation>& operation);
   static void mark_failed(Tensor& tensor, const std::string& why);
 
   WorkerOptions options_;
   van::Van& van_;
   const Places places_;
   std::vector<LoopOf> worker_loops_;
-  Connect connect_;
-  std::mutex connecting_mutex_;  // for moments: who connects has is_connecting_, and others can be interrupted
-  std::condition_variable connecting_changed_;
-  bool is_connecting_ = false;   // guarded by connecting_mutex_
-  std::vector<bool> connected_;  // by [loop * places + place]; of who is connecting
-  mutable std::mutex mutex_;     // declarations, groups, losses
+  LateConnections late_connections_;
+  mutable std::mutex mutex_;  // declarations, groups, losses
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::vector<std::shared_ptr<Tensor>> more_tensors_;  // which the recorder may name
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
   std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should
-  std::map<std::uint32_t, std::string> failed_;              // id of a tensor that ranks disagree about -> what to say
+  std::map<std::uint32_t, std::string> mismatched_;          // id of a tensor that ranks disagree about -> what to say
   std::optional<Error> why_ended_;  // why nothing more is begun: the view has ended, or this process leaves
   bool loops_know_ = false;         // that the view has ended
   // An operation that a server has aborted may say so before the scheduler does.
   const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
-  // Guarded by mutex_: the operation that failed last, or with which words it was not even started, and the sequence
-  // number of the next one at that time.
-  std::shared_ptr<Operation> last_failed_;
-  std::string last_refusal_;
-  std::vector<std::shared_ptr<Operation>> aborted_;  // see take_incomplete()
-  std::deque<std::shared_ptr<Operation>> late_;
+  FailedOperations failed_;
   mutable std::atomic<bool> has_one_phase_{false};  // an operation was started that has no second one
-  std::uint64_t failed_at_ = 0;
 };
 
 }  // namespace bps::worker

@@ -6,49 +6,11 @@
 #include "worker/worker.h"
 
 namespace bps::worker {
-namespace {
-
-constexpr std::size_t kMostLate = 256;
-
-}  // namespace
-
-void Worker::note_failure(const std::shared_ptr<Operation>& operation, const std::string& refusal) {
-  if (operation && operation->failure()->code() == ErrorCode::kNotInitialized) return;
-  const bool is_end = operation && operation->failure()->code() == ErrorCode::kRoundAborted;
-  {
-    const std::lock_guard lock(mutex_);
-    last_failed_ = operation;
-    last_refusal_ = refusal;
-    failed_at_ = sequence_.load();
-    if (operation && operation->request.two_phase) note_incomplete(operation);
-  }
-  if (on_failure && !is_end) on_failure();
-}
-
-// Keeps all that the view's end has aborted: its callers wait for the next view. Where deadlines pass over and over,
-// the last ones are enough: another rank is not further behind than that.
-void Worker::note_incomplete(const std::shared_ptr<Operation>& operation) {
-  switch (operation->failure()->code()) {
-    case ErrorCode::kRoundAborted: return aborted_.push_back(operation);
-    case ErrorCode::kTimeout: break;
-    default: return;
-  }
-  if (late_.size() == kMostLate) late_.pop_front();
-  late_.push_back(operation);
-}
-
-std::vector<std::shared_ptr<Operation>> Worker::take_incomplete() {
-  const std::lock_guard lock(mutex_);
-  auto taken = std::exchange(aborted_, {});
-  const auto late = std::exchange(late_, {});
-  taken.insert(taken.end(), late.begin(), late.end());
-  return taken;
-}
-
-std::string Worker::last_failure() const {
-  const std::lock_guard lock(mutex_);
-  if (failed_at_ != sequence_.load()) return "";
-  return last_failed_ ? last_failed_->failure()->what() : last_refusal_;
+void Worker::note_failure(const std::shared_ptr<Operation>& operation) {
+  const ErrorCode code = operation->failure()->code();
+  if (code == ErrorCode::kNotInitialized) return;
+  failed_.add(operation, sequence_.load());
+  if (on_failure && code != ErrorCode::kRoundAborted) on_failure();
 }
 
 // True when the loss of a member keeps the group from summing: it belongs to it, sums for it, or may be the relay of
@@ -87,7 +49,10 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
     check_alive(tensor, kind);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotInitialized) note_failure(nullptr, error.what());
+    if (error.code() != ErrorCode::kNotInitialized) {
+      failed_.note_refusal(error.what(), sequence_.load());
+      if (on_failure) on_failure();
+    }
     throw;
   }
 }
@@ -145,7 +110,7 @@ void Worker::mark_failed(Tensor& tensor, const std::string& why) {
 void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
-    failed_.emplace(id, why);
+    mismatched_.emplace(id, why);
     for (const auto& [key, tensor] : tensors_) {
       if (tensor->id == id) mark_failed(*tensor, why);
     }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "compress/label.h"
-#include "core/interrupt.h"
 #include "tensor/unrounded.h"
 #include "worker/worker.h"
 
@@ -87,7 +86,8 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
     const auto [place, fresh] = tensors_.try_emplace({unknown[i].group, unknown[i].name}, std::move(made));
     if (!fresh) check_same(*place->second, unknown[i]);
     // The scheduler may have learnt of a disagreement while its first answer was on the way to us.
-    if (const auto bad = failed_.find(ids[i].id); bad != failed_.end()) mark_failed(*place->second, bad->second);
+    if (const auto bad = mismatched_.find(ids[i].id); bad != mismatched_.end())
+      mark_failed(*place->second, bad->second);
     result[places[i]] = place->second;
   }
   return result;
@@ -172,32 +172,11 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   }
   tensor->whole_plan = places_.plan(*tensor, tensor->whole, false, id.server_load, worker_loops_.size());
   tensor->sharded_plan = places_.plan(*tensor, tensor->sharded, true, id.server_load, worker_loops_.size());
-  connect(tensor->whole_plan);
-  connect(tensor->sharded_plan);
+  if (options_.hosts.active()) {  // without relays every connection is there
+    late_connections_.make(tensor->whole_plan);
+    late_connections_.make(tensor->sharded_plan);
+  }
   return tensor;
-}
-
-void Worker::connect(const Plan& plan) {
-  if (!options_.hosts.active()) return;  // every connection is there
-  {
-    std::unique_lock lock(connecting_mutex_);
-    (void)wait_until(lock, connecting_changed_, Deadline::never(), [this] { return !is_connecting_; });
-    is_connecting_ = true;
-  }
-  const struct End {
-    Worker& worker;
-    ~End() {
-      const std::lock_guard lock(worker.connecting_mutex_);
-      worker.is_connecting_ = false;
-      worker.connecting_changed_.notify_one();
-    }
-  } end{*this};
-  const std::size_t width = places_.count();
-  for (std::size_t i = 0; i < plan.size(); ++i) {
-    if (plan[i].empty() || connected_[i]) continue;
-    connect_(i / width, i % width);
-    connected_[i] = true;
-  }
 }
 
 // The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of a worker that have failed, as far as somebody asks for them later: the last one, for people, and
+// those in two phases that the next view may go on with. Threading: any thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "worker/operation.h"
+
+namespace bps::worker {
+
+class FailedOperations {
+ public:
+  // `next`: the sequence number of the operation that will be started next.
+  void add(const std::shared_ptr<Operation>& operation, std::uint64_t next);
+  // An operation could not be started, for this reason.
+  void note_refusal(const std::string& why, std::uint64_t next);
+  // How the last operation has failed, or could not be started; empty if one was started since.
+  std::string last(std::uint64_t next) const;
+  // Takes those in two phases that the end of the view has aborted, and the last ones that were not complete at their
+  // deadlines.
+  std::vector<std::shared_ptr<Operation>> take_incomplete();
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Operation> last_;
+  std::string refusal_;  // where last_ is null
+  std::uint64_t failed_at_ = 0;
+  std::vector<std::shared_ptr<Operation>> aborted_;
+  std::deque<std::shared_ptr<Operation>> late_;
+};
+
+}  // namespace bps::worker
